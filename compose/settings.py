@@ -1,0 +1,150 @@
+"""The settings of every process: command line over ROLLCALL_… variables over rollcall.toml.
+
+Nothing else reads the environment. Unknown keys are refused with the nearest known name. Defaults
+run on a laptop: the broker that `rollcall up` starts, state in `.rollcall`.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from schemas import names
+from schemas.errors import Refused
+
+PREFIX = "ROLLCALL_"
+FILE = Path("rollcall.toml")
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Kafka(_Table):
+    bootstrap_servers: str = ""
+    """Empty: the broker of `rollcall up`."""
+    client: dict[str, str] = {}
+    """Passed to librdkafka as they are, such as security.protocol."""
+
+
+class Registry(_Table):
+    url: str = ""
+    """Empty: the registry of `rollcall up`."""
+    client: dict[str, str] = {}
+    """Passed to Confluent's registry client as they are, such as basic.auth.user.info."""
+
+
+class Agents(_Table):
+    max_live: Count = 4000
+    """Open rollouts in one worker before it takes no more requests; 0 is no limit."""
+    max_running_per_user: Count = 0
+    """Rollouts of one user that run at once in one worker; 0 is no limit."""
+    program_timeout_s: Positive = 5.0
+    """How long one turn of an agent program may take before its rollout is ended."""
+
+
+class Environments(_Table):
+    threads: Count = 1
+    """Threads that sessions live in; 0 steps them on the loop's own, unwatched."""
+
+
+class Models(_Table):
+    device: str = "cpu"
+    max_batch: Annotated[int, Field(ge=1)] = 256
+    threads: Annotated[int, Field(ge=1)] = 1
+
+
+class Training(_Table):
+    threads: Annotated[int, Field(ge=1)] = 1
+
+
+class Rewards(_Table):
+    scoring_id: str = "default"
+    scorers: list[str] = ["environment_return"]
+    scorer_timeout_s: Positive = 30.0
+
+
+class Settings(BaseSettings):
+    """One tree for all processes; each reads its part."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", toml_file=FILE
+    )
+
+    state_dir: Path = Path(".rollcall")
+    """Where the embedded broker and registry, runs and checkpoints are."""
+    cache_dir: Path = Path("~/.cache/rollcall")
+    """Where jars are kept, for all state directories."""
+    prefix: str = "rl."
+    """Before every topic and group name."""
+    kafka: Kafka = Kafka()
+    registry: Registry = Registry()
+    agents: Agents = Agents()
+    environments: Environments = Environments()
+    models: Models = Models()
+    training: Training = Training()
+    rewards: Rewards = Rewards()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def state(self) -> Path:
+        return self.state_dir.expanduser().absolute()
+
+    def cache(self) -> Path:
+        return self.cache_dir.expanduser().absolute()
+
+
+def load_settings(**given: Any) -> Settings:
+    """Build the tree once; raises Refused with one line for each thing that is wrong."""
+    reject_unknown(os.environ, Settings.model_fields)
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise Refused("; ".join(_complaint(dict(item)) for item in error.errors())) from error
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{FILE} is not TOML: {error}"
+        raise Refused(msg) from error
+
+
+def reject_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
+    """A misspelt top-level variable is ignored by pydantic-settings, so it is looked for here."""
+    known = [f"{PREFIX}{field}".upper() for field in fields]
+    for name in environ:
+        if name.startswith(PREFIX) and name.split("__")[0].upper() not in known:
+            raise names.unknown("setting", name, known)
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        return str(names.unknown("setting", ".".join(place), _siblings(place)))
+    return f"setting {'.'.join(place)}: {error['msg']}, found {error['input']!r}"
+
+
+def _siblings(place: list[str]) -> list[str]:
+    """The full names that could have stood where an unknown one stands."""
+    model: Any = Settings
+    for part in place[:-1]:
+        model = model.model_fields[part].annotation
+    return [".".join([*place[:-1], name]) for name in model.model_fields]

@@ -1,0 +1,814 @@
+"""The fold: a rollout's journal and nothing else decides its history.
+
+Events go in, in log order; out come the messages they give rise to: commands (ModelCall,
+EnvironmentStep), decisions to be written into the journal (Event) and the Trajectory of a rollout
+that has ended. State changes when an event is read, never when it is written: a decision acts when
+it is read back.
+
+An answer counts if its attempt is the current one and its command is outstanding and unanswered:
+the first event per (position, try), where try is the number of failures counted at that position.
+Anything else is ignored and counted in `Journal.ignored`. An answer that the program never asked
+for, or asked for with another body, is a DeterminismError: that attempt is over.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, cast
+
+from consumers.agents.wishes import (
+    Agent,
+    CallModel,
+    Finish,
+    ModelAnswer,
+    Observation,
+    Program,
+    Reset,
+    Step,
+    Task,
+    Wish,
+    WishFailed,
+)
+from schemas import messages as wire
+from schemas.errors import DeterminismError, ProgramFailed, Refused, RolloutBroken
+from schemas.ids import call_seed, command_id
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    Message,
+    ModelAnswered,
+    ModelCall,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+    Sampling,
+    StepTaken,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    from random import Random
+
+Command = ModelCall | EnvironmentStep
+Effect = Command | Event | Trajectory
+Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
+
+NO_POSITION = -1
+POSITIONS_PER_TURN = 8
+"""A program that never calls a model is ended after this many wishes per allowed turn."""
+FREE_FAILURES = {"history_needed", "prefix_needed"}
+"""Requests for more, not failures of work: they number a try but use none up."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the fold is given from outside; none of it may depend on time or settings."""
+
+    program_of: Callable[[str], Program]
+    """Raises Refused for a program that is not there."""
+    random_of: Callable[[int], "Random"]
+    guard: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Entered around every turn of a program; may raise ProgramFailed inside it."""
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """One wish whose answer has not been counted yet."""
+
+    wish: Wish
+    position: int
+    digest: bytes
+    opened_ms: int
+    sequence: "Conversation | None"
+    new: tuple[Message, ...] = ()
+    tries: int = 0
+    failures: int = 0
+    with_history: bool = False
+    told: bool = False
+    """Whether its deadline was already written; forgotten in a crash, harmlessly."""
+
+
+class Conversation:
+    """One token sequence that is only ever extended, and the same as messages."""
+
+    __slots__ = ("answers", "busy", "index", "length", "messages", "packed", "policy_id")
+
+    def __init__(self, index: int, policy_id: str) -> None:
+        self.index = index
+        self.policy_id = policy_id
+        self.messages: list[Message] = []
+        self.answers: list[ModelAnswered] = []
+        self.packed = b""
+        self.length = 0
+        self.busy = False
+
+    def extended_by(self, messages: Sequence[Message], policy_id: str) -> bool:
+        """Whether the messages are the known ones first, then at least one new."""
+        known = len(self.messages)
+        return (
+            not self.busy
+            and policy_id == self.policy_id
+            and len(messages) > known
+            and list(messages[:known]) == self.messages
+        )
+
+    def take(self, new: Sequence[Message], answer: ModelAnswered, said: Message) -> None:
+        self.messages += (*new, said)
+        self.answers.append(answer)
+        self.packed += answer.added_ids + answer.token_ids
+        self.length = len(self.packed) // 4
+
+
+@dataclass(slots=True)
+class Session:
+    """One environment of an attempt, as far as the journal tells."""
+
+    reset: EnvironmentStep
+    actions: list[str]
+    done: bool = False
+
+
+class Rollout:
+    """One open rollout: its program, what it waits for, and what it has learned."""
+
+    __slots__ = (
+        "admitted",
+        "agent",
+        "answers",
+        "attempt",
+        "broken",
+        "conversations",
+        "deadline_told",
+        "decision",
+        "failures",
+        "first_offset",
+        "model_calls",
+        "next_position",
+        "outstanding",
+        "partition",
+        "request",
+        "sampled_tokens",
+        "sessions",
+        "started_ms",
+        "steps",
+        "wished",
+        "world",
+        "writer",
+    )
+
+    def __init__(
+        self,
+        request: RolloutRequest,
+        *,
+        partition: int,
+        offset: int,
+        started_ms: int,
+        world: World,
+        writer: str,
+    ) -> None:
+        self.request = request
+        self.partition = partition
+        self.first_offset = offset
+        self.started_ms = started_ms
+        self.world = world
+        self.writer = writer
+        self.deadline_told = False
+        self.admitted = False
+        """Whether its user's quota lets it run; the worker's affair, not history's."""
+        self._clear(1)
+
+    def _clear(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.agent: Agent | None = None
+        self.outstanding: dict[int, Outstanding] = {}
+        self.wished: list[int] | int = []
+        self.answers: dict[int, object] = {}
+        self.conversations: list[Conversation] = []
+        self.sessions: dict[str, Session] = {}
+        self.steps: list[StepTaken] = []
+        self.next_position = 0
+        self.model_calls = 0
+        self.sampled_tokens = 0
+        self.failures = 0
+        self.broken = False
+        self.decision: Event | None = None
+
+    # Going on
+
+    def begin(self, now_ms: int) -> list[Effect]:
+        """Start the program of the current attempt; `now_ms` is the event's append time."""
+        try:
+            program = self.world.program_of(self.request.agent)
+        except Refused as error:
+            return self._fail("unknown_program", str(error))
+        task = self.request.task
+        seed = call_seed(self._seed_key(), self.attempt, NO_POSITION)
+        given = Task(
+            prompt=task.prompt,
+            system=task.system,
+            environment=task.environment,
+            max_turns=self.request.limits.max_turns,
+            agent_config=self.request.agent_config,
+            rng=self.world.random_of(seed),
+        )
+        return self._advance(lambda: self._first(program, given), now_ms)
+
+    def _first(self, program: Program, task: Task) -> object:
+        self.agent = program(task)
+        if not hasattr(self.agent, "send"):
+            msg = f"program {self.request.agent!r} is no generator; it must yield its wishes"
+            raise ProgramFailed("rubbish", msg)
+        return next(self.agent)
+
+    def _advance(self, turn: Callable[[], object], now_ms: int) -> list[Effect]:
+        """Run the program to its next wish and turn that into commands or the end."""
+        try:
+            wished = self._turn(turn)
+            if isinstance(wished, Finish):
+                return self._finish("finished", result=wished.result)
+            return self._open(wished, now_ms)
+        except ProgramFailed as error:
+            return self._fail(error.code, str(error))
+
+    def _turn(self, turn: Callable[[], object]) -> object:
+        try:
+            with self.world.guard:
+                return turn()
+        except StopIteration:
+            return Finish()
+        except RolloutBroken:
+            raise
+        except Exception as error:  # a user's program may raise anything; it ends this rollout only
+            msg = f"program {self.request.agent!r} raised {type(error).__name__}: {error}"
+            raise ProgramFailed("raised", msg) from error
+
+    def _open(self, wished: object, now_ms: int) -> list[Effect]:
+        single = not isinstance(wished, list | tuple)
+        wishes = [wished] if single else cast("list[object]", wished)
+        if not wishes or any(not isinstance(w, Reset | CallModel | Step) for w in wishes):
+            msg = (
+                f"program {self.request.agent!r} yielded {wished!r:.200} at position "
+                f"{self.next_position}; it may yield CallModel, Step, Reset, Finish, or a list"
+            )
+            raise ProgramFailed("rubbish", msg)
+        first = self.next_position
+        effects = [self._wish(cast(Wish, wish), now_ms) for wish in wishes]
+        self.wished = first if single else list(range(first, self.next_position))
+        return list(effects)
+
+    def _wish(self, wish: Wish, now_ms: int) -> Command:
+        position = self.next_position
+        limits = self.request.limits
+        if position >= limits.max_turns * POSITIONS_PER_TURN + POSITIONS_PER_TURN:
+            msg = f"the program made {position} wishes, more than its limits allow"
+            raise ProgramFailed("position_limit", msg)
+        if isinstance(wish, CallModel):
+            waits = self._open_call(wish, now_ms)
+        elif isinstance(wish, Reset):
+            waits = self._open_reset(wish, now_ms)
+        else:
+            waits = self._open_step(cast(Step, wish), now_ms)
+        self.next_position += 1
+        self.outstanding[position] = waits
+        return self.command(waits)
+
+    def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
+        limits = self.request.limits
+        if self.model_calls >= limits.max_turns:
+            msg = f"the program asked for more than {limits.max_turns} model calls"
+            raise ProgramFailed("turn_limit", msg)
+        if limits.max_tokens and self.sampled_tokens >= limits.max_tokens:
+            msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
+            raise ProgramFailed("token_limit", msg)
+        if not wish.messages or any(not isinstance(m, Message) for m in wish.messages):
+            msg = f"CallModel needs a list of Message, found {wish.messages!r:.200}"
+            raise ProgramFailed("rubbish", msg)
+        policy_id = wish.policy_id or self.request.policy_id
+        sequence = self._conversation(wish.messages, policy_id)
+        new = tuple(wish.messages[len(sequence.messages) :])
+        sequence.busy = True
+        self.model_calls += 1
+        digest = _call_digest(wish, sequence, new, policy_id, self._sampling(wish))
+        return Outstanding(wish, self.next_position, digest, now_ms, sequence, new)
+
+    def _conversation(self, messages: Sequence[Message], policy_id: str) -> Conversation:
+        for known in reversed(self.conversations):
+            if known.extended_by(messages, policy_id):
+                return known
+        begun = Conversation(len(self.conversations), policy_id)
+        self.conversations.append(begun)
+        return begun
+
+    def _sampling(self, wish: CallModel) -> Sampling:
+        sampling = wish.sampling or self.request.sampling
+        budget = self.request.limits.max_tokens
+        left = budget - self.sampled_tokens
+        return replace(sampling, max_tokens=left) if 0 < left < sampling.max_tokens else sampling
+
+    def _open_reset(self, wish: Reset, now_ms: int) -> Outstanding:
+        digest = _digest("reset", wish.session, *self._environment(wish))
+        return Outstanding(wish, self.next_position, digest, now_ms, None)
+
+    def _environment(self, wish: Reset) -> tuple[str, str, int]:
+        task = self.request.task
+        name = task.environment if wish.environment is None else wish.environment
+        config = (
+            task.environment_config if wish.environment_config is None else wish.environment_config
+        )
+        return name, config, task.seed if wish.seed is None else wish.seed
+
+    def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
+        if wish.session not in self.sessions or not isinstance(wish.action, str):
+            msg = f"Step into session {wish.session!r} before its Reset was answered"
+            raise ProgramFailed("rubbish", msg)
+        done = len(self.sessions[wish.session].actions)
+        digest = _digest("step", wish.session, done, wish.action)
+        return Outstanding(wish, self.next_position, digest, now_ms, None)
+
+    # Commands
+
+    def command(self, waits: Outstanding) -> Command:
+        """The command of one outstanding wish, as it stands: same place, same bytes."""
+        if isinstance(waits.wish, CallModel):
+            return self._call(waits, waits.wish)
+        return self._step(waits)
+
+    def resend(self) -> list[Effect]:
+        """What this rollout has asked for and has no answer to, and its undelivered decision."""
+        sent: list[Effect] = [self.command(waits) for waits in self.outstanding.values()]
+        return [*sent, self.decision] if self.decision else sent
+
+    def at_first_command(self) -> bool:
+        """Whether nothing has been answered yet."""
+        return self.attempt == 1 and 0 in self.outstanding
+
+    def restart_clock(self, now_ms: int) -> None:
+        """Let deadlines of outstanding commands begin now: they were held back until now."""
+        for waits in self.outstanding.values():
+            waits.opened_ms = now_ms
+
+    def _place(self, waits: Outstanding) -> tuple[str, int, int, int, bytes, bytes]:
+        rollout_id, position = self.request.rollout_id, waits.position
+        named = command_id(rollout_id, self.attempt, position, waits.tries)
+        return rollout_id, self.attempt, position, waits.tries, named, waits.digest
+
+    def _call(self, waits: Outstanding, wish: CallModel) -> ModelCall:
+        sequence = cast(Conversation, waits.sequence)
+        return ModelCall(
+            *self._place(waits),
+            self.partition,
+            waits.opened_ms + int(self.request.limits.call_timeout_s * 1000),
+            "sample",
+            sequence.policy_id,
+            sequence.index,
+            waits.new,
+            self._sampling(wish),
+            call_seed(self._seed_key(), self.attempt, waits.position),
+            sequence.packed,
+            sequence.length,
+            tools=wish.tools,
+            min_policy_version=self.request.min_policy_version,
+        )
+
+    def _step(self, waits: Outstanding) -> EnvironmentStep:
+        timeout_s = self.request.limits.step_timeout_s
+        not_after_ms = waits.opened_ms + int(timeout_s * 1000)
+        place = self._place(waits)
+        if isinstance(waits.wish, Reset):
+            name, config, seed = self._environment(waits.wish)
+            return EnvironmentStep(
+                *place,
+                self.partition,
+                not_after_ms,
+                "reset",
+                name,
+                waits.wish.session,
+                config,
+                seed,
+                timeout_s=timeout_s,
+            )
+        wish = cast(Step, waits.wish)
+        session = self.sessions[wish.session]
+        opened = session.reset
+        return EnvironmentStep(
+            *place,
+            self.partition,
+            not_after_ms,
+            "step",
+            opened.environment,
+            wish.session,
+            opened.environment_config,
+            opened.seed,
+            len(session.actions),
+            wish.action,
+            tuple(session.actions) if waits.with_history else None,
+            timeout_s,
+        )
+
+    def _seed_key(self) -> str:
+        return self.request.sampling_seed or self.request.rollout_id
+
+    # Answers
+
+    def take(self, event: Event, now_ms: int) -> list[Effect] | None:
+        """Apply one answer or AttemptStarted; None when it does not count."""
+        body = event.body
+        if isinstance(body, AttemptStarted):
+            return self._new_attempt(event.attempt, now_ms)
+        if event.attempt != self.attempt or self.broken:
+            return None
+        waits = self.outstanding.get(event.position)
+        if waits is None and event.position < self.next_position:
+            return None
+        if waits is not None and event.tries < waits.tries:
+            return None
+        try:
+            self._check(event, waits)
+        except DeterminismError as error:
+            return self._broken(error)
+        waits = cast(Outstanding, waits)
+        if isinstance(body, CallFailed):
+            return self._failed(waits, body, now_ms)
+        return self._answered(waits, cast("ModelAnswered | EnvironmentStepped", body), now_ms)
+
+    def _check(self, event: Event, waits: Outstanding | None) -> None:
+        """Raise DeterminismError where the journal answers what the program does not ask."""
+        place = f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}"
+        found = type(event.body).__name__
+        if waits is None:
+            wishes = f"has made {self.next_position} wishes"
+        elif event.body_digest != waits.digest or event.tries > waits.tries:
+            wishes = (
+                f"wishes {type(waits.wish).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
+            )
+        elif found != "CallFailed" and (found == "ModelAnswered") != isinstance(
+            waits.wish, CallModel
+        ):
+            wishes = f"wishes {type(waits.wish).__name__}"
+        else:
+            return
+        msg = (
+            f"{place}: the journal answers {found} {event.body_digest.hex()[:8]}, try "
+            f"{event.tries}, but program {self.request.agent!r} {wishes}; has the program changed? "
+            "run it under a new name"
+        )
+        raise DeterminismError(msg)
+
+    def _failed(self, waits: Outstanding, body: CallFailed, now_ms: int) -> list[Effect]:
+        limits = self.request.limits
+        if body.code == "session_lost" and self.attempt < limits.max_attempts:
+            return self._decide(AttemptStarted(body.message), attempt=self.attempt + 1)
+        free = body.code in FREE_FAILURES and not waits.with_history
+        self.failures += not free
+        waits.failures += not free
+        if body.retriable and waits.failures < limits.max_tries:
+            waits.tries += 1
+            waits.with_history = waits.with_history or body.code == "history_needed"
+            waits.opened_ms = now_ms
+            waits.told = False
+            return [self.command(waits)]
+        if waits.sequence is not None:
+            waits.sequence.busy = False
+        return self._settle(waits, WishFailed(body.code, body.message), now_ms)
+
+    def _answered(
+        self, waits: Outstanding, body: ModelAnswered | EnvironmentStepped, now_ms: int
+    ) -> list[Effect]:
+        if isinstance(body, ModelAnswered):
+            return self._settle(waits, self._heard(waits, body), now_ms)
+        return self._settle(waits, self._saw(waits, body), now_ms)
+
+    def _heard(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
+        sequence = cast(Conversation, waits.sequence)
+        said = Message("assistant", body.text, body.tool_calls)
+        sequence.take(waits.new, body, said)
+        sequence.busy = False
+        self.sampled_tokens += len(body.token_ids) // 4
+        return ModelAnswer(said, body.finish_reason)
+
+    def _saw(self, waits: Outstanding, body: EnvironmentStepped) -> Observation:
+        wish = waits.wish
+        action = None
+        if isinstance(wish, Reset):
+            self.sessions[wish.session] = Session(cast(EnvironmentStep, self.command(waits)), [])
+        else:
+            action = cast(Step, wish).action
+            self.sessions[cast(Step, wish).session].actions.append(action)
+        session = cast("Reset | Step", wish).session
+        self.sessions[session].done = body.terminated or body.truncated
+        self.steps.append(
+            StepTaken(
+                waits.position,
+                session,
+                action,
+                body.text,
+                body.reward,
+                body.terminated,
+                body.truncated,
+                body.info,
+            )
+        )
+        return Observation(body.text, body.reward, body.terminated, body.truncated, body.info)
+
+    def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> list[Effect]:
+        """Close one wish; when all that were made together are closed, the program goes on."""
+        del self.outstanding[waits.position]
+        agent = cast(Agent, self.agent)
+        if isinstance(self.wished, int):
+            if isinstance(answer, WishFailed):
+                return self._advance(lambda: agent.throw(answer), now_ms)
+            return self._advance(lambda: agent.send(answer), now_ms)
+        self.answers[waits.position] = answer
+        if any(position not in self.answers for position in self.wished):
+            return []
+        together = [self.answers.pop(position) for position in self.wished]
+        return self._advance(lambda: agent.send(together), now_ms)
+
+    # Decisions: written now, acted upon when they are read
+
+    def _decide(self, body: wire.Body, attempt: int | None = None) -> list[Effect]:
+        self.decision = Event(
+            self.request.rollout_id,
+            attempt or self.attempt,
+            NO_POSITION,
+            0,
+            b"",
+            b"",
+            self.writer,
+            body,
+        )
+        return [self.decision]
+
+    def _finish(
+        self, status: str, *, code: str = "", reason: str = "", result: str = ""
+    ) -> list[Effect]:
+        if not isinstance(result, str):
+            result = repr(result)
+        return self._decide(RolloutFinished(status, code, reason, result, self.next_position))
+
+    def _fail(self, code: str, reason: str) -> list[Effect]:
+        return self._finish("failed", code=code, reason=reason)
+
+    def _broken(self, error: DeterminismError) -> list[Effect]:
+        self.broken = True
+        if self.attempt < self.request.limits.max_attempts:
+            return self._decide(AttemptStarted(str(error)), attempt=self.attempt + 1)
+        return self._fail("determinism", str(error))
+
+    def _new_attempt(self, attempt: int, now_ms: int) -> list[Effect] | None:
+        if attempt != self.attempt + 1:
+            return None
+        courtesy = self._courtesy()
+        self.close_program()
+        self._clear(attempt)
+        return [*courtesy, *self.begin(now_ms)]
+
+    def overdue(self, now_ms: int) -> list[Event]:
+        """What has to be written because a deadline has passed; each only once."""
+        limits = self.request.limits
+        if now_ms >= self.started_ms + limits.rollout_timeout_s * 1000:
+            if self.deadline_told:
+                return []
+            self.deadline_told = True
+            body = DeadlinePassed(limits.rollout_timeout_s)
+            return [self._event(body)]
+        events = []
+        for waits in self.outstanding.values():
+            is_call = isinstance(waits.wish, CallModel)
+            timeout_s = limits.call_timeout_s if is_call else limits.step_timeout_s
+            if not waits.told and now_ms >= waits.opened_ms + timeout_s * 1000:
+                waits.told = True
+                late = CallFailed("deadline", f"no answer within {timeout_s:g} s", True)
+                events.append(Event(*self._place(waits), self.writer, late))
+        return events
+
+    def cancelled(self, reason: str, by: str = "") -> Event:
+        """The event that ends this rollout when it is read back."""
+        return self._event(RolloutCancelled(reason, by))
+
+    def _event(self, body: wire.Body) -> Event:
+        place = (self.request.rollout_id, self.attempt, NO_POSITION, 0, b"", b"")
+        return Event(*place, self.writer, body)
+
+    # The end
+
+    def end(self, body: Terminal, offset: int, now_ms: int) -> list[Effect]:
+        """Everything that a counted terminal event gives rise to."""
+        courtesy = self._courtesy()
+        self.close_program()
+        return [self.trajectory(body, offset, now_ms), *courtesy]
+
+    def close_program(self) -> None:
+        """Let the generator go; whatever it does on the way out is its own affair."""
+        if self.agent is not None and hasattr(self.agent, "close"):
+            try:
+                self._turn(self.agent.close)
+            except ProgramFailed:
+                self.failures += 1
+        self.agent = None
+
+    def _courtesy(self) -> list[Command]:
+        """Close what is open elsewhere: saves work, never needed for history."""
+        closing: list[Command] = [
+            replace(session.reset, kind="close", attempt=self.attempt)
+            for session in self.sessions.values()
+            if not session.done
+        ]
+        for waits in self.outstanding.values():
+            command = self.command(waits)
+            if isinstance(command, ModelCall):
+                aborted = replace(
+                    command, kind="abort", messages=(), prefix_ids=None, prefix_length=0
+                )
+                closing.append(aborted)
+            elif command.kind == "reset":
+                closing.append(replace(command, kind="close"))
+        return closing
+
+    def trajectory(self, body: Terminal, offset: int, now_ms: int) -> Trajectory:
+        """The rollout as it stands, under the status of the event that ended it."""
+        status, code, reason, result = _ending(body)
+        policies = sorted({c.policy_id for c in self.conversations if c.answers})
+        return Trajectory(
+            rollout_id=self.request.rollout_id,
+            attempt=self.attempt,
+            status=status,
+            request=self.request,
+            policies=tuple(policies),
+            sequences=tuple(
+                _sequence(c, policies.index(c.policy_id)) for c in self.conversations if c.answers
+            ),
+            steps=tuple(self.steps),
+            model_calls=self.model_calls,
+            sampled_tokens=self.sampled_tokens,
+            failures=self.failures,
+            journal_partition=self.partition,
+            first_offset=self.first_offset,
+            last_offset=offset,
+            started_ms=self.started_ms,
+            ended_ms=now_ms,
+            code=code,
+            reason=reason,
+            result=result,
+        )
+
+
+def _ending(body: Terminal) -> tuple[str, str, str, str]:
+    if isinstance(body, RolloutFinished):
+        return body.status, body.code, body.reason, body.result
+    if isinstance(body, RolloutCancelled):
+        return "cancelled", "cancelled", body.reason, ""
+    return "timed_out", "deadline", f"not finished within {body.timeout_s:g} s", ""
+
+
+def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
+    """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes."""
+    ids, mask, logprobs, versions, policy = [], [], [], [], []
+    for answer in conversation.answers:
+        added, sampled = len(answer.added_ids) // 4, len(answer.token_ids) // 4
+        ids += [answer.added_ids, answer.token_ids]
+        mask += [b"\0" * added, b"\1" * sampled]
+        logprobs += [bytes(4 * added), answer.logprobs]
+        versions += [b"\xff" * (4 * added), answer.versions]
+        policy += [b"\xff" * added, bytes([policy_index]) * sampled]
+    last = conversation.answers[-1]
+    return wire.Sequence(
+        token_ids=b"".join(ids),
+        loss_mask=b"".join(mask),
+        behaviour_logprobs=b"".join(logprobs),
+        versions=b"".join(versions),
+        policy_index=b"".join(policy),
+        messages=tuple(conversation.messages),
+        engine=last.engine,
+        precision=last.precision,
+        template_digest=last.template_digest,
+    )
+
+
+def _digest(*parts: object) -> bytes:
+    return blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
+
+
+def _call_digest(
+    wish: CallModel,
+    sequence: Conversation,
+    new: Iterable[Message],
+    policy_id: str,
+    sampling: Sampling,
+) -> bytes:
+    said = "\1".join(f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new)
+    how = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop)
+    return _digest("call", policy_id, sequence.index, sequence.length, how, wish.tools, said)
+
+
+class Journal:
+    """The fold of one partition of rollout.events: its open rollouts and its chain of starts."""
+
+    def __init__(self, partition: int, world: World, writer: str, last: int | None = None) -> None:
+        self.partition = partition
+        self.world = world
+        self.writer = writer
+        self.last = last
+        """The last counted request offset; None where none has been counted."""
+        self.open: dict[str, Rollout] = {}
+        self.just_ended: Rollout | None = None
+        self.ignored: Counter[str] = Counter()
+        self._starts: deque[tuple[int, int | None]] = deque()
+        self._ended: deque[tuple[int, Rollout]] = deque()
+
+    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+        """Apply one event, in log order. `now_ms` is its append time."""
+        body = event.body
+        if isinstance(body, RolloutStarted | RolloutRefused):
+            return self._start(event, body, offset, now_ms)
+        rollout = self.open.get(event.rollout_id)
+        if rollout is None:
+            self.ignored["not_open"] += 1
+            return []
+        if isinstance(body, RolloutFinished) and event.attempt != rollout.attempt:
+            self.ignored["older_attempt"] += 1
+            return []
+        if isinstance(body, RolloutFinished | RolloutCancelled | DeadlinePassed):
+            del self.open[event.rollout_id]
+            self._ended.append((offset, rollout))
+            self.just_ended = rollout
+            return rollout.end(body, offset, now_ms)
+        effects = rollout.take(event, now_ms)
+        if effects is None:
+            self.ignored["late_or_twice"] += 1
+            return []
+        return effects
+
+    def _start(
+        self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
+    ) -> list[Effect]:
+        """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""
+        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
+            late = body.request_offset <= self.last
+            self.ignored["started_before" if late else "start_after_gap"] += 1
+            return []
+        before, self.last = self.last, body.request_offset
+        self._starts.append((offset, before))
+        if event.rollout_id in self.open:
+            self.ignored["already_open"] += 1
+            return []
+        if isinstance(body, RolloutRefused):
+            return [_refused(event, body, self.partition, offset, now_ms)]
+        rollout = Rollout(
+            body.request,
+            partition=self.partition,
+            offset=offset,
+            started_ms=now_ms,
+            world=self.world,
+            writer=self.writer,
+        )
+        self.open[event.rollout_id] = rollout
+        return rollout.begin(now_ms)
+
+    def low_watermark(self, commit: int) -> tuple[int, int | None]:
+        """Where a reader must begin to know all that is open at `commit`, and `last` as of there.
+
+        A rollout whose end lies at or above the commit counts as open: its end will be read again.
+        """
+        while self._ended and self._ended[0][0] < commit:
+            self._ended.popleft()
+        firsts = [rollout.first_offset for _, rollout in self._ended]
+        for rollout in self.open.values():
+            firsts.append(rollout.first_offset)
+            break  # in order of their starts
+        low = min([commit, *firsts])
+        while self._starts and self._starts[0][0] < low:
+            self._starts.popleft()
+        return low, self._starts[0][1] if self._starts else self.last
+
+
+def _refused(
+    event: Event, body: RolloutRefused, partition: int, offset: int, now_ms: int
+) -> Trajectory:
+    return Trajectory(
+        rollout_id=event.rollout_id,
+        attempt=event.attempt,
+        status="refused",
+        request=body.request,
+        policies=(),
+        sequences=(),
+        steps=(),
+        model_calls=0,
+        sampled_tokens=0,
+        failures=0,
+        journal_partition=partition,
+        first_offset=offset,
+        last_offset=offset,
+        started_ms=now_ms,
+        ended_ms=now_ms,
+        code=body.code,
+        reason=body.reason,
+    )

@@ -1,0 +1,127 @@
+"""What an agent program may wish, and what comes back.
+
+A program is a plain generator: it yields a wish, or a list of wishes to be carried out side by
+side, and is sent what came of it. It does no IO, reads no clock and draws no randomness of its own
+(`Task.rng` is seeded), so running it again against recorded answers repeats its wishes exactly.
+"""
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schemas.messages import Message, Sampling
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Open an environment; the answer is its first Observation. What is None is the task's."""
+
+    session: str = "main"
+    environment: str | None = None
+    environment_config: str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Continue the conversation; the answer is a ModelAnswer. What is None is the request's.
+
+    The messages are the whole conversation so far. Where it extends one that the rollout already
+    has, only the new ones are rendered; otherwise a new token sequence begins.
+    """
+
+    messages: Sequence[Message]
+    policy_id: str | None = None
+    sampling: Sampling | None = None
+    tools: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Apply an action to an open environment; the answer is an Observation."""
+
+    action: str
+    session: str = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end; nothing comes back."""
+
+    result: str = ""
+
+
+Wish = Reset | CallModel | Step | Finish
+Agent = Generator[Wish | Sequence[Wish], Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """What the policy said."""
+
+    message: Message
+    finish_reason: str
+
+    @property
+    def text(self) -> str:
+        return self.message.content
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment showed; `info` is JSON."""
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: str
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class WishFailed(Exception):
+    """Raised at the yield of a single wish that failed after all its tries.
+
+    In the answer to a list it stands in the failed wish's place, not raised.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a program is given; its generator is seeded by rollout and attempt."""
+
+    prompt: str
+    system: str
+    environment: str
+    max_turns: int
+    agent_config: str
+    rng: "Random"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The request's `agent_config`."""
+        return dict(json.loads(self.agent_config))
+
+
+Program = Callable[[Task], Agent]
+
+
+def system(task: Task) -> list[Message]:
+    """The messages that every conversation about the task begins with."""
+    return [Message("system", task.system)] if task.system else []
+
+
+def user(text: str) -> Message:
+    """A message from the environment or a person."""
+    return Message("user", text)

@@ -1,0 +1,497 @@
+"""The agents group: starts requests, folds journals, carries out what the folds give rise to.
+
+A request becomes one RolloutStarted (or RolloutRefused) in the journal partition of the same
+number; whoever owns that partition runs the rollout. Everything the fold yields is an output of the
+event that caused it, so the journal's commit waits until all of it is acked.
+"""
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from inspect import getsource
+from typing import Any, cast
+
+import structlog
+
+from consumers.agents.fold import Command, Effect, Journal, Rollout, World
+from consumers.guard import Guard
+from consumers.agents.programs import SHIPPED
+from consumers.agents.wishes import Program
+from consumers.log import Held, Log, Publisher, Record
+from consumers.loop import Loop, Progress
+from schemas import names
+from schemas.codec import Codec
+from schemas.errors import Refused, RequestsSkipped, TooLarge, TopicsDiffer, WireError
+from schemas.headers import full_headers, hot_headers
+from schemas.ids import digest
+from schemas.messages import (
+    CallFailed,
+    Control,
+    EnvironmentStep,
+    Event,
+    ModelCall,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+    Trajectory,
+)
+from schemas.topics import Topics
+
+DUE_EVERY_S = 0.5
+CONTROL_EVERY_S = 0.2
+SEPARATOR = ";"
+
+log = structlog.get_logger()
+
+
+def program_of(name: str) -> Program:
+    """A shipped program, or the user's `module:function`; raises Refused."""
+    if name in SHIPPED:
+        return SHIPPED[name]
+    if ":" not in name:
+        raise names.unknown("program", name, SHIPPED)
+    return cast(Program, names.load("program", name))
+
+
+def program_digest(program: Program) -> str:
+    """Names the source of a program; empty where there is no source to be had."""
+    try:
+        return blake2b(getsource(program).encode(), digest_size=8).hexdigest()
+    except (OSError, TypeError):
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much one worker takes on; 0 is no limit."""
+
+    max_live: int = 4000
+    max_running_per_user: int = 0
+
+
+@dataclass(slots=True)
+class Owned:
+    """One journal partition in this worker's hands."""
+
+    journal: Journal
+    progress: Progress
+    reset: bool
+    """Nobody left word where to begin: fold all of it, then send again what is outstanding."""
+    caught_up: bool = False
+
+
+@dataclass(slots=True)
+class Words:
+    """The `control` topic as a table; the last pause or resume wins, cancels stay."""
+
+    rollouts: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    paused: bool = False
+
+    def take(self, word: Control) -> None:
+        if word.kind == "cancel" and word.rollout_id:
+            self.rollouts[word.rollout_id] = word.reason
+        elif word.kind == "cancel" and word.group_id:
+            self.groups[word.group_id] = word.reason
+        elif word.kind in ("pause", "resume"):
+            self.paused = word.kind == "pause"
+
+    def cancels(self, request: RolloutRequest) -> str | None:
+        """The reason why this request is to be cancelled, None when it is not."""
+        by_group = self.groups.get(request.group_id) if request.group_id else None
+        return self.rollouts.get(request.rollout_id, by_group)
+
+
+class Agents:
+    """The role of the agents group."""
+
+    poll_s = 0.02
+
+    def __init__(
+        self,
+        name: str,
+        log_: Log,
+        codec: Codec,
+        topics: Topics,
+        commands: Publisher,
+        trajectories: Publisher,
+        *,
+        capacity: Capacity | None = None,
+        guard: Guard | None = None,
+        programs: Callable[[str], Program] = program_of,
+        wall: Callable[[], float] = time.time,
+        accept_skipped: bool = False,
+    ) -> None:
+        self.name = name
+        self.log = log_
+        self.codec = codec
+        self.names = topics
+        self.topics = [topics.requests, topics.events]
+        self.commands = commands
+        self.trajectories = trajectories
+        self.capacity = capacity or Capacity()
+        self.programs = programs
+        guard_or_none: dict[str, Any] = {"guard": guard} if guard else {}
+        self.world = World(programs, random.Random, **guard_or_none)
+        self.wall = wall
+        self.accept_skipped = accept_skipped
+        self.loop: Loop
+        self.owned: dict[int, Owned] = {}
+        self.counts: Counter[str] = Counter()
+        self.words = Words()
+        self._from: dict[int, int] = {}
+        self._starting = 0
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[Rollout]] = {}
+        self._call_topics: dict[str, str] = {}
+        self._control = log_.reader([topics.control])
+        self._control_due = self._due = 0.0
+
+    def expects(self, topic: str) -> type:
+        return RolloutRequest if topic == self.names.requests else Event
+
+    # Partitions
+
+    def assigned(self, held: Held, progress: Progress) -> int:
+        if held.topic == self.names.requests:
+            self._from[held.partition] = 0 if self.accept_skipped else progress.next_offset
+            return progress.next_offset
+        low, last = read_watermark(held.metadata)
+        reset = held.committed is None or low is None
+        start = held.log_start if low is None else low
+        if reset:
+            progress.next_offset = progress.floor = held.log_end
+        journal = Journal(held.partition, self.world, self.name, None if reset else last)
+        self.owned[held.partition] = Owned(journal, progress, reset)
+        return start
+
+    def dropped(self, progress: Progress) -> None:
+        if progress.topic == self.names.requests:
+            self._from.pop(progress.number, None)
+            return
+        owned = self.owned.pop(progress.number)
+        for rollout in owned.journal.open.values():
+            self._release(rollout)
+            rollout.close_program()
+
+    def at_end(self, progress: Progress) -> None:
+        if progress.topic == self.names.events:
+            self._caught_up(self.owned[progress.number])
+
+    def metadata(self, progress: Progress) -> str:
+        if progress.topic == self.names.requests:
+            return ""
+        owned = self.owned[progress.number]
+        return write_watermark(*owned.journal.low_watermark(progress.next_offset))
+
+    def full(self, progress: Progress) -> bool:
+        """Only requests are ever paused: answers must flow for capacity to come back."""
+        if progress.topic == self.names.events:
+            return False
+        live = self.live() + self._starting
+        most = self.capacity.max_live
+        at = most * 7 // 8 if progress.paused else most
+        return self.words.paused or bool(most and live >= at)
+
+    def live(self) -> int:
+        """Open rollouts in this worker's hands."""
+        return sum(len(owned.journal.open) for owned in self.owned.values())
+
+    def in_flight(self) -> int:
+        return 0
+
+    # Records
+
+    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        for record, message in batch:
+            if record.topic == self.names.events:
+                self._event(record, message)
+            else:
+                self._request(record, message)
+            record.closed = True
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        """Bury the bytes; where a request was, the journal says that it was refused."""
+        if record.topic == self.names.requests:
+            unread = f"unreadable-{record.partition}-{record.offset}"
+            rollout_id = (record.key or b"").decode("utf-8", "replace") or unread
+            self._refuse(record, rollout_id, "unreadable", str(error), None)
+        self.loop.bury(record, error)
+
+    def _request(self, record: Record, request: RolloutRequest) -> None:
+        try:
+            program = self.programs(request.agent)
+            self._check_policy(request.policy_id)
+        except Refused as error:
+            self._refuse(record, request.rollout_id, "refused", str(error), request)
+            return
+        body = RolloutStarted(request, self._span(record), record.offset, program_digest(program))
+        if self._write(self._event_of(request.rollout_id, body), record.partition, record):
+            self._starting += record.partition in self.owned
+        else:
+            self._refuse(record, request.rollout_id, "too_large", "the request is too large", None)
+
+    def _check_policy(self, policy_id: str) -> None:
+        try:
+            self.log.partitions(self.names.calls(policy_id))
+        except TopicsDiffer as error:
+            msg = (
+                f"unknown policy {policy_id!r}; its calls topic is missing, add it with "
+                f"`rollcall topics apply --policy {policy_id}`"
+            )
+            raise Refused(msg) from error
+
+    def _refuse(
+        self,
+        record: Record,
+        rollout_id: str,
+        code: str,
+        reason: str,
+        request: RolloutRequest | None,
+    ) -> None:
+        body = RolloutRefused(code, reason, self._span(record), record.offset, request)
+        self._write(self._event_of(rollout_id, body), record.partition, record)
+        log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason)
+
+    def _span(self, record: Record) -> int:
+        """The position before this request; the next one begins behind it."""
+        began = self._from.get(record.partition, record.offset)
+        self._from[record.partition] = record.offset + 1
+        return began
+
+    def _event_of(self, rollout_id: str, body: RolloutStarted | RolloutRefused) -> Event:
+        return Event(rollout_id, 1, -1, 0, b"", b"", self.name, body)
+
+    def _event(self, record: Record, event: Event) -> None:
+        owned = self.owned[record.partition]
+        journal = owned.journal
+        gaps = journal.ignored["start_after_gap"]
+        effects = journal.take(event, record.offset, record.timestamp_ms)
+        silent = record.offset < owned.progress.floor
+        if isinstance(event.body, RolloutStarted | RolloutRefused):
+            ours = event.written_by == self.name
+            self._starting = max(0, self._starting - ours)
+            if ours and journal.ignored["start_after_gap"] > gaps and not silent:
+                raise RequestsSkipped(_skipped(record.partition, event.body, journal))
+            effects = self._admit(journal, event, effects, silent=silent)
+        if effects:
+            self._carry_out_read(owned, record, event, effects, silent=silent)
+        if not owned.caught_up and record.offset + 1 >= owned.progress.end_at_assign:
+            self._caught_up(owned)
+
+    def _carry_out_read(
+        self, owned: Owned, record: Record, event: Event, effects: list[Effect], *, silent: bool
+    ) -> None:
+        """Carry out what a read event gives rise to; below the commit that was done before."""
+        if isinstance(effects[0], Trajectory):
+            self._ended(owned.journal.partition, event.rollout_id)
+        if silent:
+            if not owned.reset:
+                return
+            effects = [effect for effect in effects if isinstance(effect, Trajectory)]
+        self._carry_out(effects, record)
+
+    def _admit(
+        self, journal: Journal, event: Event, effects: list[Effect], *, silent: bool
+    ) -> list[Effect]:
+        """Count a start against its user's quota; where that is used up, hold its command back."""
+        rollout = journal.open.get(event.rollout_id)
+        if rollout is None or not effects or isinstance(effects[0], Trajectory):
+            return effects
+        if (reason := self.words.cancels(rollout.request)) is not None and not silent:
+            self._write(rollout.cancelled(reason), journal.partition)
+        most, who = self.capacity.max_running_per_user, rollout.request.user
+        if not most or self._running[who] < most:
+            self._running[who] += 1
+            rollout.admitted = True
+            return effects
+        self._waiting.setdefault(who, deque()).append(rollout)
+        self.counts["held_by_quota"] += 1
+        return []
+
+    def _ended(self, partition: int, rollout_id: str) -> None:
+        rollout = self.owned[partition].journal.just_ended
+        if rollout is not None and rollout.request.rollout_id == rollout_id:
+            self._release(rollout)
+
+    def _release(self, rollout: Rollout) -> None:
+        """Give a quota slot back and let the next rollout of that user begin."""
+        who = rollout.request.user
+        if not rollout.admitted:
+            if rollout in self._waiting.get(who, ()):
+                self._waiting[who].remove(rollout)
+            return
+        rollout.admitted = False
+        self._running[who] -= 1
+        waiting = self._waiting.get(who)
+        if waiting:
+            following = waiting.popleft()
+            following.admitted = True
+            self._running[who] += 1
+            following.restart_clock(int(self.wall() * 1000))
+            self._carry_out(following.resend(), None)
+
+    def _caught_up(self, owned: Owned) -> None:
+        """The journal is read to the end it had at assignment: act on what is still open."""
+        if owned.caught_up:
+            return
+        owned.caught_up = True
+        for rollout in list(owned.journal.open.values()):
+            held = self.capacity.max_running_per_user and rollout.at_first_command()
+            if owned.reset or (held and rollout.admitted):
+                self._carry_out(rollout.resend(), None)
+            elif rollout.decision is not None:
+                self._carry_out([rollout.decision], None)
+        log.info("journal_folded", partition=owned.journal.partition, open=len(owned.journal.open))
+
+    # The way out
+
+    def _carry_out(self, effects: Iterable[Effect], cause: Record | None) -> None:
+        for effect in effects:
+            if isinstance(effect, ModelCall):
+                self._command(self._calls_topic(effect.policy_id), effect, cause)
+            elif isinstance(effect, EnvironmentStep):
+                self._command(self.names.steps, effect, cause)
+            elif isinstance(effect, Event):
+                self._write(effect, self._partition_of(effect.rollout_id, cause), cause)
+            else:
+                self._trajectory(effect, cause)
+
+    def _partition_of(self, rollout_id: str, cause: Record | None) -> int:
+        if cause is not None:
+            return cause.partition
+        return next(n for n, owned in self.owned.items() if rollout_id in owned.journal.open)
+
+    def _calls_topic(self, policy_id: str) -> str:
+        topic = self._call_topics.get(policy_id)
+        if topic is None:
+            topic = self._call_topics[policy_id] = self.names.calls(policy_id)
+        return topic
+
+    def _command(self, topic: str, command: Command, cause: Record | None) -> None:
+        try:
+            value = self.codec.encode(topic, command)
+            self.commands.send(
+                topic,
+                command.rollout_id,
+                value,
+                headers=hot_headers(type(command).__name__, command.command_id),
+                cause=cause,
+            )
+        except TopicsDiffer:
+            msg = f"no topic {topic}: unknown policy"
+            self._fail(command, CallFailed("unknown_policy", msg, False), cause)
+        except TooLarge as error:
+            self._fail(command, CallFailed(error.code, str(error), False), cause)
+
+    def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
+        place = (command.rollout_id, command.attempt, command.position, command.tries)
+        event = Event(*place, command.command_id, command.body_digest, self.name, body)
+        self._write(event, command.answer_partition, cause)
+
+    def _write(self, event: Event, partition: int, cause: Record | None = None) -> bool:
+        """Write an entry of the journal; False where it is too large for its topic."""
+        try:
+            self.commands.send(
+                self.names.events,
+                event.rollout_id,
+                self.codec.encode(self.names.events, event),
+                partition=partition,
+                headers=hot_headers(type(event.body).__name__, event.command_id),
+                cause=cause,
+            )
+        except TooLarge:
+            return False
+        return True
+
+    def _trajectory(self, trajectory: Trajectory, cause: Record | None) -> None:
+        request = trajectory.request
+        run_id = request.run_id if request else ""
+        ce_id = digest(trajectory.rollout_id, trajectory.attempt).hex()
+        headers = full_headers(
+            "Trajectory",
+            ce_id,
+            f"{self.name}/{run_id}",
+            trajectory.rollout_id,
+            trajectory.rollout_id,
+        )
+        try:
+            self._send_trajectory(trajectory, headers, cause)
+        except TooLarge as error:
+            bare = replace(
+                trajectory, sequences=None, steps=None, code="too_large", reason=str(error)
+            )
+            self._send_trajectory(bare, headers, cause)
+
+    def _send_trajectory(self, trajectory: Trajectory, headers: Any, cause: Record | None) -> None:
+        self.trajectories.send(
+            self.names.trajectories,
+            trajectory.rollout_id,
+            self.codec.encode(self.names.trajectories, trajectory),
+            partition=trajectory.journal_partition,
+            headers=headers,
+            cause=cause,
+        )
+
+    # What is due
+
+    def tick(self) -> None:
+        self.trajectories.poll()
+        now = self.wall()
+        if now >= self._control_due:
+            self._control_due = now + CONTROL_EVERY_S
+            self._listen()
+        if now >= self._due:
+            self._due = now + DUE_EVERY_S
+            self._deadlines(int(now * 1000))
+
+    def _deadlines(self, now_ms: int) -> None:
+        for owned in self.owned.values():
+            if not owned.caught_up:
+                continue
+            for rollout in owned.journal.open.values():
+                if rollout.admitted:
+                    for event in rollout.overdue(now_ms):
+                        self._write(event, owned.journal.partition)
+
+    def _listen(self) -> None:
+        for record in self._control.poll(0.0):
+            try:
+                word = self.codec.decode(record.value, Control)
+            except WireError as error:
+                self.loop.letters.bury(record, error)
+                continue
+            self.words.take(word)
+            if word.kind == "cancel":
+                self._cancel()
+
+    def _cancel(self) -> None:
+        for owned in self.owned.values():
+            for rollout in owned.journal.open.values():
+                reason = self.words.cancels(rollout.request)
+                if reason is not None:
+                    self._write(rollout.cancelled(reason), owned.journal.partition)
+
+
+def _skipped(partition: int, body: RolloutStarted | RolloutRefused, journal: Journal) -> str:
+    return (
+        f"requests of partition {partition} were read from offset {body.from_offset}, but the last "
+        f"one started is {journal.last}: somebody reset the group, or retention took requests that "
+        "nobody had started. To go on without them restart with --accept-skipped"
+    )
+
+
+def write_watermark(low: int, last: int | None) -> str:
+    """The commit metadata of a journal partition, a version number first."""
+    return SEPARATOR.join(("1", str(low), "" if last is None else str(last)))
+
+
+def read_watermark(metadata: str) -> tuple[int | None, int | None]:
+    """Low watermark and last counted request; (None, None) for metadata that others wrote."""
+    parts = metadata.split(SEPARATOR)
+    if len(parts) != 3 or parts[0] != "1" or not parts[1].isdigit():
+        return None, None
+    return int(parts[1]), int(parts[2]) if parts[2].isdigit() else None

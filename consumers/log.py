@@ -1,0 +1,192 @@
+"""The log as the loop sees it: four small protocols behind which Kafka and the in-memory log stand.
+
+An offset that is committed is the next one to read. Nothing here transforms a record; a record is
+finished when its handler has closed it and every output that names it as its cause is acked.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+TopicPartition = tuple[str, int]
+Headers = list[tuple[str, bytes]]
+
+
+class Record:
+    """One record in hand, and how far its outputs have come."""
+
+    __slots__ = (
+        "_headers",
+        "acked",
+        "closed",
+        "key",
+        "offset",
+        "partition",
+        "sent",
+        "timestamp_ms",
+        "topic",
+        "value",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_ms: int,
+        headers: "Headers | Callable[[], Headers | None] | None" = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.key = key
+        self.value = value
+        self.timestamp_ms = timestamp_ms
+        self._headers = headers
+        self.sent = 0
+        self.acked = 0
+        self.closed = False
+
+    @property
+    def headers(self) -> Headers | None:
+        """Read only when somebody asks: they cost more than the rest of a record."""
+        return self._headers() if callable(self._headers) else self._headers
+
+    def finished(self) -> bool:
+        return self.closed and self.sent == self.acked
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the log knows about a partition when it is assigned."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    metadata: str
+    log_start: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A position to commit: the next offset to read, and a word to whoever reads on from there."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+class Listener(Protocol):
+    """Told about partitions, on the thread that polls."""
+
+    def assigned(self, held: Held) -> int:
+        """Return the offset to start from."""
+        ...
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Finish and commit what can be; the partitions still belong here until this returns."""
+        ...
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Somebody else has them already; drop everything."""
+        ...
+
+
+class Source(Protocol):
+    """A member of a consumer group."""
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        """Return as soon as there is something; only records of partitions owned now."""
+        ...
+
+    def ended(self) -> list[tuple[str, int, int]]:
+        """Partitions that came to their end in the last poll, and the position there.
+
+        All records below it were delivered, and there is nothing more for now.
+        """
+        ...
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Ask for a commit; a refusal is counted, the next commit carries more."""
+        ...
+
+    def commit_now(self, commits: Sequence[Commit]) -> None:
+        """Commit and wait for it; refused after a loss."""
+        ...
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None: ...
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None: ...
+
+    def close(self) -> None:
+        """Leave the group; `Listener.revoked` runs for what is owned."""
+        ...
+
+
+class Reader(Protocol):
+    """A reader of whole topics: every partition, no group, no commits."""
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]: ...
+
+    def caught_up(self) -> bool:
+        """Whether everything that was there when the reader was made has been delivered."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Publisher(Protocol):
+    """The way out. Acks are counted when `poll` runs, on the caller's thread."""
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Record | None = None,
+    ) -> None:
+        """Hand a record over. Raises TooLarge for a value that the topic would refuse."""
+        ...
+
+    def poll(self) -> None:
+        """Count acks; raises DeliveryFailed when a record was given up."""
+        ...
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until all is acked; return how many are not."""
+        ...
+
+    def waiting(self) -> int:
+        """Records handed over and not acked."""
+        ...
+
+
+class Log(Protocol):
+    """Where clients come from."""
+
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> Source: ...
+
+    def reader(
+        self,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int] | None = None,
+        *,
+        from_end: bool = False,
+    ) -> Reader:
+        """Read from `starts`, elsewhere from the log start, or from the end."""
+        ...
+
+    def publisher(self, *, bulk: bool = False) -> Publisher:
+        """A producer for commands and answers, or for heavy records that can wait a little."""
+        ...
+
+    def partitions(self, topic: str) -> int:
+        """Raises TopicsDiffer for a topic that is not there."""
+        ...

@@ -1,0 +1,425 @@
+"""The worker loop: poll, decode, handle, send, commit.
+
+The law it keeps: a record counts as finished when its handler has closed it and all its outputs
+are acked, and the committed offset is the first that is not finished. A crash anywhere brings the
+unfinished ones back; their answers are written once more, and the fold ignores them.
+
+One thread owns source, publisher and role. Whoever works elsewhere hands results back in batches.
+"""
+
+import base64
+import faulthandler
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from consumers.log import Commit, Held, Log, Publisher, Record, TopicPartition
+from schemas.codec import Codec
+from schemas.errors import JournalGone, StormOfDeadLetters, Unavailable, WireError
+from schemas.headers import dead_letter_headers
+from schemas.topics import Topics
+
+COMMIT_EVERY_S = 1.0
+COMMIT_EVERY_RECORDS = 5000
+"""At full load every 500 records would be forty commits a second."""
+DRAIN_S = 20.0
+ARM_EVERY_S = 5.0
+REVOKE_S = 5.0
+METADATA_BYTES = 4096
+SPAN = 2000
+"""Records of one partition in hand at once; more would make a restart repeat all behind one."""
+RETRY_S = 1.0
+STORM_IN_A_ROW = 50
+STORM_SHARE = 0.1
+STORM_WINDOW = 1000
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Progress:
+    """One assigned partition: what was delivered and how much of it is finished."""
+
+    topic: str
+    number: int
+    next_offset: int
+    """The first offset that is not finished; what a commit says."""
+    floor: int
+    """What lies below was finished before the assignment: read for its history, never committed."""
+    end_at_assign: int
+    taken: deque[Record] = field(default_factory=deque)
+    held: deque[Record] = field(default_factory=deque)
+    """Delivered, but waiting for the registry."""
+    skip: frozenset[int] = frozenset()
+    """Offsets above the commit that were finished before a restart."""
+    committed: tuple[int, str] = (-1, "")
+    paused: bool = False
+    lost: bool = False
+
+    def advance(self) -> int:
+        """Move past everything finished; return how many records that were."""
+        moved = 0
+        while self.taken and self.taken[0].finished():
+            self.next_offset = self.taken.popleft().offset + 1
+            moved += 1
+        return moved
+
+
+class Role(Protocol):
+    """What a group does; the loop knows nothing else about it."""
+
+    name: str
+    topics: Sequence[str]
+    poll_s: float
+    """How long a poll may wait while work is in flight."""
+
+    def expects(self, topic: str) -> type:
+        """The message type of a topic's values."""
+        ...
+
+    def assigned(self, held: Held, progress: Progress) -> int:
+        """Return the offset to start from."""
+        ...
+
+    def dropped(self, progress: Progress) -> None:
+        """The partition is gone; forget its work. Nothing of it will be committed any more."""
+        ...
+
+    def at_end(self, progress: Progress) -> None: ...
+
+    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        """Handle decoded records; each is closed now or later."""
+        ...
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        """Close a record that nobody can read."""
+        ...
+
+    def tick(self) -> None:
+        """Do what is due, and collect what was finished elsewhere."""
+        ...
+
+    def metadata(self, progress: Progress) -> str:
+        """The word that goes with a commit of `progress.next_offset`."""
+        ...
+
+    def full(self, progress: Progress) -> bool:
+        """Whether the partition should be paused."""
+        ...
+
+    def in_flight(self) -> int:
+        """Pieces of work begun and not ended; the loop polls briefly while there are any."""
+        ...
+
+
+class DeadLetters:
+    """Buries what nobody can read, and stops the worker when that becomes a storm."""
+
+    def __init__(self, publisher: Publisher, topics: Topics, group: str) -> None:
+        self.publisher = publisher
+        self.topic = topics.dead_letters
+        self.group = group
+        self.in_a_row = 0
+        self.recent: deque[bool] = deque(maxlen=STORM_WINDOW)
+
+    def read(self, count: int) -> None:
+        """So many records were readable."""
+        if count:
+            self.in_a_row = 0
+            self.recent.extend([False] * min(count, STORM_WINDOW))
+
+    def bury(self, record: Record, error: WireError) -> None:
+        """Write the original bytes, key and headers; the record waits for that ack."""
+        headers = dead_letter_headers(
+            record.headers,
+            record.topic,
+            record.partition,
+            record.offset,
+            record.timestamp_ms,
+            self.group,
+            error,
+        )
+        self.publisher.send(self.topic, record.key, record.value, headers=headers, cause=record)
+        log.warning(
+            "record_buried",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            error=type(error).__name__,
+        )
+        self.in_a_row += 1
+        self.recent.append(True)
+        share = sum(self.recent) / STORM_WINDOW
+        if self.in_a_row > STORM_IN_A_ROW or share > STORM_SHARE:
+            msg = (
+                f"{self.in_a_row} unreadable records in a row, {share:.0%} of the last "
+                f"{STORM_WINDOW}, last on {record.topic} {record.partition}@{record.offset}: "
+                f"{error}; look at `rollcall tail {self.topic}` before starting this group again"
+            )
+            raise StormOfDeadLetters(msg)
+
+
+class Loop:
+    """Drives one role on one log."""
+
+    def __init__(
+        self,
+        log_: Log,
+        role: Role,
+        codec: Codec,
+        publisher: Publisher,
+        topics: Topics,
+        group: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        accept_truncation: bool = False,
+    ) -> None:
+        self.role = role
+        self.codec = codec
+        self.publisher = publisher
+        self.clock = clock
+        self.accept_truncation = accept_truncation
+        self.partitions: dict[TopicPartition, Progress] = {}
+        self.counts: Counter[str] = Counter()
+        self.letters = DeadLetters(publisher, topics, group)
+        self._commit_due = clock() + COMMIT_EVERY_S
+        self._retry_due = 0.0
+        self._since_commit = 0
+        self.source = log_.source(group, role.topics, self)
+
+    # One turn
+
+    def turn(self, timeout_s: float = 0.1) -> int:
+        """Take one batch through the role; return how many records it held.
+
+        1. poll  2. decode  3. handle  4. what is due  5. count acks  6. commit what is finished
+        """
+        records = self.source.poll(timeout_s)
+        batch = self._decode(records)
+        if batch:
+            self.role.take(batch)
+        for topic, partition, offset in self.source.ended():
+            self._at_end(topic, partition, offset)
+        self.role.tick()
+        self.publisher.poll()
+        self._since_commit += len(records)
+        now = self.clock()
+        if now >= self._commit_due or self._since_commit >= COMMIT_EVERY_RECORDS:
+            self._commit_finished(now)
+        self._pause_and_resume()
+        return len(records)
+
+    def run(self, stopping: Callable[[], bool], *, wedged_s: float = 60.0) -> None:
+        """Turn until told to stop; then let work in flight finish, commit, and leave the group.
+
+        A loop that does not turn for `wedged_s` dumps all stacks and exits the process.
+        """
+        armed = -ARM_EVERY_S
+        while not stopping():
+            if self.clock() - armed > ARM_EVERY_S:
+                armed = self.clock()
+                faulthandler.dump_traceback_later(wedged_s + ARM_EVERY_S, exit=True)
+            self.turn(self.wait_s())
+        faulthandler.cancel_dump_traceback_later()
+        self.stop()
+
+    def wait_s(self) -> float:
+        """How long the next poll may wait: briefly while work is in flight elsewhere."""
+        if self.role.in_flight():
+            return self.role.poll_s
+        return 0.02 if self.publisher.waiting() else 0.1
+
+    def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Take nothing more, finish what was taken, wait for acks, commit, close."""
+        self.source.pause(self.partitions)
+        until = self.clock() + drain_s
+        while self.role.in_flight() and self.clock() < until:
+            self.source.poll(self.role.poll_s)
+            self.role.tick()
+            self.publisher.poll()
+        self.publisher.flush(max(1.0, until - self.clock()))
+        self.source.close()
+
+    # Records
+
+    def _decode(self, records: Sequence[Record]) -> list[tuple[Record, Any]]:
+        batch: list[tuple[Record, Any]] = []
+        if self._retry_due and self.clock() >= self._retry_due:
+            self._retry_due = 0.0
+            for progress in self.partitions.values():
+                waiting, progress.held = progress.held, deque()
+                for record in waiting:
+                    self._decode_one(record, progress, batch)
+        for record in records:
+            progress_or_none = self.partitions.get((record.topic, record.partition))
+            if progress_or_none is None:
+                continue
+            if record.offset >= progress_or_none.floor:
+                progress_or_none.taken.append(record)
+            if record.offset in progress_or_none.skip:
+                record.closed = True
+                self.counts["finished_before"] += 1
+                continue
+            self._decode_one(record, progress_or_none, batch)
+        self.letters.read(len(batch))
+        return batch
+
+    def _decode_one(
+        self, record: Record, progress: Progress, batch: list[tuple[Record, Any]]
+    ) -> None:
+        if progress.held:
+            progress.held.append(record)
+            return
+        try:
+            batch.append((record, self.codec.decode(record.value, self.role.expects(record.topic))))
+        except WireError as error:
+            # What came before it is handled first, so that nothing overtakes it.
+            self.role.take(batch)
+            batch.clear()
+            self.role.unreadable(record, error)
+        except Unavailable as error:
+            progress.held.append(record)
+            self._retry_due = self.clock() + RETRY_S
+            log.warning("registry_away", topic=record.topic, error=str(error))
+
+    def bury(self, record: Record, error: WireError) -> None:
+        """The usual fate of an unreadable record."""
+        self.letters.bury(record, error)
+        record.closed = True
+
+    # Partitions
+
+    def assigned(self, held: Held) -> int:
+        start = held.committed if held.committed is not None else held.log_start
+        progress = Progress(held.topic, held.partition, start, start, held.log_end)
+        start = self.role.assigned(held, progress)
+        if start < held.log_start and self.accept_truncation:
+            start = progress.next_offset = progress.floor = held.log_start
+        if start < held.log_start:
+            msg = (
+                f"{held.topic} {held.partition} begins at {held.log_start}, but offset {start} is "
+                "needed; retention has passed it. What is lost is lost: restart with "
+                "--accept-truncation to go on from what is still there"
+            )
+            raise JournalGone(msg)
+        self.partitions[held.topic, held.partition] = progress
+        log.info("partition_assigned", topic=held.topic, partition=held.partition, offset=start)
+        return start
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.publisher.flush(REVOKE_S)
+        commits = self._commits([self.partitions[tp] for tp in partitions if tp in self.partitions])
+        if commits:
+            self.source.commit_now(commits)
+        self.lost(partitions)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        for tp in partitions:
+            progress = self.partitions.pop(tp, None)
+            if progress is not None:
+                progress.lost = True
+                self.role.dropped(progress)
+                log.info("partition_dropped", topic=tp[0], partition=tp[1])
+
+    def _at_end(self, topic: str, partition: int, offset: int) -> None:
+        progress = self.partitions.get((topic, partition))
+        if progress is None:
+            return
+        if not progress.taken and offset > progress.next_offset:
+            progress.next_offset = offset
+        self.role.at_end(progress)
+
+    # Commits
+
+    def _commit_finished(self, now: float) -> None:
+        self._commit_due = now + COMMIT_EVERY_S
+        self._since_commit = 0
+        commits = self._commits(self.partitions.values())
+        if commits:
+            self.source.commit(commits)
+
+    def _commits(self, partitions: Any) -> list[Commit]:
+        commits = []
+        for progress in partitions:
+            progress.advance()
+            word = progress.next_offset, self.role.metadata(progress)
+            if word != progress.committed:
+                progress.committed = word
+                commits.append(Commit(progress.topic, progress.number, *word))
+        return commits
+
+    def _pause_and_resume(self) -> None:
+        congested = self.publisher.waiting() > 25_000
+        for tp, progress in self.partitions.items():
+            full = congested or bool(progress.held) or self.role.full(progress)
+            if full != progress.paused:
+                progress.paused = full
+                (self.source.pause if full else self.source.resume)([tp])
+
+
+class WorkRole:
+    """What roles on work topics share: order does not matter, finished offsets are remembered."""
+
+    name = ""
+    topics: Sequence[str] = ()
+    poll_s = 0.0
+    loop: Loop
+
+    def assigned(self, held: Held, progress: Progress) -> int:
+        progress.skip = finished_above(held.metadata, progress.next_offset)
+        return progress.next_offset
+
+    def dropped(self, progress: Progress) -> None:
+        """Nothing is kept per partition."""
+
+    def at_end(self, progress: Progress) -> None:
+        """Nothing waits for that."""
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        self.loop.bury(record, error)
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+    def metadata(self, progress: Progress) -> str:
+        return above_commit(progress)
+
+    def full(self, progress: Progress) -> bool:
+        return len(progress.taken) > (SPAN // 2 if progress.paused else SPAN)
+
+    def in_flight(self) -> int:
+        return 0
+
+
+def above_commit(progress: Progress) -> str:
+    """The finished offsets above the commit as `1;<base64 of a compressed bitmap>`.
+
+    Bit n stands for offset commit + n. Cut where it would not fit the broker's limit: what is left
+    out is done once more after a restart.
+    """
+    finished = [r.offset - progress.next_offset for r in progress.taken if r.finished()]
+    while finished:
+        bits = bytearray(finished[-1] // 8 + 1)
+        for n in finished:
+            bits[n // 8] |= 1 << n % 8
+        word = "1;" + base64.b64encode(zlib.compress(bytes(bits), 9)).decode()
+        if len(word) <= METADATA_BYTES:
+            return word
+        finished = finished[: len(finished) * 3 // 4]
+    return "1;"
+
+
+def finished_above(metadata: str, commit: int) -> frozenset[int]:
+    """Read `above_commit`; metadata that others wrote counts as none."""
+    if not metadata.startswith("1;") or len(metadata) == len("1;"):
+        return frozenset()
+    try:
+        bits = zlib.decompress(base64.b64decode(metadata[2:], validate=True))
+    except (ValueError, zlib.error):
+        return frozenset()
+    return frozenset(commit + n for n in range(len(bits) * 8) if bits[n // 8] >> n % 8 & 1)

@@ -1,0 +1,320 @@
+"""The in-memory log: Kafka's semantics in one process, for tests and for `--log memory`.
+
+What the law rests on and what bites is here: offsets with holes, redelivery after a kill, groups
+that move partitions while work is in flight, commit metadata, refused commits, truncation below a
+position, records from a zombie. If it differs from the real log, this one is wrong.
+"""
+
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from consumers.log import Commit, Headers, Held, Listener, Publisher, Record, TopicPartition
+from schemas.errors import TooLarge, TopicsDiffer
+from schemas.topics import WantedTopic
+
+LIMIT_BYTES = 1_048_588
+Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
+"""Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.start = 0
+        self.records: list[Stored] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records)
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.members: list[MemorySource] = []
+        self.owner: dict[TopicPartition, MemorySource] = {}
+        self.committed: dict[TopicPartition, tuple[int, str]] = {}
+
+
+class MemoryLog:
+    """Topics, groups and commits, in this process; not for several threads."""
+
+    def __init__(
+        self, topics: Iterable[WantedTopic] = (), *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.topics: dict[str, list[_Partition]] = {}
+        self.groups: dict[str, _Group] = {}
+        self.wall = wall
+        for topic in topics:
+            self.create(topic.name, topic.partitions)
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make a topic, or add partitions to it."""
+        held = self.topics.setdefault(topic, [])
+        held += [_Partition() for _ in range(partitions - len(held))]
+
+    def partitions(self, topic: str) -> int:
+        return len(self._of(topic))
+
+    def _of(self, topic: str) -> list[_Partition]:
+        if topic not in self.topics:
+            msg = f"topic {topic!r} is not there; known are {', '.join(sorted(self.topics))}"
+            raise TopicsDiffer(msg)
+        return self.topics[topic]
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+        headers: Headers | None = None,
+    ) -> tuple[int, int]:
+        """Write one record; return its partition and offset."""
+        held = self._of(topic)
+        number = zlib.crc32(key or b"") % len(held) if partition is None else partition
+        held[number].records.append((key, value, int(self.wall() * 1000), headers))
+        return number, held[number].end - 1
+
+    def hole(self, topic: str, partition: int) -> None:
+        """Let one offset be taken by something that no reader is given."""
+        self._of(topic)[partition].records.append(None)
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Let retention pass an offset."""
+        held = self._of(topic)[partition]
+        del held.records[: offset - held.start]
+        held.start = offset
+
+    def read(self, topic: str, partition: int, offset: int, most: int) -> tuple[list[Record], int]:
+        """Records from an offset on, and the position after them."""
+        held = self._of(topic)[partition]
+        at = max(offset, held.start)
+        records: list[Record] = []
+        while at < held.end and len(records) < most:
+            stored = held.records[at - held.start]
+            if stored is not None:
+                key, value, timestamp_ms, headers = stored
+                records.append(Record(topic, partition, at, key, value, timestamp_ms, headers))
+            at += 1
+        return records, at
+
+    def all(self, topic: str) -> list[Record]:
+        """Everything on a topic, partition by partition."""
+        return [
+            record
+            for number, held in enumerate(self._of(topic))
+            for record in self.read(topic, number, held.start, len(held.records))[0]
+        ]
+
+    def group(self, name: str) -> _Group:
+        return self.groups.setdefault(name, _Group())
+
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> "MemorySource":
+        return MemorySource(self, self.group(group), topics, listener)
+
+    def reader(
+        self,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int] | None = None,
+        *,
+        from_end: bool = False,
+    ) -> "MemoryReader":
+        return MemoryReader(self, topics, starts or {}, from_end=from_end)
+
+    def publisher(self, *, bulk: bool = False) -> Publisher:
+        del bulk
+        return MemoryPublisher(self)
+
+
+class MemoryPublisher:
+    """Writes at once; acks are counted at the next poll, or withheld by `hold_acks`."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.log = log
+        self.hold_acks = False
+        self._unacked: list[Record | None] = []
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Record | None = None,
+    ) -> None:
+        if value is not None and len(value) > LIMIT_BYTES:
+            raise TooLarge(topic, len(value), LIMIT_BYTES)
+        self.log.append(
+            topic, key.encode() if isinstance(key, str) else key, value, partition, headers
+        )
+        if cause is not None:
+            cause.sent += 1
+        self._unacked.append(cause)
+
+    def poll(self) -> None:
+        if self.hold_acks:
+            return
+        for cause in self._unacked:
+            if cause is not None:
+                cause.acked += 1
+        self._unacked.clear()
+
+    def flush(self, timeout_s: float) -> int:
+        del timeout_s
+        self.poll()
+        return len(self._unacked)
+
+    def waiting(self) -> int:
+        return len(self._unacked)
+
+
+class MemorySource:
+    """A member of a group. Rebalances happen in `poll`, as they do in Kafka."""
+
+    def __init__(
+        self, log: MemoryLog, group: _Group, topics: Sequence[str], listener: Listener
+    ) -> None:
+        self.log = log
+        self.topics = list(topics)
+        self.listener = listener
+        self.positions: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self.refused = 0
+        self._group = group
+        self._at_end: set[TopicPartition] = set()
+        self._ended: list[tuple[str, int, int]] = []
+        group.members.append(self)
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        del timeout_s
+        self._rebalance()
+        records: list[Record] = []
+        for tp in list(self.positions):
+            if tp in self.paused:
+                continue
+            read, position = self.log.read(*tp, self.positions[tp], most - len(records))
+            self.positions[tp] = position
+            records += read
+            if read or position < self.log.topics[tp[0]][tp[1]].end:
+                self._at_end.discard(tp)
+            elif tp not in self._at_end:
+                self._at_end.add(tp)
+                self._ended.append((*tp, position))
+        return records
+
+    def ended(self) -> list[tuple[str, int, int]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _share(self) -> set[TopicPartition]:
+        """Range assignment: the same numbers of every topic meet in one member."""
+        mine = set()
+        for topic in self.topics:
+            members = [m for m in self._group.members if topic in m.topics]
+            for number in range(self.log.partitions(topic)):
+                if members[number * len(members) // self.log.partitions(topic)] is self:
+                    mine.add((topic, number))
+        return mine
+
+    def _rebalance(self) -> None:
+        share = self._share()
+        leaving = [tp for tp in self.positions if tp not in share]
+        if leaving:
+            self.listener.revoked(leaving)
+            self._forget(leaving)
+        for tp in sorted(share - self.positions.keys()):
+            if tp not in self._group.owner:
+                self._group.owner[tp] = self
+                self.positions[tp] = self.listener.assigned(self._held(tp))
+
+    def _held(self, tp: TopicPartition) -> Held:
+        partition = self.log.topics[tp[0]][tp[1]]
+        offset, metadata = self._group.committed.get(tp, (None, ""))
+        return Held(*tp, offset, metadata, partition.start, partition.end)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in list(partitions):
+            self.positions.pop(tp, None)
+            self.paused.discard(tp)
+            self._at_end.discard(tp)
+            if self._group.owner.get(tp) is self:
+                del self._group.owner[tp]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            tp = commit.topic, commit.partition
+            if self._group.owner.get(tp) is self:
+                self._group.committed[tp] = commit.offset, commit.metadata
+            else:
+                self.refused += 1
+
+    def commit_now(self, commits: Sequence[Commit]) -> None:
+        self.commit(commits)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self.paused.update(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self.paused.difference_update(partitions)
+
+    def close(self) -> None:
+        if self.positions:
+            self.listener.revoked(list(self.positions))
+        self.kill()
+
+    def kill(self) -> None:
+        """Leave as SIGKILL does: no callback, no commit; the group deals the partitions anew."""
+        if self in self._group.members:
+            self._group.members.remove(self)
+        self._forget(self.positions)
+
+    def expel(self) -> None:
+        """Be taken for dead while alive: partitions go to others, this one learns it later."""
+        for tp in self.positions:
+            self._group.owner.pop(tp, None)
+        self._group.members.remove(self)
+
+    def rejoin(self) -> None:
+        """What a zombie's next heartbeat does: everything is lost, then it joins again."""
+        lost = list(self.positions)
+        self.positions.clear()
+        self.listener.lost(lost)
+        self._group.members.append(self)
+
+
+class MemoryReader:
+    """Reads every partition of some topics from given positions."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int],
+        *,
+        from_end: bool = False,
+    ) -> None:
+        self.log = log
+        self.positions: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        for topic in topics:
+            for number in range(log.partitions(topic)):
+                partition = log.topics[topic][number]
+                default = partition.end if from_end else partition.start
+                self.positions[topic, number] = starts.get((topic, number), default)
+                self._ends[topic, number] = partition.end
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        del timeout_s
+        records: list[Record] = []
+        for tp, position in self.positions.items():
+            read, self.positions[tp] = self.log.read(*tp, position, most - len(records))
+            records += read
+        return records
+
+    def caught_up(self) -> bool:
+        return all(self.positions[tp] >= end for tp, end in self._ends.items())
+
+    def close(self) -> None:
+        self.positions.clear()

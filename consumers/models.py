@@ -1,0 +1,178 @@
+"""The models group of one policy: calls in, continuations out, weights adopted in between.
+
+The engine is driven by the loop's thread, one decode step a turn, so calls join and leave its
+batch between steps and every token has one version. Nothing is served before the newest announced
+version is: a restarted server reads `policy.versions` to its end first.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from consumers.answers import Answers, Kept, expired
+from consumers.log import Log, Publisher, Record
+from consumers.loop import Progress, WorkRole
+from inference.engine import Engine
+from schemas.codec import Codec
+from schemas.errors import Unavailable, Unfit, WireError, WorkFailed
+from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from schemas.topics import Topics
+
+VERSIONS_EVERY_S = 0.05
+RETRY_S = 1.0
+CANARY_TRIES = 3
+
+log = structlog.get_logger()
+
+
+class Models(WorkRole):
+    """Serves one policy with one engine."""
+
+    def __init__(
+        self,
+        name: str,
+        log_: Log,
+        codec: Codec,
+        topics: Topics,
+        publisher: Publisher,
+        engine: Engine,
+        *,
+        most_in_hand: int = 512,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.topics = [topics.calls(engine.policy_id)]
+        self.engine = engine
+        self.answers = Answers(name, codec, topics, publisher)
+        self.kept: Kept[ModelAnswered | CallFailed] = Kept()
+        self.most_in_hand = most_in_hand
+        self.wall = wall
+        self.counts: Counter[str] = Counter()
+        self._in_hand: dict[bytes, list[Record]] = {}
+        self._early: list[tuple[Record, ModelCall]] = []
+        self._versions = log_.reader([topics.versions])
+        self._versions_due = 0.0
+        self._newest: PolicyVersion | None = None
+        self._failed_canaries = 0
+
+    def expects(self, topic: str) -> type:
+        del topic
+        return ModelCall
+
+    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        now_ms = int(self.wall() * 1000)
+        for record, call in batch:
+            if call.kind == "sample":
+                self._take_call(record, call, now_ms)
+            else:
+                if call.kind == "abort":
+                    self._abort(call)
+                record.closed = True
+
+    def _take_call(self, record: Record, call: ModelCall, now_ms: int) -> None:
+        body = self.kept.get(call.command_id) or self._refusal(call, now_ms)
+        if body is not None:
+            self.counts["answered_again" if self.kept.get(call.command_id) else "refused"] += 1
+            self.answers.give(call, body, record)
+        elif call.command_id in self._in_hand:
+            self._in_hand[call.command_id].append(record)
+        elif not self._current(call):
+            self._early.append((record, call))
+        else:
+            self._in_hand[call.command_id] = [record]
+            self.engine.add(call)
+
+    def _refusal(self, call: ModelCall, now_ms: int) -> CallFailed | None:
+        if call.policy_id != self.engine.policy_id:
+            msg = f"this server serves {self.engine.policy_id!r}, not {call.policy_id!r}"
+            return CallFailed("unknown_policy", msg, False)
+        return expired(call, now_ms)
+
+    def _current(self, call: ModelCall) -> bool:
+        newest = self._newest.version if self._newest else -1
+        return (
+            self._versions.caught_up()
+            and self.engine.version >= max(0, call.min_policy_version)
+            and (self.engine.version >= newest or self._failed_canaries == 0)
+        )
+
+    def _abort(self, call: ModelCall) -> None:
+        """Forget a rollout's calls: their records are closed without an answer."""
+        self.engine.abort(call.rollout_id, call.attempt)
+        for record in self._in_hand.pop(call.command_id, []):
+            record.closed = True
+        for record, early in self._early:
+            if early.rollout_id == call.rollout_id and early.attempt <= call.attempt:
+                record.closed = True
+        self._early = [(record, early) for record, early in self._early if not record.closed]
+
+    def dropped(self, progress: Progress) -> None:
+        """Calls of a lost partition run on: their answers are as good as anybody's."""
+
+    def tick(self) -> None:
+        now = self.wall()
+        if now >= self._versions_due:
+            self._versions_due = now + VERSIONS_EVERY_S
+            self._follow_versions()
+            if self._early:
+                early, self._early = self._early, []
+                for record, call in early:
+                    self._take_call(record, call, int(now * 1000))
+        if self.engine.busy():
+            for answer in self.engine.step():
+                self._answer(answer.call, answer.body)
+
+    def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
+        records = self._in_hand.pop(call.command_id, [])
+        if isinstance(body, ModelAnswered):
+            self.kept.keep(call.command_id, body)
+        for record in records:
+            self.answers.give(call, body, record)
+        self.counts["answered"] += 1
+
+    def full(self, progress: Progress) -> bool:
+        in_hand = len(self._in_hand) + len(self._early)
+        over = in_hand > (self.most_in_hand // 2 if progress.paused else self.most_in_hand)
+        return over or super().full(progress)
+
+    def in_flight(self) -> int:
+        return len(self._in_hand)
+
+    # Weights
+
+    def _follow_versions(self) -> None:
+        for record in self._versions.poll(0.0):
+            if record.key != self.engine.policy_id.encode() or record.value is None:
+                continue
+            try:
+                version = self.codec.decode(record.value, PolicyVersion)
+            except WireError as error:
+                self.loop.letters.bury(record, error)
+                continue
+            if self._newest is None or version.version > self._newest.version:
+                self._newest = version
+                self._failed_canaries = 0
+        newest = self._newest
+        if newest is not None and newest.version > self.engine.version:
+            self._adopt(newest)
+
+    def _adopt(self, version: PolicyVersion) -> None:
+        try:
+            self.engine.adopt(version)
+            log.info("version_adopted", policy_id=version.policy_id, version=version.version)
+        except Unavailable as error:
+            self._versions_due = self.wall() + RETRY_S
+            log.warning("weights_away", version=version.version, error=str(error))
+        except (WorkFailed, WireError) as error:
+            self._failed_canaries += 1
+            self._versions_due = self.wall() + RETRY_S
+            log.warning("version_refused", version=version.version, error=str(error))
+            if self._failed_canaries >= CANARY_TRIES:
+                msg = (
+                    f"version {version.version} of {version.policy_id!r} cannot be served: {error}"
+                )
+                raise Unfit(msg) from error

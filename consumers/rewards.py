@@ -1,0 +1,79 @@
+"""The rewards group of one scoring id: a trajectory in, the same with rewards out.
+
+A scorer that raises, or does not come back, gives no reward and the reason; the record is written
+all the same, so nobody downstream waits for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from consumers.log import Publisher, Record
+from consumers.loop import WorkRole
+from schemas.codec import Codec
+from schemas.errors import TooLarge
+from schemas.headers import full_headers
+from schemas.ids import digest
+from schemas.messages import ScoredTrajectory, Trajectory
+from schemas.topics import Topics
+
+Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
+"""From a trajectory and its place in the log: topic, partition, offset."""
+
+
+class Rewards(WorkRole):
+    """Scores trajectories, one by one."""
+
+    def __init__(
+        self,
+        name: str,
+        codec: Codec,
+        topics: Topics,
+        publisher: Publisher,
+        score: Score,
+        *,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.topics = [topics.trajectories]
+        self.scored = topics.scored
+        self.publisher = publisher
+        self.score = score
+        self.guard = guard or nullcontext()
+        self.counts: Counter[str] = Counter()
+
+    def expects(self, topic: str) -> type:
+        del topic
+        return Trajectory
+
+    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        for record, trajectory in batch:
+            self._score(record, trajectory)
+            record.closed = True
+
+    def _score(self, record: Record, trajectory: Trajectory) -> None:
+        with self.guard:
+            scored = self.score(trajectory, record.topic, record.partition, record.offset)
+        self.counts["scored" if scored.total is not None else "without_reward"] += 1
+        try:
+            self._write(scored, record)
+        except TooLarge as error:
+            bare = replace(trajectory, sequences=None, steps=None)
+            reason = f"too_large: {error}"
+            self._write(replace(scored, trajectory=bare, total=None, reason=reason), record)
+
+    def _write(self, scored: ScoredTrajectory, cause: Record) -> None:
+        trajectory = scored.trajectory
+        request = trajectory.request
+        key = (request.group_id if request else "") or trajectory.rollout_id
+        ce_id = digest(trajectory.rollout_id, trajectory.attempt, scored.scoring_id).hex()
+        self.publisher.send(
+            self.scored,
+            key,
+            self.codec.encode(self.scored, scored),
+            headers=full_headers("ScoredTrajectory", ce_id, self.name, key, trajectory.rollout_id),
+            cause=cause,
+        )

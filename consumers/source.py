@@ -1,0 +1,308 @@
+"""Kafka's consumer; no other module knows it.
+
+One owner thread per source. Rebalance callbacks run inside `poll`. What is assigned is resumed
+first, and its start is given with the assignment, never by a seek (librdkafka #5113, #2190).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import structlog
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+)
+from confluent_kafka import TopicPartition as Tp
+
+from consumers.log import Commit, Held, Listener, Record, TopicPartition
+from producers.publisher import Admin, KafkaPublisher, quiet
+from schemas.errors import TopicsDiffer, Unavailable, Unfit
+
+COMMON = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 50,
+    "socket.nagle.disable": True,
+    "queued.min.messages": 1000,
+    "queued.max.messages.kbytes": 16384,
+}
+GROUP = {
+    "group.protocol": "consumer",
+    "group.remote.assignor": "range",
+    "max.poll.interval.ms": 60_000,
+}
+NORMAL_REFUSALS = {
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError._NO_OFFSET,
+}
+ENDING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTO_OFFSET_RESET,
+}
+CALL_S = 10.0
+FULL_BATCH = 64
+"""A batch of this size means load: waiting a moment for a fuller next one is faster."""
+GATHER_S = 0.002
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class _Polling:
+    """Poll for the first record, then take what is there: a batched consume waits its timeout."""
+
+    _consumer: Consumer
+
+    def _messages(self, timeout_s: float, most: int) -> list[Message]:
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(most - 1, 0)]
+
+    def _error(self, message: Message) -> None:
+        """Sort one error message; raises Unfit where the process must not go on."""
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            return
+        where = f"{message.topic()} {message.partition()}"
+        if error.fatal() or error.code() in ENDING:
+            msg = f"reading {where} failed: {error.str()}"
+            raise Unfit(msg)
+        log.warning("poll_error", topic=where, error=error.str())
+
+
+def _record(message: Message) -> Record:
+    return Record(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.key(),
+        message.value(),
+        message.timestamp()[1],
+        message.headers,
+    )
+
+
+class KafkaSource(_Polling):
+    """A member of a consumer group under KIP-848."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], group: str, topics: Sequence[str], listener: Listener
+    ) -> None:
+        config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
+        self._consumer = Consumer(quiet(config))
+        self._listener = listener
+        self._owned: set[TopicPartition] = set()
+        self._ended: list[tuple[str, int, int]] = []
+        self.refused = 0
+        self._consumer.subscribe(
+            list(topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        records = []
+        for message in self._messages(timeout_s, most):
+            tp = message.topic() or "", message.partition() or 0
+            if tp not in self._owned:
+                continue
+            error = message.error()
+            if error is None:
+                records.append(_record(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._ended.append((*tp, message.offset() or 0))
+            else:
+                self._error(message)
+        return records
+
+    def ended(self) -> list[tuple[str, int, int]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        try:
+            self._consumer.commit(offsets=_offsets(commits), asynchronous=True)
+        except KafkaException as error:
+            self._refusal(error.args[0])
+
+    def commit_now(self, commits: Sequence[Commit]) -> None:
+        try:
+            self._consumer.commit(offsets=_offsets(commits), asynchronous=False)
+        except KafkaException as error:
+            self._refusal(error.args[0])
+
+    def _on_commit(self, error: KafkaError | None, partitions: Sequence[Tp]) -> None:
+        for failed in [error, *(tp.error for tp in partitions)]:
+            if failed is not None:
+                self._refusal(failed)
+
+    def _refusal(self, error: KafkaError) -> None:
+        self.refused += 1
+        if error.code() not in NORMAL_REFUSALS:
+            log.warning("commit_refused", error=error.str())
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._consumer.pause([Tp(*tp) for tp in partitions if tp in self._owned])
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._consumer.resume([Tp(*tp) for tp in partitions if tp in self._owned])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _on_assign(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        consumer.resume(partitions)
+        held = retried(lambda: consumer.committed(partitions, timeout=CALL_S))
+        starts = []
+        for tp in held:
+            low, high = _watermarks(consumer, tp)
+            committed = None if tp.offset == OFFSET_INVALID else tp.offset
+            known = Held(tp.topic, tp.partition, committed, tp.metadata or "", low, high)
+            starts.append(Tp(tp.topic, tp.partition, self._listener.assigned(known)))
+            self._owned.add((tp.topic, tp.partition))
+        consumer.incremental_assign(starts)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        leaving = [(tp.topic, tp.partition) for tp in partitions]
+        self._listener.revoked(leaving)
+        self._leave(consumer, partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        self._listener.lost([(tp.topic, tp.partition) for tp in partitions])
+        self._leave(consumer, partitions)
+
+    def _leave(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        self._owned.difference_update((tp.topic, tp.partition) for tp in partitions)
+        consumer.resume(partitions)
+        consumer.incremental_unassign(partitions)
+
+
+def _offsets(commits: Sequence[Commit]) -> list[Tp]:
+    return [Tp(c.topic, c.partition, c.offset, c.metadata) for c in commits]
+
+
+def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
+    """Ask again while the broker is away; the last error counts after the timeout."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call()
+        except KafkaException as error:
+            if not error.args[0].retriable() and error.args[0].code() != KafkaError._TIMED_OUT:
+                msg = f"the broker refuses: {error.args[0].str()}"
+                raise Unfit(msg) from error
+            if time.monotonic() > until:
+                msg = f"the broker has not answered for {timeout_s:g} s: {error.args[0].str()}"
+                raise Unavailable(msg) from error
+
+
+def _watermarks(consumer: Consumer, tp: Tp) -> tuple[int, int]:
+    """Log start and end of a partition, asked of the broker."""
+    found: tuple[int, int] = retried(
+        lambda: consumer.get_watermark_offsets(tp, timeout=CALL_S, cached=False)
+    )
+    return found
+
+
+class KafkaReader(_Polling):
+    """Reads every partition of some topics; no group, no commits."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        topics: Mapping[str, int],
+        starts: Mapping[TopicPartition, int],
+        *,
+        from_end: bool = False,
+    ) -> None:
+        config = {**COMMON, **settings, "group.id": "rollcall-reader", "group.protocol": "classic"}
+        self._consumer = Consumer(quiet(config))
+        self._waiting: dict[TopicPartition, int] = {}
+        assigned = []
+        for topic, count in topics.items():
+            for number in range(count):
+                low, high = _watermarks(self._consumer, Tp(topic, number))
+                start = starts.get((topic, number), high if from_end else low)
+                if start < low:
+                    msg = f"{topic} {number} begins at {low}; offset {start} is past retention"
+                    raise Unfit(msg)
+                if start < high:
+                    self._waiting[topic, number] = high
+                assigned.append(Tp(topic, number, start))
+        self._consumer.assign(assigned)
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        records = []
+        for message in self._messages(timeout_s, most):
+            tp = message.topic() or "", message.partition() or 0
+            error = message.error()
+            if error is None:
+                records.append(_record(message))
+                if records[-1].offset + 1 >= self._waiting.get(tp, -1):
+                    self._waiting.pop(tp, None)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._waiting.pop(tp, None)
+            else:
+                self._error(message)
+        return records
+
+    def caught_up(self) -> bool:
+        return not self._waiting
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaLog:
+    """Clients of one cluster; settings go to librdkafka as they are."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._counts: dict[str, int] = {}
+
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> KafkaSource:
+        self._check(topics)
+        return KafkaSource(self._settings, group, topics, listener)
+
+    def reader(
+        self,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int] | None = None,
+        *,
+        from_end: bool = False,
+    ) -> KafkaReader:
+        counts = {topic: self.partitions(topic) for topic in topics}
+        return KafkaReader(self._settings, counts, starts or {}, from_end=from_end)
+
+    def publisher(self, *, bulk: bool = False) -> KafkaPublisher:
+        return KafkaPublisher(self._settings, bulk=bulk)
+
+    def partitions(self, topic: str) -> int:
+        if topic not in self._counts:
+            self._counts = Admin(self._settings).partitions()
+        self._check([topic])
+        return self._counts[topic]
+
+    def _check(self, topics: Sequence[str]) -> None:
+        """A missing topic raises no error on subscribe under KIP-848, so ask first."""
+        if not self._counts:
+            self._counts = Admin(self._settings).partitions()
+        missing = [topic for topic in topics if topic not in self._counts]
+        if missing:
+            msg = f"topics {', '.join(missing)} are missing; run `rollcall topics apply`"
+            raise TopicsDiffer(msg)

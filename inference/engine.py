@@ -1,0 +1,59 @@
+"""The engine protocol: calls go in, one decode step at a time is taken, answers come out.
+
+An engine is driven by one thread. Calls join and leave its batch between decode steps, and new
+weights are adopted there too, so every sampled token has exactly one version.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one call."""
+
+    call: ModelCall
+    body: ModelAnswered | CallFailed
+
+
+class Engine(Protocol):
+    """Continues token sequences for one policy."""
+
+    policy_id: str
+    version: int
+    """The weights now served; -1 until there are any."""
+
+    def add(self, call: ModelCall) -> None:
+        """Let a call join the batch at the next step; its answer comes out of some later `step`.
+
+        Nothing is answered before there is a version; a call whose `min_policy_version` is newer
+        waits for it. Never raises for a bad call: its answer is a CallFailed with `prefix_needed`
+        (retriable), `too_long`, `bad_sampling`, `bad_prefix` or `not_renderable`.
+        """
+        ...
+
+    def step(self) -> list[Answer]:
+        """Take one decode step for all calls in hand; return those that ended with it."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def abort(self, rollout_id: str, attempt: int) -> None:
+        """Forget the rollout's calls of this attempt and of those before; they get no answer."""
+        ...
+
+    def adopt(self, version: PolicyVersion) -> None:
+        """Load weights between two steps and prove them with the canary.
+
+        Calls in flight go on, and later tokens carry the new version. Versions never go back: one
+        that is not newer is passed over. Raises Unavailable when the file cannot be read now,
+        WireError when it is not what its record promises, WorkFailed(`weights`) when its tensors
+        are not this model's; the present version then stays in service. Raises
+        WorkFailed(`canary`) when the loaded weights do not score the canary as the trainer did;
+        `version` is -1 then, and nothing is sampled until a good one is adopted.
+        """
+        ...

@@ -1,0 +1,238 @@
+"""Kafka's producer and admin client; no other module knows either.
+
+A record that Kafka gives up ends the process without a commit: the log has not moved, and the
+restart does the work again. There is no partial recovery.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import structlog
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from schemas.errors import DeliveryFailed, Refused, TooLarge, Unavailable
+from schemas.headers import Headers
+from schemas.topics import WantedTopic
+
+VALUE_LIMIT_BYTES = 1_000_000
+"""Below every topic's max.message.bytes, with room for key, headers and batch."""
+LETTER_LIMIT_BYTES = 2_000_000
+QUEUE_RECORDS = 50_000
+FAST = {"linger.ms": 0, "compression.type": "lz4"}
+BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
+COMMON = {
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",
+    "message.timeout.ms": 120_000,
+    "message.max.bytes": 2_097_152,
+    "queue.buffering.max.kbytes": 65_536,
+    "queue.buffering.max.messages": QUEUE_RECORDS,
+    "socket.nagle.disable": True,
+    "batch.num.messages": 10_000,
+}
+
+log = structlog.get_logger()
+
+
+class Cause(Protocol):
+    """Whatever waits for acks: a record in hand."""
+
+    sent: int
+    acked: int
+
+
+def quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Client settings whose connection errors are said once and counted, not per broker and try."""
+    said: set[str] = set()
+
+    def once(error: KafkaError) -> None:
+        if error.fatal():
+            raise KafkaException(error)
+        if error.name() not in said:
+            said.add(error.name())
+            log.warning("broker_away", error=error.name(), text=error.str())
+
+    return {"error_cb": once, "log.connection.close": False, **settings}
+
+
+class KafkaPublisher:
+    """A producer driven by one thread: acks are counted when that thread polls."""
+
+    def __init__(self, settings: Mapping[str, Any], *, bulk: bool = False) -> None:
+        lane = BULK if bulk else FAST
+        self._producer = Producer(quiet({**COMMON, **lane, **settings}))
+        self._failed: DeliveryFailed | None = None
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Cause | None = None,
+    ) -> None:
+        limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
+        if value is not None and len(value) > limit:
+            raise TooLarge(topic, len(value), limit)
+        if cause is not None:
+            cause.sent += 1
+        settings: dict[str, Any] = {} if partition is None else {"partition": partition}
+        while True:
+            try:
+                self._producer.produce(
+                    topic, value, key, headers=headers, on_delivery=self._report(cause), **settings
+                )
+            except BufferError:
+                self.poll(0.1)
+            else:
+                return
+
+    def _report(self, cause: Cause | None) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                if cause is not None:
+                    cause.acked += 1
+            elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+                msg = f"a record for {message.topic()} was given up: {error.str()}"
+                self._failed = DeliveryFailed(msg)
+
+        return report
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        self._producer.poll(timeout_s)
+        if self._failed is not None:
+            raise self._failed
+
+    def flush(self, timeout_s: float) -> int:
+        left = int(self._producer.flush(timeout_s))
+        if self._failed is not None:
+            raise self._failed
+        return left
+
+    def waiting(self) -> int:
+        return len(self._producer)
+
+
+class Admin:
+    """What provisioning and looking at a cluster need."""
+
+    def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 10.0) -> None:
+        self._client = AdminClient(quiet(settings))
+        self._timeout_s = timeout_s
+        self._servers = settings.get("bootstrap.servers", "")
+
+    def answers(self) -> bool:
+        """Whether the cluster answers a metadata request."""
+        try:
+            self._client.list_topics(timeout=self._timeout_s)
+        except KafkaException:
+            return False
+        return True
+
+    def partitions(self) -> dict[str, int]:
+        """Every topic and its partition count; raises Unavailable."""
+        try:
+            found = self._client.list_topics(timeout=self._timeout_s).topics
+        except KafkaException as error:
+            msg = (
+                f"no broker answers at {self._servers!r} within {self._timeout_s:g} s; "
+                "run `rollcall up`, or set ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"
+            )
+            raise Unavailable(msg) from error
+        return {name: len(topic.partitions) for name, topic in found.items()}
+
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """The id of each topic's incarnation."""
+        from confluent_kafka import TopicCollection
+
+        described = self._client.describe_topics(TopicCollection(list(topics)))
+        return {name: str(future.result().topic_id) for name, future in described.items()}
+
+    def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Each topic's settings."""
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        if not resources:
+            return {}
+        described = self._client.describe_configs(resources)
+        return {
+            resource.name: {name: entry.value for name, entry in future.result().items()}
+            for resource, future in described.items()
+        }
+
+    def create(self, topics: Iterable[WantedTopic]) -> None:
+        wanted = [
+            NewTopic(t.name, t.partitions, t.replication, config=dict(t.config)) for t in topics
+        ]
+        if wanted:
+            self._wait(self._client.create_topics(wanted))
+
+    def add_partitions(self, counts: Mapping[str, int]) -> None:
+        if counts:
+            grown = [NewPartitions(name, count) for name, count in counts.items()]
+            self._wait(self._client.create_partitions(grown))
+
+    def alter(self, configs: Mapping[str, Mapping[str, str]]) -> None:
+        resources = []
+        for topic, settings in configs.items():
+            entries = [
+                ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+                for name, value in settings.items()
+            ]
+            resources.append(ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries))
+        if resources:
+            self._wait(self._client.incremental_alter_configs(resources))
+
+    def _wait(self, futures: Mapping[Any, Any]) -> None:
+        for thing, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                msg = f"the broker refuses {thing}: {error.args[0].str()}"
+                raise Refused(msg) from error
+
+    def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
+        """The end offset of every partition."""
+        asked = {
+            TopicPartition(topic, number): OffsetSpec.latest()
+            for topic, count in topics.items()
+            for number in range(count)
+        }
+        found = self._client.list_offsets(asked, request_timeout=self._timeout_s)
+        return {(tp.topic, tp.partition): future.result().offset for tp, future in found.items()}
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """What a group has committed."""
+        asked = [ConsumerGroupTopicPartitions(group)]
+        found = self._client.list_consumer_group_offsets(asked)[group].result()
+        return {(tp.topic, tp.partition): tp.offset for tp in found.topic_partitions}
+
+
+def wait_for(admin: Admin, timeout_s: float) -> None:
+    """Wait until the cluster answers; raises Unavailable after that."""
+    until = time.monotonic() + timeout_s
+    while not admin.answers():
+        if time.monotonic() > until:
+            admin.partitions()
+            return

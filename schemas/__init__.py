@@ -1,0 +1,1 @@
+"""What two processes must agree on: records, topics, codec, ids, errors, wire settings."""

@@ -1,0 +1,282 @@
+"""Messages to bytes and back: Confluent prefix (magic byte, 4-byte schema id) and Avro binary.
+
+What cannot be read raises a WireError and nothing else; the loop buries it and goes on. A registry
+that is away raises Unavailable, which is never taken for bad bytes.
+"""
+
+import dataclasses
+import io
+import json
+import struct
+from collections.abc import Callable, Mapping
+from functools import cache as untyped_cache
+from importlib.resources import files
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar, cast
+
+import fastavro
+from fastavro.schema import load_schema
+
+from schemas import messages
+from schemas.errors import BadBytes, BadMagic, LengthsDisagree, UnknownSchema, WireError
+
+M = TypeVar("M")
+F = TypeVar("F", bound=Callable[..., Any])
+Schema = dict[str, Any]
+Build = Callable[[Any], Any]
+
+UNIONS = {"return_record_name": True, "return_record_name_override": True}
+"""Name the branch of a union of records, but not that of a record or null."""
+PREFIX = struct.Struct(">BI")
+NAMESPACE = "rollcall."
+# What fastavro raises on bytes that are no record of the schema, found by fuzzing.
+NOT_AVRO = (
+    EOFError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    StopIteration,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+def cache(function: F) -> F:
+    """`functools.cache` that keeps the signature: types are hashable, mypy doubts it."""
+    return cast(F, untyped_cache(function))
+
+
+class Registry(Protocol):
+    """Where schema ids come from. Ids are immutable, so whoever asks may keep the answer."""
+
+    def writer_id(self, topic: str, schema: str) -> int:
+        """The id under which the topic's values are written.
+
+        Raises TopicsDiffer when it is not registered, and Unavailable.
+        """
+        ...
+
+    def schema_of(self, schema_id: int) -> str:
+        """Raises UnknownSchema when the registry denies the id, and Unavailable."""
+        ...
+
+
+@cache
+def schema_of(record: type) -> Schema:
+    """The parsed, self-contained schema of a message type."""
+    path = files("schemas") / "avro" / f"{NAMESPACE}{record.__name__}.avsc"
+    return cast(Schema, load_schema(str(path)))
+
+
+@cache
+def schema_text(record: type) -> str:
+    """What is registered: the schema with all it names in place, as compact JSON."""
+    return json.dumps(_bare(schema_of(record)), separators=(",", ":"), ensure_ascii=False)
+
+
+def _bare(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {k: _bare(v) for k, v in schema.items() if not k.startswith("__")}
+    return [_bare(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _named(name: str) -> type | None:
+    return cast("type | None", getattr(messages, name.removeprefix(NAMESPACE), None))
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    # fastavro yields str for the JSON default of a bytes field that the writer did not know.
+    return value.encode("latin-1") if isinstance(value, str) else value
+
+
+@cache
+def _reader_of(record: type) -> Build:
+    """Turn what fastavro read (a dict) into the message."""
+    fields = [field["name"] for field in schema_of(record)["fields"]]
+    special = [
+        (field["name"], build)
+        for field in schema_of(record)["fields"]
+        if (build := _value_reader(field["type"])) is not _keep
+    ]
+
+    def build_message(read: Mapping[str, Any]) -> Any:
+        if special:
+            values = dict(read)
+            for name, build in special:
+                values[name] = build(values[name])
+            read = values
+        return record(*[read[name] for name in fields])
+
+    return build_message
+
+
+def _value_reader(avro: Any) -> Build:
+    """How one field's value is read; `_keep` where it can stay as it is."""
+    if isinstance(avro, list):
+        if avro[0] != "null":
+            return lambda named: _reader_of(cast(type, _named(named[0])))(named[1])
+        inner = _value_reader(avro[1])
+        return inner if inner is _keep else lambda v: None if v is None else inner(v)
+    if isinstance(avro, dict):
+        if avro["type"] == "array":
+            item = _value_reader(avro["items"])
+            return tuple if item is _keep else lambda vs: tuple(map(item, vs))
+        if avro["type"] == "record":
+            return _lazy(_reader_of, avro["name"])
+        return _keep
+    return _lazy(_reader_of, avro) if avro.startswith(NAMESPACE) else _keep
+
+
+@cache
+def _writer_of(record: type) -> Build:
+    """Turn the message into what fastavro writes (a dict)."""
+    fields = [field["name"] for field in schema_of(record)["fields"]]
+    get = attrgetter(*fields) if len(fields) > 1 else _single(attrgetter(fields[0]))
+    special = [
+        (field["name"], build)
+        for field in schema_of(record)["fields"]
+        if (build := _value_writer(field["type"])) is not _keep
+    ]
+
+    def build_dict(message: Any) -> dict[str, Any]:
+        values = dict(zip(fields, get(message), strict=True))
+        for name, build in special:
+            values[name] = build(values[name])
+        return values
+
+    return build_dict
+
+
+def _single(get: Callable[[Any], Any]) -> Callable[[Any], tuple[Any]]:
+    return lambda message: (get(message),)
+
+
+def _value_writer(avro: Any) -> Build:
+    if isinstance(avro, list):
+        if avro[0] != "null":
+            return lambda body: (NAMESPACE + type(body).__name__, _writer_of(type(body))(body))
+        inner = _value_writer(avro[1])
+        return inner if inner is _keep else lambda v: None if v is None else inner(v)
+    if isinstance(avro, dict):
+        if avro["type"] == "array":
+            item = _value_writer(avro["items"])
+            return _keep if item is _keep else lambda vs: [item(v) for v in vs]
+        if avro["type"] == "record":
+            return _lazy(_writer_of, avro["name"])
+        return _keep
+    return _lazy(_writer_of, avro) if avro.startswith(NAMESPACE) else _keep
+
+
+def _lazy(make: Callable[[type], Build], name: str) -> Build:
+    return make(cast(type, _named(name)))
+
+
+class Codec:
+    """Encodes for a topic, decodes for a message type; one per process."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._prefixes: dict[str, bytes] = {}
+        self._written_by: dict[tuple[int, type], Schema] = {}
+
+    def encode(self, topic: str, message: Any) -> bytes:
+        """The value of one record: prefix and Avro bytes."""
+        record = type(message)
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            self.prepare(topic, record)
+            prefix = self._prefixes[topic]
+        out = io.BytesIO()
+        out.write(prefix)
+        try:
+            fastavro.schemaless_writer(out, schema_of(record), _writer_of(record)(message))
+        except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
+            msg = f"{record.__name__} cannot be written: {error}"
+            raise WireError(msg) from error
+        return out.getvalue()
+
+    def prepare(self, topic: str, record: type) -> None:
+        """Look the writer id of a topic up; raises TopicsDiffer and Unavailable."""
+        schema_id = self.registry.writer_id(topic, schema_text(record))
+        self._prefixes[topic] = PREFIX.pack(0, schema_id)
+
+    def decode(self, value: bytes | None, expected: type[M]) -> M:
+        """Read a value as the expected message; raises WireError or Unavailable."""
+        if value is None:
+            msg = f"a null value where a {expected.__name__} belongs; tombstones mean nothing here"
+            raise BadBytes(msg)
+        if len(value) < PREFIX.size or value[0] != 0:
+            raise BadMagic(value[: PREFIX.size])
+        schema_id = PREFIX.unpack_from(value)[1]
+        writer = self._written_by.get((schema_id, expected)) or self._learn(schema_id, expected)
+        return self._read(value, writer, expected)
+
+    def _learn(self, schema_id: int, expected: type) -> Schema:
+        try:
+            writer = json.loads(self.registry.schema_of(schema_id))
+            if writer == _bare(schema_of(expected)):
+                parsed = schema_of(expected)
+            else:
+                parsed = cast(Schema, fastavro.parse_schema(writer))
+        except (KeyError, ValueError, TypeError, fastavro.schema.SchemaParseException) as error:
+            msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
+            raise UnknownSchema(msg) from error
+        found, wanted = parsed.get("name"), f"{NAMESPACE}{expected.__name__}"
+        if found != wanted:
+            msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
+            raise UnknownSchema(msg)
+        self._written_by[schema_id, expected] = parsed
+        return parsed
+
+    def _read(self, value: bytes, writer: Schema, expected: type[M]) -> M:
+        reader = schema_of(expected)
+        data = io.BytesIO(value)
+        data.seek(PREFIX.size)
+        try:
+            if writer is reader:
+                read = fastavro.schemaless_reader(data, writer, None, **UNIONS)
+            else:
+                read = fastavro.schemaless_reader(data, writer, reader, **UNIONS)
+            message = _reader_of(expected)(read)
+        except LengthsDisagree:
+            raise
+        except NOT_AVRO as error:
+            msg = f"{expected.__name__} cannot be read: {type(error).__name__}: {error}"
+            raise BadBytes(msg) from error
+        except fastavro.read.SchemaResolutionError as error:
+            msg = f"{expected.__name__} was written with a schema ours cannot read: {error}"
+            raise UnknownSchema(msg) from error
+        if data.tell() != len(value):
+            msg = f"{expected.__name__} ends at byte {data.tell()} of {len(value)}"
+            raise BadBytes(msg)
+        return cast(M, message)
+
+
+class LocalRegistry:
+    """Schema ids dealt in this process: for the in-memory log and for tests."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def writer_id(self, topic: str, schema: str) -> int:
+        del topic
+        if schema not in self._texts:
+            self._texts.append(schema)
+        return self._texts.index(schema) + 1
+
+    def schema_of(self, schema_id: int) -> str:
+        if not 0 < schema_id <= len(self._texts):
+            msg = f"no schema has id {schema_id}"
+            raise UnknownSchema(msg)
+        return self._texts[schema_id - 1]
+
+
+def message_of(value: Any) -> dict[str, Any]:
+    """A message as plain values, for people and JSON; packed bytes stay bytes."""
+    return dataclasses.asdict(value)

@@ -1,0 +1,122 @@
+"""Our errors, sorted by what happens next. Only errors of this tree are caught on purpose.
+
+RollcallError
+  + Refused          bad input at the door                  -> one clear line, exit code 2
+  + WireError        bytes that no schema of ours can read  -> dead.letters, and on
+      + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer
+  + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
+      + TooLarge
+  + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
+      + DeterminismError   its program wishes something else than its journal says
+      + ProgramFailed      its program raised, yielded rubbish, or never ended
+  + Unavailable      a service is away                      -> wait, say so once, try again
+  + Unfit            this process must not go on            -> exit before the commit
+      + JournalGone, RequestsSkipped, TopicsDiffer, DeliveryFailed, StormOfDeadLetters
+"""
+
+
+class RollcallError(Exception):
+    """The root of the tree; the text is for people."""
+
+
+class Refused(RollcallError):
+    """Input that is turned away at the door: which thing, what was found, what to do."""
+
+
+class WireError(RollcallError):
+    """Bytes that cannot be read; they are buried as they are."""
+
+
+class BadMagic(WireError):
+    """A value that does not begin with the Confluent prefix."""
+
+    def __init__(self, found: bytes) -> None:
+        super().__init__(
+            f"the value begins with {found!r}, not with byte 0 and a 4-byte schema id; "
+            "was it written without the Confluent wire format?"
+        )
+
+
+class UnknownSchema(WireError):
+    """A schema id that the registry denies, or that belongs to another record."""
+
+
+class BadBytes(WireError):
+    """Avro bytes that end early, go on too long, or hold impossible values."""
+
+
+class LengthsDisagree(WireError):
+    """Packed arrays of one message whose lengths do not fit each other."""
+
+    def __init__(self, message: str, **sizes_bytes: int) -> None:
+        sizes = ", ".join(f"{name} {size} bytes" for name, size in sizes_bytes.items())
+        super().__init__(f"packed arrays of {message} do not fit each other: {sizes}")
+
+
+class WeightsDiffer(WireError):
+    """A weights file whose bytes are not those that its record promises."""
+
+
+class WorkFailed(RollcallError):
+    """One command cannot be done; `code` is one of CallFailed's."""
+
+    def __init__(self, code: str, message: str, *, retriable: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retriable = retriable
+
+
+class TooLarge(WorkFailed):
+    """A record that its topic would refuse. Claim checks come later; until then it is a failure."""
+
+    def __init__(self, topic: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            "too_large",
+            f"a record of {size_bytes:,} bytes for {topic} is above the limit of "
+            f"{limit_bytes:,}; shorten the rollout or its observations",
+            retriable=False,
+        )
+
+
+class RolloutBroken(RollcallError):
+    """One rollout cannot go on; the worker lives on."""
+
+
+class DeterminismError(RolloutBroken):
+    """A program that asks something else than its journal answers."""
+
+
+class ProgramFailed(RolloutBroken):
+    """A program that raised, yielded rubbish, or never ended; `code` says which."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unavailable(RollcallError):
+    """A broker or registry that does not answer now; whoever waits says so once."""
+
+
+class Unfit(RollcallError):
+    """This process must not go on; it exits before the commit and a restart does the work again."""
+
+
+class JournalGone(Unfit):
+    """Retention has passed the low watermark of a partition."""
+
+
+class RequestsSkipped(Unfit):
+    """The requests' position lies beyond the last counted start."""
+
+
+class TopicsDiffer(Unfit):
+    """Topics or schemas are missing, or are not what the manifest says."""
+
+
+class DeliveryFailed(Unfit):
+    """The producer gave a record up."""
+
+
+class StormOfDeadLetters(Unfit):
+    """So much input is unreadable that somebody has to look first."""

@@ -1,0 +1,64 @@
+"""Record headers: CloudEvents in binary mode and W3C trace context; few on hot topics.
+
+Nothing that the fold reads is in a header.
+"""
+
+from datetime import UTC, datetime
+from hashlib import blake2b
+from traceback import format_tb
+
+from schemas.ids import digest
+
+Headers = list[tuple[str, bytes]]
+MESSAGE_BYTES = 1024
+
+
+def hot_headers(ce_type: str, ce_id: bytes) -> Headers:
+    """The least that a CloudEvents reader needs: id and type; the rest is the topic's."""
+    return [("ce_id", ce_id.hex().encode()), ("ce_type", ce_type.encode())]
+
+
+def full_headers(ce_type: str, ce_id: str, source: str, key: str, trace_key: str) -> Headers:
+    """All CloudEvents attributes and a traceparent that every record of a rollout shares."""
+    return [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", ce_id.encode()),
+        ("ce_type", f"rollcall.{ce_type}".encode()),
+        ("ce_source", source.encode()),
+        ("ce_time", datetime.now(UTC).isoformat().encode()),
+        ("ce_partitionkey", key.encode()),
+        ("content-type", b"application/avro"),
+        ("traceparent", traceparent(trace_key)),
+    ]
+
+
+def traceparent(trace_key: str) -> bytes:
+    """One trace per rollout, its id a digest of the rollout's."""
+    trace, span = digest("trace", trace_key).hex(), digest("span", trace_key, size_bytes=8).hex()
+    return f"00-{trace}-{span}-01".encode()
+
+
+def dead_letter_headers(
+    original: Headers | None,
+    topic: str,
+    partition: int,
+    offset: int,
+    timestamp_ms: int,
+    group: str,
+    error: Exception,
+) -> Headers:
+    """The original headers, plus where, who and why."""
+    stack = "".join(format_tb(error.__traceback__))
+    added = {
+        "dlq_topic": topic,
+        "dlq_partition": partition,
+        "dlq_offset": offset,
+        "dlq_timestamp": timestamp_ms,
+        "dlq_group": group,
+        "dlq_error": type(error).__name__,
+        "dlq_message": str(error)[:MESSAGE_BYTES],
+        "dlq_stack_hash": blake2b(stack.encode(), digest_size=8).hexdigest(),
+        "dlq_attempt": 1,
+        "dlq_first_failed_at": datetime.now(UTC).isoformat(),
+    }
+    return [*(original or []), *((name, str(value).encode()) for name, value in added.items())]

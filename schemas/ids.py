@@ -1,0 +1,29 @@
+"""Ids are pure functions of a place: whoever asks there again asks under the same id."""
+
+from hashlib import blake2b
+
+
+def digest(*parts: object, size_bytes: int = 16) -> bytes:
+    """Name what the parts spell; each part is set off by its length, so none runs into the next."""
+    text = "".join(f"{len(part)}:{part}" for part in map(str, parts))
+    return blake2b(text.encode(), digest_size=size_bytes).digest()
+
+
+def command_id(rollout_id: str, attempt: int, position: int, tries: int) -> bytes:
+    """Name one place in one rollout, 16 bytes."""
+    place = f"{rollout_id}\0{attempt}\0{position}\0{tries}"
+    return blake2b(place.encode(), digest_size=16).digest()
+
+
+def call_seed(seed_key: str, attempt: int, position: int) -> int:
+    """The seed of one model call, in [0, 2**63).
+
+    The try is not in it: retrying is not resampling.
+    """
+    place = f"{seed_key}\0{attempt}\0{position}\0seed"
+    return int.from_bytes(blake2b(place.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def request_id(run_id: str, draw: int, member: int) -> str:
+    """The id of a training run's request, so that a restart neither forgets nor doubles one."""
+    return digest("request", run_id, draw, member).hex()

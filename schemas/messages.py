@@ -1,0 +1,459 @@
+"""The records that processes exchange: frozen readings of the Avro files beside this module.
+
+The `.avsc` is the contract, the dataclass its reading: same names, same order, same defaults; a
+test holds every pair together. Packed arrays are little-endian bytes (`schemas.packed`). A message
+whose packed lengths disagree cannot be made: it raises `LengthsDisagree`.
+"""
+
+from dataclasses import dataclass, field
+
+from schemas.errors import LengthsDisagree
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A content-addressed object that holds the whole record, in the same wire format."""
+
+    uri: str
+    sha256: str
+    size_bytes: int
+    codec: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    content: str = ""
+    tool_calls: str = ""
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a continuation is drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a rollout may take; stored with its start, so that history never depends on settings."""
+
+    max_turns: int = 64
+    max_tokens: int = 0
+    max_tries: int = 3
+    max_attempts: int = 3
+    call_timeout_s: float = 120.0
+    step_timeout_s: float = 60.0
+    rollout_timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done."""
+
+    environment: str = ""
+    environment_config: str = "{}"
+    seed: int = 0
+    prompt: str = ""
+    system: str = ""
+    task_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """Run this task with this agent, environment and policy."""
+
+    rollout_id: str
+    task: Task
+    agent: str = "react"
+    agent_config: str = "{}"
+    policy_id: str = "policy"
+    run_id: str = ""
+    purpose: str = "evaluate"
+    group_id: str = ""
+    group_size: int = 1
+    user: str = ""
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+    sampling_seed: str = ""
+    min_policy_version: int = 0
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """Sample a continuation of a token sequence, or abort that."""
+
+    rollout_id: str
+    attempt: int
+    position: int
+    tries: int
+    command_id: bytes
+    body_digest: bytes
+    answer_partition: int
+    not_after_ms: int
+    kind: str
+    policy_id: str
+    sequence: int
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    seed: int
+    prefix_ids: bytes | None = None
+    prefix_length: int = 0
+    prefix_digest: bytes = b""
+    tools: str = ""
+    min_policy_version: int = 0
+    claim: Claim | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefix_ids is not None and len(self.prefix_ids) != 4 * self.prefix_length:
+            raise LengthsDisagree(
+                type(self).__name__,
+                prefix_ids=len(self.prefix_ids),
+                prefix_length=self.prefix_length,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentStep:
+    """Open an environment, apply an action, or close it."""
+
+    rollout_id: str
+    attempt: int
+    position: int
+    tries: int
+    command_id: bytes
+    body_digest: bytes
+    answer_partition: int
+    not_after_ms: int
+    kind: str
+    environment: str
+    session: str = "main"
+    environment_config: str = "{}"
+    seed: int = 0
+    index: int = 0
+    action: str = ""
+    history: tuple[str, ...] | None = None
+    timeout_s: float = 60.0
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStarted:
+    """A request was accepted; from here on the journal alone tells the story."""
+
+    request: RolloutRequest
+    from_offset: int
+    request_offset: int
+    program_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRefused:
+    """A request that cannot be run. Ends the rollout."""
+
+    code: str
+    reason: str
+    from_offset: int
+    request_offset: int
+    request: RolloutRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """The rollout begins anew, under the attempt number of the envelope."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswered:
+    """What the policy said to one ModelCall."""
+
+    text: str
+    added_ids: bytes
+    token_ids: bytes
+    logprobs: bytes
+    versions: bytes
+    finish_reason: str
+    policy_id: str
+    sequence: int
+    tool_calls: str = ""
+    engine: str = ""
+    precision: str = ""
+    template_digest: str = ""
+    claim: Claim | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
+            raise LengthsDisagree(
+                type(self).__name__,
+                token_ids=len(self.token_ids),
+                logprobs=len(self.logprobs),
+                versions=len(self.versions),
+            )
+        if len(self.token_ids) % 4 or len(self.added_ids) % 4:
+            raise LengthsDisagree(type(self).__name__, token_ids=len(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentStepped:
+    """What an environment showed."""
+
+    text: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: str = "{}"
+    index: int = 0
+    session: str = "main"
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """A command that was not carried out."""
+
+    code: str
+    message: str
+    retriable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The rollout's own deadline. Ends it."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCancelled:
+    """Somebody asked for the end. Ends the rollout."""
+
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFinished:
+    """The program came to its end, or could not go on. Ends the rollout."""
+
+    status: str
+    code: str = ""
+    reason: str = ""
+    result: str = ""
+    positions: int = 0
+
+
+Body = (
+    RolloutStarted
+    | RolloutRefused
+    | AttemptStarted
+    | ModelAnswered
+    | EnvironmentStepped
+    | CallFailed
+    | DeadlinePassed
+    | RolloutCancelled
+    | RolloutFinished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a rollout's journal. Position is -1 where none is meant; ids are empty there."""
+
+    rollout_id: str
+    attempt: int
+    position: int
+    tries: int
+    command_id: bytes
+    body_digest: bytes
+    written_by: str
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A token sequence that was only ever extended."""
+
+    token_ids: bytes
+    loss_mask: bytes
+    behaviour_logprobs: bytes
+    versions: bytes
+    policy_index: bytes
+    messages: tuple[Message, ...]
+    old_logprobs: bytes | None = None
+    provenance: str = "missing"
+    engine: str = ""
+    precision: str = ""
+    template_digest: str = ""
+
+    def __post_init__(self) -> None:
+        tokens = len(self.loss_mask)
+        wide = (len(self.token_ids), len(self.behaviour_logprobs), len(self.versions))
+        if wide != (4 * tokens,) * 3 or len(self.policy_index) != tokens:
+            raise LengthsDisagree(
+                type(self).__name__,
+                token_ids=len(self.token_ids),
+                loss_mask=tokens,
+                behaviour_logprobs=len(self.behaviour_logprobs),
+                versions=len(self.versions),
+                policy_index=len(self.policy_index),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """One environment step of a trajectory."""
+
+    position: int
+    session: str
+    action: str | None
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A rollout that has ended, whole."""
+
+    rollout_id: str
+    attempt: int
+    status: str
+    request: RolloutRequest | None
+    policies: tuple[str, ...]
+    sequences: tuple[Sequence, ...] | None
+    steps: tuple[StepTaken, ...] | None
+    model_calls: int
+    sampled_tokens: int
+    failures: int
+    journal_partition: int
+    first_offset: int
+    last_offset: int
+    started_ms: int
+    ended_ms: int
+    code: str = ""
+    reason: str = ""
+    result: str = ""
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What one scorer gave."""
+
+    scorer: str
+    value: float | None
+    reason: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTrajectory:
+    """A trajectory with rewards."""
+
+    scoring_id: str
+    trajectory: Trajectory
+    rewards: tuple[Reward, ...]
+    total: float | None
+    source_topic: str
+    source_partition: int
+    source_offset: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """Weights by reference and digest."""
+
+    uri: str
+    sha256: str
+    size_bytes: int
+    weights_digest: str
+    version: int
+    base_version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """How far a trainer has read one partition."""
+
+    topic: str
+    partition: int
+    next_offset: int
+    above: tuple[int, ...]
+    topic_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """A version of a policy; each record stands alone."""
+
+    policy_id: str
+    version: int
+    parent: int
+    run_id: str
+    step: int
+    weights_digest: str
+    full: WeightsFile
+    canary_ids: bytes
+    canary_logprobs: bytes
+    deltas: tuple[WeightsFile, ...] = ()
+    precision: str = "float32"
+    consumed: tuple[Consumed, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.canary_ids) != len(self.canary_logprobs) + 4:
+            raise LengthsDisagree(
+                type(self).__name__,
+                canary_ids=len(self.canary_ids),
+                canary_logprobs=len(self.canary_logprobs),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRef:
+    """One trajectory of a batch."""
+
+    topic: str
+    partition: int
+    offset: int
+    rollout_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """One optimiser step: its metrics and exactly what it was made of."""
+
+    policy_id: str
+    run_id: str
+    step: int
+    version: int
+    parent: int
+    trajectories: tuple[TrajectoryRef, ...]
+    metrics: dict[str, float]
+    dropped: dict[str, int] = field(default_factory=dict)
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A word to every agents worker."""
+
+    kind: str
+    rollout_id: str = ""
+    group_id: str = ""
+    worker: str = ""
+    reason: str = ""

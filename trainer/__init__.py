@@ -1,0 +1,1 @@
+"""Curation, advantages, losses, steps, checkpoints and weights; knows no Kafka."""

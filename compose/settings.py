@@ -15,6 +15,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -117,22 +118,37 @@ class Settings(BaseSettings):
 
 def load_settings(**given: Any) -> Settings:
     """Build the tree once; raises Refused with one line for each thing that is wrong."""
-    reject_unknown(os.environ, Settings.model_fields)
+    tables = [name for name, field in Settings.model_fields.items() if _is_table(field.annotation)]
+    reject_unknown(os.environ, Settings.model_fields, tables)
     try:
         return Settings(**given)
     except ValidationError as error:
         raise Refused("; ".join(_complaint(dict(item)) for item in error.errors())) from error
-    except tomllib.TOMLDecodeError as error:
+    except SettingsError as error:
+        msg = f"{error}; a table or list in a variable is written as JSON"
+        raise Refused(msg) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{FILE} is not TOML: {error}"
         raise Refused(msg) from error
 
 
-def reject_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
-    """A misspelt top-level variable is ignored by pydantic-settings, so it is looked for here."""
-    known = [f"{PREFIX}{field}".upper() for field in fields]
+def reject_unknown(
+    environ: Mapping[str, str], fields: Iterable[str], tables: Iterable[str]
+) -> None:
+    """A misspelt top-level variable is ignored by pydantic-settings, so it is looked for here.
+
+    So is one that looks into a field that is no table. Case does not matter.
+    """
+    known = {f"{PREFIX}{field}".upper() for field in fields}
+    open_ = {f"{PREFIX}{table}".upper() for table in tables}
     for name in environ:
-        if name.startswith(PREFIX) and name.split("__")[0].upper() not in known:
-            raise names.unknown("setting", name, known)
+        spelt = name.upper()
+        if spelt.startswith(PREFIX) and spelt not in known and spelt.split("__")[0] not in open_:
+            raise names.unknown("setting", spelt, known)
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, _Table)
 
 
 def _complaint(error: Mapping[str, Any]) -> str:

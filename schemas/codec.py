@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 import fastavro
+from fastavro.repository import SchemaRepositoryError
 from fastavro.schema import load_schema
 
 from schemas import messages
@@ -40,6 +41,15 @@ NOT_AVRO = (
     TypeError,
     ValueError,
     struct.error,
+)
+NOT_WRITABLE = (TypeError, ValueError, AttributeError, struct.error, OverflowError)
+NOT_A_SCHEMA = (
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    fastavro.schema.SchemaParseException,
 )
 
 
@@ -95,6 +105,11 @@ def _bytes(value: Any) -> Any:
     return value.encode("latin-1") if isinstance(value, str) else value
 
 
+def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
+    # Equal maps are equal bytes, however they were filled.
+    return dict(sorted(values.items()))
+
+
 @cache
 def _reader_of(record: type) -> Build:
     """Turn what fastavro read (a dict) into the message."""
@@ -102,7 +117,7 @@ def _reader_of(record: type) -> Build:
     special = [
         (field["name"], build)
         for field in schema_of(record)["fields"]
-        if (build := _value_reader(field["type"])) is not _keep
+        if (build := _field_reader(field)) is not _keep
     ]
 
     def build_message(read: Mapping[str, Any]) -> Any:
@@ -116,6 +131,12 @@ def _reader_of(record: type) -> Build:
     return build_message
 
 
+def _field_reader(field: Mapping[str, Any]) -> Build:
+    avro = field["type"]
+    plain = avro["type"] if isinstance(avro, dict) else avro
+    return _bytes if plain == "bytes" and "default" in field else _value_reader(avro)
+
+
 def _value_reader(avro: Any) -> Build:
     """How one field's value is read; `_keep` where it can stay as it is."""
     if isinstance(avro, list):
@@ -127,6 +148,8 @@ def _value_reader(avro: Any) -> Build:
         if avro["type"] == "array":
             item = _value_reader(avro["items"])
             return tuple if item is _keep else lambda vs: tuple(map(item, vs))
+        if avro["type"] == "map":
+            return dict  # its default would otherwise be shared by all messages
         if avro["type"] == "record":
             return _lazy(_reader_of, avro["name"])
         return _keep
@@ -167,6 +190,8 @@ def _value_writer(avro: Any) -> Build:
         if avro["type"] == "array":
             item = _value_writer(avro["items"])
             return _keep if item is _keep else lambda vs: [item(v) for v in vs]
+        if avro["type"] == "map":
+            return _in_order
         if avro["type"] == "record":
             return _lazy(_writer_of, avro["name"])
         return _keep
@@ -196,7 +221,7 @@ class Codec:
         out.write(prefix)
         try:
             fastavro.schemaless_writer(out, schema_of(record), _writer_of(record)(message))
-        except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
+        except (*NOT_WRITABLE, SchemaRepositoryError) as error:
             msg = f"{record.__name__} cannot be written: {error}"
             raise WireError(msg) from error
         return out.getvalue()
@@ -224,10 +249,12 @@ class Codec:
                 parsed = schema_of(expected)
             else:
                 parsed = cast(Schema, fastavro.parse_schema(writer))
-        except (KeyError, ValueError, TypeError, fastavro.schema.SchemaParseException) as error:
+        except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise UnknownSchema(msg) from error
-        found, wanted = parsed.get("name"), f"{NAMESPACE}{expected.__name__}"
+        # A schema need not be a record: it may be a bare type or a union, here as text or list.
+        found = parsed.get("name") if isinstance(parsed, dict) else parsed
+        wanted = f"{NAMESPACE}{expected.__name__}"
         if found != wanted:
             msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
             raise UnknownSchema(msg)

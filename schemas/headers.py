@@ -56,7 +56,7 @@ def dead_letter_headers(
         "dlq_timestamp": timestamp_ms,
         "dlq_group": group,
         "dlq_error": type(error).__name__,
-        "dlq_message": str(error)[:MESSAGE_BYTES],
+        "dlq_message": str(error).encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore"),
         "dlq_stack_hash": blake2b(stack.encode(), digest_size=8).hexdigest(),
         "dlq_attempt": 1,
         "dlq_first_failed_at": datetime.now(UTC).isoformat(),

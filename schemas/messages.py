@@ -60,7 +60,7 @@ class Task:
     """What is to be done."""
 
     environment: str = ""
-    environment_config: str = "{}"
+    environment_config: str = ""
     seed: int = 0
     prompt: str = ""
     system: str = ""
@@ -74,7 +74,7 @@ class RolloutRequest:
     rollout_id: str
     task: Task
     agent: str = "react"
-    agent_config: str = "{}"
+    agent_config: str = ""
     policy_id: str = "policy"
     run_id: str = ""
     purpose: str = "evaluate"
@@ -137,7 +137,7 @@ class EnvironmentStep:
     kind: str
     environment: str
     session: str = "main"
-    environment_config: str = "{}"
+    environment_config: str = ""
     seed: int = 0
     index: int = 0
     action: str = ""
@@ -201,7 +201,11 @@ class ModelAnswered:
                 versions=len(self.versions),
             )
         if len(self.token_ids) % 4 or len(self.added_ids) % 4:
-            raise LengthsDisagree(type(self).__name__, token_ids=len(self.token_ids))
+            raise LengthsDisagree(
+                type(self).__name__,
+                token_ids=len(self.token_ids),
+                added_ids=len(self.added_ids),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,7 @@ class EnvironmentStepped:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    info: str = "{}"
+    info: str = ""
     index: int = 0
     session: str = "main"
     claim: Claim | None = None
@@ -308,6 +312,10 @@ class Sequence:
                 versions=len(self.versions),
                 policy_index=len(self.policy_index),
             )
+        if self.old_logprobs is not None and len(self.old_logprobs) != 4 * tokens:
+            raise LengthsDisagree(
+                type(self).__name__, loss_mask=tokens, old_logprobs=len(self.old_logprobs)
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +329,7 @@ class StepTaken:
     reward: float
     terminated: bool
     truncated: bool
-    info: str = "{}"
+    info: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +422,7 @@ class PolicyVersion:
     consumed: tuple[Consumed, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.canary_ids) != len(self.canary_logprobs) + 4:
+        if len(self.canary_ids) != len(self.canary_logprobs) + 4 or len(self.canary_ids) % 4:
             raise LengthsDisagree(
                 type(self).__name__,
                 canary_ids=len(self.canary_ids),

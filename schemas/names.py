@@ -23,12 +23,14 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         msg = f"{kind} {reference!r} is neither a shipped name nor module:function"
         raise Refused(msg)
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except AttributeError as error:
-        msg = f"{kind} {reference!r}: module {module_name!r} has no {attribute!r}"
-        raise Refused(msg) from error
+        module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything when it is imported
         msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {error}"
+        raise Refused(msg) from error
+    try:
+        found = getattr(module, attribute)
+    except AttributeError as error:
+        msg = f"{kind} {reference!r}: module {module_name!r} has no {attribute!r}"
         raise Refused(msg) from error
     if not callable(found):
         msg = f"{kind} {reference!r} is a {type(found).__name__}, not a function or class"

@@ -4,7 +4,6 @@ Workers look schemas up and never register; `rollcall topics apply` does. Only `
 `/schemas` and `/config` are used, with a timeout: Apicurio now and then never answers others.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -12,11 +11,15 @@ import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from schemas.errors import TopicsDiffer, Unavailable, UnknownSchema
+from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit, UnknownSchema
 
 T = TypeVar("T")
 NOT_FOUND = 404
+NOT_ALLOWED = (401, 403)
+NOT_NOW = (408, 429)
 TIMEOUT_S = 5
+NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
+"""Settings that the client wants as numbers; ours arrive as text."""
 
 
 def subject_of(topic: str) -> str:
@@ -29,15 +32,19 @@ class HttpRegistry:
 
     def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
         self.url = url
-        self._client = SchemaRegistryClient({"url": url, "timeout": TIMEOUT_S, **(settings or {})})
+        try:
+            given = {k: float(v) if k in NUMBERS else v for k, v in (settings or {}).items()}
+            self._client = SchemaRegistryClient({"url": url, "timeout": TIMEOUT_S, **given})
+        except (ValueError, TypeError) as error:
+            msg = f"no client for a schema registry at {url!r} can be made: {error}"
+            raise Refused(msg) from error
 
     def writer_id(self, topic: str, schema: str) -> int:
-        subject = subject_of(topic)
-        found = self._ask(lambda: self._client.lookup_schema(subject, Schema(schema, "AVRO")))
-        if found is None or found.schema_id is None:
-            msg = f"subject {subject!r} does not hold our schema; run `rollcall topics apply`"
+        found = self.id_of(topic, schema)
+        if found is None:
+            msg = f"{subject_of(topic)!r} does not hold our schema; run `rollcall topics apply`"
             raise TopicsDiffer(msg)
-        return int(found.schema_id)
+        return found
 
     def schema_of(self, schema_id: int) -> str:
         found = self._ask(lambda: self._client.get_schema(schema_id))
@@ -46,10 +53,11 @@ class HttpRegistry:
             raise UnknownSchema(msg)
         return str(found.schema_str)
 
-    def registered(self, topic: str) -> str | None:
-        """The newest schema of the topic's values, None when there is none."""
-        found = self._ask(lambda: self._client.get_latest_version(subject_of(topic)))
-        return None if found is None or found.schema is None else found.schema.schema_str
+    def id_of(self, topic: str, schema: str) -> int | None:
+        """The id of this schema under the topic's subject, None when it is not there."""
+        subject = subject_of(topic)
+        found = self._ask(lambda: self._client.lookup_schema(subject, Schema(schema, "AVRO")))
+        return None if found is None or found.schema_id is None else int(found.schema_id)
 
     def compatibility(self, topic: str) -> str | None:
         """The level set on the topic's subject itself, None when there is none."""
@@ -81,12 +89,17 @@ class HttpRegistry:
         except SchemaRegistryError as error:
             if error.http_status_code == NOT_FOUND:
                 return None
-            if error.http_status_code >= 500:
+            if error.http_status_code in NOT_ALLOWED:
+                msg = (
+                    f"the schema registry at {self.url} lets us not in (HTTP "
+                    f"{error.http_status_code}): {error.error_message}; look at registry.client"
+                )
+                raise Unfit(msg) from error
+            if error.http_status_code >= 500 or error.http_status_code in NOT_NOW:
                 msg = f"the schema registry at {self.url} fails: {error.error_message}"
                 raise Unavailable(msg) from error
             raise
-
-
-def same_schema(one: str, other: str) -> bool:
-    """Whether two texts spell the same JSON."""
-    return bool(json.loads(one) == json.loads(other))
+        except (ValueError, AttributeError, TypeError) as error:
+            # A web server that is no registry, or a proxy before one, answers 200 and a page.
+            msg = f"{self.url} does not answer as a schema registry does; is the URL right?"
+            raise Unavailable(msg) from error

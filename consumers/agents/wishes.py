@@ -110,8 +110,8 @@ class Task:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The request's `agent_config`."""
-        return dict(json.loads(self.agent_config))
+        """The request's `agent_config`; empty for none."""
+        return dict(json.loads(self.agent_config or "{}"))
 
 
 Program = Callable[[Task], Agent]

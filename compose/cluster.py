@@ -1,0 +1,77 @@
+"""The cluster a command works on: one that is named in the settings, or that of `rollcall up`."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from compose.settings import Settings
+from schemas.codec import Codec
+from schemas.errors import Refused
+from schemas.registry import HttpRegistry
+from schemas.topics import Topics
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Addresses and client settings; clients are made when asked for."""
+
+    bootstrap_servers: str
+    registry_url: str
+    settings: Settings
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self.settings.prefix)
+
+    @property
+    def client(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap_servers, **self.settings.kafka.client}
+
+    @cached_property
+    def registry(self) -> HttpRegistry:
+        return HttpRegistry(self.registry_url, self.settings.registry.client)
+
+    @cached_property
+    def codec(self) -> Codec:
+        return Codec(self.registry)
+
+    @cached_property
+    def log(self) -> Any:
+        from consumers.source import KafkaLog
+
+        return KafkaLog(self.client)
+
+    @cached_property
+    def admin(self) -> Any:
+        from producers.publisher import Admin
+
+        return Admin(self.client)
+
+    def environment(self) -> dict[str, str]:
+        """What a worker process needs to find the same cluster."""
+        return {
+            "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "ROLLCALL_REGISTRY__URL": self.registry_url,
+            "ROLLCALL_STATE_DIR": str(self.settings.state()),
+        }
+
+
+def cluster_of(settings: Settings) -> Cluster:
+    """Where to connect; raises Refused when nothing is named and nothing is up."""
+    kafka, registry = settings.kafka.bootstrap_servers, settings.registry.url
+    if not (kafka and registry):
+        from compose.services import endpoints
+
+        up = endpoints(settings.state())
+        if up is None and not (kafka or registry):
+            msg = (
+                f"no broker is up in {settings.state_dir}; run `rollcall up`, or set "
+                "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS and ROLLCALL_REGISTRY__URL"
+            )
+            raise Refused(msg)
+        if up is None:
+            missing = "ROLLCALL_REGISTRY__URL" if kafka else "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"
+            msg = f"{missing} is not set, and no broker is up in {settings.state_dir}"
+            raise Refused(msg)
+        kafka, registry = kafka or up.bootstrap_servers, registry or up.registry_url
+    return Cluster(kafka, registry, settings)

@@ -1,0 +1,375 @@
+"""The training group of one policy: scored trajectories in, versions out, rollouts kept in the air.
+
+Progress is the optimiser's: the checkpoint holds weights, optimiser, RNG and what was consumed, and
+a restart reads on from there. It is saved before anything is announced, and it holds the records
+that announce it, so a crash in between loses neither. A version number is never used twice.
+
+It reads with `assign`, not as a group member: its position is in the checkpoint.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from consumers.log import Log, Publisher, Reader, Record, TopicPartition
+from producers.admission import AdmissionRule, Draws, Published
+from producers.submit import Submitter
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.headers import full_headers
+from schemas.messages import (
+    PolicyVersion,
+    RolloutRequest,
+    ScoredTrajectory,
+    TrainStep,
+    WeightsFile,
+)
+from schemas.topics import Topics
+from schemas.weights import write_weights
+from trainer import checkpoint as checkpoints
+from trainer.checkpoint import Checkpoint
+from trainer.config import LearnerConfig
+from trainer.curation import Buffer, Consumption, Sample
+from trainer.step import Learner
+
+KEEP_CHECKPOINTS = 3
+KEEP_WEIGHTS = 16
+FLUSH_S = 30.0
+MAX_RUNNING = 4096
+IDLE_SAID_S = 30.0
+
+M = TypeVar("M")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one training run is."""
+
+    run_id: str
+    policy_id: str
+    directory: Path
+    """Checkpoints and weights lie here."""
+    starts: Mapping[TopicPartition, int]
+    """Where every topic ended when the run was made: nothing of the run lies before."""
+    max_running: int = MAX_RUNNING
+    steps: int = 0
+    """No rollouts are admitted beyond this many steps; 0 is without end."""
+
+
+@dataclass(slots=True)
+class Resumed:
+    """What the log says about a policy before its trainer goes on."""
+
+    highest_announced: int = -1
+    highest_step_record: int = -1
+
+
+class Trainer:
+    """Trains one policy of one run."""
+
+    def __init__(
+        self,
+        name: str,
+        log_: Log,
+        codec: Codec,
+        topics: Topics,
+        publisher: Publisher,
+        learner: Learner,
+        config: LearnerConfig,
+        run: Run,
+        draws: Draws | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.log = log_
+        self.codec = codec
+        self.topics = topics
+        self.publisher = publisher
+        self.learner = learner
+        self.config = config
+        self.run = run
+        self.draws = draws
+        self.clock = clock
+        self.submitter = Submitter(publisher, codec, topics, source=name)
+        self.rule = AdmissionRule(
+            config.max_staleness,
+            config.groups_per_step * config.group_size,
+            run.max_running,
+            config.group_size,
+        )
+        self.highest = -1
+        self.parent = -1
+        self.abandoned: checkpoints.Ranges = ()
+        self.published = Published(run.run_id, set())
+        self._said_idle = clock()
+        self._dropped_before: dict[str, int] = {}
+        self._resume()
+        self.reader = self._read_on()
+
+    # Beginning, and beginning again
+
+    def _resume(self) -> None:
+        """Load the newest checkpoint, or make version 0; then announce what was not announced."""
+        seen = self._seen()
+        self.highest = seen.highest_announced
+        found = checkpoints.load_latest(self.run.directory / "checkpoints")
+        for reason in found.passed_over:
+            log.warning("checkpoint_passed_over", reason=reason)
+        curation = self.config.curation(self.run.run_id, self.run.policy_id)
+        if found.checkpoint is None:
+            self.buffer = Buffer(curation)
+            self.consumption = Consumption(self.topics.scored)
+            self.learner.version = checkpoints.next_version(self.highest)
+            self._save_and_announce({}, (), -1)
+            return
+        held = found.checkpoint
+        self.learner.load(held.state)
+        self.parent = held.parent
+        self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
+        self.buffer = Buffer(replace(curation, abandoned=self.abandoned))
+        self.buffer.restore(held.recent, held.drops)
+        self.buffer.used = held.used
+        self.consumption = Consumption(self.topics.scored, held.consumed)
+        self._dropped_before = {reason: tally.count for reason, tally in held.drops.items()}
+        if seen.highest_announced < held.version:
+            self._publish(self.topics.versions, held.pending["version"], "PolicyVersion")
+        if seen.highest_step_record < held.version and "step" in held.pending:
+            self._publish(self.topics.train_steps, held.pending["step"], "TrainStep")
+        self.publisher.flush(FLUSH_S)
+        self.highest = max(self.highest, held.version)
+        log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
+
+    def _seen(self) -> Resumed:
+        """Read what was announced of this policy, to the end."""
+        seen = Resumed()
+        reader = self.log.reader([self.topics.versions, self.topics.train_steps])
+        for record in _all(reader):
+            if record.key != self.run.policy_id.encode() or record.value is None:
+                continue
+            if record.topic == self.topics.versions:
+                version = self.codec.decode(record.value, PolicyVersion).version
+                seen.highest_announced = max(seen.highest_announced, version)
+            else:
+                version = self.codec.decode(record.value, TrainStep).version
+                seen.highest_step_record = max(seen.highest_step_record, version)
+        return seen
+
+    def _read_on(self) -> Reader:
+        """Read scored trajectories from the lowest not consumed; know again what was published."""
+        if self.draws is not None:
+            starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == self.topics.requests}
+            for record in _all(self.log.reader([self.topics.requests], starts)):
+                request = self._decoded(record, RolloutRequest)
+                if request is not None:
+                    self.published.take(request)
+            for request in self.published.unfinished(self.draws):
+                self._admit_one(request)
+        starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == self.topics.scored}
+        for mark in self.consumption.marks():
+            starts[mark.topic, mark.partition] = mark.next_offset
+        return self.log.reader([self.topics.scored], starts)
+
+    # One turn
+
+    def turn(self, timeout_s: float = 0.05) -> int:
+        """Read, keep rollouts in the air, train when a batch is there; return records read."""
+        records = [] if self.buffer.full() else self.reader.poll(timeout_s)
+        for record in records:
+            self._offer(record)
+        self._note_dropped()
+        self.admit()
+        samples = self.buffer.take(self.config.groups_per_step, self.learner.version)
+        self._note_dropped()
+        if samples is not None and not self.done():
+            self._step(samples)
+        self.publisher.poll()
+        self._say_if_idle(bool(records))
+        return len(records)
+
+    def done(self) -> bool:
+        return 0 < self.run.steps <= self.learner.steps_done
+
+    def _offer(self, record: Record) -> None:
+        if not self.consumption.delivered(record.partition, record.offset):
+            return
+        scored = self._decoded(record, ScoredTrajectory)
+        if scored is None:
+            self.consumption.consumed(record.partition, record.offset)
+        else:
+            self.buffer.offer(scored, record.partition, record.offset)
+
+    def _decoded(self, record: Record, expected: type[M]) -> M | None:
+        try:
+            return self.codec.decode(record.value, expected)
+        except WireError as error:
+            # The record stays where it is for whoever can read it; other groups bury their own.
+            log.warning(
+                "record_unreadable",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                error=type(error).__name__,
+            )
+            return None
+
+    def _note_dropped(self) -> None:
+        for dropped in self.buffer.released():
+            self.consumption.consumed(dropped.partition, dropped.offset)
+
+    def _say_if_idle(self, heard: bool) -> None:
+        now = self.clock()
+        if heard or self.done():
+            self._said_idle = now
+        elif now - self._said_idle > IDLE_SAID_S:
+            self._said_idle = now
+            log.warning(
+                "training_waits",
+                running=self.running(),
+                held=self.buffer.held(),
+                ready_groups=self.buffer.ready_groups(),
+                needed_groups=self.config.groups_per_step,
+                **{f"dropped_{reason}": t.count for reason, t in self.buffer.drops().items()},
+            )
+
+    # Admission
+
+    def running(self) -> int:
+        """Rollouts published and not seen scored yet."""
+        drops = self.buffer.drops()
+        ended = sum(tally.count for reason, tally in drops.items() if reason not in NOT_OURS)
+        return len(self.published.ids) - self.buffer.used - self.buffer.held() - ended
+
+    def admit(self) -> int:
+        """Publish as many whole groups as the rule grants; return how many."""
+        if self.draws is None or self.done():
+            return 0
+        accepted = self.buffer.used + self.buffer.held()
+        groups = self.rule.grant(self.learner.steps_done, accepted, self.running())
+        for _ in range(groups):
+            for request in self.draws.group(self.published.highest_draw + 1):
+                self._admit_one(request)
+        return groups
+
+    def _admit_one(self, request: RolloutRequest) -> None:
+        self.submitter.publish(request)
+        self.published.take(request)
+
+    # Training
+
+    def _step(self, samples: tuple[Sample, ...]) -> None:
+        began = self.clock()
+        parent = self.learner.version
+        version = checkpoints.next_version(self.highest, parent)
+        metrics = self.learner.step(samples, version=version)
+        metrics["step_seconds"] = self.clock() - began
+        metrics["held"] = float(self.buffer.held())
+        metrics["running"] = float(self.running())
+        for sample in samples:
+            self.consumption.consumed(sample.partition, sample.offset)
+        self._save_and_announce(metrics, samples, parent)
+        log.info(
+            "step_trained",
+            step=self.learner.steps_done,
+            version=version,
+            reward_mean=round(metrics["reward_mean"], 4),
+            staleness_mean=round(metrics["staleness_mean"], 2),
+            loss=round(metrics["loss"], 5),
+        )
+
+    def _save_and_announce(
+        self, metrics: Mapping[str, float], samples: tuple[Sample, ...], parent: int
+    ) -> None:
+        """1. weights  2. checkpoint, with the records to come  3. version  4. step."""
+        self.parent = parent
+        weights = write_weights(
+            str(self.run.directory / "weights"), self.learner.version, self.learner.tensors()
+        )
+        pending = {"version": self.codec.encode(self.topics.versions, self._version(weights))}
+        if samples:
+            step = self._train_step(metrics, samples)
+            pending["step"] = self.codec.encode(self.topics.train_steps, step)
+        checkpoints.save(
+            self.run.directory / "checkpoints",
+            Checkpoint(
+                self.learner.state(),
+                parent,
+                self.config.digest(),
+                self.consumption.marks(),
+                self.buffer.recent(),
+                self.buffer.drops(),
+                self.abandoned,
+                pending,
+                self.buffer.used,
+            ),
+        )
+        self._publish(self.topics.versions, pending["version"], "PolicyVersion")
+        if samples:
+            self._publish(self.topics.train_steps, pending["step"], "TrainStep")
+        self.publisher.flush(FLUSH_S)
+        self.highest = self.learner.version
+        checkpoints.prune(self.run.directory / "checkpoints", KEEP_CHECKPOINTS)
+        self._prune_weights()
+
+    def _version(self, weights: WeightsFile) -> PolicyVersion:
+        canary = self.learner.canary()
+        return PolicyVersion(
+            policy_id=self.run.policy_id,
+            version=self.learner.version,
+            parent=self.parent,
+            run_id=self.run.run_id,
+            step=self.learner.steps_done,
+            weights_digest=weights.weights_digest,
+            full=weights,
+            canary_ids=canary.ids,
+            canary_logprobs=canary.logprobs,
+            consumed=self.consumption.marks(),
+        )
+
+    def _train_step(self, metrics: Mapping[str, float], samples: tuple[Sample, ...]) -> TrainStep:
+        drops = {reason: tally.count for reason, tally in self.buffer.drops().items()}
+        since = {
+            reason: count - self._dropped_before.get(reason, 0) for reason, count in drops.items()
+        }
+        self._dropped_before = drops
+        return TrainStep(
+            policy_id=self.run.policy_id,
+            run_id=self.run.run_id,
+            step=self.learner.steps_done,
+            version=self.learner.version,
+            parent=self.parent,
+            trajectories=tuple(sample.ref(self.topics.scored) for sample in samples),
+            metrics=dict(metrics),
+            dropped={reason: count for reason, count in since.items() if count},
+            checkpoint=f"v{self.learner.version:08d}",
+        )
+
+    def _publish(self, topic: str, value: bytes, kind: str) -> None:
+        ce_id = f"{self.run.policy_id}/{self.learner.version}"
+        headers = full_headers(kind, ce_id, self.name, self.run.policy_id, self.run.run_id)
+        self.publisher.send(topic, self.run.policy_id, value, headers=headers)
+
+    def _prune_weights(self) -> None:
+        """Servers need the newest weights; some older ones stay for those that are reading."""
+        files = sorted((self.run.directory / "weights").glob("v*.safetensors"))
+        for old in files[:-KEEP_WEIGHTS]:
+            old.unlink(missing_ok=True)
+
+
+NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
+"""Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
+
+
+def _all(reader: Reader) -> list[Record]:
+    """Everything that is there now."""
+    records: list[Record] = []
+    while not reader.caught_up():
+        records += reader.poll(0.1)
+    reader.close()
+    return records

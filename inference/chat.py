@@ -1,0 +1,244 @@
+"""Templates: messages that are new become the tokens that come after those already known.
+
+A conversation is a token sequence that is only ever extended. A template renders the suffix alone:
+nothing in the prefix is decoded, rendered or read again, so what was sampled stays what is trained
+on. The glue between turns belongs to the added tokens (mask 0); the token that ends an answer is
+the policy's own when it was sampled (mask 1), and part of the glue when the answer was cut.
+Rendering turn by turn gives the tokens of rendering the whole; a template that cannot promise
+that (it drops old reasoning, trims answers, renumbers) is refused.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from jinja2.exceptions import TemplateError
+
+from schemas.errors import Refused, WorkFailed
+from schemas.ids import digest
+from schemas.messages import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Template(Protocol):
+    """Turns messages into token ids."""
+
+    digest: str
+    """Names the template in every answer; two templates that render differently differ here."""
+    end_ids: frozenset[int]
+    """The tokens with which the policy itself ends an answer; empty when it has none."""
+
+    def render(
+        self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
+    ) -> list[int]:
+        """The tokens that the messages add, up to and with the opening of the next answer.
+
+        `first`: nothing is known yet, the sequence begins here. `ended`: the known tokens close
+        with one of `end_ids`. No messages after known tokens add nothing: the answer goes on where
+        it was cut. Raises WorkFailed(`not_renderable`) for messages that it has no form for.
+        """
+        ...
+
+
+def template_of(spec: Mapping[str, Any], tokenizer: Any) -> Template:
+    """The template that a policy directory names; raises Refused for a spec that makes no sense.
+
+    `{"kind": "words", "bos": "<bos>", "turn": "<a>"}`: bare contents, `turn` opens an answer.
+    `{"kind": "chatml"}`: the well-known turns, optional `bos`.
+    `{"kind": "roles", "bos", "before": {role: text}, "after": {role: text}, "end", "glue"}`.
+    `{"kind": "jinja"}`: the tokenizer's own chat template.
+    """
+    known: dict[str, Callable[..., Template]] = {
+        "words": _words, "chatml": _chatml, "roles": RoleTemplate, "jinja": JinjaTemplate
+    }  # fmt: skip
+    fields = dict(spec)
+    kind = fields.pop("kind", None)
+    if kind not in known:
+        msg = f"template of kind {kind!r}; known are {', '.join(known)}"
+        raise Refused(msg)
+    try:
+        return known[kind](tokenizer, **fields)
+    except TypeError as error:
+        msg = f"template {dict(spec)!r} cannot be made: {error}"
+        raise Refused(msg) from error
+
+
+def _words(tokenizer: Any, *, bos: str, turn: str, end: str = "") -> "RoleTemplate":
+    before = dict.fromkeys(ROLES, "") | {"assistant": turn}
+    return RoleTemplate(tokenizer, bos=bos, before=before, end=end)
+
+
+def _chatml(tokenizer: Any, *, bos: str = "") -> "RoleTemplate":
+    before = {role: f"<|im_start|>{role}\n" for role in ROLES}
+    after = {role: "<|im_end|>\n" for role in ROLES if role != "assistant"}
+    return RoleTemplate(tokenizer, bos=bos, before=before, after=after, end="<|im_end|>", glue="\n")
+
+
+class RoleTemplate:
+    """`bos`, then per message what stands before its role, its content, and what stands after.
+
+    An answer is `before["assistant"]`, the sampled tokens, `end` (the policy's), `glue` (ours).
+    Each piece is tokenised apart, which is why a suffix never depends on what precedes it. Control
+    tokens spelt out inside a content stay plain text where the tokenizer can split them.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, before: Mapping[str, str], after: Mapping[str, str] | None = None,
+        bos: str = "", end: str = "", glue: str = "",
+    ) -> None:  # fmt: skip
+        after = after or {}
+        spec = {"before": before, "after": after, "bos": bos, "end": end, "glue": glue}
+        self.digest = digest("roles", json.dumps(spec, sort_keys=True)).hex()
+        self._content = _memory_of(tokenizer, split_special_tokens=True)
+        control = _memory_of(tokenizer, split_special_tokens=False)
+        self._bos, self._end, self._glue = control(bos), control(end), control(glue)
+        self._before = {role: control(text) for role, text in before.items()}
+        self._after = {role: control(text) for role, text in after.items()}
+        self._after["assistant"] = self._end + self._glue
+        if "assistant" not in before or len(self._end) > 1:
+            msg = (
+                f"role template {spec!r} needs `before` for the assistant, and an `end` that is "
+                f"one token (here {len(self._end)})"
+            )
+            raise Refused(msg)
+        self.end_ids = frozenset(self._end)
+
+    def render(
+        self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
+    ) -> list[int]:
+        if not first and not messages:
+            return []
+        if tools or any(message.tool_calls for message in messages):
+            msg = "this policy's template has no form for tools; use one of kind jinja"
+            raise WorkFailed("not_renderable", msg, retriable=False)
+        ids = self._opening(first, ended)
+        for message in messages:
+            ids += self._before_of(message.role)
+            ids += self._content(message.content)
+            ids += self._after.get(message.role, ())
+        ids += self._before["assistant"]
+        return ids
+
+    def _opening(self, first: bool, ended: bool) -> list[int]:
+        if first:
+            return list(self._bos)
+        return list(self._glue if ended else self._end + self._glue)
+
+    def _before_of(self, role: str) -> tuple[int, ...]:
+        try:
+            return self._before[role]
+        except KeyError:
+            msg = f"a message of role {role!r}; the template knows {', '.join(self._before)}"
+            raise WorkFailed("not_renderable", msg, retriable=False) from None
+
+
+def _memory_of(tokenizer: Any, *, split_special_tokens: bool) -> Callable[[str], tuple[int, ...]]:
+    """Encode with a memory: a small world says few things, and encoding costs 50 us."""
+
+    @lru_cache(maxsize=4096)
+    def encode(text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        try:
+            return tuple(
+                tokenizer.encode(
+                    text, add_special_tokens=False, split_special_tokens=split_special_tokens
+                )
+            )
+        except Exception as error:  # the Rust tokenizers raise nothing narrower
+            msg = f"the tokenizer has no tokens for {text[:80]!r}: {error}"
+            raise WorkFailed("not_renderable", msg, retriable=False) from error
+
+    return encode
+
+
+ANSWER = "An answer, 5d1c."
+PROBES = ("{}", "<think>\nA plan.\n</think>\n\n{}", " {}\n")
+
+
+class JinjaTemplate:
+    """The tokenizer's own chat template, used by difference.
+
+    What a message adds is the text of a stand-in conversation with it, less the text without it.
+    Unlike RoleTemplate, control tokens spelt out in a content are read as such: the template hands
+    out one text in which nobody can tell them apart.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "chat_template", None) or not tokenizer.eos_token:
+            msg = "template of kind jinja, but the tokenizer has no chat template, or no end token"
+            raise Refused(msg)
+        self._tokenizer = tokenizer
+        self._end = tokenizer.eos_token
+        self.end_ids = frozenset({tokenizer.eos_token_id})
+        self.digest = digest("jinja", tokenizer.chat_template, self._end).hex()
+        self._refuse_if_it_looks_back()
+
+    def render(
+        self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
+    ) -> list[int]:
+        if first:
+            text = self._text(messages, tools, open_answer=True)
+        else:
+            text = self._suffix(messages, ended, tools) if messages else ""
+        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def _suffix(self, messages: Sequence[Message], ended: bool, tools: str) -> str:
+        known = [Message("user", "A question."), Message("assistant", ANSWER)]
+        before = self._text(known, tools, open_answer=False)
+        after = self._text([*known, *messages], tools, open_answer=True)
+        tail = after[before.find(ANSWER) + len(ANSWER) :]
+        cut, end, glue = tail.partition(self._end)
+        if ANSWER not in before or not after.startswith(before) or cut.strip() or not end:
+            msg = (
+                f"the chat template looks back: new messages change {before!r} into "
+                f"{after[: len(before)]!r}; name a template of kind roles in rollcall.json"
+            )
+            raise WorkFailed("not_renderable", msg, retriable=False)
+        return glue if ended else tail
+
+    def _refuse_if_it_looks_back(self) -> None:
+        """Render a conversation turn by turn and whole; the two must be one text."""
+        question, more = [Message("user", "A question.")], [Message("user", "And now?")]
+        for probe in PROBES:
+            said = probe.format(ANSWER)
+            whole = [*question, Message("assistant", said), *more]
+            try:
+                turns = self._text(question, "", open_answer=True) + said
+                turns += self._suffix(more, ended=False, tools="")
+                at_once = self._text(whole, "", open_answer=True)
+            except WorkFailed as error:
+                raise Refused(str(error)) from error
+            if turns != at_once:
+                msg = (
+                    f"the tokenizer's chat template is not prefix-stable: turn by turn it renders "
+                    f"{turns!r}, at once {at_once!r}; name a template of kind roles in "
+                    "rollcall.json"
+                )
+                raise Refused(msg)
+
+    def _text(self, messages: Sequence[Message], tools: str, *, open_answer: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [_as_dict(message) for message in messages],
+                    tools=json.loads(tools) if tools else None,
+                    add_generation_prompt=open_answer, tokenize=False,
+                )
+            )  # fmt: skip
+        except (TemplateError, ValueError, TypeError) as error:
+            msg = f"the chat template cannot render {[m.role for m in messages]!r}: {error}"
+            raise WorkFailed("not_renderable", msg, retriable=False) from error
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = json.loads(message.tool_calls)
+    if message.tool_call_id:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.name:
+        fields["name"] = message.name
+    return fields

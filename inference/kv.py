@@ -1,0 +1,187 @@
+"""Keys and values: of the running batch, and of prefixes that may come again.
+
+The token at position p of a sequence lies in column p of its row, so rows of any lengths share one
+forward pass and the mask is causality alone: a query at position p sees the columns up to p. What
+lies beyond a row's end is never seen and is written over. Queries that pad a row write into the
+spare last column.
+
+Shapes: L2 keys and values of all layers (keys even), R rows, W columns, H heads, D head size,
+r rows of one forward pass, Q new tokens of the longest of them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from schemas.errors import Refused
+
+
+class BatchKv:
+    """The running batch's keys and values; rows and columns grow by doubling."""
+
+    def __init__(self, model: Any, rows: int = 8, columns: int = 64) -> None:
+        self._model = model
+        layers, heads, size = _shape(model)
+        self._like = {"dtype": model.dtype, "device": model.device}
+        self._tail = (heads, size)
+        # Zeros, for a masked score of 0 times whatever lay in the memory may be NaN.
+        self._kv = torch.zeros(2 * layers, rows, columns + 1, heads, size, **self._like)
+        self._cache = Cache(layers=[_Layer(self, layer) for layer in range(layers)])
+
+    def bytes_per_token(self) -> int:
+        """Of keys and values, all layers."""
+        return int(self._kv[:, 0, 0].nbytes)
+
+    def grow(self, rows: int, columns: int) -> None:
+        """Make room for that many rows and columns."""
+        _, have_rows, have_columns = self._kv.shape[:3]
+        if rows <= have_rows and columns < have_columns:
+            return
+        new_rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
+        new_columns = have_columns if columns < have_columns else max(columns + 1, 2 * have_columns)
+        kv = torch.zeros(len(self._kv), new_rows, new_columns, *self._tail, **self._like)
+        # The spare column's content is worthless wherever it comes to lie.
+        kv[:, :have_rows, :have_columns] = self._kv
+        self._kv = kv
+
+    def load(self, row: int, kept: Tensor) -> None:
+        self._kv[:, row, : kept.shape[1]] = kept
+
+    def save(self, row: int, length: int) -> Tensor:
+        return self._kv[:, row, :length].clone()
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._kv[:, target, :length] = self._kv[:, source, :length]
+
+    def forward(
+        self, rows: Sequence[int], fed: Sequence[int], chunks: Sequence[Sequence[int]], *, keep: int
+    ) -> Tensor:
+        """Feed each row its chunk, after the tokens it was fed; logits [r, keep, V] after the last
+        `keep` tokens of each chunk.
+
+        Chunks are padded on the left, with the mask and the positions that this asks for: without
+        them logits would be off by nats, in silence.
+        """
+        lengths_r = np.fromiter(map(len, chunks), np.int64)
+        longest, width = int(lengths_r.max()), int((lengths_r + fed).max())
+        self.grow(max(rows) + 1, width)
+        ids_rQ = np.zeros((len(rows), longest), np.int64)
+        for at, chunk in enumerate(chunks):
+            ids_rQ[at, longest - len(chunk) :] = chunk
+        position_rQ = np.arange(longest) + (np.asarray(fed) + lengths_r - longest)[:, None]
+        real_rQ = np.arange(longest) >= (longest - lengths_r)[:, None]
+        self._aim(np.asarray(rows), np.where(real_rQ, position_rQ, -1), width)
+        position_rQ = self._tensor(np.where(real_rQ, position_rQ, 0))
+        unseen_r1QW = self._tensor(np.arange(width)) > position_rQ[:, None, :, None]
+        mask_r1QW = torch.zeros(unseen_r1QW.shape, **self._like)
+        mask_r1QW.masked_fill_(unseen_r1QW, torch.finfo(mask_r1QW.dtype).min)
+        return self._model(
+            input_ids=self._tensor(ids_rQ), position_ids=position_rQ, attention_mask=mask_r1QW,
+            past_key_values=self._cache, use_cache=True, logits_to_keep=keep,
+        ).logits  # fmt: skip
+
+    def _aim(self, rows: NDArray[np.int64], column_rQ: NDArray[np.int64], width: int) -> None:
+        """Say where the next pass writes (column -1 is the spare one) and that it reads columns
+        up to `width`.
+        """
+        columns = self._kv.shape[2]
+        self._slots = self._tensor((rows[:, None] * columns + column_rQ % columns).ravel())
+        # The first rows in order are a view; others have to be gathered.
+        in_order = np.array_equal(rows, np.arange(len(rows)))
+        self._rows = slice(len(rows)) if in_order else self._tensor(rows)
+        self._width = width
+
+    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+    def extend(self, layer: int, key_rHQD: Tensor, value_rHQD: Tensor) -> tuple[Tensor, Tensor]:
+        return self._write(2 * layer, key_rHQD), self._write(2 * layer + 1, value_rHQD)
+
+    def _write(self, index: int, new_rHQD: Tensor) -> Tensor:
+        kv_RWHD = self._kv[index]
+        new_nHD = new_rHQD.transpose(1, 2).reshape(-1, *self._tail)
+        kv_RWHD.view(-1, *self._tail).index_copy_(0, self._slots, new_nHD)
+        return kv_RWHD[:, : self._width][self._rows].transpose(1, 2)
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """Hands what a model's layer computes on to the batch; sizes come from the engine's mask."""
+
+    def __init__(self, batch: BatchKv, index: int) -> None:
+        super().__init__()
+        self._batch, self._index = batch, index
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self._batch.extend(self._index, key_states, value_states)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        msg = "sizes come from the engine's own mask"
+        raise NotImplementedError(msg)
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _shape(model: Any) -> tuple[int, int, int]:
+    """Layers, key heads and head size, as the model itself fills a cache."""
+    ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        layers = model(input_ids=ids, use_cache=True).past_key_values.layers
+    shapes = {
+        tuple(x.shape) for layer in layers for x in (getattr(layer, "keys", None), layer.values)
+        if x is not None
+    } if all(hasattr(layer, "values") for layer in layers) else set()  # fmt: skip
+    if len(shapes) != 1:
+        msg = (
+            f"{type(model).__name__} keeps {sorted(shapes) or 'no keys and values'}; this engine "
+            "serves models whose layers all keep keys and values of one shape"
+        )
+        raise Refused(msg)
+    _, heads, _, size = shapes.pop()
+    return len(layers), heads, size
+
+
+class PrefixCache:
+    """Keys and values of prefixes under one version, the least recently used out first.
+
+    The key is the packed tokens; whoever changes the weights clears it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, prefix: bytes) -> Tensor | None:
+        kept = self._kept.get(prefix)
+        if kept is not None:
+            self._kept.move_to_end(prefix)
+        return kept
+
+    def put(self, prefix: bytes, kv: Tensor) -> None:
+        if prefix in self._kept or kv.nbytes > self._max_bytes:
+            return
+        self._kept[prefix] = kv
+        self._size_bytes += kv.nbytes
+        while self._size_bytes > self._max_bytes:
+            self._size_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._size_bytes = 0

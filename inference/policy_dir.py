@@ -1,0 +1,240 @@
+"""Policy directories: a local Hugging Face directory plus `rollcall.json`, and nothing else.
+
+`rollcall.json` says what Hugging Face has no field for: the template and the number format. A
+directory is made whole or not at all, the same arguments make the same bytes, and nothing here
+reaches the network. A downloaded directory without `rollcall.json` is served with its own chat
+template.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging as hf_logging
+
+from inference.chat import Template, template_of
+from schemas.errors import Refused
+from schemas.ids import digest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "lake": ("<bos>", "<a>", "L", "D", "R", "U", "no", *(f"s{cell}" for cell in range(16))),
+    "characters": ("<bos>", "<a>", "<eos>", "<unk>", "\n", *map(chr, range(32, 127))),
+}
+"""Token lists by name, in order of ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an engine needs of a policy directory."""
+
+    model: Any
+    tokenizer: Any
+    template: Template
+    precision: str
+    context: int
+    """The most tokens a sequence may have."""
+    end_ids: frozenset[int]
+    """Sampling one of them ends an answer."""
+
+
+def make_policy(
+    directory: str | Path, *, config: Mapping[str, Any], tokens: Sequence[str] | str,
+    template: Mapping[str, Any], seed: int, precision: str = "float32",
+) -> Path:  # fmt: skip
+    """Write a policy with random weights; the seed decides every bit of them.
+
+    `config` is what config.json holds, with `model_type`. Tokens are words, apart by spaces, or
+    single characters; in the latter case longer ones are control tokens. They are padded with
+    `<unusedN>` to the config's `vocab_size`. Raises Refused when the directory holds another one.
+    """
+    hf_logging.disable_progress_bar()
+    words = _words_of(tokens, config)
+    spec = json.dumps([dict(config), words, dict(template), seed, precision], sort_keys=True)
+    made_from = digest("policy", spec).hex()
+    directory = Path(directory)
+    if _found(directory, made_from):
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        tokenizer = _tokenizer(words, template)
+        tokenizer.save_pretrained(temporary)
+        _model(config, tokenizer, seed, precision).save_pretrained(temporary)
+        about = {"template": dict(template), "precision": precision, "made_from": made_from}
+        (temporary / "rollcall.json").write_text(json.dumps(about, indent=2) + "\n")
+        _refuse_if_misread(load_policy(temporary).tokenizer, words)
+        _rename(temporary, directory, made_from)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
+
+
+def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
+    """Load model, tokenizer and template; raises Refused for a directory that is no policy."""
+    directory = Path(directory)
+    if not (directory / "config.json").is_file():
+        # Hugging Face would take the name for one on its hub.
+        msg = f"no policy at {str(directory)!r}: no config.json there; make one with make_policy"
+        raise Refused(msg)
+    about = _about(directory)
+    tokenizer = _tokenizer_of(directory)
+    model = _loaded(directory, about.get("precision"))
+    template = template_of(about.get("template", {"kind": "jinja"}), tokenizer)
+    precision = str(model.dtype).removeprefix("torch.")
+    return Policy(
+        model.eval().requires_grad_(False).to(device), tokenizer, template, precision,
+        _context(model.config), template.end_ids | _end_ids(model),
+    )  # fmt: skip
+
+
+def _words_of(tokens: Sequence[str] | str, config: Mapping[str, Any]) -> list[str]:
+    if isinstance(tokens, str) and tokens not in PRESETS:
+        msg = f"token preset {tokens!r}; known are {', '.join(PRESETS)}, or give a list"
+        raise Refused(msg)
+    words = list(PRESETS[tokens] if isinstance(tokens, str) else tokens)
+    size = config.get("vocab_size", len(words))
+    if len(words) > size or len(set(words)) < len(words) or "" in words:
+        msg = (
+            f"{len(words)} tokens, {len(set(words))} different ones, for a vocab_size of {size}; "
+            "they must be different, not empty, and fit"
+        )
+        raise Refused(msg)
+    return words + [f"<unused{number}>" for number in range(len(words), size)]
+
+
+def _tokenizer(words: Sequence[str], template: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    plain = [word for word in words if not word.startswith("<unused")]
+    by_character = sum(len(word) == 1 for word in plain) > len(plain) / 2
+    by_character = by_character and template.get("kind") != "words"
+    vocabulary = {word: index for index, word in enumerate(words)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    control: list[str] = []
+    if by_character:
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        core.decoder = decoders.Fuse()
+        control = [word for word in words if len(word) > 1 and word != "<unk>"]
+    else:
+        core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = {"bos_token": template.get("bos"), "eos_token": template.get("end")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, extra_special_tokens=control, clean_up_tokenization_spaces=False,
+        **{name: token for name, token in ends.items() if token},
+    )  # fmt: skip
+
+
+def _tokenizer_of(directory: Path) -> Any:
+    """What tokenizer.json says, where no class of a model is named.
+
+    AutoTokenizer goes by the model type instead for some models: it reads a word-level tokenizer
+    beside a Qwen2 model as Qwen2's own, which drops every space and encodes words to nothing.
+    """
+    path = directory / "tokenizer_config.json"
+    named = json.loads(path.read_text()).get("tokenizer_class", "") if path.is_file() else ""
+    generic = named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    reader = PreTrainedTokenizerFast if generic else AutoTokenizer
+    return reader.from_pretrained(directory, local_files_only=True)
+
+
+def _refuse_if_misread(tokenizer: Any, words: Sequence[str]) -> None:
+    for index, word in enumerate(words):
+        ids = tokenizer.encode(word, add_special_tokens=False)
+        if ids != [index] and not word.startswith(("<unused", "<unk>")):
+            msg = f"token {index}, {word!r}, encodes to {ids}; are words apart by spaces meant?"
+            raise Refused(msg)
+
+
+def _model(config: Mapping[str, Any], tokenizer: Any, seed: int, precision: str) -> Any:
+    if precision not in DTYPES:
+        msg = f"precision {precision!r}; known are {', '.join(DTYPES)}"
+        raise Refused(msg)
+    fields = {
+        "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, **config,
+    }  # fmt: skip
+    try:
+        made = AutoConfig.for_model(**fields)
+    except (ValueError, TypeError) as error:
+        msg = f"the policy's config {dict(config)!r} is none of Hugging Face's: {error}"
+        raise Refused(msg) from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(made)
+    return model.to(DTYPES[precision])
+
+
+def _about(directory: Path) -> dict[str, Any]:
+    path = directory / "rollcall.json"
+    if not path.is_file():
+        return {}
+    try:
+        about = json.loads(path.read_text())
+    except ValueError as error:
+        msg = f"{str(path)!r} is not JSON: {error}"
+        raise Refused(msg) from error
+    if not isinstance(about, dict):
+        msg = f"{str(path)!r} holds a {type(about).__name__}, not an object"
+        raise Refused(msg)
+    return about
+
+
+def _loaded(directory: Path, precision: str | None) -> Any:
+    hf_logging.disable_progress_bar()
+    # sdpa takes the engine's additive masks and does not lay out attention weights.
+    return AutoModelForCausalLM.from_pretrained(
+        directory, local_files_only=True, attn_implementation="sdpa",
+        dtype=DTYPES[precision] if precision else "auto",
+    )  # fmt: skip
+
+
+def _context(config: Any) -> int:
+    """Positions of the model; a sliding window ends the context, since the engine has one mask."""
+    positions = int(config.max_position_embeddings)
+    slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if window and (slides or not hasattr(config, "layer_types")):
+        return min(positions, int(window))
+    return positions
+
+
+def _end_ids(model: Any) -> frozenset[int]:
+    found = {model.config.eos_token_id} if not model.generation_config else set()
+    if model.generation_config:
+        ids = model.generation_config.eos_token_id
+        found = set(ids) if isinstance(ids, list) else {ids}
+    return frozenset(found - {None})
+
+
+def _found(directory: Path, made_from: str) -> bool:
+    if not directory.exists():
+        return False
+    if _about(directory).get("made_from") == made_from:
+        return True
+    msg = (
+        f"{str(directory)!r} is there already and was not made from these arguments; "
+        "choose another directory or remove it"
+    )
+    raise Refused(msg)
+
+
+def _rename(temporary: Path, directory: Path, made_from: str) -> None:
+    try:
+        os.rename(temporary, directory)
+    except OSError:
+        # Somebody else was quicker; fine if they made the same.
+        if not _found(directory, made_from):
+            raise

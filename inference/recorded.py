@@ -1,0 +1,36 @@
+"""An engine that answers from a journal: what was answered once is answered again, bit for bit.
+
+A call is found by its place (rollout, attempt, position), else by the digest of its body, which
+finds the same question of another run. Where several answers are on record the first one stands,
+as in the fold.
+"""
+
+from collections.abc import Iterable
+
+from inference.scripted import ScriptedEngine
+from schemas.errors import WorkFailed
+from schemas.messages import Event, ModelAnswered, ModelCall
+
+
+class RecordedEngine(ScriptedEngine):
+    """Answers from recorded events; CallFailed(`not_recorded`) for a call that was never made."""
+
+    def __init__(self, policy_id: str, events: Iterable[Event], *, version: int = 0) -> None:
+        super().__init__(policy_id, self._recall, version=version)
+        self._by_place: dict[tuple[str, int, int], ModelAnswered] = {}
+        self._by_body: dict[bytes, ModelAnswered] = {}
+        for event in events:
+            if isinstance(event.body, ModelAnswered) and event.body.policy_id == policy_id:
+                place = (event.rollout_id, event.attempt, event.position)
+                self._by_place.setdefault(place, event.body)
+                self._by_body.setdefault(event.body_digest, event.body)
+
+    def _recall(self, call: ModelCall) -> ModelAnswered:
+        place = (call.rollout_id, call.attempt, call.position)
+        found = self._by_place.get(place)
+        if found is None and call.body_digest:
+            found = self._by_body.get(call.body_digest)
+        if found is None:
+            msg = f"no answer on record for rollout {place[0]!r}, attempt {place[1]}, position "
+            raise WorkFailed("not_recorded", f"{msg}{place[2]}", retriable=False)
+        return found

@@ -1,0 +1,98 @@
+"""The shipped fake: a function says what the policy answers; no weights, no waiting.
+
+It keeps the manners of a real engine, so that whatever drives it is driven the same way: nothing
+is answered before there is a version, calls that want a newer version are held, aborted calls get
+no answer. Its tokens are made up but well formed: one per UTF-8 byte unless `encode` says else. A
+prepared ModelAnswered goes out as it is.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from inference.engine import Answer
+from schemas.errors import WorkFailed
+from schemas.ids import digest
+from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from schemas.packed import pack_ids, pack_logprobs
+
+Script = Callable[[ModelCall], str | ModelAnswered]
+"""What is answered to a call; it may raise WorkFailed."""
+
+LOGPROB = -0.5
+"""Every made-up token has this one."""
+
+
+def utf8(text: str) -> list[int]:
+    """One token per byte."""
+    return list(text.encode())
+
+
+class ScriptedEngine:
+    """Answers every call at the next step; see `inference.engine.Engine`.
+
+    `version` is served from the start; give -1 for an engine that waits for its first weights.
+    """
+
+    def __init__(
+        self, policy_id: str, script: Script, *, encode: Callable[[str], Sequence[int]] = utf8,
+        version: int = 0,
+    ) -> None:  # fmt: skip
+        self.policy_id = policy_id
+        self.version = version
+        self._script = script
+        self._encode = encode
+        self._template_digest = digest("scripted").hex()
+        self._waiting: deque[ModelCall] = deque()
+        self._held: list[ModelCall] = []
+
+    def add(self, call: ModelCall) -> None:
+        if call.min_policy_version > self.version:
+            self._held.append(call)
+        else:
+            self._waiting.append(call)
+
+    def step(self) -> list[Answer]:
+        if self.version < 0:
+            return []
+        calls, self._waiting = self._waiting, deque()
+        return [Answer(call, self._body(call)) for call in calls]
+
+    def busy(self) -> bool:
+        return self.version >= 0 and bool(self._waiting)
+
+    def abort(self, rollout_id: str, attempt: int) -> None:
+        def stays(call: ModelCall) -> bool:
+            return call.rollout_id != rollout_id or call.attempt > attempt
+
+        self._waiting = deque(filter(stays, self._waiting))
+        self._held = list(filter(stays, self._held))
+
+    def adopt(self, version: PolicyVersion) -> None:
+        """Take the number; nothing is loaded and nothing proven."""
+        self.version = max(self.version, version.version)
+        held, self._held = self._held, []
+        for call in held:
+            self.add(call)
+
+    def _body(self, call: ModelCall) -> ModelAnswered | CallFailed:
+        if call.prefix_ids is None and call.prefix_length:
+            msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
+            return CallFailed("prefix_needed", msg, retriable=True)
+        try:
+            said = self._script(call)
+        except WorkFailed as error:
+            return CallFailed(error.code, str(error), error.retriable)
+        return self._answered(call, said) if isinstance(said, str) else said
+
+    def _answered(self, call: ModelCall, said: str) -> ModelAnswered:
+        ids = list(self._encode(said))
+        limit = call.sampling.max_tokens
+        added = [token for message in call.messages for token in self._encode(message.content)]
+        count = min(len(ids), limit)
+        return ModelAnswered(
+            text=said, added_ids=pack_ids(added), token_ids=pack_ids(ids[:limit]),
+            logprobs=pack_logprobs([LOGPROB] * count), versions=pack_ids([self.version] * count),
+            finish_reason="stop" if len(ids) <= limit else "length", policy_id=call.policy_id,
+            sequence=call.sequence, engine="scripted", precision="float32",
+            template_digest=self._template_digest,
+        )  # fmt: skip

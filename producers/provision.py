@@ -1,0 +1,117 @@
+"""Topics and schemas of a cluster, brought to what the manifest says.
+
+A plan is a list of changes and nothing has happened yet; applying it twice changes nothing the
+second time. Topics never shrink, and the journal's topics grow together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from producers.publisher import Admin
+from schemas.codec import schema_text
+from schemas.errors import TopicsDiffer
+from schemas.registry import HttpRegistry, subject_of
+from schemas.topics import WantedTopic
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is not as it should be, and the topic to mend."""
+
+    kind: str
+    """create, grow, alter, register, level, or refuse."""
+    topic: WantedTopic
+    text: str
+
+
+def plan(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
+    """What `apply` would do, in its order."""
+    counts = admin.partitions()
+    there = [topic for topic in wanted if topic.name in counts]
+    configs = admin.configs([topic.name for topic in there])
+    changes = [change for topic in wanted for change in _counts(topic, counts)]
+    for topic in there:
+        changes += _configs(topic, configs.get(topic.name, {}))
+    for topic in wanted:
+        changes += _schema(topic, registry)
+    return changes
+
+
+def _counts(topic: WantedTopic, counts: dict[str, int]) -> list[Change]:
+    found = counts.get(topic.name)
+    if found is None:
+        text = f"create {topic.name} with {topic.partitions} partitions"
+        return [Change("create", topic, text)]
+    if found < topic.partitions:
+        text = f"grow {topic.name} from {found} to {topic.partitions} partitions"
+        return [Change("grow", topic, text)]
+    if found > topic.partitions:
+        text = (
+            f"{topic.name} has {found} partitions and cannot shrink to {topic.partitions}; "
+            f"ask for at least {found} with --partitions"
+        )
+        return [Change("refuse", topic, text)]
+    return []
+
+
+def _configs(topic: WantedTopic, found: dict[str, str]) -> list[Change]:
+    differing = {name: value for name, value in topic.config.items() if found.get(name) != value}
+    if not differing:
+        return []
+    words = ", ".join(f"{name} {found.get(name)} -> {value}" for name, value in differing.items())
+    return [Change("alter", topic, f"alter {topic.name}: {words}")]
+
+
+def _schema(topic: WantedTopic, registry: HttpRegistry) -> list[Change]:
+    if topic.record is None:
+        return []
+    changes = []
+    if registry.id_of(topic.name, schema_text(topic.record)) is None:
+        text = f"register {subject_of(topic.name)} ({topic.record.__name__})"
+        changes.append(Change("register", topic, text))
+    level = registry.compatibility(topic.name)
+    if level != topic.compatibility:
+        text = f"set {subject_of(topic.name)} to {topic.compatibility} (is {level})"
+        changes.append(Change("level", topic, text))
+    return changes
+
+
+def apply(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
+    """Carry a plan out; raises TopicsDiffer before anything is changed when part is impossible."""
+    changes = plan(admin, registry, wanted)
+    refused = [change.text for change in changes if change.kind == "refuse"]
+    if refused:
+        raise TopicsDiffer("; ".join(refused))
+    admin.create(change.topic for change in changes if change.kind == "create")
+    admin.add_partitions({c.topic.name: c.topic.partitions for c in changes if c.kind == "grow"})
+    admin.alter({c.topic.name: c.topic.config for c in changes if c.kind == "alter"})
+    for topic in {
+        c.topic.name: c.topic for c in changes if c.kind in ("register", "level")
+    }.values():
+        if topic.record is not None:
+            registry.register(topic.name, schema_text(topic.record), topic.compatibility)
+    return changes
+
+
+def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> None:
+    """Raise TopicsDiffer where a worker would find topics missing or too few partitions.
+
+    Settings that differ are an operator's right; missing topics, shrunken counts and unknown
+    schemas are not.
+    """
+    counts = admin.partitions()
+    wrong = [
+        change.text
+        for topic in wanted
+        for change in _counts(topic, counts)
+        if change.kind != "refuse"
+    ]
+    wrong += [
+        change.text
+        for topic in wanted
+        for change in _schema(topic, registry)
+        if change.kind == "register"
+    ]
+    if wrong:
+        msg = f"topics differ from the manifest ({'; '.join(wrong)}); run `rollcall topics apply`"
+        raise TopicsDiffer(msg)

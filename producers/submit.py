@@ -1,0 +1,154 @@
+"""Requests from people and programs: checked at the door, published, counted."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+from uuid import uuid4
+
+import orjson
+
+from schemas import names
+from schemas.codec import Codec
+from schemas.errors import Refused
+from schemas.headers import Headers, full_headers
+from schemas.messages import Limits, RolloutRequest, Sampling, Task
+from schemas.topics import Topics
+
+NESTED: Mapping[str, type] = {"task": Task, "sampling": Sampling, "limits": Limits}
+ROLLOUT_ID = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
+PYTHON = {"str": str, "int": int, "float": (int, float), "bool": bool}
+
+
+class Out(Protocol):
+    """The part of a publisher that is needed here."""
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+    ) -> None: ...
+
+
+class Submitter:
+    """Publishes requests; any other Kafka client may do the same."""
+
+    def __init__(self, out: Out, codec: Codec, topics: Topics, source: str = "submit") -> None:
+        self.out = out
+        self.codec = codec
+        self.topic = topics.requests
+        self.source = source
+
+    def publish(self, request: RolloutRequest) -> None:
+        """Hand one request over; it is accepted when the producer's flush returns."""
+        headers = full_headers(
+            "RolloutRequest",
+            request.rollout_id,
+            self.source,
+            request.rollout_id,
+            request.rollout_id,
+        )
+        value = self.codec.encode(self.topic, request)
+        self.out.send(self.topic, request.rollout_id, value, headers=headers)
+
+
+def new_rollout_id() -> str:
+    """A fresh id; rollouts are born here and nowhere else."""
+    return uuid4().hex
+
+
+def requests_of(
+    lines: Iterable[str | bytes],
+    check: Callable[[RolloutRequest], None],
+    *,
+    defaults: RolloutRequest,
+    group_size: int = 1,
+) -> Iterator[RolloutRequest]:
+    """Read JSON Lines; a bad line is refused by its number. Each becomes `group_size` rollouts."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            request = request_of(_object(line), defaults)
+            check(request)
+        except Refused as error:
+            msg = f"line {number}: {error}"
+            raise Refused(msg) from error
+        yield from grouped(request, group_size)
+
+
+def grouped(request: RolloutRequest, group_size: int) -> Iterator[RolloutRequest]:
+    """One task as `group_size` rollouts of one group; a single one is left as it is."""
+    if group_size <= 1:
+        yield request
+        return
+    group = request.group_id or request.rollout_id
+    for member in range(group_size):
+        rollout_id = f"{request.rollout_id}-{member}"
+        yield dataclasses.replace(
+            request, rollout_id=rollout_id, group_id=group, group_size=group_size
+        )
+
+
+def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRequest:
+    """A request from a JSON object over defaults; unknown keys and wrong types are refused."""
+    given: dict[str, Any] = {"rollout_id": new_rollout_id()}
+    for key, value in values.items():
+        if key in NESTED:
+            given[key] = _nested(key, value, getattr(defaults, key))
+        elif key in ("agent_config",) and isinstance(value, dict):
+            given[key] = orjson.dumps(value).decode()
+        else:
+            given[key] = _checked("", RolloutRequest, key, value)
+    request = dataclasses.replace(defaults, **given)
+    if not ROLLOUT_ID.fullmatch(request.rollout_id):
+        msg = f"rollout_id {request.rollout_id!r} must be 1-200 of A-Z a-z 0-9 . _ : / -"
+        raise Refused(msg)
+    return request
+
+
+def _object(line: str | bytes) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        msg = f"not JSON: {error}"
+        raise Refused(msg) from error
+    if not isinstance(found, dict):
+        msg = f"a JSON object is needed, found {type(found).__name__}"
+        raise Refused(msg)
+    return found
+
+
+def _nested(key: str, value: Any, default: Any) -> Any:
+    if not isinstance(value, dict):
+        msg = f"{key} must be an object, found {value!r:.80}"
+        raise Refused(msg)
+    given = {}
+    for name, item in value.items():
+        if name == "environment_config" and isinstance(item, dict):
+            given[name] = orjson.dumps(item).decode()
+        elif name == "stop" and isinstance(item, list):
+            given[name] = tuple(str(stop) for stop in item)
+        else:
+            given[name] = _checked(f"{key}.", type(default), name, item)
+    return dataclasses.replace(default, **given)
+
+
+def _checked(place: str, kind: type, name: str, value: Any) -> Any:
+    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    fields.pop("claim", None)
+    if name not in fields:
+        raise names.unknown("key", f"{place}{name}", [f"{place}{known}" for known in fields])
+    wanted = PYTHON.get(getattr(fields[name], "__name__", _plain(fields[name])))
+    if wanted is None or not isinstance(value, wanted) or (wanted is int and value is True):
+        msg = f"{place}{name} must be {_plain(fields[name])}, found {value!r:.80}"
+        raise Refused(msg)
+    return float(value) if wanted == (int, float) else value
+
+
+def _plain(annotation: str) -> str:
+    return annotation.removeprefix("<class '").removesuffix("'>")

@@ -1,0 +1,194 @@
+"""Checkpoints: a directory per version that is there whole or not at all.
+
+The law: shards first, each flushed and with its sha256, then the manifest under a temporary name,
+then one rename. A directory without a manifest is no checkpoint. Loading verifies every digest,
+the manifest's own too, and passes over what is incomplete or damaged with a reason. Nothing in a
+checkpoint is ever unpickled: shards are safetensors, the manifest is JSON.
+
+`pending` holds the records that announce this version. Between the save and the announcement lies
+a crash that loses them; whoever loads the checkpoint publishes them again, bytes unchanged.
+
+A version number is never used twice: after a restart numbering goes on above the highest that was
+announced, and announced versions above the checkpoint belong to an abandoned branch.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from schemas.errors import RollcallError, WeightsDiffer
+from schemas.messages import Consumed, WeightsFile
+from schemas.weights import RawTensor, read_weights, write_weights
+from trainer.curation import Tally
+from trainer.step import LearnerState
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SHARDS = ("weights", "optimiser", "rng")
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a trainer needs to go on as if nothing had happened."""
+
+    state: LearnerState
+    parent: int
+    """The version that this one was made from; -1 for the first."""
+    config_digest: str = ""
+    consumed: tuple[Consumed, ...] = ()
+    recent: tuple[str, ...] = ()
+    """`Buffer.recent()`."""
+    drops: Mapping[str, Tally] = field(default_factory=dict)
+    abandoned: Ranges = ()
+    """Versions, both ends included, that were announced and that nothing descends from."""
+    pending: Mapping[str, bytes] = field(default_factory=dict)
+    """Encoded records of this step by a name of the caller's, to be published again."""
+
+    @property
+    def version(self) -> int:
+        return self.state.version
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search for the latest checkpoint came to."""
+
+    checkpoint: Checkpoint | None
+    path: Path | None
+    passed_over: tuple[str, ...]
+    """Newer directories that are no checkpoint, each with the reason."""
+
+
+def save(root: str | Path, checkpoint: Checkpoint) -> Path:
+    """Write `root/v<version>`; it is durable when this returns. A half-written one is replaced."""
+    directory = Path(root) / f"v{checkpoint.version:08d}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    shards = {name: _write_shard(directory, checkpoint, name) for name in SHARDS}
+    body = _body(checkpoint) | {"shards": shards}
+    sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
+    temporary = directory / f"{MANIFEST}.tmp"
+    temporary.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
+    _flush(temporary)
+    _flush(directory)
+    temporary.replace(directory / MANIFEST)
+    _flush(directory)
+    _flush(Path(root))
+    return directory
+
+
+def load_latest(root: str | Path) -> Found:
+    """The newest checkpoint whose every digest agrees."""
+    passed_over: list[str] = []
+    for directory in _newest_first(Path(root)):
+        try:
+            return Found(load(directory), directory, tuple(passed_over))
+        except (RollcallError, OSError, ValueError, KeyError, TypeError) as error:
+            passed_over.append(f"{directory.name}: {type(error).__name__}: {error}")
+    return Found(None, None, tuple(passed_over))
+
+
+def load(directory: Path) -> Checkpoint:
+    """One checkpoint, verified; raises FileNotFoundError where there is no manifest."""
+    manifest = orjson.loads((directory / MANIFEST).read_bytes())
+    body = manifest["body"]
+    found = hashlib.sha256(orjson.dumps(body)).hexdigest()
+    if found != manifest["sha256"] or body["format"] != FORMAT:
+        msg = (
+            f"{directory / MANIFEST} has sha256 {found[:16]} and format {body['format']}; "
+            f"expected {manifest['sha256'][:16]} and format {FORMAT}"
+        )
+        raise WeightsDiffer(msg)
+    shards = {name: _read_shard(directory, body["shards"][name]) for name in SHARDS}
+    return Checkpoint(
+        LearnerState(body["step"], body["version"], body["skipped"], **shards),
+        body["parent"],
+        body["config_digest"],
+        tuple(Consumed(**mark | {"above": tuple(mark["above"])}) for mark in body["consumed"]),
+        tuple(body["recent"]),
+        {reason: Tally(*tally) for reason, tally in body["drops"].items()},
+        tuple((first, last) for first, last in body["abandoned"]),
+        {name: base64.b64decode(data) for name, data in body["pending"].items()},
+    )
+
+
+def prune(root: str | Path, keep: int) -> tuple[Path, ...]:
+    """Delete all but the newest `keep` checkpoints, and what is no checkpoint and older than them.
+
+    The manifest goes first: a deletion cut short leaves a directory that is none. Keep two or
+    more, so that a damaged one costs a step and not the run.
+    """
+    directories = _newest_first(Path(root))
+    whole = [directory for directory in directories if (directory / MANIFEST).exists()]
+    kept = whole[: max(keep, 1)]
+    gone = [d for d in directories if kept and d.name < kept[-1].name]
+    for directory in gone:
+        (directory / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(directory)
+    return tuple(gone)
+
+
+def next_version(highest_announced: int, held: int = -1) -> int:
+    """A number that nobody has used: above all that were announced and above our own."""
+    return max(highest_announced, held) + 1
+
+
+def abandon(abandoned: Ranges, held: int, highest_announced: int) -> Ranges:
+    """The ranges after a restart from version `held`: what was announced above it is abandoned."""
+    if highest_announced <= held:
+        return abandoned
+    return (*abandoned, (held + 1, highest_announced))
+
+
+def _body(checkpoint: Checkpoint) -> dict[str, Any]:
+    state = checkpoint.state
+    return {
+        "format": FORMAT,
+        "step": state.step,
+        "version": state.version,
+        "skipped": state.skipped,
+        "parent": checkpoint.parent,
+        "config_digest": checkpoint.config_digest,
+        "world_size": 1,
+        "consumed": [dataclasses.asdict(mark) for mark in checkpoint.consumed],
+        "recent": checkpoint.recent,
+        "drops": {reason: (t.count, t.length) for reason, t in checkpoint.drops.items()},
+        "abandoned": checkpoint.abandoned,
+        "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
+    }
+
+
+def _write_shard(directory: Path, checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    tensors: Mapping[str, RawTensor] = getattr(checkpoint.state, name)
+    file = write_weights(str(directory / name), checkpoint.version, tensors)
+    path = directory / name / Path(file.uri).name
+    _flush(path)
+    _flush(path.parent)
+    return dataclasses.asdict(file) | {"uri": f"{name}/{path.name}"}
+
+
+def _read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
+    file = WeightsFile(**entry)
+    return read_weights(dataclasses.replace(file, uri=str(directory / file.uri)))
+
+
+def _newest_first(root: Path) -> list[Path]:
+    return sorted((path for path in root.glob("v*") if path.is_dir()), reverse=True)
+
+
+def _flush(path: Path) -> None:
+    """Bring a file or the entries of a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,176 @@
+"""What a learner does, in plain values; the defaults are the CPU demonstration's.
+
+Whatever cannot work is refused here, by key and value, before a model is loaded.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Self
+
+import orjson
+
+from schemas.errors import Refused
+from trainer.advantage import RULES, needs_group
+from trainer.curation import FILTERS, Curation
+from trainer.loss import AGGREGATES, LOSSES, Clip, default_clip
+from trainer.plugins import plugin
+
+Schedule = Callable[[int, int], float]
+"""(steps done, steps in all) to a factor of the learning rate."""
+
+
+def linear(done: int, steps: int) -> float:
+    """max(0.1, 1 − done/steps)."""
+    return max(0.1, 1 - done / steps)
+
+
+def constant(done: int, steps: int) -> float:
+    return 1.0
+
+
+SCHEDULES: Mapping[str, Schedule] = {"linear": linear, "constant": constant}
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerConfig:
+    """Plug-ins go by name or as `module:function`."""
+
+    advantage: str = "batch_normalised"
+    loss: str = "clip_higher"
+    clip_low: float | None = None
+    """None: the range that goes with the loss."""
+    clip_high: float | None = None
+    clip_dual: float = 0.0
+    """0 is off."""
+    aggregate: str = "token_mean"
+    aggregate_norm: int = 0
+    """The run's maximum of new tokens, for `seq_mean_token_sum_norm`."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus."""
+    lr: float = 1e-3
+    schedule: str = "linear"
+    steps: int = 120
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    max_staleness: int = 2
+    """In versions: a group with a token older than this is dropped."""
+    groups_per_step: int = 8
+    group_size: int = 8
+    capacity_groups: int = 64
+    """Complete groups that may wait before the trainer pauses its partitions."""
+    filters: tuple[str, ...] = ("none",)
+    missing: str = "drop"
+    on_stale: str = "drop"
+    temperature: float = 1.0
+    """Of the samples; the trainer divides its logits by it."""
+    seed: int = 0
+    micro_batch_tokens: int = 16384
+    max_skipped: int = 3
+    """So many steps in a row without a finite gradient end the process."""
+
+    def __post_init__(self) -> None:
+        for key, known in PLUGINS.items():
+            plugin(key, getattr(self, key), known)
+        for name in self.filters:
+            plugin("filters", name, FILTERS)
+        for key, (holds, remedy) in BOUNDS.items():
+            value = getattr(self, key)
+            if value is not None and not (isfinite(value) and holds(value)):
+                msg = f"{key} is {value!r}; {remedy}"
+                raise Refused(msg)
+        self._fits_together()
+
+    def _fits_together(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas) or len(self.betas) != 2:
+            msg = f"betas is {self.betas!r}; give two numbers in [0, 1), such as (0.9, 0.95)"
+            raise Refused(msg)
+        if self.capacity_groups < self.groups_per_step:
+            msg = (
+                f"capacity_groups is {self.capacity_groups}, fewer than the groups_per_step "
+                f"{self.groups_per_step}; no batch would ever be complete; raise it"
+            )
+            raise Refused(msg)
+        if self.group_size < 2 and needs_group(self.advantage):
+            msg = f"group_size is {self.group_size}, but advantage {self.advantage!r} compares in "
+            raise Refused(msg + "groups; raise it to 2 or use batch_normalised")
+        if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm < 1:
+            msg = f"aggregate_norm is {self.aggregate_norm}; set it to the maximum of new tokens"
+            raise Refused(msg)
+        self.curation("", "")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From a configuration file's section; a key that is none is refused."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+                msg = f"{key} is no key of the learner; did you mean {nearest!r}?"
+                raise Refused(msg)
+        lists: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**lists)
+
+    def clip(self) -> Clip:
+        known = default_clip(self.loss)
+        low = known.low if self.clip_low is None else self.clip_low
+        high = known.high if self.clip_high is None else self.clip_high
+        return Clip(low, high, self.clip_dual)
+
+    def curation(
+        self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
+    ) -> Curation:
+        """What a buffer in front of this learner admits."""
+        return Curation(
+            run_id,
+            policy_id,
+            max_staleness=self.max_staleness,
+            missing=self.missing,
+            on_stale=self.on_stale,
+            filters=self.filters,
+            needs_group=needs_group(self.advantage),
+            temperature=self.temperature,
+            capacity_groups=self.capacity_groups,
+            abandoned=abandoned,
+        )
+
+    def lr_at(self, done: int) -> float:
+        return self.lr * plugin("schedule", self.schedule, SCHEDULES)(done, self.steps)
+
+    def digest(self) -> str:
+        """sha256 over all values, for the checkpoint."""
+        values = dataclasses.asdict(self)
+        return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+PLUGINS: Mapping[str, Mapping[str, Any]] = {
+    "advantage": RULES,
+    "loss": LOSSES,
+    "aggregate": AGGREGATES,
+    "schedule": SCHEDULES,
+}
+
+BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),
+    "clip_high": (lambda x: x >= 0, "give a number of at least 0"),
+    "clip_dual": (lambda x: x == 0 or x > 1, "give 0 (off) or a number above 1, such as 3"),
+    "aggregate_norm": (lambda x: x >= 0, "give a number of tokens"),
+    "entropy": (lambda x: x >= 0, "give 0 (off) or a small number, such as 0.01"),
+    "lr": (lambda x: x > 0, "give a number above 0"),
+    "steps": (lambda x: x >= 1, "give at least 1"),
+    "weight_decay": (lambda x: x >= 0, "give 0 (off) or more"),
+    "max_grad_norm": (lambda x: x > 0, "give a number above 0, such as 1"),
+    "max_staleness": (lambda x: x >= 0, "give 0 (only the current weights) or more"),
+    "groups_per_step": (lambda x: x >= 1, "give at least 1"),
+    "group_size": (lambda x: x >= 1, "give at least 1"),
+    "capacity_groups": (lambda x: x >= 1, "give at least groups_per_step"),
+    "temperature": (lambda x: x > 0, "greedy samples teach nothing; give a number above 0"),
+    "micro_batch_tokens": (lambda x: x >= 1, "give what fits into memory, such as 16384"),
+    "max_skipped": (lambda x: x >= 1, "give at least 1"),
+}

@@ -1,0 +1,64 @@
+"""Tensors of torch as raw tensors of the weights file and back, bit for bit."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from schemas.errors import Unfit
+from schemas.weights import RawTensor
+
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
+    "I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F32": torch.float32, "F64": torch.float64,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def raw_of(tensor: Tensor) -> RawTensor:
+    """A copy of the tensor's bits."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
+    return RawTensor(NAMES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def tensor_of(raw: RawTensor) -> Tensor:
+    """A tensor of its own memory on the CPU."""
+    if not raw.data:
+        return torch.empty(raw.shape, dtype=DTYPES[raw.dtype])
+    return torch.frombuffer(bytearray(raw.data), dtype=DTYPES[raw.dtype]).reshape(raw.shape)
+
+
+def exported(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and saved buffers in order of names, tied ones once.
+
+    A tied tensor goes by the name under which the module first owns it: GPT-2's head is
+    `transformer.wte.weight`, as in the files of its directory.
+    """
+    saved = model.state_dict(keep_vars=True).keys()
+    owned = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: owned[name] for name in sorted(owned) if name in saved}
+
+
+def tensors_of(model: nn.Module) -> dict[str, RawTensor]:
+    """What the weights file of this model holds."""
+    return {name: raw_of(tensor) for name, tensor in exported(model).items()}
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, RawTensor]) -> None:
+    """Overwrite the model's tensors in place; names, shapes and dtypes must be the model's own."""
+    owned = exported(model)
+    theirs = {name: (raw.dtype, raw.shape) for name, raw in tensors.items()}
+    ours = {name: (NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in owned.items()}
+    differing = sorted(name for name, _ in ours.items() ^ theirs.items())
+    if differing:
+        name = differing[0]
+        msg = (
+            f"tensor {name!r} is {theirs.get(name)} in the file and {ours.get(name)} in the model; "
+            f"{len(set(differing))} differ; are these the weights of another model?"
+        )
+        raise Unfit(msg)
+    with torch.no_grad():
+        for name, tensor in owned.items():
+            tensor.copy_(tensor_of(tensors[name]))

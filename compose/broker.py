@@ -7,6 +7,7 @@ the state directory's path can upset Kafka's property file. Acknowledged records
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 from base64 import urlsafe_b64encode
@@ -98,9 +99,23 @@ class KafkaBroker:
         lines = (f"{key}={value}\n" for key, value in settings.items())
         write_whole(self.home / "server.properties", "".join(lines))
         write_whole(self.home / "log4j2.xml", _LOGGING)
-        if not (self.home / "data" / "meta.properties").exists():
-            self._format(jars)
+        self._format_once(jars)
         return self._java(jars, "kafka.Kafka", "server.properties")
+
+    def _format_once(self, jars: list[Path]) -> None:
+        """A format that was killed half-way is thrown away: no broker has ever run on it. Where
+        one has, nothing is formatted again, for that would hide the loss of a log.
+        """
+        data, done = self.home / "data", self.home / "formatted"
+        if (data / "meta.properties").exists():  # what a format writes last
+            done.touch()
+        elif done.exists():
+            msg = f"the log in {data} was removed or damaged; wipe {self.home.parent} to start anew"
+            raise ServicesError(msg)
+        else:
+            shutil.rmtree(data, ignore_errors=True)
+            self._format(jars)
+            done.touch()
 
     def _format(self, jars: list[Path]) -> None:
         log = self.home / "kafka.log"

@@ -3,9 +3,14 @@
 A group's module is imported when it is built, so only model servers and trainers pay for torch.
 """
 
-from collections.abc import Sequence
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from consumers.guard import Guard
 from consumers.log import Log
@@ -15,8 +20,14 @@ from schemas.messages import Event, ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 if TYPE_CHECKING:
+    from compose.runs import RunFolder
     from compose.settings import Settings
+    from consumers.training import Trainer
     from inference.engine import Engine
+
+STAND_BY_S = 0.5
+
+log = structlog.get_logger()
 
 
 class Workshop:
@@ -52,25 +63,32 @@ class Workshop:
         )
         return self._loop(role, publisher, self.topics.group("agents"), accept=accept)
 
-    def models(self, name: str, engine: "Engine") -> Loop:
+    def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
         from consumers.models import Models
 
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
         role = Models(name, self.log, self.codec, self.topics, publisher, engine)
-        return self._loop(role, publisher, self.topics.group("models", engine.policy_id))
+        return self._loop(
+            role, publisher, self.topics.group("models", engine.policy_id), accept=accept
+        )
 
-    def environments(self, name: str) -> Loop:
+    def environments(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.environments import Environments
 
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
         role = Environments(name, self.codec, self.topics, publisher, threads=threads)
-        return self._loop(role, publisher, self.topics.group("environments"))
+        return self._loop(role, publisher, self.topics.group("environments"), accept=accept)
 
     def rewards(
-        self, name: str, scorers: Sequence[str] | None = None, scoring_id: str | None = None
+        self,
+        name: str,
+        scorers: Sequence[str] | None = None,
+        scoring_id: str | None = None,
+        *,
+        accept: bool = False,
     ) -> Loop:
         from consumers.rewards import Rewards
         from sandbox.scorers import check_scorer, score
@@ -97,7 +115,40 @@ class Workshop:
             ),
             guard=self._guard("the scorer", given.scorer_timeout_s),
         )
-        return self._loop(role, publisher, self.topics.group("rewards", scoring_id))
+        return self._loop(role, publisher, self.topics.group("rewards", scoring_id), accept=accept)
+
+    def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
+        """The trainer of a run, resumed from its newest checkpoint."""
+        from consumers.heldout import HeldOut
+        from consumers.training import Trainer
+        from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+        from trainer.step import Learner
+
+        self.codec.prepare(self.topics.versions, PolicyVersion)
+        self.codec.prepare(self.topics.train_steps, TrainStep)
+        self.codec.prepare(self.topics.requests, RolloutRequest)
+        config = folder.learner()
+        return Trainer(
+            name,
+            self.log,
+            self.codec,
+            self.topics,
+            self.log.publisher(),
+            Learner(str(folder.policy), config),
+            config,
+            folder.run(),
+            folder.draws(),
+            HeldOut(folder.heldout()),
+        )
+
+    def training(self, name: str, folder: "RunFolder", stopping: Callable[[], bool]) -> None:
+        """Train a run; while another process does so, stand by for it."""
+        import torch
+
+        torch.set_num_threads(self.settings.training.threads)
+        with sole_trainer(folder.directory, stopping) as ours:
+            if ours:
+                self.trainer(name, folder).go_on(stopping)
 
     def _guard(self, what: str, timeout_s: float) -> Guard:
         guard = Guard(what, timeout_s)
@@ -117,6 +168,25 @@ class Workshop:
         )
         role.loop = loop  # type: ignore[attr-defined]
         return loop
+
+
+@contextmanager
+def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool]:
+    """Hold a run's lock, waiting for it; False when told to stop first. Dies with its process."""
+    with (directory / "trainer.lock").open("w") as lock:
+        said = False
+        while not stopping():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not said:
+                    said = True
+                    log.info("training_stands_by", run=directory.name)
+                time.sleep(STAND_BY_S)
+            else:
+                yield True
+                return
+        yield False
 
 
 def _spec(text: str):  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import structlog
 
+from consumers.heldout import HeldOut
 from consumers.log import Log, Publisher, Reader, Record, TopicPartition
 from producers.admission import AdmissionRule, Draws, Published
 from producers.submit import Submitter
@@ -57,6 +58,8 @@ class Run:
     """Checkpoints and weights lie here."""
     starts: Mapping[TopicPartition, int]
     """Where every topic ended when the run was made: nothing of the run lies before."""
+    scoring_id: str
+    """Whose rewards are trained on."""
     max_running: int = MAX_RUNNING
     steps: int = 0
     """No rollouts are admitted beyond this many steps; 0 is without end."""
@@ -84,6 +87,7 @@ class Trainer:
         config: LearnerConfig,
         run: Run,
         draws: Draws | None = None,
+        heldout: HeldOut | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,6 +100,8 @@ class Trainer:
         self.config = config
         self.run = run
         self.draws = draws
+        self.heldout = heldout
+        self._finishing = False
         self.clock = clock
         self.submitter = Submitter(publisher, codec, topics, source=name)
         self.rule = AdmissionRule(
@@ -112,6 +118,7 @@ class Trainer:
         self._dropped_before: dict[str, int] = {}
         self._resume()
         self.reader = self._read_on()
+        self._evaluate_if_due()
 
     # Beginning, and beginning again
 
@@ -134,8 +141,7 @@ class Trainer:
         self.parent = held.parent
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
         self.buffer = Buffer(replace(curation, abandoned=self.abandoned))
-        self.buffer.restore(held.recent, held.drops)
-        self.buffer.used = held.used
+        self.buffer.restore(held.recent, held.drops, held.used)
         self.consumption = Consumption(self.topics.scored, held.consumed)
         self._dropped_before = {reason: tally.count for reason, tally in held.drops.items()}
         if seen.highest_announced < held.version:
@@ -178,6 +184,12 @@ class Trainer:
 
     # One turn
 
+    def go_on(self, stopping: Callable[[], bool]) -> None:
+        """Train until the run is done or somebody stops it; all that was announced is acked."""
+        while not stopping() and not self.done():
+            self.turn()
+        self.publisher.flush(FLUSH_S)
+
     def turn(self, timeout_s: float = 0.05) -> int:
         """Read, keep rollouts in the air, train when a batch is there; return records read."""
         records = [] if self.buffer.full() else self.reader.poll(timeout_s)
@@ -187,22 +199,69 @@ class Trainer:
         self.admit()
         samples = self.buffer.take(self.config.groups_per_step, self.learner.version)
         self._note_dropped()
-        if samples is not None and not self.done():
+        if samples is not None and not self._stopped():
             self._step(samples)
+            self._evaluate_if_due()
         self.publisher.poll()
         self._say_if_idle(bool(records))
         return len(records)
 
     def done(self) -> bool:
-        return 0 < self.run.steps <= self.learner.steps_done
+        """Whether the run has come to its end and its last weights are evaluated."""
+        if self.heldout is None:
+            return self._stopped()
+        return self._stopped() and self.heldout.complete(self.learner.version)
+
+    def _stopped(self) -> bool:
+        """No further step is taken: all are done, or the goal is reached."""
+        return self._finishing or 0 < self.run.steps <= self.learner.steps_done
+
+    # Held-out evaluation
+
+    def _evaluate_if_due(self) -> None:
+        if self.heldout and (self.heldout.due(self.learner.steps_done) or self._stopped()):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Have the present weights evaluated; the first time training waits for the result."""
+        if self.heldout is None or self.learner.version in self.heldout.asked:
+            return
+        self.heldout.asked.append(self.learner.version)
+        for request in self.heldout.plan.requests(self.learner.version):
+            self.submitter.publish(request)
+
+    def _before_training(self) -> bool:
+        """Whether the starting weights are still being evaluated."""
+        return (
+            self.heldout is not None
+            and self.learner.steps_done == 0
+            and not self.heldout.complete(self.learner.version)
+        )
+
+    def _heard(self, scored: ScoredTrajectory) -> None:
+        """Note a held-out result; at the goal the last weights are evaluated, and that is it."""
+        if self.heldout is None:
+            return
+        version = self.heldout.take(scored)
+        if version is None or not self.heldout.complete(version):
+            return
+        success = self.heldout.success(version)
+        reached = success >= self.heldout.plan.goal
+        log.info("held_out", version=version, success=round(success, 4), goal_reached=reached)
+        if reached:
+            self._finishing = True
+            self._evaluate()
+        elif version == self.learner.version:
+            self._finishing = False
 
     def _offer(self, record: Record) -> None:
         if not self.consumption.delivered(record.partition, record.offset):
             return
         scored = self._decoded(record, ScoredTrajectory)
-        if scored is None:
+        if scored is None or scored.scoring_id != self.run.scoring_id:
             self.consumption.consumed(record.partition, record.offset)
         else:
+            self._heard(scored)
             self.buffer.offer(scored, record.partition, record.offset)
 
     def _decoded(self, record: Record, expected: type[M]) -> M | None:
@@ -248,7 +307,7 @@ class Trainer:
 
     def admit(self) -> int:
         """Publish as many whole groups as the rule grants; return how many."""
-        if self.draws is None or self.done():
+        if self.draws is None or self._stopped() or self._before_training():
             return 0
         accepted = self.buffer.used + self.buffer.held()
         groups = self.rule.grant(self.learner.steps_done, accepted, self.running())

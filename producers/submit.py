@@ -17,7 +17,7 @@ from schemas.topics import Topics
 
 NESTED: Mapping[str, type] = {"task": Task, "sampling": Sampling, "limits": Limits}
 ROLLOUT_ID = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
-PYTHON = {"str": str, "int": int, "float": (int, float), "bool": bool}
+PYTHON: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
 
 class Out(Protocol):
@@ -127,7 +127,7 @@ def _nested(key: str, value: Any, default: Any) -> Any:
     if not isinstance(value, dict):
         msg = f"{key} must be an object, found {value!r:.80}"
         raise Refused(msg)
-    given = {}
+    given: dict[str, Any] = {}
     for name, item in value.items():
         if name == "environment_config" and isinstance(item, dict):
             given[name] = orjson.dumps(item).decode()

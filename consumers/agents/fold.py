@@ -13,7 +13,7 @@ for, or asked for with another body, is a DeterminismError: that attempt is over
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
@@ -32,7 +32,7 @@ from consumers.agents.wishes import (
     WishFailed,
 )
 from schemas import messages as wire
-from schemas.errors import DeterminismError, ProgramFailed, Refused, RolloutBroken
+from schemas.errors import DeterminismError, ProgramFailed, Refused
 from schemas.ids import call_seed, command_id
 from schemas.messages import (
     AttemptStarted,
@@ -65,7 +65,10 @@ NO_POSITION = -1
 POSITIONS_PER_TURN = 8
 """A program that never calls a model is ended after this many wishes per allowed turn."""
 FREE_FAILURES = {"history_needed", "prefix_needed"}
-"""Requests for more, not failures of work: they number a try but use none up."""
+"""Requests for more, not failures of work: they number a try but, the first time, use none up."""
+REASON_CHARS = 4000
+RESULT_CHARS = 200_000
+"""A result above this would not fit into the journal; it belongs into a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,11 @@ class Outstanding:
     opened_ms: int
     sequence: "Conversation | None"
     new: tuple[Message, ...] = ()
+    sampling: Sampling | None = None
     tries: int = 0
     failures: int = 0
     with_history: bool = False
+    """Whether all there is was asked for and is sent."""
     told: bool = False
     """Whether its deadline was already written; forgotten in a crash, harmlessly."""
 
@@ -244,10 +249,12 @@ class Rollout:
                 return turn()
         except StopIteration:
             return Finish()
-        except RolloutBroken:
+        except ProgramFailed:
             raise
-        except Exception as error:  # a user's program may raise anything; it ends this rollout only
-            msg = f"program {self.request.agent!r} raised {type(error).__name__}: {error}"
+        # A user's program may raise anything, also what ends a process; it ends this rollout only.
+        except (Exception, SystemExit, GeneratorExit) as error:
+            kind = type(error).__name__
+            msg = f"program {self.request.agent!r} raised {kind}: {_shown(error, str)}"
             raise ProgramFailed("raised", msg) from error
 
     def _open(self, wished: object, now_ms: int) -> list[Effect]:
@@ -255,7 +262,7 @@ class Rollout:
         wishes = [wished] if single else cast("list[object]", wished)
         if not wishes or any(not isinstance(w, Reset | CallModel | Step) for w in wishes):
             msg = (
-                f"program {self.request.agent!r} yielded {wished!r:.200} at position "
+                f"program {self.request.agent!r} yielded {_shown(wished)} at position "
                 f"{self.next_position}; it may yield CallModel, Step, Reset, Finish, or a list"
             )
             raise ProgramFailed("rubbish", msg)
@@ -288,21 +295,22 @@ class Rollout:
         if limits.max_tokens and self.sampled_tokens >= limits.max_tokens:
             msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
             raise ProgramFailed("token_limit", msg)
-        if not wish.messages or any(not isinstance(m, Message) for m in wish.messages):
-            msg = f"CallModel needs a list of Message, found {wish.messages!r:.200}"
-            raise ProgramFailed("rubbish", msg)
+        _check_call(wish)
         policy_id = wish.policy_id or self.request.policy_id
         sequence = self._conversation(wish.messages, policy_id)
         new = tuple(wish.messages[len(sequence.messages) :])
+        _check_messages(new)
         sequence.busy = True
         self.model_calls += 1
-        digest = _call_digest(wish, sequence, new, policy_id, self._sampling(wish))
-        return Outstanding(wish, self.next_position, digest, now_ms, sequence, new)
+        sampling = self._sampling(wish)
+        digest = _call_digest(wish, sequence, new, policy_id, sampling)
+        return Outstanding(wish, self.next_position, digest, now_ms, sequence, new, sampling)
 
     def _conversation(self, messages: Sequence[Message], policy_id: str) -> Conversation:
-        for known in reversed(self.conversations):
-            if known.extended_by(messages, policy_id):
-                return known
+        """The longest one that the messages extend, the latest among equals; else a new one."""
+        known = [c for c in self.conversations if c.extended_by(messages, policy_id)]
+        if known:
+            return max(known, key=lambda c: (len(c.messages), c.index))
         begun = Conversation(len(self.conversations), policy_id)
         self.conversations.append(begun)
         return begun
@@ -314,7 +322,11 @@ class Rollout:
         return replace(sampling, max_tokens=left) if 0 < left < sampling.max_tokens else sampling
 
     def _open_reset(self, wish: Reset, now_ms: int) -> Outstanding:
-        digest = _digest("reset", wish.session, *self._environment(wish))
+        name, config, seed = self._environment(wish)
+        if not _is_text(wish.session, name, config) or not _is_whole(seed, 64):
+            msg = f"Reset needs texts and a 64-bit seed, found {_shown(wish)}"
+            raise ProgramFailed("rubbish", msg)
+        digest = _digest("reset", wish.session, name, config, seed)
         return Outstanding(wish, self.next_position, digest, now_ms, None)
 
     def _environment(self, wish: Reset) -> tuple[str, str, int]:
@@ -326,7 +338,10 @@ class Rollout:
         return name, config, task.seed if wish.seed is None else wish.seed
 
     def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
-        if wish.session not in self.sessions or not isinstance(wish.action, str):
+        if not _is_text(wish.session, wish.action):
+            msg = f"Step needs texts that can be written as UTF-8, found {_shown(wish)}"
+            raise ProgramFailed("rubbish", msg)
+        if wish.session not in self.sessions:
             msg = f"Step into session {wish.session!r} before its Reset was answered"
             raise ProgramFailed("rubbish", msg)
         done = len(self.sessions[wish.session].actions)
@@ -370,7 +385,7 @@ class Rollout:
             sequence.policy_id,
             sequence.index,
             waits.new,
-            self._sampling(wish),
+            cast(Sampling, waits.sampling),
             call_seed(self._seed_key(), self.attempt, waits.position),
             sequence.packed,
             sequence.length,
@@ -465,13 +480,16 @@ class Rollout:
     def _failed(self, waits: Outstanding, body: CallFailed, now_ms: int) -> list[Effect]:
         limits = self.request.limits
         if body.code == "session_lost" and self.attempt < limits.max_attempts:
-            return self._decide(AttemptStarted(body.message), attempt=self.attempt + 1)
+            del self.outstanding[waits.position]  # answered: nothing counts here any more
+            return self._decide(
+                AttemptStarted(body.message[:REASON_CHARS]), attempt=self.attempt + 1
+            )
         free = body.code in FREE_FAILURES and not waits.with_history
         self.failures += not free
         waits.failures += not free
         if body.retriable and waits.failures < limits.max_tries:
             waits.tries += 1
-            waits.with_history = waits.with_history or body.code == "history_needed"
+            waits.with_history = waits.with_history or free
             waits.opened_ms = now_ms
             waits.told = False
             return [self.command(waits)]
@@ -550,8 +568,11 @@ class Rollout:
     def _finish(
         self, status: str, *, code: str = "", reason: str = "", result: str = ""
     ) -> list[Effect]:
-        if not isinstance(result, str):
-            result = repr(result)
+        result = _plain(result) if isinstance(result, str) else _shown(result)
+        if len(result) > RESULT_CHARS:
+            msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
+            return self._fail("result_too_large", msg)
+        reason = _plain(reason)[:REASON_CHARS]
         return self._decide(RolloutFinished(status, code, reason, result, self.next_position))
 
     def _fail(self, code: str, reason: str) -> list[Effect]:
@@ -609,10 +630,8 @@ class Rollout:
     def close_program(self) -> None:
         """Let the generator go; whatever it does on the way out is its own affair."""
         if self.agent is not None and hasattr(self.agent, "close"):
-            try:
+            with suppress(ProgramFailed):
                 self._turn(self.agent.close)
-            except ProgramFailed:
-                self.failures += 1
         self.agent = None
 
     def _courtesy(self) -> list[Command]:
@@ -634,8 +653,13 @@ class Rollout:
         return closing
 
     def trajectory(self, body: Terminal, offset: int, now_ms: int) -> Trajectory:
-        """The rollout as it stands, under the status of the event that ended it."""
+        """The rollout as it stands, under the status of the event that ended it.
+
+        Calls without an answer are not counted: whether a program came to make them may have been
+        its guard's decision, and that is known by its end only.
+        """
         status, code, reason, result = _ending(body)
+        waiting = sum(isinstance(w.wish, CallModel) for w in self.outstanding.values())
         policies = sorted({c.policy_id for c in self.conversations if c.answers})
         return Trajectory(
             rollout_id=self.request.rollout_id,
@@ -647,7 +671,7 @@ class Rollout:
                 _sequence(c, policies.index(c.policy_id)) for c in self.conversations if c.answers
             ),
             steps=tuple(self.steps),
-            model_calls=self.model_calls,
+            model_calls=self.model_calls - waiting,
             sampled_tokens=self.sampled_tokens,
             failures=self.failures,
             journal_partition=self.partition,
@@ -693,6 +717,61 @@ def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
     )
 
 
+def _is_text(*values: object) -> bool:
+    """Whether these are strings that can be written; a lone surrogate cannot."""
+    try:
+        return all(isinstance(value, str) and value.encode() is not None for value in values)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_whole(value: object, bits: int) -> bool:
+    return isinstance(value, int) and -(1 << bits - 1) <= value < 1 << bits - 1
+
+
+def _plain(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _shown(value: object, show: Callable[[object], str] = repr) -> str:
+    """A foreign object in words; its own words may raise."""
+    try:
+        return _plain(show(value))[:200]
+    except Exception:  # a user's class
+        return f"a {type(value).__name__}"
+
+
+def _check_call(wish: CallModel) -> None:
+    """What cannot go on the wire must end its rollout here; later it would end the worker."""
+    messages, how = wish.messages, wish.sampling
+    if not isinstance(messages, list | tuple) or not messages:
+        msg = f"CallModel needs a list of Message, found {_shown(messages)}"
+        raise ProgramFailed("rubbish", msg)
+    if not _is_text(wish.tools, wish.policy_id or ""):
+        msg = f"CallModel needs texts as policy_id and tools, found {_shown(wish)}"
+        raise ProgramFailed("rubbish", msg)
+    if how is not None and not (
+        isinstance(how, Sampling)
+        and isinstance(how.temperature, int | float)
+        and isinstance(how.top_p, int | float)
+        and _is_whole(how.top_k, 32)
+        and _is_whole(how.max_tokens, 32)
+        and isinstance(how.stop, list | tuple)
+        and _is_text(*how.stop)
+    ):
+        msg = f"CallModel needs a Sampling, found {_shown(how)}"
+        raise ProgramFailed("rubbish", msg)
+
+
+def _check_messages(messages: Sequence[object]) -> None:
+    for m in messages:
+        if not isinstance(m, Message) or not _is_text(
+            m.role, m.content, m.tool_calls, m.tool_call_id, m.name
+        ):
+            msg = f"CallModel needs a list of Message made of texts, found {_shown(m)}"
+            raise ProgramFailed("rubbish", msg)
+
+
 def _digest(*parts: object) -> bytes:
     return blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
 
@@ -722,6 +801,7 @@ class Journal:
         self.just_ended: Rollout | None = None
         self.ignored: Counter[str] = Counter()
         self._starts: deque[tuple[int, int | None]] = deque()
+        self._twice: deque[tuple[int, int]] = deque()
         self._ended: deque[tuple[int, Rollout]] = deque()
 
     def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
@@ -759,6 +839,7 @@ class Journal:
         self._starts.append((offset, before))
         if event.rollout_id in self.open:
             self.ignored["already_open"] += 1
+            self._twice.append((self.open[event.rollout_id].first_offset, offset))
             return []
         if isinstance(body, RolloutRefused):
             return [_refused(event, body, self.partition, offset, now_ms)]
@@ -777,6 +858,7 @@ class Journal:
         """Where a reader must begin to know all that is open at `commit`, and `last` as of there.
 
         A rollout whose end lies at or above the commit counts as open: its end will be read again.
+        Nobody may begin between a start and another of the same id that came while it was open.
         """
         while self._ended and self._ended[0][0] < commit:
             self._ended.popleft()
@@ -785,6 +867,10 @@ class Journal:
             firsts.append(rollout.first_offset)
             break  # in order of their starts
         low = min([commit, *firsts])
+        while self._twice and self._twice[0][1] < low:
+            self._twice.popleft()
+        for first, second in sorted(self._twice, reverse=True):
+            low = first if first < low <= second else low
         while self._starts and self._starts[0][0] < low:
             self._starts.popleft()
         return low, self._starts[0][1] if self._starts else self.last

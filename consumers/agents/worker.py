@@ -17,9 +17,9 @@ from typing import Any, cast
 import structlog
 
 from consumers.agents.fold import Command, Effect, Journal, Rollout, World
-from consumers.guard import Guard
 from consumers.agents.programs import SHIPPED
 from consumers.agents.wishes import Program
+from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
 from schemas import names

@@ -1,0 +1,422 @@
+"""The command line. Every command imports what it needs when it runs, so `--help` is quick.
+
+Exit codes: 0 done, 1 something failed, 2 refused at the door, 130 interrupted.
+"""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from compose.settings import Settings
+    from compose.workers import Workshop
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Agentic reinforcement learning for language models on Apache Kafka.",
+)
+topics_app = typer.Typer(no_args_is_help=True, help="Provision topics and schemas.")
+worker_app = typer.Typer(no_args_is_help=True, help="Run one process of a group.")
+app.add_typer(topics_app, name="topics")
+app.add_typer(worker_app, name="worker")
+
+Name = Annotated[str, typer.Option(help="What the worker is called in logs and events.")]
+Accept = Annotated[
+    bool,
+    typer.Option(
+        "--accept-truncation/--no-accept-truncation",
+        help="Go on from what is still there when retention has passed this group's position.",
+    ),
+]
+Policies = Annotated[list[str] | None, typer.Option("--policy", help="A policy id; repeatable.")]
+Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of every topic above one.")]
+Big = Annotated[bool, typer.Option("--cluster", help="Counts and replication for a cluster.")]
+
+
+def settings() -> "Settings":
+    from compose.settings import load_settings
+
+    return load_settings()
+
+
+def cluster() -> "Cluster":
+    from compose.cluster import cluster_of
+
+    return cluster_of(settings())
+
+
+# Services
+
+
+@app.command()
+def up(
+    kafka_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
+    registry_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
+) -> None:
+    """Start the embedded broker and schema registry; does nothing where they are up."""
+    from compose.services import up as bring_up
+    from producers.publisher import Admin
+
+    given = settings()
+    found = bring_up(
+        given.state(),
+        given.cache(),
+        kafka_port=kafka_port,
+        registry_port=registry_port,
+        ready=lambda servers: Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers(),
+    )
+    typer.echo(f"kafka     {found.bootstrap_servers}  (pid {found.kafka_pid})")
+    typer.echo(f"registry  {found.registry_url}  (pid {found.registry_pid})")
+
+
+@app.command()
+def down(
+    wipe: Annotated[bool, typer.Option(help="Remove the log and the registry's data.")] = False,
+) -> None:
+    """Stop the embedded broker and registry; leaves no process behind."""
+    from compose.services import down as take_down
+
+    stopped = take_down(settings().state(), wipe=wipe)
+    for service in stopped:
+        typer.echo(f"stopped {service.name} (pid {service.pid})")
+    if not stopped:
+        typer.echo("nothing was running")
+    if wipe:
+        typer.echo("removed the log and the registry's data")
+
+
+@app.command()
+def status() -> None:
+    """Say what is up; exit code 1 when something is not."""
+    from compose.services import status as ask
+
+    found = ask(settings().state())
+    for service in found:
+        where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
+        typer.echo(f"{service.name:<9} {where}")
+    if not all(service.pid for service in found):
+        raise typer.Exit(1)
+
+
+# Topics
+
+
+def _provision(policies: list[str] | None, partitions: int | None, big: bool) -> tuple[Any, ...]:
+    from schemas.topics import wanted
+
+    here = cluster()
+    topics = wanted(here.settings.prefix, policies or [], cluster=big, partitions=partitions)
+    return here.admin, here.registry, topics
+
+
+@topics_app.command("plan")
+def topics_plan(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
+    """Print what `apply` would change."""
+    from producers import provision
+
+    changes = provision.plan(*_provision(policy, partitions, big))
+    for change in changes:
+        typer.echo(change.text)
+    typer.echo(f"{len(changes)} changes" if changes else "nothing to change")
+
+
+@topics_app.command("apply")
+def topics_apply(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
+    """Create and alter topics, register schemas; changes nothing the second time."""
+    from producers import provision
+
+    changes = provision.apply(*_provision(policy, partitions, big))
+    for change in changes:
+        typer.echo(change.text)
+    typer.echo(f"{len(changes)} changes made" if changes else "nothing to change")
+
+
+@topics_app.command("diff")
+def topics_diff(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
+    """Like plan, with exit code 1 where the cluster differs from the manifest."""
+    from producers import provision
+
+    changes = provision.plan(*_provision(policy, partitions, big))
+    for change in changes:
+        typer.echo(change.text)
+    raise typer.Exit(1 if changes else 0)
+
+
+# Workers
+
+
+class Stop:
+    """Becomes true at SIGTERM or SIGINT."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def _workshop(role: str, name: str) -> tuple["Workshop", str, "Cluster"]:
+    """What a worker process needs, once broker, registry and topics are there."""
+    from compose.logs import set_up
+    from compose.waiting import wait_until_fit
+    from compose.workers import Workshop
+
+    here = cluster()
+    worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
+    set_up(role, worker)
+    wait_until_fit(here)
+    return Workshop(here.log, here.codec, here.topics, here.settings), worker, here
+
+
+@worker_app.command("agents")
+def worker_agents(name: Name = "", accept_truncation: Accept = False) -> None:
+    """Start requests, fold journals, run agent programs."""
+    workshop, worker, _ = _workshop("agents", name)
+    workshop.agents(worker, accept=accept_truncation).run(Stop())
+
+
+@worker_app.command("environments")
+def worker_environments(name: Name = "", accept_truncation: Accept = False) -> None:
+    """Keep environment sessions and step them."""
+    workshop, worker, _ = _workshop("environments", name)
+    workshop.environments(worker, accept=accept_truncation).run(Stop())
+
+
+@worker_app.command("rewards")
+def worker_rewards(
+    name: Name = "",
+    scorer: Annotated[
+        list[str] | None, typer.Option(help="name or module:function, optionally *weight.")
+    ] = None,
+    scoring_id: Annotated[str, typer.Option(help="Under which id the rewards are written.")] = "",
+    accept_truncation: Accept = False,
+) -> None:
+    """Score trajectories."""
+    workshop, worker, _ = _workshop("rewards", name)
+    loop = workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+    loop.run(Stop())
+
+
+@worker_app.command("models")
+def worker_models(
+    name: Name = "",
+    run: Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")] = "",
+    policy: Annotated[str, typer.Option(help="Else the policy id ...")] = "",
+    directory: Annotated[Path | None, typer.Option(help="... and its directory.")] = None,
+    accept_truncation: Accept = False,
+) -> None:
+    """Serve one policy, adopting its versions as they are announced."""
+    from compose import runs
+    from compose.workers import transformers_engine
+    from schemas.errors import Refused
+
+    if run:
+        folder = runs.find(settings().state(), run)
+        policy, directory = folder.policy_id, folder.policy
+    if not policy or directory is None:
+        raise Refused("give --run, or --policy and --directory")
+    workshop, worker, here = _workshop("models", name)
+    engine = transformers_engine(policy, directory, here.settings)
+    workshop.models(worker, engine, accept=accept_truncation).run(Stop(), wedged_s=300.0)
+
+
+@worker_app.command("training")
+def worker_training(
+    run: Annotated[str, typer.Option(help="The run's id or folder.")],
+    name: Name = "",
+) -> None:
+    """Train one run's policy; a second process of the same run stands by for the first."""
+    from compose import runs
+
+    workshop, worker, here = _workshop("training", name)
+    folder = runs.find(here.settings.state(), run)
+    workshop.training(worker, folder, Stop())
+
+
+# Runs
+
+
+Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
+Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]
+Resume = Annotated[bool, typer.Option(help="Go on with the newest unfinished run.")]
+
+
+def _conduct(recipe: str, seed: int, resume: bool, summary: Path | None) -> None:
+    from rich.console import Console
+
+    from compose.conduct import Stopped, conduct
+    from compose.logs import set_up
+
+    set_up("conductor", "conductor")
+    terminal = Console()
+    try:
+        conduct(recipe, settings(), seed=seed, resume=resume, summary=summary, terminal=terminal)
+    except Stopped:
+        terminal.print("stopped; nothing is lost: go on with --resume")
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def demo(seed: Seed = 7, summary: Summary = None, resume: Resume = False) -> None:
+    """Train the lake-any-start policy from random weights, here and now."""
+    _conduct("lake-any-start", seed, resume, summary)
+
+
+@app.command("run")
+def run_recipe(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
+    seed: Seed = 7,
+    summary: Summary = None,
+    resume: Resume = False,
+    log: Annotated[
+        str, typer.Option(help="kafka, or memory: one process, nothing kept.")
+    ] = "kafka",
+) -> None:
+    """Run a recipe: services, workers, training, figures."""
+    from schemas.errors import Refused
+    from schemas.names import unknown
+
+    if log == "kafka":
+        _conduct(recipe, seed, resume, summary)
+    elif log == "memory":
+        if resume:
+            raise Refused("--log memory keeps nothing that could be resumed")
+        from compose.memory_run import run_in_memory
+
+        run_in_memory(recipe, settings(), seed=seed, summary=summary)
+    else:
+        raise unknown("log", log, ["kafka", "memory"])
+
+
+@app.command("export-policy")
+def export_policy(
+    run: Annotated[str, typer.Argument(help="A run's id or folder.")],
+    out: Annotated[Path, typer.Option(help="A directory that is not there yet.")],
+) -> None:
+    """Write the run's newest weights as a Hugging Face directory."""
+    from compose import runs
+    from compose.export import export
+
+    version = export(runs.find(settings().state(), run), out)
+    typer.echo(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
+
+
+# Requests
+
+
+@app.command()
+def submit(
+    source: Annotated[str, typer.Argument(help="A JSON Lines file, or - for standard input.")] = "",
+    dataset: Annotated[
+        str, typer.Option(help="A reasoning-gym data set instead of a file, such as chain_sum.")
+    ] = "",
+    count: Annotated[int, typer.Option(min=1, help="Entries of the data set.")] = 8,
+    group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
+    policy: Annotated[str, typer.Option(help="The policy, where a line names none.")] = "policy",
+    agent: Annotated[str, typer.Option(help="The program, where a line names none.")] = "",
+    wait: Annotated[bool, typer.Option(help="Watch until all have been scored.")] = False,
+    timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 600.0,
+) -> None:
+    """Publish rollout requests, one JSON object a line."""
+    from compose.submission import submit as publish
+
+    publish(
+        cluster(),
+        source,
+        dataset=dataset,
+        count=count,
+        group_size=group_size,
+        policy_id=policy,
+        agent=agent,
+        wait=wait,
+        timeout_s=timeout_s,
+    )
+
+
+# Looking
+
+
+@app.command()
+def tail(
+    topic: Annotated[str, typer.Argument(help="With or without the prefix.")],
+    decode: Annotated[bool, typer.Option(help="Read values with their schema.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 is never.")] = 0,
+    follow: Annotated[bool, typer.Option(help="Wait for more at the end.")] = False,
+    last: Annotated[int, typer.Option(min=0, help="Begin so many before the end.")] = 0,
+) -> None:
+    """Print a topic's records as lines of JSON."""
+    from compose.look import tail as print_tail
+
+    print_tail(cluster(), topic, decode=decode, limit=limit, follow=follow, last=last)
+
+
+@app.command()
+def trajectory(rollout_id: str) -> None:
+    """Show what happened in one rollout, turn by turn, from its journal."""
+    from compose.look import show_trajectory
+
+    show_trajectory(cluster(), rollout_id)
+
+
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Which; all when left out.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
+) -> None:
+    """Measure, each figure beside a ceiling measured in the same run."""
+    from compose.bench import run_benchmarks
+
+    run_benchmarks(names or [], settings(), json)
+
+
+def main() -> NoReturn:
+    """The process entry: errors of ours become one line and an exit code."""
+    sys.path.insert(0, os.getcwd())
+    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+
+
+def _guarded(command: Callable[[], object]) -> int:
+    import click
+
+    from compose.errors import ServicesError
+    from schemas.errors import Refused, RollcallError, TopicsDiffer, Unavailable
+
+    try:
+        found = command()
+    except (Refused, TopicsDiffer, Unavailable) as error:
+        typer.echo(f"rollcall: {error}", err=True)
+        return 2
+    except (RollcallError, ServicesError) as error:
+        typer.echo(f"rollcall: {type(error).__name__}: {error}", err=True)
+        return 1
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return found if isinstance(found, int) else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""Conducts a run: services up, topics there, one process per worker, figures at the end.
+
+The run itself is in the log and in its folder; whoever conducts it can be killed and started again.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+import structlog
+from rich.console import Console as Terminal
+from rich.live import Live
+
+from compose import runs
+from compose.cluster import Cluster, cluster_of
+from compose.recipe import load_recipe
+from compose.runs import RunFolder
+from compose.settings import Settings
+from compose.supervisor import Supervisor, peak_rss_bytes
+from compose.view import draw_curve, line, render
+from consumers.console import Console, Figures
+from consumers.heldout import HeldOut
+from producers import provision
+from schemas.errors import Unfit
+from schemas.topics import wanted
+
+LOOK_EVERY_S = 1.0
+LINE_EVERY_S = 5.0
+
+log = structlog.get_logger()
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C or sent SIGTERM."""
+
+
+@dataclass
+class Conducted:
+    """One run under way, as its conductor sees it."""
+
+    folder: RunFolder
+    cluster: Cluster
+    supervisor: Supervisor
+    figures: Figures
+    began: float
+    service_pids: list[int]
+    peak_rss: int = 0
+    lag: dict[str, int] = field(default_factory=dict)
+
+
+def conduct(
+    recipe_name: str,
+    settings: Settings,
+    *,
+    seed: int,
+    resume: bool,
+    summary: Path | None,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Run a recipe to its end and return its figures; leaves no process behind."""
+    began = time.monotonic()
+    recipe, text = load_recipe(recipe_name)
+    folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
+    with _interruptible(), _services(settings, terminal) as (cluster, pids):
+        if folder is None:
+            folder = runs.create(settings.state(), recipe, text, seed)
+            _provision(cluster, folder)
+            folder = runs.begin(folder, cluster)
+        else:
+            _provision(cluster, folder)
+        terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}")
+        figures = Figures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
+        supervisor = Supervisor(folder.logs, cluster.environment())
+        conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
+        try:
+            _start(supervisor, folder)
+            _watch(conducted, terminal)
+        finally:
+            supervisor.stop()
+        return _report(conducted, summary, terminal)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into Stopped, once; what follows is not interrupted again."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped
+
+    before = [signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(each, handler)
+
+
+@contextmanager
+def _services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, list[int]]]:
+    """The cluster that is named, or broker and registry of our own, taken down if we put them up."""
+    if settings.kafka.bootstrap_servers:
+        yield cluster_of(settings), []
+        return
+    from compose.services import down, endpoints, up
+    from producers.publisher import Admin
+
+    there_before = endpoints(settings.state()) is not None
+    began = time.monotonic()
+    try:
+        found = up(
+            settings.state(),
+            settings.cache(),
+            ready=lambda servers: Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers(),
+        )
+        took = time.monotonic() - began
+        terminal.print(f"broker at {found.bootstrap_servers}, registry beside it, {took:.1f} s")
+        yield cluster_of(settings), [found.kafka_pid, found.registry_pid]
+    finally:
+        if not there_before:
+            down(settings.state(), wipe=False)
+
+
+def _provision(cluster: Cluster, folder: RunFolder) -> None:
+    topics = wanted(cluster.settings.prefix, [folder.policy_id])
+    provision.apply(cluster.admin, cluster.registry, topics)
+
+
+def _start(supervisor: Supervisor, folder: RunFolder) -> None:
+    run = str(folder.directory)
+    counts = folder.recipe.processes
+    supervisor.start("training-1", "training", "--run", run)
+    for number in range(1, counts.models + 1):
+        supervisor.start(f"models-{number}", "models", "--run", run)
+    for number in range(1, counts.agents + 1):
+        supervisor.start(f"agents-{number}", "agents")
+    for number in range(1, counts.environments + 1):
+        supervisor.start(f"environments-{number}", "environments")
+    for number in range(1, counts.rewards + 1):
+        scorers = [word for name in folder.recipe.scorers for word in ("--scorer", name)]
+        scoring = ("--scoring-id", folder.recipe.scoring_id)
+        supervisor.start(f"rewards-{number}", "rewards", *scorers, *scoring)
+
+
+def _watch(run: Conducted, terminal: Terminal) -> None:
+    """Draw what happens until the trainer has come to its end."""
+    cluster = run.cluster
+    console = Console(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
+    steps = run.folder.learner().steps
+    look_due = 0.0
+    with _screen(run, terminal, steps) as refresh:
+        while not run.supervisor.finished("training-1"):
+            console.poll(time.monotonic())
+            if time.monotonic() >= look_due:
+                look_due = time.monotonic() + LOOK_EVERY_S
+                _look(run)
+            refresh()
+        while console.poll(time.monotonic(), 0.3):
+            pass
+        refresh()
+    console.reader.close()
+
+
+def _look(run: Conducted) -> None:
+    """Keep workers alive, measure memory, ask for lag."""
+    given_up = run.supervisor.check()
+    if given_up:
+        words = run.supervisor.last_words(given_up[0])
+        msg = f"worker {given_up[0]} keeps dying; the end of its log:\n{words}"
+        raise Unfit(msg)
+    pids = [*run.supervisor.pids().values(), *run.service_pids]
+    run.peak_rss = max(run.peak_rss, peak_rss_bytes(pids))
+    run.lag = _lag(run.cluster, run.folder)
+
+
+def _lag(cluster: Cluster, folder: RunFolder) -> dict[str, int]:
+    """Records not committed yet, by group."""
+    topics = cluster.topics
+    groups = {
+        "agents": (topics.group("agents"), topics.events),
+        "models": (topics.group("models", folder.policy_id), topics.calls(folder.policy_id)),
+        "environments": (topics.group("environments"), topics.steps),
+        "rewards": (topics.group("rewards", folder.recipe.scoring_id), topics.trajectories),
+    }
+    ends = cluster.admin.ends({t: cluster.log.partitions(t) for _, t in groups.values()})
+    lag = {}
+    for name, (group, topic) in groups.items():
+        done = cluster.admin.committed(group)
+        lag[name] = sum(
+            max(0, end - max(0, done.get(tp, 0))) for tp, end in ends.items() if tp[0] == topic
+        )
+    return lag
+
+
+@contextmanager
+def _screen(run: Conducted, terminal: Terminal, steps: int) -> Iterator[Callable[[], None]]:
+    """Something to call after every change: a live panel, or a line now and then."""
+    if terminal.is_terminal:
+        with Live(console=terminal, refresh_per_second=4) as live:
+            yield lambda: live.update(render(run.figures, run.lag, time.monotonic(), steps))
+        return
+    due = [0.0]
+
+    def say() -> None:
+        if time.monotonic() >= due[0]:
+            due[0] = time.monotonic() + LINE_EVERY_S
+            terminal.print(line(run.figures, time.monotonic()), highlight=False)
+            sys.stdout.flush()
+
+    yield say
+
+
+def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[str, Any]:
+    figures, folder = run.figures, run.folder
+    result = _summary(run)
+    (folder.directory / runs.SUMMARY_FILE).write_bytes(
+        orjson.dumps(result, option=orjson.OPT_INDENT_2)
+    )
+    if summary is not None:
+        summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    picture = folder.directory / "curve.png"
+    draw_curve(figures, picture)
+    terminal.print(_words(run, result, picture), highlight=False)
+    return result
+
+
+def _summary(run: Conducted) -> dict[str, Any]:
+    figures = run.figures
+    curve = figures.heldout.curve()
+    last = curve[-1][0] if curve else 0
+    solved, starts = figures.heldout.starts(last)
+    began_ms, goal_ms = figures.training_began_ms, figures.goal_ms
+    train_s = (goal_ms - began_ms) / 1000 if goal_ms and began_ms else None
+    if train_s is None and figures.steps and began_ms:
+        train_s = time.time() - began_ms / 1000
+    wall_s = time.monotonic() - run.began
+    return {
+        "run_id": run.folder.run_id,
+        "seed": run.folder.seed,
+        "success_before": round(curve[0][1], 4) if curve else None,
+        "success_after": round(curve[-1][1], 4) if curve else None,
+        "starts_solved": solved,
+        "starts": starts,
+        "goal_reached": figures.goal_version is not None,
+        "steps": len(figures.steps),
+        "model_calls": figures.calls_at_goal or figures.model_calls,
+        "model_calls_all": figures.model_calls,
+        "rollouts": figures.rollouts,
+        "rollouts_failed": figures.failed,
+        "train_seconds": round(train_s, 2) if train_s is not None else None,
+        "wall_seconds": round(wall_s, 2),
+        "turns_per_second": round(figures.model_calls / train_s, 1) if train_s else None,
+        "peak_rss_bytes": run.peak_rss,
+        "dropped": figures.dropped(),
+        "held_out_curve": curve,
+    }
+
+
+def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
+    folder = run.folder
+    rollout_id = run.figures.last_rollout_id
+    state = run.cluster.settings.state_dir
+    given = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
+    rollcall = f"{given}{Path(sys.argv[0]).name}"
+    return (
+        f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
+        f"{result['starts_solved']} of {result['starts']} starts solved\n"
+        f"{result['steps']} steps, {result['rollouts']:,} rollouts, {result['model_calls']:,} model "
+        f"calls, {result['train_seconds']} s of training, {result['wall_seconds']} s in all, "
+        f"{result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"
+        f"curve    {picture}\n"
+        f"the log  {state}/services/kafka (Kafka's own files; kept until `rollcall down --wipe`)\n"
+        "\ntry next\n"
+        f"  {rollcall} up\n"
+        f"  {rollcall} trajectory {rollout_id}\n"
+        f"  {rollcall} export-policy {folder.run_id} --out my-policy\n"
+    )

@@ -1,0 +1,26 @@
+"""Logging for a process: JSON when nobody watches, every line with role and worker."""
+
+import logging
+import os
+import sys
+
+import structlog
+
+
+def set_up(role: str, worker: str) -> None:
+    """Configure structlog once; libraries' own logging goes to stderr from warnings on."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    readable = sys.stderr.isatty()
+    renderer = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(role=role, worker=worker, pid=os.getpid())

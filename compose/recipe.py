@@ -1,0 +1,162 @@
+"""Recipes: a training run as a TOML file; unknown keys are refused with the nearest known one."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from schemas import names
+from schemas.errors import Refused
+from schemas.messages import Limits, RolloutRequest, Sampling, Task
+
+SHIPPED = ("lake-any-start", "reasoning")
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskTable(_Table):
+    environment: str = ""
+    environment_config: dict[str, Any] = {}
+    agent: str = "react"
+    agent_config: dict[str, Any] = {}
+    system: str = ""
+    prompt: str = ""
+    seeds: tuple[int, int] = (0, 1_000_000)
+    """Training draws task seeds from [first, end)."""
+
+
+class SamplingTable(_Table):
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_tokens: Count = 256
+    stop: list[str] = []
+
+
+class LimitsTable(_Table):
+    max_turns: Count = 64
+    max_tokens: Annotated[int, Field(ge=0)] = 0
+    max_tries: Count = 3
+    max_attempts: Count = 3
+    call_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    step_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class PolicyTable(_Table):
+    directory: str = ""
+    """A local Hugging Face directory to start from; or config, tokens and template."""
+    config: dict[str, Any] = {}
+    tokens: str | list[str] = []
+    template: dict[str, Any] = {}
+
+
+class EvaluationTable(_Table):
+    seeds: tuple[int, int] = (1_000_000, 1_000_128)
+    every: Annotated[int, Field(ge=0)] = 10
+    success_at: float = 1.0
+    goal: float = 2.0
+
+
+class ProcessTable(_Table):
+    agents: Count = 1
+    models: Count = 1
+    environments: Count = 1
+    rewards: Count = 1
+
+
+class Recipe(_Table):
+    """A run: what is done, by which policy, how it learns, how it is judged."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    about: str = ""
+    task: TaskTable
+    policy: PolicyTable
+    sampling: SamplingTable = SamplingTable()
+    limits: LimitsTable = LimitsTable()
+    learner: dict[str, Any] = {}
+    """`trainer.config.LearnerConfig`; checked before anything is started."""
+    scorers: Annotated[list[str], Field(min_length=1)] = ["environment_return"]
+    evaluation: EvaluationTable = EvaluationTable()
+    processes: ProcessTable = ProcessTable()
+    max_running: Count = 4096
+
+    @property
+    def scoring_id(self) -> str:
+        """Named after its scorers, so that equal ones share a group and its progress."""
+        return "+".join(re.sub(r"[^A-Za-z0-9_.-]", "-", name) for name in self.scorers)
+
+    def template(self, run_id: str, policy_id: str) -> RolloutRequest:
+        """What all training requests of a run share."""
+        task = self.task
+        return RolloutRequest(
+            rollout_id="",
+            task=Task(
+                environment=task.environment,
+                environment_config=orjson.dumps(task.environment_config).decode(),
+                prompt=task.prompt,
+                system=task.system,
+            ),
+            agent=task.agent,
+            agent_config=orjson.dumps(task.agent_config).decode(),
+            policy_id=policy_id,
+            run_id=run_id,
+            purpose="train",
+            sampling=Sampling(
+                self.sampling.temperature,
+                max_tokens=self.sampling.max_tokens,
+                stop=tuple(self.sampling.stop),
+            ),
+            limits=Limits(**self.limits.model_dump()),
+        )
+
+
+def load_recipe(name: str) -> tuple[Recipe, str]:
+    """A shipped recipe by name, or a file; its text comes along. Raises Refused, one line."""
+    if name in SHIPPED:
+        text = (files("compose") / "recipes" / f"{name}.toml").read_text()
+    elif Path(name).is_file():
+        text = Path(name).read_text()
+    elif name.endswith(".toml"):
+        msg = f"recipe {name!r} is not there"
+        raise Refused(msg)
+    else:
+        raise names.unknown("recipe", name, SHIPPED)
+    return parse_recipe(text, name), text
+
+
+def parse_recipe(text: str, name: str) -> Recipe:
+    try:
+        recipe = Recipe(**tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        msg = f"recipe {name!r} is not TOML: {error}"
+        raise Refused(msg) from error
+    except ValidationError as error:
+        complaints = "; ".join(_complaint(dict(item)) for item in error.errors())
+        msg = f"recipe {name!r}: {complaints}"
+        raise Refused(msg) from error
+    first, end = recipe.evaluation.seeds
+    if max(first, recipe.task.seeds[0]) < min(end, recipe.task.seeds[1]):
+        msg = (
+            f"recipe {name!r}: evaluation.seeds {first}-{end} overlap task.seeds "
+            f"{recipe.task.seeds[0]}-{recipe.task.seeds[1]}; held-out seeds must not be trained on"
+        )
+        raise Refused(msg)
+    return recipe
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"]]
+    if error["type"] != "extra_forbidden":
+        return f"{'.'.join(place)}: {error['msg']}, found {error['input']!r:.80}"
+    model: Any = Recipe
+    for part in place[:-1]:
+        model = model.model_fields[part].annotation
+    known = [".".join([*place[:-1], name]) for name in model.model_fields]
+    return str(names.unknown("key", ".".join(place), known))

@@ -1,0 +1,89 @@
+"""The live view of a run in a terminal, the figures at its end, and the picture of its curve."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from consumers.console import Figures
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 48
+
+
+def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
+    """A line of bars, the newest on the right; longer series are thinned to the width."""
+    if len(values) > WIDTH:
+        values = [values[i * len(values) // WIDTH] for i in range(WIDTH)]
+    top = len(BARS) - 1
+    scale = (high - low) or 1.0
+    return "".join(BARS[round(min(1.0, max(0.0, (v - low) / scale)) * top)] for v in values)
+
+
+def render(figures: Figures, lag: Mapping[str, int], now: float, steps: int) -> Panel:
+    """The whole view, drawn anew each time."""
+    rewards, staleness = figures.metric("reward_mean"), figures.metric("staleness_mean")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("step", f"{len(figures.steps)} of at most {steps}")
+    table.add_row("rollouts", f"{figures.rollouts:,}   {figures.rollouts_rate.per_s(now):,.0f}/s")
+    table.add_row(
+        "model calls", f"{figures.model_calls:,}   {figures.calls_rate.per_s(now):,.0f}/s"
+    )
+    last = f"{rewards[-1]:+.3f}" if rewards else "-"
+    table.add_row("reward", f"{last}  {spark(rewards)}")
+    table.add_row("staleness", f"{staleness[-1]:.2f} versions" if staleness else "-")
+    curve = figures.heldout.curve()
+    words = "  ".join(f"v{version} {success:.2f}" for version, success in curve[-6:])
+    table.add_row("held-out success", words or "being measured")
+    lags = "  ".join(f"{group} {count:,}" for group, count in sorted(lag.items()))
+    table.add_row("lag, records", lags or "-")
+    dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
+    table.add_row("not trained on", dropped or "none")
+    if figures.failed:
+        table.add_row("failed rollouts", Text(f"{figures.failed:,}", style="red"))
+    return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
+
+
+def line(figures: Figures, now: float) -> str:
+    """The same in one line, where there is no terminal."""
+    rewards = figures.metric("reward_mean")
+    curve = figures.heldout.curve()
+    return (
+        f"step {len(figures.steps)}  rollouts {figures.rollouts}  "
+        f"calls {figures.model_calls} ({figures.calls_rate.per_s(now):.0f}/s)  "
+        f"reward {rewards[-1] if rewards else float('nan'):+.3f}  "
+        f"held-out {f'v{curve[-1][0]} {curve[-1][1]:.3f}' if curve else '-'}"
+    )
+
+
+def draw_curve(figures: Figures, path: Path) -> None:
+    """Reward per step and held-out success as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    rewards = figures.metric("reward_mean")
+    axes.plot(range(1, len(rewards) + 1), rewards, label="mean reward of the batch", alpha=0.6)
+    curve = figures.heldout.curve()
+    versions = {step.version: step.step for step in figures.steps}
+    axes.plot(
+        [versions.get(version, 0) for version, _ in curve],
+        [success for _, success in curve],
+        marker="o",
+        label="held-out greedy success",
+    )
+    axes.set_xlabel("optimiser step")
+    axes.set_ylim(-0.1, 1.05)
+    axes.set_title(figures.run_id)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,99 @@
+"""Held-out evaluation of a run: greedy rollouts on seeds that training never draws.
+
+They are ordinary rollouts tagged `evaluate`, so they are never trained on; they wait until the
+model servers serve the version in question. What came of them is a fold of scored trajectories.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from schemas.messages import RolloutRequest, ScoredTrajectory
+
+MARK = "/heldout/"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One rollout: whether it succeeded, and where it began."""
+
+    success: bool
+    start: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPlan:
+    """What is evaluated, how often, and when the run has reached its goal."""
+
+    template: RolloutRequest
+    """A training request of the run; purpose, temperature, seed and ids are changed."""
+    seeds: tuple[int, int]
+    """[first, end)"""
+    every: int
+    """In steps; 0 is only before and after."""
+    success_at: float
+    """A rollout whose total reward is at least this has succeeded."""
+    goal: float
+    """The run may end when this share succeeds; above 1 it never does."""
+
+    def requests(self, version: int) -> Iterable[RolloutRequest]:
+        """One request a seed. Ids are names of the place, so asking twice is asking once."""
+        group = f"{self.template.run_id}{MARK}{version}"
+        sampling = replace(self.template.sampling, temperature=0.0)
+        for seed in range(*self.seeds):
+            yield replace(
+                self.template,
+                rollout_id=f"{group}/{seed}",
+                task=replace(self.template.task, seed=seed, task_id=f"seed-{seed}"),
+                purpose="evaluate",
+                group_id=group,
+                group_size=self.seeds[1] - self.seeds[0],
+                sampling=sampling,
+                min_policy_version=version,
+            )
+
+
+@dataclass
+class HeldOut:
+    """The fold of a run's held-out results, by version asked for."""
+
+    plan: HeldOutPlan
+    asked: list[int] = field(default_factory=list)
+    results: dict[int, dict[str, Result]] = field(default_factory=dict)
+
+    def due(self, step: int) -> bool:
+        """Whether the plan wants an evaluation after this step."""
+        return step == 0 or (self.plan.every > 0 and step % self.plan.every == 0)
+
+    def take(self, scored: ScoredTrajectory) -> int | None:
+        """Note one record; return the version it was asked for, None if it is none of ours."""
+        request = scored.trajectory.request
+        if request is None or request.purpose != "evaluate":
+            return None
+        run_id, mark, version = request.group_id.partition(MARK)
+        if run_id != self.plan.template.run_id or not mark or not version.isdigit():
+            return None
+        steps = scored.trajectory.steps
+        succeeded = scored.total is not None and scored.total >= self.plan.success_at
+        result = Result(succeeded, steps[0].text if steps else request.task.task_id)
+        self.results.setdefault(int(version), {}).setdefault(request.rollout_id, result)
+        return int(version)
+
+    def complete(self, version: int) -> bool:
+        first, end = self.plan.seeds
+        return len(self.results.get(version, {})) >= end - first
+
+    def success(self, version: int) -> float:
+        """The share of held-out rollouts that succeeded, of those that are known."""
+        known = self.results.get(version, {}).values()
+        return sum(result.success for result in known) / len(known) if known else 0.0
+
+    def starts(self, version: int) -> tuple[int, int]:
+        """How many distinct beginnings succeed from every seed, of how many there are."""
+        by_start: dict[str, bool] = {}
+        for result in self.results.get(version, {}).values():
+            by_start[result.start] = by_start.get(result.start, True) and result.success
+        return sum(by_start.values()), len(by_start)
+
+    def curve(self) -> list[tuple[int, float]]:
+        """(version, success) of every complete evaluation."""
+        return [(v, self.success(v)) for v in sorted(self.results) if self.complete(v)]

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ from compose.view import draw_curve, line, render
 from consumers.console import Console, Figures
 from consumers.heldout import HeldOut
 from producers import provision
-from schemas.errors import Unfit
+from schemas.errors import Unavailable, Unfit
 from schemas.topics import wanted
 
 LOOK_EVERY_S = 1.0
@@ -168,6 +168,7 @@ def _watch(run: Conducted, terminal: Terminal) -> None:
             pass
         refresh()
     console.reader.close()
+    cluster.log.close()
 
 
 def _look(run: Conducted) -> None:
@@ -179,7 +180,8 @@ def _look(run: Conducted) -> None:
         raise Unfit(msg)
     pids = [*run.supervisor.pids().values(), *run.service_pids]
     run.peak_rss = max(run.peak_rss, peak_rss_bytes(pids))
-    run.lag = _lag(run.cluster, run.folder)
+    with suppress(Unavailable):
+        run.lag = _lag(run.cluster, run.folder)
 
 
 def _lag(cluster: Cluster, folder: RunFolder) -> dict[str, int]:
@@ -194,9 +196,9 @@ def _lag(cluster: Cluster, folder: RunFolder) -> dict[str, int]:
     ends = cluster.admin.ends({t: cluster.log.partitions(t) for _, t in groups.values()})
     lag = {}
     for name, (group, topic) in groups.items():
-        done = cluster.admin.committed(group)
+        done = cluster.log.committed(group, topic)
         lag[name] = sum(
-            max(0, end - max(0, done.get(tp, 0))) for tp, end in ends.items() if tp[0] == topic
+            max(0, end - done.get(number, 0)) for (at, number), end in ends.items() if at == topic
         )
     return lag
 

@@ -14,7 +14,7 @@ from schemas import names
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
 
-SHIPPED = ("lake-any-start", "reasoning")
+SHIPPED = ("lake-any-start", "syllogisms")
 Count = Annotated[int, Field(ge=1)]
 
 

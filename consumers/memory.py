@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from consumers.log import Commit, Headers, Held, Listener, Publisher, Record, TopicPartition
-from schemas.errors import TooLarge, TopicsDiffer
+from schemas.errors import TooLarge, TopicsDiffer, Unfit
 from schemas.topics import WantedTopic
 
-LIMIT_BYTES = 1_048_588
+LIMIT_BYTES = 1_000_000
+LETTER_LIMIT_BYTES = 2_000_000
 Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
 """Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
 
@@ -98,6 +99,16 @@ class MemoryLog:
             at += 1
         return records, at
 
+    def read_on(
+        self, topic: str, partition: int, offset: int, most: int
+    ) -> tuple[list[Record], int]:
+        """What a client reads that stands at `offset`: it must not skip what is gone."""
+        start = self._of(topic)[partition].start
+        if offset < start:
+            msg = f"reading {topic} {partition} failed: it begins at {start}, not at {offset}"
+            raise Unfit(msg)
+        return self.read(topic, partition, offset, most)
+
     def all(self, topic: str) -> list[Record]:
         """Everything on a topic, partition by partition."""
         return [
@@ -110,6 +121,8 @@ class MemoryLog:
         return self.groups.setdefault(name, _Group())
 
     def source(self, group: str, topics: Sequence[str], listener: Listener) -> "MemorySource":
+        for topic in topics:
+            self.partitions(topic)
         return MemorySource(self, self.group(group), topics, listener)
 
     def reader(
@@ -144,8 +157,9 @@ class MemoryPublisher:
         headers: Headers | None = None,
         cause: Record | None = None,
     ) -> None:
-        if value is not None and len(value) > LIMIT_BYTES:
-            raise TooLarge(topic, len(value), LIMIT_BYTES)
+        limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else LIMIT_BYTES
+        if value is not None and len(value) > limit:
+            raise TooLarge(topic, len(value), limit)
         self.log.append(
             topic, key.encode() if isinstance(key, str) else key, value, partition, headers
         )
@@ -189,12 +203,13 @@ class MemorySource:
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         del timeout_s
-        self._rebalance()
+        if self in self._group.members:  # a zombie reads on until it learns that it is one
+            self._rebalance()
         records: list[Record] = []
         for tp in list(self.positions):
             if tp in self.paused:
                 continue
-            read, position = self.log.read(*tp, self.positions[tp], most - len(records))
+            read, position = self.log.read_on(*tp, self.positions[tp], most - len(records))
             self.positions[tp] = position
             records += read
             if read or position < self.log.topics[tp[0]][tp[1]].end:
@@ -268,7 +283,8 @@ class MemorySource:
         """Leave as SIGKILL does: no callback, no commit; the group deals the partitions anew."""
         if self in self._group.members:
             self._group.members.remove(self)
-        self._forget(self.positions)
+        owned = [tp for tp, owner in self._group.owner.items() if owner is self]
+        self._forget({*self.positions, *owned})
 
     def expel(self) -> None:
         """Be taken for dead while alive: partitions go to others, this one learns it later."""
@@ -279,8 +295,8 @@ class MemorySource:
     def rejoin(self) -> None:
         """What a zombie's next heartbeat does: everything is lost, then it joins again."""
         lost = list(self.positions)
-        self.positions.clear()
         self.listener.lost(lost)
+        self._forget(lost)
         self._group.members.append(self)
 
 
@@ -302,14 +318,18 @@ class MemoryReader:
             for number in range(log.partitions(topic)):
                 partition = log.topics[topic][number]
                 default = partition.end if from_end else partition.start
-                self.positions[topic, number] = starts.get((topic, number), default)
+                start = starts.get((topic, number), default)
+                if start < partition.start:
+                    msg = f"{topic} {number} begins at {partition.start}; offset {start} is gone"
+                    raise Unfit(msg)
+                self.positions[topic, number] = start
                 self._ends[topic, number] = partition.end
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         del timeout_s
         records: list[Record] = []
         for tp, position in self.positions.items():
-            read, self.positions[tp] = self.log.read(*tp, position, most - len(records))
+            read, self.positions[tp] = self.log.read_on(*tp, position, most - len(records))
             records += read
         return records
 

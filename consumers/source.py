@@ -61,16 +61,21 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
+def gathered(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:
+    """Poll for the first record, then take what is there: a batched consume waits its timeout."""
+    first = consumer.poll(timeout_s)
+    if first is None:
+        return []
+    return [first, *consumer.consume(most - 1, 0)]
+
+
 class _Polling:
     """Poll for the first record, then take what is there: a batched consume waits its timeout."""
 
     _consumer: Consumer
 
     def _messages(self, timeout_s: float, most: int) -> list[Message]:
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        return [first, *self._consumer.consume(most - 1, 0)]
+        return gathered(self._consumer, timeout_s, most)
 
     def _error(self, message: Message) -> None:
         """Sort one error message; raises Unfit where the process must not go on."""
@@ -274,6 +279,7 @@ class KafkaLog:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
         self._counts: dict[str, int] = {}
+        self._lookers: dict[str, Consumer] = {}
 
     def source(self, group: str, topics: Sequence[str], listener: Listener) -> KafkaSource:
         self._check(topics)
@@ -291,6 +297,29 @@ class KafkaLog:
 
     def publisher(self, *, bulk: bool = False) -> KafkaPublisher:
         return KafkaPublisher(self._settings, bulk=bulk)
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """What a group has committed on a topic, by partition; nothing where it has not.
+
+        Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
+        ListConsumerGroupOffsets when the coordinator answers with an error.
+        """
+        if group not in self._lookers:
+            config = {**self._settings, "group.id": group, "enable.auto.commit": False}
+            self._lookers[group] = Consumer(quiet(config))
+        asked = [Tp(topic, number) for number in range(self.partitions(topic))]
+        try:
+            found = self._lookers[group].committed(asked, timeout=CALL_S)
+        except KafkaException as error:
+            msg = f"the offsets of group {group!r} are not to be had: {error.args[0].str()}"
+            raise Unavailable(msg) from error
+        return {tp.partition: tp.offset for tp in found if tp.offset >= 0}
+
+    def close(self) -> None:
+        """Close what was opened for looking."""
+        for looker in self._lookers.values():
+            looker.close()
+        self._lookers.clear()
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:

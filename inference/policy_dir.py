@@ -36,6 +36,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "characters": ("<bos>", "<a>", "<eos>", "<unk>", "\n", *map(chr, range(32, 127))),
 }
 """Token lists by name, in order of ids."""
+WORDS = r"<\w+>|\w+|[^\w\s]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,9 @@ def _tokenizer(words: Sequence[str], template: Mapping[str, Any]) -> PreTrainedT
         core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         core.decoder = decoders.Fuse()
         control = [word for word in words if len(word) > 1 and word != "<unk>"]
+    elif any(len(word) == 1 and not word.isalnum() for word in plain):
+        # Punctuation is words of its own: it parts from the word that it follows.
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
     else:
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = {"bos_token": template.get("bos"), "eos_token": template.get("end")}

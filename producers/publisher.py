@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import structlog
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -70,7 +69,7 @@ def quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
             said.add(error.name())
             log.warning("broker_away", error=error.name(), text=error.str())
 
-    return {"error_cb": once, "log.connection.close": False, **settings}
+    return {"error_cb": once, "log.connection.close": False, "log_level": 2, **settings}
 
 
 class KafkaPublisher:
@@ -221,12 +220,6 @@ class Admin:
         }
         found = self._client.list_offsets(asked, request_timeout=self._timeout_s)
         return {(tp.topic, tp.partition): future.result().offset for tp, future in found.items()}
-
-    def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """What a group has committed."""
-        asked = [ConsumerGroupTopicPartitions(group)]
-        found = self._client.list_consumer_group_offsets(asked)[group].result()
-        return {(tp.topic, tp.partition): tp.offset for tp in found.topic_partitions}
 
 
 def wait_for(admin: Admin, timeout_s: float) -> None:

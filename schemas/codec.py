@@ -82,8 +82,12 @@ def schema_of(record: type) -> Schema:
 
 @cache
 def schema_text(record: type) -> str:
-    """What is registered: the schema with all it names in place, as compact JSON."""
-    return json.dumps(_bare(schema_of(record)), separators=(",", ":"), ensure_ascii=False)
+    """What is registered: the schema with all it names in place, as compact JSON.
+
+    Keys are sorted, since fastavro leaves them in another order in every process.
+    """
+    bare = _bare(schema_of(record))
+    return json.dumps(bare, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
 
 def _bare(schema: Any) -> Any:
@@ -189,7 +193,8 @@ def _value_writer(avro: Any) -> Build:
     if isinstance(avro, dict):
         if avro["type"] == "array":
             item = _value_writer(avro["items"])
-            return _keep if item is _keep else lambda vs: [item(v) for v in vs]
+            # In a union fastavro takes a tuple of two for (branch, value), so it gets a list.
+            return list if item is _keep else lambda vs: [item(v) for v in vs]
         if avro["type"] == "map":
             return _in_order
         if avro["type"] == "record":

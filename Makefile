@@ -1,0 +1,32 @@
+# Both `make demo` and `make test` set everything up by themselves; a second run re-uses it.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := models,training,environments,embedded,plots,dev
+
+.PHONY: demo test bench chaos lint clean
+
+demo: $(STAMP)
+	$(BIN)/rollcall demo $(DEMO_ARGS)
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/rollcall bench $(BENCH_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p schemas -p producers -p consumers
+	$(BIN)/mypy -p compose -p inference -p sandbox -p trainer
+	$(BIN)/lint-imports
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

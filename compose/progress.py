@@ -1,0 +1,142 @@
+"""What becomes of some rollouts, followed in the journal and in what scorers wrote."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from compose.story import Counting
+from consumers.log import Log, Reader, Record
+from schemas.errors import WireError
+from schemas.messages import Event, RolloutRequest, ScoredTrajectory
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+
+
+@dataclass(slots=True)
+class Row:
+    """One rollout as it stands."""
+
+    rollout_id: str
+    counting: Counting = field(default_factory=Counting)
+    started_ms: int | None = None
+    scored: ScoredTrajectory | None = None
+    """What the first scorer to come made of it."""
+
+    def take(self, event: Event, at_ms: int) -> None:
+        was_open = self.counting.open
+        counted = not self.counting.take(event)
+        if counted and not was_open:
+            self.started_ms = at_ms
+
+    @property
+    def status(self) -> str:
+        if self.scored is not None:
+            return self.scored.trajectory.status
+        if self.started_ms is None:
+            return "requested"
+        return "running" if self.counting.open else "ended"
+
+    @property
+    def turns(self) -> int:
+        return self.scored.trajectory.model_calls if self.scored else self.counting.turns
+
+    @property
+    def reward(self) -> str:
+        if self.scored is None:
+            return ""
+        total = self.scored.total
+        return f"none: {self.scored.reason}" if total is None else f"{total:+.3f}"
+
+    def seconds(self, now_ms: float) -> float:
+        """How long it took, or takes so far."""
+        if self.scored is not None:
+            trajectory = self.scored.trajectory
+            return (trajectory.ended_ms - trajectory.started_ms) / 1000
+        return max(0.0, now_ms - self.started_ms) / 1000 if self.started_ms is not None else 0.0
+
+    def line(self) -> str:
+        return (
+            f"{self.rollout_id}  {self.status}  {self.turns} turns  reward {self.reward}  "
+            f"{self.seconds(0):.1f} s"
+        )
+
+
+class Progress:
+    """Reads on from where the log ended when this was made."""
+
+    def __init__(
+        self,
+        cluster: "Cluster",
+        requests: Sequence[RolloutRequest],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        log: Log = cluster.log
+        self.rows = {request.rollout_id: Row(request.rollout_id) for request in requests}
+        self.wall = wall
+        self._codec = cluster.codec
+        self._events = cluster.topics.events
+        self._keys = {(r.group_id or r.rollout_id).encode() for r in requests}
+        self._keys |= {request.rollout_id.encode() for request in requests}
+        self._reader: Reader = log.reader([self._events, cluster.topics.scored], from_end=True)
+
+    def poll(self, timeout_s: float) -> list[Row]:
+        """Read on; return the rollouts that were scored now."""
+        scored = []
+        for record in self._reader.poll(timeout_s):
+            if record.key in self._keys:
+                row = self._take(record)
+                scored += [row] if row else []
+        return scored
+
+    def _take(self, record: Record) -> Row | None:
+        try:
+            if record.topic == self._events:
+                event = self._codec.decode(record.value, Event)
+                if event.rollout_id in self.rows:
+                    self.rows[event.rollout_id].take(event, record.timestamp_ms)
+                return None
+            scored = self._codec.decode(record.value, ScoredTrajectory)
+        except WireError:  # for whoever reads it as a group; here it only fails to show
+            return None
+        row = self.rows.get(scored.trajectory.rollout_id)
+        if row is None or row.scored is not None:
+            return None
+        row.scored = scored
+        return row
+
+    def missing(self) -> list[str]:
+        """Who has not been scored, as submitted."""
+        return [row.rollout_id for row in self.rows.values() if row.scored is None]
+
+    def table(self, most: int) -> Table:
+        """Everything at a glance: the unfinished first, then the latest, `most` rows at most."""
+        rows = list(self.rows.values())
+        rows = [r for r in rows if not r.scored] + [r for r in reversed(rows) if r.scored]
+        hidden = f"; {len(rows) - most:,} rows not shown" if len(rows) > most else ""
+        table = Table(caption=f"{self.totals()}{hidden}", caption_justify="left")
+        for name in ("rollout", "status", "turns", "reward", "seconds"):
+            table.add_column(name, justify="right" if name in ("turns", "seconds") else "left")
+        now_ms = self.wall() * 1000
+        for row in rows[:most]:
+            seconds = f"{row.seconds(now_ms):.1f}"
+            table.add_row(row.rollout_id, row.status, str(row.turns), row.reward, seconds)
+        return table
+
+    def totals(self) -> str:
+        scored = [row.scored for row in self.rows.values() if row.scored]
+        statuses: dict[str, int] = {}
+        for each in scored:
+            status = each.trajectory.status
+            statuses[status] = statuses.get(status, 0) + 1
+        rewards = [each.total for each in scored if each.total is not None]
+        words = [f"{len(scored):,} of {len(self.rows):,} scored"]
+        words += [f"{count:,} {status}" for status, count in sorted(statuses.items())]
+        words += [f"mean reward {sum(rewards) / len(rewards):+.3f}"] if rewards else []
+        return ", ".join(words)
+
+    def close(self) -> None:
+        self._reader.close()

@@ -230,7 +230,8 @@ def worker_models(
         folder = runs.find(settings().state(), run)
         policy, directory = folder.policy_id, folder.policy
     if not policy or directory is None:
-        raise Refused("give --run, or --policy and --directory")
+        msg = "give --run, or --policy and --directory"
+        raise Refused(msg)
     workshop, worker, here = _workshop("models", name)
     engine = transformers_engine(policy, directory, here.settings)
     workshop.models(worker, engine, accept=accept_truncation).run(Stop(), wedged_s=300.0)
@@ -296,7 +297,8 @@ def run_recipe(
         _conduct(recipe, seed, resume, summary)
     elif log == "memory":
         if resume:
-            raise Refused("--log memory keeps nothing that could be resumed")
+            msg = "--log memory keeps nothing that could be resumed"
+            raise Refused(msg)
         from compose.memory_run import run_in_memory
 
         run_in_memory(recipe, settings(), seed=seed, summary=summary)
@@ -315,6 +317,19 @@ def export_policy(
 
     version = export(runs.find(settings().state(), run), out)
     typer.echo(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
+
+
+@app.command("publish-policy")
+def publish_policy(
+    directory: Annotated[Path, typer.Argument(help="A local Hugging Face directory.")],
+    policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
+) -> None:
+    """Announce a model directory, so that `worker models` serves it without any training."""
+    from compose.publish_policy import publish_policy as publish
+
+    version = publish(cluster(), directory, policy)
+    typer.echo(f"version {version} of {policy} announced; serve it with")
+    typer.echo(f"  rollcall worker models --policy {policy} --directory {directory}")
 
 
 # Requests

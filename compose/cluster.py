@@ -47,6 +47,13 @@ class Cluster:
 
         return Admin(self.client)
 
+    def close(self) -> None:
+        """Close the clients that were made for looking."""
+        made = self.__dict__
+        for name in ("log", "registry"):
+            if name in made:
+                made[name].close()
+
     def environment(self) -> dict[str, str]:
         """What a worker process needs to find the same cluster."""
         return {

@@ -84,6 +84,7 @@ def conduct(
             _watch(conducted, terminal)
         finally:
             supervisor.stop()
+            cluster.close()
         return _report(conducted, summary, terminal)
 
 
@@ -107,7 +108,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, list[int]]]:
-    """The cluster that is named, or broker and registry of our own, taken down if we put them up."""
+    """The cluster that is named, or one of our own, taken down again if we put it up."""
     if settings.kafka.bootstrap_servers:
         yield cluster_of(settings), []
         return
@@ -168,7 +169,6 @@ def _watch(run: Conducted, terminal: Terminal) -> None:
             pass
         refresh()
     console.reader.close()
-    cluster.log.close()
 
 
 def _look(run: Conducted) -> None:
@@ -276,8 +276,9 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
     return (
         f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
         f"{result['starts_solved']} of {result['starts']} starts solved\n"
-        f"{result['steps']} steps, {result['rollouts']:,} rollouts, {result['model_calls']:,} model "
-        f"calls, {result['train_seconds']} s of training, {result['wall_seconds']} s in all, "
+        f"{result['steps']} steps, {result['rollouts']:,} rollouts, "
+        f"{result['model_calls']:,} model calls, {result['train_seconds']} s of training, "
+        f"{result['wall_seconds']} s in all, "
         f"{result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"
         f"curve    {picture}\n"
         f"the log  {state}/services/kafka (Kafka's own files; kept until `rollcall down --wipe`)\n"

@@ -1,11 +1,13 @@
 """What becomes of some rollouts, followed in the journal and in what scorers wrote."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from compose.story import Counting
 from consumers.log import Log, Reader, Record
@@ -123,15 +125,12 @@ class Progress:
         now_ms = self.wall() * 1000
         for row in rows[:most]:
             seconds = f"{row.seconds(now_ms):.1f}"
-            table.add_row(row.rollout_id, row.status, str(row.turns), row.reward, seconds)
+            table.add_row(row.rollout_id, row.status, str(row.turns), Text(row.reward), seconds)
         return table
 
     def totals(self) -> str:
         scored = [row.scored for row in self.rows.values() if row.scored]
-        statuses: dict[str, int] = {}
-        for each in scored:
-            status = each.trajectory.status
-            statuses[status] = statuses.get(status, 0) + 1
+        statuses = Counter(each.trajectory.status for each in scored)
         rewards = [each.total for each in scored if each.total is not None]
         words = [f"{len(scored):,} of {len(self.rows):,} scored"]
         words += [f"{count:,} {status}" for status, count in sorted(statuses.items())]

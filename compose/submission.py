@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -12,7 +12,7 @@ import orjson
 from rich.console import Console
 from rich.live import Live
 
-from compose.progress import Progress
+from compose.progress import Progress, Row
 from consumers.agents.worker import program_of
 from consumers.log import Publisher
 from producers import provision
@@ -30,20 +30,24 @@ FLUSH_S = 30.0
 POLL_S = 0.2
 NAMED = 20
 """So many missing rollouts are named; of more, the number is given."""
-AT_LEAST = {
-    "group_size": 1,
-    "sampling.temperature": 0,
-    "sampling.top_p": 0,
-    "sampling.top_k": 0,
-    "sampling.max_tokens": 1,
-    "limits.max_turns": 1,
-    "limits.max_tokens": 0,
-    "limits.max_tries": 1,
-    "limits.max_attempts": 1,
-    "limits.call_timeout_s": 0,
-    "limits.step_timeout_s": 0,
-    "limits.rollout_timeout_s": 0,
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+BOUNDS = {
+    "group_size": (1, INT32),
+    "min_policy_version": (0, INT32),
+    "task.seed": (-INT64, INT64),
+    "sampling.temperature": (0, INT32),
+    "sampling.top_p": (0, 1),
+    "sampling.top_k": (0, INT32),
+    "sampling.max_tokens": (1, INT32),
+    "limits.max_turns": (1, INT32),
+    "limits.max_tokens": (0, INT32),
+    "limits.max_tries": (1, INT32),
+    "limits.max_attempts": (1, INT32),
+    "limits.call_timeout_s": (0.001, INT32),
+    "limits.step_timeout_s": (0.001, INT32),
+    "limits.rollout_timeout_s": (0.001, INT32),
 }
+"""From and to, both included; Avro's int has 32 bits and its long 64."""
 
 
 class NotScored(RollcallError):
@@ -194,29 +198,28 @@ def _check_object(name: str, text: str) -> None:
 
 
 def _check_bounds(request: RolloutRequest) -> None:
-    for name, least in AT_LEAST.items():
+    for name, (least, most) in BOUNDS.items():
         found = attrgetter(name)(request)
-        if not found >= least:
-            msg = f"{name} must be at least {least}, found {found!r}"
+        if not least <= found <= most:
+            msg = f"{name} must be from {least} to {most}, found {found!r}"
             raise Refused(msg)
 
 
 # What goes out
 
 
-def _publish(cluster: "Cluster", requests: Iterable[RolloutRequest]) -> None:
+def _publish(cluster: "Cluster", requests: Sequence[RolloutRequest]) -> None:
     """Hand all over and wait for the acks; raises DeliveryFailed."""
     out: Publisher = cluster.log.publisher()
     submitter = Submitter(out, cluster.codec, cluster.topics)
-    published = 0
-    for published, request in enumerate(requests, 1):
+    for request in requests:
         submitter.publish(request)
     missing = out.flush(FLUSH_S)
-    acked = f"{published - missing} of {published} requests acked"
+    acked = f"{len(requests) - missing:,} of {len(requests):,} requests acked"
     if missing:
         msg = f"{acked} within {FLUSH_S:g} s; the others may still arrive, so look before you retry"
         raise DeliveryFailed(msg)
-    print(f"{acked}; the last is {request.rollout_id}", flush=True)
+    print(f"{acked}; the first is {requests[0].rollout_id}", flush=True)
 
 
 # Watching
@@ -245,8 +248,13 @@ def _screen(progress: Progress) -> Iterator[Callable[[list[Row]], None]]:
     """Something to call with what was scored: a live table, or a line each."""
     terminal = Console(highlight=False)
     if not terminal.is_terminal:
-        yield lambda scored: [print(row.line(), flush=True) for row in scored] and None
+        yield _say
         return
     most = max(4, terminal.height - 8)
     with Live(progress.table(most), console=terminal, refresh_per_second=4) as live:
         yield lambda scored: live.update(progress.table(most))
+
+
+def _say(scored: list[Row]) -> None:
+    for row in scored:
+        print(row.line(), flush=True)

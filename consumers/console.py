@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: a fold of its own records, nothing asked of workers."""
+"""What a person watches while a run goes on: a fold of its records; no worker is asked."""
 
 from collections import deque
 from dataclasses import dataclass, field

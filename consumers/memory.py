@@ -209,12 +209,13 @@ class MemorySource:
         for tp in list(self.positions):
             if tp in self.paused:
                 continue
-            read, position = self.log.read_on(*tp, self.positions[tp], most - len(records))
+            before = self.positions[tp]
+            read, position = self.log.read_on(*tp, before, most - len(records))
             self.positions[tp] = position
             records += read
             if read or position < self.log.topics[tp[0]][tp[1]].end:
                 self._at_end.discard(tp)
-            elif tp not in self._at_end:
+            elif position > before or tp not in self._at_end:
                 self._at_end.add(tp)
                 self._ended.append((*tp, position))
         return records

@@ -392,7 +392,11 @@ class Trainer:
         )
 
     def _train_step(self, metrics: Mapping[str, float], samples: tuple[Sample, ...]) -> TrainStep:
-        drops = {reason: tally.count for reason, tally in self.buffer.drops().items()}
+        drops = {
+            reason: tally.count
+            for reason, tally in self.buffer.drops().items()
+            if reason not in NOT_OURS
+        }
         since = {
             reason: count - self._dropped_before.get(reason, 0) for reason, count in drops.items()
         }

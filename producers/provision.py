@@ -94,24 +94,31 @@ def apply(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -
 
 
 def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> None:
-    """Raise TopicsDiffer where a worker would find topics missing or too few partitions.
+    """Raise TopicsDiffer where a worker could not keep its promises.
 
-    Settings that differ are an operator's right; missing topics, shrunken counts and unknown
-    schemas are not.
+    How many partitions a topic has and how long it is kept are an operator's choice. Missing
+    topics, unknown schemas, a journal that is compacted, or journal topics of unequal counts are
+    not.
     """
     counts = admin.partitions()
-    wrong = [
-        change.text
-        for topic in wanted
-        for change in _counts(topic, counts)
-        if change.kind != "refuse"
-    ]
-    wrong += [
-        change.text
-        for topic in wanted
-        for change in _schema(topic, registry)
-        if change.kind == "register"
-    ]
+    there = [topic for topic in wanted if topic.name in counts]
+    wrong = [f"{topic.name} is missing" for topic in wanted if topic.name not in counts]
+    wrong += _unequal(there, counts)
+    configs = admin.configs([topic.name for topic in there])
+    for topic in there:
+        found = configs[topic.name].get("cleanup.policy")
+        if found != topic.config["cleanup.policy"]:
+            wrong.append(f"{topic.name} has cleanup.policy {found}")
+        wrong += [c.text for c in _schema(topic, registry) if c.kind == "register"]
     if wrong:
-        msg = f"topics differ from the manifest ({'; '.join(wrong)}); run `rollcall topics apply`"
+        msg = f"topics differ from the manifest: {'; '.join(wrong)}; run `rollcall topics apply`"
         raise TopicsDiffer(msg)
+
+
+def _unequal(topics: Sequence[WantedTopic], counts: dict[str, int]) -> list[str]:
+    """Topics that must have one partition count and do not."""
+    together = {topic.name: counts[topic.name] for topic in topics if topic.grows_with}
+    if len(set(together.values())) <= 1:
+        return []
+    found = ", ".join(f"{name} has {count}" for name, count in together.items())
+    return [f"{found} partitions, but they must have the same number"]

@@ -79,6 +79,10 @@ class HttpRegistry:
             raise Unavailable(msg)
         return int(schema_id)
 
+    def close(self) -> None:
+        """Give connections back."""
+        self._client.__exit__()
+
     def _ask(self, request: Callable[[], T]) -> T | None:
         """None where the registry answers 404; Unavailable where it does not answer."""
         try:

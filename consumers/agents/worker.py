@@ -129,7 +129,7 @@ class Agents:
         self.log = log_
         self.codec = codec
         self.names = topics
-        self.topics = [topics.requests, topics.events]
+        self.topics: Sequence[str] = (topics.requests, topics.events)
         self.commands = commands
         self.trajectories = trajectories
         self.capacity = capacity or Capacity()

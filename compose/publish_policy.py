@@ -1,0 +1,62 @@
+"""Announces a local model directory as a policy that model servers serve, without any training."""
+
+from pathlib import Path
+
+from compose.cluster import Cluster
+from producers import provision
+from schemas.errors import Refused
+from schemas.headers import full_headers
+from schemas.messages import PolicyVersion
+from schemas.topics import checked, wanted
+from schemas.weights import write_weights
+
+FLUSH_S = 30.0
+
+
+def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
+    """Make the policy's topic, write its weights, announce the next version; return its number."""
+    from trainer.config import LearnerConfig
+    from trainer.step import Learner
+
+    checked(policy_id)
+    if not (directory / "config.json").is_file():
+        msg = f"{directory} is no Hugging Face directory: it has no config.json"
+        raise Refused(msg)
+    learner = Learner(str(directory), LearnerConfig())
+    settings = cluster.settings
+    provision.apply(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
+    newest = _newest(cluster, policy_id)
+    version = newest + 1
+    folder = settings.state() / "policies" / policy_id
+    weights = write_weights(str(folder), version, learner.tensors())
+    canary = learner.canary()
+    record = PolicyVersion(
+        policy_id=policy_id,
+        version=version,
+        parent=newest,
+        run_id="",
+        step=0,
+        weights_digest=weights.weights_digest,
+        full=weights,
+        canary_ids=canary.ids,
+        canary_logprobs=canary.logprobs,
+    )
+    topic = cluster.topics.versions
+    headers = full_headers("PolicyVersion", f"{policy_id}/{version}", "cli", policy_id, policy_id)
+    publisher = cluster.log.publisher()
+    publisher.send(topic, policy_id, cluster.codec.encode(topic, record), headers=headers)
+    publisher.flush(FLUSH_S)
+    return version
+
+
+def _newest(cluster: Cluster, policy_id: str) -> int:
+    """The highest version announced so far, -1 where there is none."""
+    reader = cluster.log.reader([cluster.topics.versions])
+    newest = -1
+    while not reader.caught_up():
+        for record in reader.poll(0.1):
+            if record.key == policy_id.encode() and record.value is not None:
+                found = cluster.codec.decode(record.value, PolicyVersion)
+                newest = max(newest, found.version)
+    reader.close()
+    return newest

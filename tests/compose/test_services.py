@@ -1,0 +1,262 @@
+"""Broker and registry put up, killed and taken down, for real."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from compose.errors import ServicesError
+from compose.services import (
+    Endpoints,
+    Record,
+    down,
+    endpoints,
+    started,
+    status,
+    up,
+)
+from tests.compose.conftest import lists_its_topics, wait_until
+
+SESSION = {"group.consumer.session.timeout.ms": "6000"}
+
+
+class Machine:
+    """One state directory, and `up` on it with what never varies here."""
+
+    def __init__(self, state_dir: Path, cache_dir: Path) -> None:
+        self.state_dir, self.cache_dir = state_dir, cache_dir
+
+    def up(self, **asked: Any) -> Endpoints:
+        return up(self.state_dir, self.cache_dir, ready=lists_its_topics, **asked)
+
+    def down(self, *, wipe: bool = False) -> list[str]:
+        return [each.name for each in down(self.state_dir, wipe=wipe)]
+
+    def session_timeout(self) -> str:
+        text = (self.state_dir / "services/kafka/server.properties").read_text()
+        return dict(line.split("=", 1) for line in text.splitlines())[next(iter(SESSION))]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Machine]:
+    """Raised from two sides at once, in a folder whose name upsets property files, JDBC URLs and
+    lists of log directories.
+    """
+    machine = Machine(tmp_path_factory.mktemp("state") / "a, ü;b=c", cache_dir)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(machine.up, broker_properties=SESSION) for _ in "ab"]
+        assert both[0].result() == both[1].result()
+        yield machine
+    finally:
+        machine.down(wipe=True)
+
+
+@pytest.fixture
+def unborn(tmp_path: Path, cache_dir: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "state", cache_dir)
+    yield machine
+    machine.down(wipe=True)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: started(pid) is None, 10, f"{pid} is dead")
+
+
+def write(endpoints: Endpoints, value: bytes) -> None:
+    servers = {"bootstrap.servers": endpoints.bootstrap_servers}
+    admin = AdminClient(servers)
+    admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(timeout=20)
+    producer = Producer({**servers, "acks": "all"})
+    producer.produce("kept", value)
+    assert producer.flush(20) == 0
+
+
+def read(endpoints: Endpoints) -> bytes | None:
+    consumer = Consumer(
+        {"bootstrap.servers": endpoints.bootstrap_servers, "group.id": "none of ours"}
+    )
+    consumer.assign([TopicPartition("kept", 0, 0)])
+    message = consumer.poll(20)
+    consumer.close()
+    assert message is not None
+    assert message.error() is None
+    value: bytes | None = message.value()
+    return value
+
+
+def register(endpoints: Endpoints, subject: str) -> int:
+    schema = {"type": "record", "name": subject, "fields": []}
+    return int(ask(endpoints, "POST", f"/subjects/{subject}/versions", schema)["id"])
+
+
+def ask(endpoints: Endpoints, verb: str, path: str, schema: object = None) -> Any:
+    url = urlsplit(endpoints.registry_url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=20)
+    body = None if schema is None else json.dumps({"schema": json.dumps(schema)})
+    connection.request(verb, url.path + path, body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    found = json.loads(response.read())
+    connection.close()
+    assert response.status == 200, found
+    return found
+
+
+def test_a_pid_that_was_dealt_again_is_not_our_process() -> None:
+    ours = Record(os.getpid(), started(os.getpid()) or "", port=1, side_port=2)
+
+    assert ours.lives
+    assert not replace(ours, started="some-boot/17").lives
+    assert not replace(ours, pid=2**22 + 1).lives
+
+
+def test_nothing_is_up_where_nothing_was_and_looking_writes_nothing(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+
+    assert endpoints(nowhere) is None
+    assert [(each.name, each.pid) for each in status(nowhere)] == [
+        ("kafka", None),
+        ("registry", None),
+    ]
+    assert down(nowhere, wipe=True) == ()
+    assert not nowhere.exists()
+
+
+def test_a_busy_port_is_named_with_who_asked_for_it(unborn: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+
+        for service in ("kafka", "registry"):
+            with pytest.raises(ServicesError, match=rf"port {port}.*{service}.*another process"):
+                unborn.up(**{f"{service}_port": port})
+
+
+def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path, cache_dir: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(ServicesError, match=r"cannot write to .*file/state"):
+        Machine(tmp_path / "file" / "state", cache_dir).up()
+
+
+@pytest.mark.broker
+def test_up_again_finds_the_same_processes(machine: Machine) -> None:
+    found = machine.up()
+
+    assert found == machine.up() == endpoints(machine.state_dir)
+    assert [each.pid for each in status(machine.state_dir)] == [
+        found.kafka_pid,
+        found.registry_pid,
+    ]
+
+
+@pytest.mark.broker
+def test_a_killed_broker_comes_back_where_it_was_with_what_it_had_acked(machine: Machine) -> None:
+    before = machine.up()
+    write(before, b"acked")
+
+    kill(before.kafka_pid)
+    assert endpoints(machine.state_dir) is None
+    after = machine.up()
+
+    assert after == replace(before, kafka_pid=after.kafka_pid)
+    assert after.kafka_pid != before.kafka_pid
+    assert machine.session_timeout() == "6000"
+    assert read(after) == b"acked"
+
+
+@pytest.mark.broker
+def test_a_registration_outlives_a_kill_straight_after_it(machine: Machine) -> None:
+    before = machine.up()
+    first = register(before, "first")
+    last = register(before, "last")
+    kill(before.registry_pid)
+
+    after = machine.up()
+
+    assert after == replace(before, registry_pid=after.registry_pid)
+    assert sorted(ask(after, "GET", "/subjects")) == ["first", "last"]
+    assert ask(after, "GET", "/subjects/last/versions/1")["id"] == last != first
+
+
+@pytest.mark.broker
+def test_what_lives_is_not_moved_and_not_set_otherwise(machine: Machine) -> None:
+    port = int(machine.up().bootstrap_servers.rpartition(":")[2])
+
+    assert machine.up(kafka_port=port)
+    with pytest.raises(ServicesError, match=f"kafka is up on port {port}.*down before"):
+        machine.up(kafka_port=port + 1)
+    with pytest.raises(ServicesError, match="kafka is up with the properties"):
+        machine.up(broker_properties={"num.io.threads": "3"})
+
+
+@pytest.mark.broker
+def test_down_ends_both_and_keeps_data_and_ports_but_not_properties(machine: Machine) -> None:
+    before = machine.up()
+
+    assert machine.down() == ["kafka", "registry"]
+    assert machine.down() == []
+    assert started(before.kafka_pid) is None
+    assert started(before.registry_pid) is None
+    assert endpoints(machine.state_dir) is None
+
+    after = machine.up()
+    assert after == replace(before, kafka_pid=after.kafka_pid, registry_pid=after.registry_pid)
+    assert machine.session_timeout() == "10000"
+    assert read(after) == b"acked"
+    assert "last" in ask(after, "GET", "/subjects")
+
+
+@pytest.mark.broker
+def test_wiping_takes_log_and_registry_and_nothing_else(machine: Machine) -> None:
+    machine.up()
+    (machine.state_dir / "of others").write_text("stays")
+
+    assert machine.down(wipe=True) == ["kafka", "registry"]
+
+    left = {path.name for path in machine.state_dir.iterdir()}
+    assert left == {"services.lock", "of others"}
+
+
+@pytest.mark.broker
+def test_a_broker_that_cannot_start_shows_why_and_takes_the_registry_along(
+    unborn: Machine,
+) -> None:
+    with pytest.raises(ServicesError, match=r"kafka ended(.|\n)*kafka\.log(.|\n)*no\.such\.Thing"):
+        unborn.up(broker_properties={"metric.reporters": "no.such.Thing"})
+
+    assert [each.pid for each in status(unborn.state_dir)] == [None, None]
+    assert unborn.down() == []
+
+
+@pytest.mark.broker
+def test_a_log_that_was_removed_by_hand_is_missed_and_not_formatted_anew(unborn: Machine) -> None:
+    kafka = unborn.state_dir / "services" / "kafka"
+    kafka.mkdir(parents=True)
+    (kafka / "formatted").touch()
+
+    with pytest.raises(ServicesError, match=r"the log in .*kafka/data was removed.*wipe"):
+        unborn.up()
+    assert not (kafka / "data").exists()
+
+
+def test_a_stale_pid_file_names_nobody_and_its_stranger_is_left_alone(unborn: Machine) -> None:
+    us = Record(os.getpid(), "an-earlier-boot/17", port=1, side_port=2)
+    for name in ("kafka", "registry"):
+        home = unborn.state_dir / "services" / name
+        home.mkdir(parents=True)
+        (home / "process.json").write_text(json.dumps(asdict(us)))
+
+    assert endpoints(unborn.state_dir) is None
+    assert unborn.down() == []

@@ -1,0 +1,144 @@
+"""A cluster on the in-memory log, with workers that work while somebody reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compose.settings import Settings
+from compose.workers import Workshop
+from consumers.log import Record, TopicPartition
+from consumers.loop import Loop
+from consumers.memory import MemoryLog, MemoryReader
+from inference.scripted import Script, ScriptedEngine
+from sandbox.environment import Observation
+from schemas.codec import Codec, LocalRegistry
+from schemas.messages import Event, RolloutRequest, RolloutStarted
+from schemas.topics import Topics, wanted
+
+PREFIX = "t."
+POLICY = "p"
+CORRIDOR = f"{__name__}:Corridor"
+
+
+class Corridor:
+    """Three doors; the reward is behind the last. "fall" ends it, anything else goes on."""
+
+    replayable = True
+
+    def open(self, seed: int) -> Observation:
+        self.door = 0
+        return Observation(f"corridor {seed}")
+
+    def step(self, action: str) -> Observation:
+        self.door += 1
+        done = self.door == 3
+        return Observation(f"door {self.door}", float(done), done or action == "fall")
+
+    def close(self) -> None:
+        pass
+
+
+class WorkingLog(MemoryLog):
+    """Whoever reads with a reader lets the crew take a turn first."""
+
+    crew: Sequence[Loop] = ()
+    _at_work = False
+
+    def reader(
+        self,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int] | None = None,
+        *,
+        from_end: bool = False,
+    ) -> MemoryReader:
+        return WorkingReader(self, topics, starts or {}, from_end=from_end)
+
+    def work(self) -> int:
+        """One turn of everybody; return how many records they read."""
+        if self._at_work:
+            return 0
+        self._at_work = True
+        try:
+            return sum(loop.turn(0) for loop in self.crew)
+        finally:
+            self._at_work = False
+
+
+class WorkingReader(MemoryReader):
+    log: WorkingLog
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        self.log.work()
+        return super().poll(timeout_s, most)
+
+
+class Registered(LocalRegistry):
+    """Knows every schema; the levels are as they should be."""
+
+    def id_of(self, topic: str, schema: str) -> int | None:
+        return self.writer_id(topic, schema)
+
+    def compatibility(self, topic: str) -> str | None:
+        del topic
+        return None
+
+
+@dataclass
+class MemoryAdmin:
+    log: MemoryLog
+
+    def partitions(self) -> dict[str, int]:
+        return {name: len(partitions) for name, partitions in self.log.topics.items()}
+
+    def ends(self, topics: Mapping[str, int]) -> dict[TopicPartition, int]:
+        return {
+            (topic, number): self.log.topics[topic][number].end
+            for topic, count in topics.items()
+            for number in range(count)
+        }
+
+
+@dataclass
+class MemoryCluster:
+    """What `compose.cluster.Cluster` is to commands, without a broker."""
+
+    log: WorkingLog = field(
+        default_factory=lambda: WorkingLog(wanted(PREFIX, [POLICY], partitions=3))
+    )
+    topics: Topics = field(default_factory=lambda: Topics(PREFIX))
+    registry: Registered = field(default_factory=Registered)
+    settings: Settings = field(default_factory=lambda: Settings(prefix=PREFIX))
+
+    def __post_init__(self) -> None:
+        self.codec = Codec(self.registry)
+        self.admin = MemoryAdmin(self.log)
+
+    def hire(self, script: Script) -> None:
+        """One worker of every group; the model answers by script."""
+        shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
+        engine = ScriptedEngine(POLICY, script)
+        self.log.crew = [
+            shop.agents("agents-1"),
+            shop.models("models-1", engine),
+            shop.environments("environments-1"),
+            shop.rewards("rewards-1"),
+        ]
+
+    def finish(self) -> None:
+        """Let the crew work until nothing moves; polls in which only partitions move count too."""
+        quiet = 0
+        while quiet < 4:
+            quiet = 0 if self.log.work() else quiet + 1
+
+    def ask(self, request: RolloutRequest) -> None:
+        value = self.codec.encode(self.topics.requests, request)
+        self.log.append(self.topics.requests, request.rollout_id.encode(), value)
+
+    def write(self, event: Event, partition: int = 0) -> int:
+        """Append an entry to a journal partition by hand; return its offset."""
+        value = self.codec.encode(self.topics.events, event)
+        key = event.rollout_id.encode()
+        return self.log.append(self.topics.events, key, value, partition)[1]
+
+    def start(self, request: RolloutRequest, request_offset: int = 0) -> None:
+        body = RolloutStarted(request, request_offset, request_offset)
+        self.write(Event(request.rollout_id, 1, -1, 0, b"", b"", "agents-1", body))

@@ -1,0 +1,89 @@
+"""One broker and registry for the whole run; a prefix of its own for every test that asks."""
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.cluster import Cluster
+from compose.services import Endpoints, down, up
+from compose.settings import Kafka, Registry, Settings
+from consumers.source import KafkaLog
+from producers import provision
+from producers.publisher import Admin
+from schemas.topics import WantedTopic, wanted
+
+PREFIXES = count()
+BROKER = {
+    "group.consumer.session.timeout.ms": "5000",
+    "group.consumer.heartbeat.interval.ms": "500",
+}
+
+
+def answers(servers: str) -> bool:
+    return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
+
+
+def users_cache() -> Path:
+    """The user's own cache, so that only a machine's first run downloads 200 MB."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "rollcall"
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    """The embedded broker and registry, taken down and wiped at the end."""
+    state = tmp_path_factory.mktemp("services")
+    yield up(state, users_cache(), ready=answers, broker_properties=BROKER)
+    down(state, wipe=True)
+
+
+class BrokerLog(KafkaLog):
+    """A KafkaLog that can also make topics and write records, as tests of logs need."""
+
+    def __init__(self, servers: str) -> None:
+        super().__init__({"bootstrap.servers": servers})
+        self.admin = Admin({"bootstrap.servers": servers})
+        self._out = self.publisher()
+
+    def create(self, topic: str, partitions: int) -> None:
+        self.admin.create([WantedTopic(topic, partitions, 1, {}, None, "", "")])
+
+    def append(
+        self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
+    ) -> None:
+        self._out.send(topic, key, value, partition=partition)
+        assert self._out.flush(20) == 0
+
+
+@pytest.fixture(scope="session")
+def kafka_log(services: Endpoints) -> Iterator[BrokerLog]:
+    log = BrokerLog(services.bootstrap_servers)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def make_cluster(services: Endpoints, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Clusters with topics under a prefix of their own, on the one broker."""
+    made: list[Cluster] = []
+
+    def make(*policies: str, **given: Any) -> Cluster:
+        settings = Settings(
+            state_dir=tmp_path / "state",
+            prefix=given.pop("prefix", f"t{next(PREFIXES)}."),
+            kafka=Kafka(bootstrap_servers=services.bootstrap_servers),
+            registry=Registry(url=services.registry_url),
+            **given,
+        )
+        made.append(Cluster(services.bootstrap_servers, services.registry_url, settings))
+        topics = wanted(settings.prefix, policies, partitions=4)
+        provision.apply(made[-1].admin, made[-1].registry, topics)
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()

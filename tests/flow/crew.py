@@ -1,0 +1,169 @@
+"""Real worker processes for tests, and what the log says about their work afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from compose.cluster import Cluster
+from consumers.agents.fold import Journal, World
+from consumers.agents.worker import program_of
+from consumers.log import Record
+from producers.submit import Submitter
+from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Task, Trajectory
+from tests.sandbox.families import LAKE_ANY_START
+
+ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], bool], deadline_s: float, describe: Callable[[], str]) -> None:
+    """Return as soon as the condition holds; fail with the last state after the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"after {deadline_s:g} s: {describe()}"
+        time.sleep(0.02)
+
+
+class Crew:
+    """Worker processes of one cluster; all are ended by `close`."""
+
+    def __init__(self, cluster: Cluster, logs: Path, policy_id: str = "p") -> None:
+        self.cluster = cluster
+        self.logs = logs
+        self.policy_id = policy_id
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, role: str, number: int = 1) -> str:
+        """Start one worker; a name that was used before is a restart."""
+        name = f"{role}-{number}"
+        if role == "models":
+            command = ["tests/flow/scripted_models.py", name, self.policy_id]
+        else:
+            command = ["-m", "compose.cli", "worker", role, "--name", name]
+        prefix = {"ROLLCALL_PREFIX": self.cluster.settings.prefix}
+        with (self.logs / f"{name}.log").open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.cluster.environment(), **prefix},
+            )
+        return name
+
+    def start_all(self) -> None:
+        for role in ("agents", "models", "environments", "rewards"):
+            self.start(role)
+
+    def kill(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGKILL)
+        self.processes[name].wait(10)
+
+    def leave(self, name: str) -> None:
+        """End one worker as an operator would."""
+        self.processes[name].send_signal(signal.SIGTERM)
+        assert self.processes[name].wait(40) == 0, self.words(name)
+
+    def words(self, name: str) -> str:
+        """The end of a worker's log."""
+        return (self.logs / f"{name}.log").read_text(errors="replace")[-2000:]
+
+    def dead(self) -> dict[str, str]:
+        """Workers that ended by themselves, with their last words."""
+        return {
+            name: self.words(name)
+            for name, process in self.processes.items()
+            if process.poll() not in (None, 0, -signal.SIGKILL)
+        }
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait(10)
+
+
+def lake_requests(count: int, policy_id: str = "p") -> list[RolloutRequest]:
+    """So many rollouts of the lake, in groups of eight."""
+    task = Task(LAKE_ANY_START.environment, LAKE_ANY_START.config_json)
+    return [
+        RolloutRequest(
+            rollout_id=f"rollout-{n}",
+            task=replace(task, seed=n),
+            policy_id=policy_id,
+            run_id="test",
+            group_id=f"group-{n // 8}",
+            group_size=8,
+        )
+        for n in range(count)
+    ]
+
+
+def publish(cluster: Cluster, requests: Iterable[RolloutRequest]) -> None:
+    publisher = cluster.log.publisher()
+    submitter = Submitter(publisher, cluster.codec, cluster.topics)
+    for request in requests:
+        submitter.publish(request)
+    assert publisher.flush(30) == 0
+
+
+class Seen:
+    """How many scored trajectories have come, and which."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.reader = cluster.log.reader([cluster.topics.scored])
+        self.scored: dict[str, ScoredTrajectory] = {}
+        self.written: Counter[str] = Counter()
+
+    def count(self) -> int:
+        for record in self.reader.poll(0.05):
+            scored = self.cluster.codec.decode(record.value, ScoredTrajectory)
+            rollout_id = scored.trajectory.rollout_id
+            self.scored.setdefault(rollout_id, scored)
+            self.written[rollout_id] += 1
+        return len(self.scored)
+
+
+def everything(cluster: Cluster, topic: str) -> list[Record]:
+    """All records of a topic, in order within each partition."""
+    reader = cluster.log.reader([topic])
+    records: list[Record] = []
+    while not reader.caught_up():
+        records += reader.poll(0.1)
+    reader.close()
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def refold(cluster: Cluster) -> dict[str, list[Trajectory]]:
+    """Every trajectory that the journal implies, from a fold of it all by another reader."""
+    journals: dict[int, Journal] = {}
+    world = World(program_of, Random)
+    ended: dict[str, list[Trajectory]] = {}
+    for record in everything(cluster, cluster.topics.events):
+        journal = journals.setdefault(record.partition, Journal(record.partition, world, "refold"))
+        event = cluster.codec.decode(record.value, Event)
+        for effect in journal.take(event, record.offset, record.timestamp_ms):
+            if isinstance(effect, Trajectory):
+                ended.setdefault(effect.rollout_id, []).append(effect)
+    return ended
+
+
+def assert_nothing_lost_or_doubled(cluster: Cluster, requests: Iterable[RolloutRequest]) -> None:
+    """Each request has one terminal event, and its trajectory is what a refold gives."""
+    wanted = {request.rollout_id for request in requests}
+    ended = refold(cluster)
+    assert ended.keys() == wanted
+    assert {rollout_id: len(ends) for rollout_id, ends in ended.items() if len(ends) != 1} == {}
+    written: dict[str, Trajectory] = {}
+    for record in everything(cluster, cluster.topics.trajectories):
+        trajectory = cluster.codec.decode(record.value, Trajectory)
+        first = written.setdefault(trajectory.rollout_id, trajectory)
+        assert trajectory == first, "a trajectory written again is the same trajectory"
+    assert written == {rollout_id: ends[0] for rollout_id, ends in ended.items()}

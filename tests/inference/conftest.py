@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.inference import worlds
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Models this small are slower on two.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.lake(tmp_path_factory.mktemp("policies") / "lake")
+
+
+@pytest.fixture(scope="session")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return worlds.writer(tmp_path_factory.mktemp("policies") / "writer")
+
+
+@pytest.fixture(scope="session", params=["gpt2", "qwen2", "llama"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lake's words on learned positions, and on rotary ones, tied and not."""
+    return worlds.lake(tmp_path_factory.mktemp("policies") / request.param, request.param)

@@ -1,0 +1,90 @@
+import time
+
+from inference.recorded import RecordedEngine
+from inference.scripted import ScriptedEngine
+from schemas.errors import WorkFailed
+from schemas.messages import Event, ModelAnswered, ModelCall
+from tests.inference.worlds import body, call, failure, run, tokens
+
+
+def refuses(call: ModelCall) -> str:
+    msg = "out of words"
+    raise WorkFailed("raised", msg, retriable=True)
+
+
+def test_a_text_becomes_one_token_per_byte() -> None:
+    engine = ScriptedEngine("policy", lambda call: f"é {call.position}", version=3)
+
+    answered = body(engine, call(position=2, said="hi", max_tokens=99))
+
+    assert answered.text == "é 2"
+    assert tokens(answered.added_ids) == list(b"hi")
+    assert tokens(answered.token_ids) == list("é 2".encode())
+    assert tokens(answered.versions) == [3] * 4
+    assert answered.finish_reason == "stop"
+
+
+def test_a_text_longer_than_max_tokens_is_cut() -> None:
+    answered = body(ScriptedEngine("policy", lambda call: "long"), call(max_tokens=2))
+
+    assert tokens(answered.token_ids) == list(b"lo")
+    assert answered.finish_reason == "length"
+
+
+def test_a_prepared_answer_goes_out_as_it_is() -> None:
+    prepared = ModelAnswered("L", b"", b"", b"", b"", "stop", "policy", 0)
+
+    assert body(ScriptedEngine("policy", lambda call: prepared), call()) is prepared
+
+
+def test_a_script_may_fail_a_call() -> None:
+    failed = failure(ScriptedEngine("policy", refuses), call())
+
+    assert (failed.code, failed.message, failed.retriable) == ("raised", "out of words", True)
+
+
+def test_a_prepared_answer_costs_microseconds() -> None:
+    prepared = ModelAnswered("L", b"", b"", b"", b"", "stop", "policy", 0)
+    engine, one = ScriptedEngine("policy", lambda call: prepared), call()
+
+    began = time.process_time()
+    for _ in range(10_000):
+        engine.add(one)
+    engine.step()
+
+    # Ten times what was measured, for machines with other things to do.
+    assert (time.process_time() - began) / 10_000 < 20e-6
+
+
+def recorded(*said: tuple[ModelCall, str]) -> RecordedEngine:
+    events = []
+    for one, text in said:
+        answered = body(ScriptedEngine("policy", lambda call, text=text: text), one)
+        place = (one.rollout_id, one.attempt, one.position, one.tries)
+        events.append(Event(*place, one.command_id, one.body_digest, "w", answered))
+    return RecordedEngine("policy", events)
+
+
+def test_a_recorded_call_gets_its_first_answer_again() -> None:
+    engine = recorded((call(), "L"), (call(position=1), "D"), (call(), "R"))
+
+    assert [answer.body.text for answer in run(engine, call(), call(position=1))] == ["L", "D"]
+
+
+def test_the_same_question_of_another_rollout_is_found_by_its_body() -> None:
+    asked = call("r0")
+    engine = recorded((asked, "L"))
+
+    elsewhere = ModelCall(
+        "another", 3, 5, 0, b"id", asked.body_digest, 0, 0, "sample", "policy", 0, (),
+        asked.sampling, 0,
+    )  # fmt: skip
+
+    assert body(engine, elsewhere).text == "L"
+
+
+def test_a_call_without_a_record_fails_for_good() -> None:
+    failed = failure(recorded((call(), "L")), call("another"))
+
+    assert (failed.code, failed.retriable) == ("not_recorded", False)
+    assert "'another', attempt 1, position 0" in failed.message

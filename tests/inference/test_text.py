@@ -1,0 +1,29 @@
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.text import Spoken, cut_at
+
+
+def bytewise(ids: Sequence[int]) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
+@given(st.text(max_size=30))
+def test_text_grows_to_the_whole_and_never_shows_half_a_character(text: str) -> None:
+    spoken = Spoken(bytewise)
+    grown = ""
+
+    for byte in text.encode():
+        grown += spoken.push(byte)
+        assert text.startswith(grown)
+
+    # What ends like an unfinished character waits for what follows.
+    assert grown == text.rstrip("\N{REPLACEMENT CHARACTER}")
+    assert spoken.text == grown
+
+
+def test_the_earliest_stop_cuts() -> None:
+    assert cut_at("one two three", ("three", "two", "")) == "one "
+    assert cut_at("one two three", ("four",)) == "one two three"

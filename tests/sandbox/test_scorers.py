@@ -1,0 +1,230 @@
+"""Scorers: several at once, garbage survived, every trajectory a record."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.environment import make_environment
+from sandbox.scorers import ScorerSpec, check_scorer, environment_return, reasoning_gym, score
+from schemas.errors import Refused
+from schemas.messages import (
+    Message,
+    RolloutRequest,
+    ScoredTrajectory,
+    Sequence,
+    StepTaken,
+    Task,
+    Trajectory,
+)
+
+HERE = "tests.sandbox.test_scorers"
+
+
+def three(trajectory: Trajectory) -> float:
+    return 3.0
+
+
+def raises(trajectory: Trajectory) -> float:
+    msg = "no tests were found"
+    raise LookupError(msg)
+
+
+def leaves(trajectory: Trajectory) -> float:
+    raise SystemExit(1)
+
+
+def not_a_number(trajectory: Trajectory) -> float:
+    return math.nan
+
+
+def huge(trajectory: Trajectory) -> float:
+    return 1e308
+
+
+def none(trajectory: Trajectory) -> None:
+    """A scorer that forgot to return."""
+
+
+def step(reward: float) -> StepTaken:
+    return StepTaken(0, "main", "R", "s1", reward, terminated=False, truncated=False)
+
+
+def sequence(*messages: Message) -> Sequence:
+    return Sequence(b"", b"", b"", b"", b"", messages)
+
+
+def trajectory(
+    *rewards: float, task: Task | None = None, said: str = "", status: str = "finished"
+) -> Trajectory:
+    return Trajectory(
+        rollout_id="r1",
+        attempt=1,
+        status=status,
+        request=RolloutRequest("r1", task or Task()),
+        policies=("policy",),
+        sequences=(sequence(Message("user", "?"), Message("assistant", said)),),
+        steps=tuple(map(step, rewards)),
+        model_calls=1,
+        sampled_tokens=1,
+        failures=0,
+        journal_partition=0,
+        first_offset=0,
+        last_offset=9,
+        started_ms=0,
+        ended_ms=1,
+    )
+
+
+def judged(judge: Trajectory, *specs: ScorerSpec) -> ScoredTrajectory:
+    return score(
+        judge,
+        specs,
+        scoring_id="s",
+        source_topic="rl.trajectories",
+        source_partition=2,
+        source_offset=7,
+    )
+
+
+def mine(name: str, weight: float = 1.0) -> ScorerSpec:
+    return ScorerSpec(f"{HERE}:{name}", weight)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=20))
+def test_the_return_is_the_plain_sum(rewards: list[float]) -> None:
+    assert environment_return(trajectory(*rewards)) == sum(rewards)
+
+
+def test_the_total_is_the_weighted_sum() -> None:
+    scored = judged(trajectory(0.5, 1.0), ScorerSpec("environment_return", 2.0), mine("three", -1))
+
+    assert [(r.value, r.weight, r.reason) for r in scored.rewards] == [
+        (1.5, 2.0, ""),
+        (3.0, -1, ""),
+    ]
+    assert (scored.total, scored.reason) == (0.0, "")
+    assert (scored.source_topic, scored.source_partition, scored.source_offset) == (
+        "rl.trajectories",
+        2,
+        7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises", "LookupError: no tests were found"),
+        ("leaves", "SystemExit: 1"),
+        ("not_a_number", "it gave nan"),
+        ("none", "TypeError"),
+        ("misspelt", "no callable 'misspelt'"),
+    ],
+)
+def test_a_scorer_without_a_number_leaves_the_others_but_no_total(name: str, reason: str) -> None:
+    scored = judged(trajectory(1.0), mine("three"), mine(name))
+
+    first, second = scored.rewards
+    assert first.value == 3.0
+    assert second.value is None
+    assert reason in second.reason
+    assert scored.total is None
+    assert reason in scored.reason
+    assert name in scored.reason
+
+
+def test_a_total_beyond_all_numbers_is_none() -> None:
+    scored = judged(trajectory(), mine("huge", 10.0))
+
+    assert (scored.rewards[0].value, scored.total) == (1e308, None)
+    assert "inf" in scored.reason
+
+
+def test_no_scorer_is_no_total() -> None:
+    assert judged(trajectory(1.0)).total is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [("timed_out", "", "timed_out"), ("failed", "tries", "failed/tries"), ("other", "", "other")],
+)
+def test_what_did_not_finish_yields_a_record_without_a_total(
+    status: str, code: str, reason: str
+) -> None:
+    ended = replace(trajectory(1.0, status=status), code=code)
+
+    scored = judged(ended, ScorerSpec("environment_return"))
+
+    assert (scored.trajectory, scored.rewards) == (ended, ())
+    assert (scored.total, scored.reason) == (None, reason)
+
+
+def question(dataset: str, seed: int) -> Task:
+    return Task("reasoning_gym", json.dumps({"dataset": dataset}), seed)
+
+
+def test_an_answer_is_graded_anew_whatever_the_environment_said() -> None:
+    task = question("chain_sum", 5)
+    environment = make_environment(task.environment, task.environment_config)
+    environment.open(task.seed)
+    expected = str(environment.step("?").info["expected"])
+
+    right = trajectory(0.0, task=task, said=expected)
+    wrong = trajectory(1.0, task=task, said="no idea")
+
+    assert reasoning_gym(right) == 1.0
+    assert reasoning_gym(wrong) < 0.1
+    assert judged(right, ScorerSpec("reasoning_gym")).total == 1.0
+
+
+@pytest.mark.parametrize("dataset", ["chain_sum", "prime_factorization", "boxnet", "syllogism"])
+@pytest.mark.parametrize("said", ["", "asdf ☃", "{", "0", "9" * 5000, "1/0"])
+def test_a_garbage_answer_earns_at_most_a_little(dataset: str, said: str) -> None:
+    scored = judged(trajectory(task=question(dataset, 3), said=said), ScorerSpec("reasoning_gym"))
+
+    assert scored.total is not None
+    assert 0.0 <= scored.total <= 0.1
+
+
+def test_the_last_sequence_in_which_the_assistant_spoke_counts() -> None:
+    task = question("syllogism", 3)
+    ended = trajectory(task=task, said="overruled")
+    spoken = replace(ended, sequences=(*(ended.sequences or ()), sequence(Message("user", "hm"))))
+
+    assert reasoning_gym(spoken) == reasoning_gym(ended)
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (trajectory(said="1"), "environment is ''"),
+        (replace(trajectory(), request=None), "no request"),
+        (replace(trajectory(task=question("chain_sum", 1)), sequences=()), "says nothing"),
+        (trajectory(task=question("ransom_note", 1), said="True"), "differ between processes"),
+        (trajectory(task=question("chain_sun", 1), said="1"), "did you mean 'chain_sum'"),
+    ],
+)
+def test_what_cannot_be_graded_has_a_reason(odd: Trajectory, reason: str) -> None:
+    scored = judged(odd, ScorerSpec("reasoning_gym"))
+
+    assert scored.total is None
+    assert reason in scored.reason
+
+
+def test_steps_that_lie_elsewhere_are_not_taken_for_none() -> None:
+    scored = judged(replace(trajectory(), steps=None), ScorerSpec("environment_return"))
+
+    assert (scored.total, "claim" in scored.reason) == (None, True)
+
+
+@pytest.mark.parametrize("name", ["environment_return", "reasoning_gym", f"{HERE}:three"])
+def test_a_scorer_that_exists_is_let_in(name: str) -> None:
+    check_scorer(name)
+
+
+def test_a_misspelt_scorer_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(Refused, match="did you mean 'environment_return'"):
+        check_scorer("enviroment_return")

@@ -1,0 +1,354 @@
+"""The laws of sessions: indices, kept answers, rebuilding, attempts, partitions, age."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.environment import Observation
+from sandbox.sessions import Sessions
+from schemas.errors import Unavailable, WorkFailed
+from schemas.ids import command_id
+from schemas.messages import EnvironmentStep, EnvironmentStepped
+from tests.sandbox.counting import Counting
+from tests.sandbox.families import LAKE_ANY_START
+
+
+class World:
+    """Sessions over counting environments, all of which are kept to look at."""
+
+    def __init__(self, *, replayable: bool = True) -> None:
+        self.made: list[Counting] = []
+        self.replayable = replayable
+        self.sessions = Sessions(self.make)
+
+    def make(self, name: str, config_json: str) -> Counting:
+        self.made.append(Counting(replayable=self.replayable))
+        return self.made[-1]
+
+    @property
+    def open(self) -> int:
+        return sum(environment.closed == 0 for environment in self.made)
+
+    def say(self, *actions: str) -> list[EnvironmentStepped]:
+        """Reset, then apply the actions."""
+        steps = [reset(), *(act(index, action) for index, action in enumerate(actions))]
+        return [self.sessions.handle(step) for step in steps]
+
+
+def command(kind: str, position: int = 0, tries: int = 0, **changes: object) -> EnvironmentStep:
+    step = EnvironmentStep(
+        rollout_id="r1",
+        attempt=1,
+        position=position,
+        tries=tries,
+        command_id=b"",
+        body_digest=b"",
+        answer_partition=0,
+        not_after_ms=0,
+        kind=kind,
+        environment="counting",
+        seed=5,
+    )
+    step = replace(step, **changes)
+    return replace(step, command_id=command_id(step.rollout_id, step.attempt, position, tries))
+
+
+def reset(**changes: object) -> EnvironmentStep:
+    return command("reset", **changes)
+
+
+def act(index: int, action: str, **changes: object) -> EnvironmentStep:
+    return command("step", position=index + 1, index=index, action=action, **changes)
+
+
+def code_of(ask: Callable[[], object]) -> tuple[str, bool]:
+    with pytest.raises(WorkFailed) as failed:
+        ask()
+    return failed.value.code, failed.value.retriable
+
+
+def test_steps_are_applied_in_order_and_counted() -> None:
+    answers = World().say("a", "bb", "end")
+
+    assert [answer.text for answer in answers] == ["5:", "5:a", "5:a,bb", "5:a,bb,end"]
+    assert [answer.index for answer in answers] == [0, 1, 2, 3]
+    assert [answer.reward for answer in answers] == [0.0, 1.0, 2.0, 3.0]
+    assert [answer.terminated for answer in answers] == [False, False, False, True]
+
+
+def test_the_last_step_asked_again_gets_the_kept_answer() -> None:
+    world = World()
+    answers = world.say("a", "b")
+
+    again = [world.sessions.handle(act(1, "b", tries=tries)) for tries in (0, 1)]
+
+    assert again == [answers[-1]] * 2
+    assert world.made[0].said == ["a", "b"]
+
+
+def test_a_reset_that_comes_again_does_not_open_again() -> None:
+    world = World()
+    answers = world.say("a")
+
+    again = world.sessions.handle(reset())
+
+    assert again == answers[0]
+    assert world.sessions.handle(act(1, "b")).text == "5:a,b"
+    assert len(world.made) == 1
+
+
+def test_another_reset_begins_anew_and_closes_the_old_one() -> None:
+    world = World()
+    world.say("a")
+
+    answer = world.sessions.handle(reset(position=9))
+
+    assert (answer.text, answer.index) == ("5:", 0)
+    assert (len(world.made), world.open, len(world.sessions)) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("wrong", [act(0, "a"), act(1, "other"), act(3, "b"), act(7, "b")])
+def test_any_other_index_drops_the_session(wrong: EnvironmentStep) -> None:
+    world = World()
+    world.say("a", "b")
+
+    assert code_of(lambda: world.sessions.handle(wrong)) == ("history_needed", True)
+    assert (world.open, len(world.sessions)) == (0, 0)
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "L", ""]), max_size=6), st.data())
+def test_losing_the_session_anywhere_changes_no_answer(
+    actions: list[str], data: st.DataObject
+) -> None:
+    whole = World().say(*actions)
+    world = World()
+    answers = [world.sessions.handle(reset())]
+
+    for index, action in enumerate(actions):
+        step = act(index, action)
+        if data.draw(st.booleans(), label=f"lost before {index}"):
+            world.sessions.drop(0)
+            assert code_of(partial(world.sessions.handle, step)) == ("history_needed", True)
+            step = replace(step, tries=1, history=tuple(actions[:index]))
+        answers.append(world.sessions.handle(step))
+
+    assert answers == whole
+    assert world.open <= 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["reset", "step", "close"]), st.integers(0, 3)), max_size=20)
+)
+def test_whatever_is_asked_no_more_is_open_than_is_held(asked: list[tuple[str, int]]) -> None:
+    world = World()
+
+    for position, (kind, index) in enumerate(asked):
+        step = command(kind, position=position, index=index, action="x", attempt=1 + index % 2)
+        with suppress(WorkFailed):
+            world.sessions.handle(step)
+        assert world.open == len(world.sessions) <= 1
+
+
+def test_the_lake_is_rebuilt_with_its_invalid_turns() -> None:
+    def lake(kind: str, index: int = 0, **more: object) -> EnvironmentStep:
+        return command(
+            kind,
+            position=index,
+            index=index,
+            environment=LAKE_ANY_START.environment,
+            environment_config=LAKE_ANY_START.config_json,
+            **more,
+        )
+
+    kept, lost = Sessions(), Sessions()
+    actions = ("jump", "D", "jump", "R")
+    for sessions in (kept, lost):
+        sessions.handle(lake("reset"))
+    for index, action in enumerate(actions[:-1]):
+        answer = kept.handle(lake("step", index, action=action))
+        lost.drop(0)
+        again = lost.handle(lake("step", index, action=action, history=actions[:index]))
+        assert again == answer
+        if answer.terminated:
+            break
+    kept.close()
+    lost.close()
+
+
+def test_what_cannot_be_replayed_is_lost_for_good_with_or_without_history() -> None:
+    world = World(replayable=False)
+    world.say("a")
+    world.sessions.drop(0)
+
+    for step in (act(1, "b"), act(1, "b", history=("a",))):
+        assert code_of(partial(world.sessions.handle, step)) == ("session_lost", False)
+    assert world.open == 0
+
+
+def test_a_history_of_another_length_than_the_index_is_refused() -> None:
+    world = World()
+
+    step = act(2, "b", history=("a",))
+
+    assert code_of(lambda: world.sessions.handle(step)) == ("bad_history", False)
+    assert world.open == 0
+
+
+@pytest.mark.parametrize("action", ["boom", "exit"])
+def test_an_environment_that_raises_fails_that_step_and_loses_its_session(action: str) -> None:
+    world = World()
+    world.say("a")
+
+    with pytest.raises(WorkFailed, match=r"RuntimeError: the floor gave way|SystemExit") as failed:
+        world.sessions.handle(act(1, action))
+
+    assert (failed.value.code, failed.value.retriable) == ("raised", False)
+    assert (world.open, len(world.sessions)) == (0, 0)
+    assert world.sessions.handle(act(1, "b", history=("a",))).text == "5:a,b"
+
+
+def test_after_the_end_there_are_no_more_steps_but_the_last_answer_is_kept() -> None:
+    world = World()
+    answers = world.say("end")
+
+    assert code_of(lambda: world.sessions.handle(act(1, "a"))) == ("episode_over", False)
+    assert world.sessions.handle(act(0, "end")) == answers[-1]
+
+    world.sessions.drop(0)
+    late = act(1, "a", history=("end",))
+    assert code_of(lambda: world.sessions.handle(late)) == ("episode_over", False)
+
+
+def test_close_forgets_and_may_come_again() -> None:
+    world = World()
+    world.say("a")
+
+    answers = [world.sessions.handle(command("close", position=2, index=1)) for _ in range(2)]
+
+    assert [answer.index for answer in answers] == [1, 1]
+    assert (world.open, len(world.sessions), world.made[0].closed) == (0, 0, 1)
+
+
+def test_a_newer_attempt_closes_the_sessions_of_older_ones() -> None:
+    world = World()
+    for session in ("main", "other"):
+        world.sessions.handle(reset(session=session))
+    assert len(world.sessions) == 2
+
+    world.sessions.handle(reset(attempt=2))
+
+    assert (len(world.sessions), world.open) == (1, 1)
+    assert code_of(lambda: world.sessions.handle(reset())) == ("stale_attempt", False)
+    world.sessions.handle(command("close"))
+    assert len(world.sessions) == 1
+    world.sessions.handle(command("close", attempt=3))
+    assert (len(world.sessions), world.open) == (0, 0)
+
+
+def test_sessions_leave_with_their_partition_and_only_they() -> None:
+    world = World()
+    for partition in (0, 1):
+        world.sessions.handle(reset(rollout_id=f"r{partition}"), partition=partition)
+
+    assert world.sessions.drop(1) == 1
+    assert world.sessions.drop(1) == 0
+    assert (len(world.sessions), world.open) == (1, 1)
+
+
+def test_idle_sessions_are_closed_by_age() -> None:
+    world = World()
+    world.sessions.handle(reset(rollout_id="old"), now=100.0)
+    world.sessions.handle(reset(), now=100.0)
+    world.sessions.handle(act(0, "a"), now=150.0)
+
+    assert world.sessions.reap(now=160.0, idle_s=30.0) == 1
+    assert world.sessions.handle(act(1, "b"), now=170.0).text == "5:a,b"
+
+
+def test_a_session_that_is_rebuilt_after_its_end_belongs_to_its_partition() -> None:
+    world = World()
+
+    late = act(1, "a", history=("end",))
+    code_of(lambda: world.sessions.handle(late, partition=4, now=50.0))
+
+    assert world.sessions.reap(now=60.0, idle_s=30.0) == 0
+    assert world.sessions.drop(4) == 1
+
+
+def test_a_kind_that_nobody_knows_is_refused() -> None:
+    assert code_of(lambda: World().sessions.handle(command("unknown"))) == ("unknown_kind", False)
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        (Observation("x", reward=float("nan")), "reward is nan"),
+        (Observation("\ud800"), "UnicodeEncodeError"),
+        ("text alone", "must show an Observation, found str"),
+    ],
+)
+def test_what_cannot_go_over_the_wire_is_the_environments_own_error(
+    shown: object, found: str
+) -> None:
+    class Odd(Counting):
+        def step(self, action: str) -> Observation:
+            return shown  # type: ignore[return-value]
+
+    sessions = Sessions(lambda name, config_json: Odd())
+    sessions.handle(reset())
+
+    with pytest.raises(WorkFailed, match=found):
+        sessions.handle(act(0, "a"))
+    assert len(sessions) == 0
+
+
+def test_infos_become_json_whatever_is_in_them() -> None:
+    import numpy as np
+
+    class Telling(Counting):
+        def step(self, action: str) -> Observation:
+            info = {"mask": np.array([1, 0], dtype=np.int8), "p": np.float32(0.5), 3: self}
+            return Observation("", info=info)  # type: ignore[arg-type]
+
+    sessions = Sessions(lambda name, config_json: Telling())
+    sessions.handle(reset())
+
+    info = json.loads(sessions.handle(act(0, "a")).info)
+
+    assert info == {"mask": [1, 0], "p": 0.5, "3": "Telling"}
+
+
+def test_an_environment_that_fails_to_open_or_close_leaves_nothing_behind() -> None:
+    class Stuck(Counting):
+        def open(self, seed: int) -> Observation:
+            raise KeyError(seed)
+
+        def close(self) -> None:
+            super().close()
+            msg = "stuck"
+            raise OSError(msg)
+
+    stuck = Stuck()
+    sessions = Sessions(lambda name, config_json: stuck)
+
+    assert code_of(lambda: sessions.handle(reset())) == ("raised", False)
+    assert (len(sessions), stuck.closed) == (0, 1)
+
+
+def test_a_service_that_is_away_is_not_the_steps_fault() -> None:
+    class Away(Counting):
+        def step(self, action: str) -> Observation:
+            raise Unavailable(action)
+
+    sessions = Sessions(lambda name, config_json: Away())
+    sessions.handle(reset())
+
+    with pytest.raises(Unavailable):
+        sessions.handle(act(0, "a"))
+    assert len(sessions) == 0

@@ -1,0 +1,54 @@
+"""The tree says what happens next, and the docstring of its module draws it as it is."""
+
+import inspect
+import re
+
+import pytest
+
+from schemas import errors
+from schemas.errors import (
+    BadMagic,
+    LengthsDisagree,
+    RollcallError,
+    RolloutBroken,
+    TooLarge,
+    Unavailable,
+    Unfit,
+    WireError,
+    WorkFailed,
+)
+
+CLASSES = [
+    of for _, of in inspect.getmembers(errors, inspect.isclass) if of.__module__ == errors.__name__
+]
+
+
+def test_every_error_of_ours_is_in_the_one_tree() -> None:
+    assert all(issubclass(of, RollcallError) for of in CLASSES)
+
+
+def test_the_tree_in_the_docstring_leaves_no_error_out() -> None:
+    drawn = set(re.findall(r"\w+", errors.__doc__ or ""))
+
+    assert {of.__name__ for of in CLASSES} <= drawn
+
+
+@pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
+def test_what_happens_next_is_decided_by_one_branch_only(of: type) -> None:
+    branches = (WireError, WorkFailed, RolloutBroken, Unavailable, Unfit, errors.Refused)
+
+    assert sum(issubclass(of, branch) for branch in branches) == (of is not RollcallError)
+
+
+def test_a_record_that_is_too_large_says_by_how_much_and_is_not_tried_again() -> None:
+    error = TooLarge("rl.rollout.events", 2_000_000, 1_048_588)
+
+    assert (error.code, error.retriable) == ("too_large", False)
+    assert "2,000,000 bytes for rl.rollout.events is above the limit of 1,048,588" in str(error)
+
+
+def test_errors_about_bytes_show_what_they_found() -> None:
+    assert "b'{\"a\"'" in str(BadMagic(b'{"a"'))
+    assert str(LengthsDisagree("Sequence", token_ids=8, versions=4)) == (
+        "packed arrays of Sequence do not fit each other: token_ids 8 bytes, versions 4 bytes"
+    )

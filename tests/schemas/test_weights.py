@@ -1,0 +1,144 @@
+"""What is read is what was written, bit for bit, or nothing is read at all."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
+from schemas.weights import (
+    SIZE_BYTES,
+    RawTensor,
+    from_safetensors,
+    read_weights,
+    to_safetensors,
+    weights_digest,
+    write_weights,
+)
+
+
+@st.composite
+def raw_tensors(draw: st.DrawFn) -> RawTensor:
+    dtype = draw(st.sampled_from(sorted(SIZE_BYTES)))
+    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    size = SIZE_BYTES[dtype]
+    for length in shape:
+        size *= length
+    return RawTensor(dtype, shape, draw(st.binary(min_size=size, max_size=size)))
+
+
+NAMES = st.text(min_size=1, max_size=5).filter(lambda name: name != "__metadata__")
+WEIGHTS = st.dictionaries(NAMES, raw_tensors(), max_size=5)
+ONE = {"w": RawTensor("F32", (2,), b"\0\0\x80\x3f\0\0\0\x40"), "b": RawTensor("BF16", (), b"\1\2")}
+
+
+@given(WEIGHTS)
+def test_writing_then_reading_bytes_is_identity(tensors: dict[str, RawTensor]) -> None:
+    assert from_safetensors(to_safetensors(tensors)) == tensors
+
+
+@given(WEIGHTS)
+def test_the_digest_does_not_depend_on_the_order_of_names(tensors: dict[str, RawTensor]) -> None:
+    turned = dict(reversed(tensors.items()))
+
+    assert weights_digest(turned) == weights_digest(tensors)
+    assert to_safetensors(turned) == to_safetensors(tensors)
+
+
+@given(WEIGHTS, WEIGHTS)
+def test_equal_digests_mean_equal_weights(
+    left: dict[str, RawTensor], right: dict[str, RawTensor]
+) -> None:
+    assert (weights_digest(left) == weights_digest(right)) == (left == right)
+
+
+def test_minus_zero_is_not_zero() -> None:
+    zero = {"w": RawTensor("F32", (1,), b"\0\0\0\0")}
+    minus_zero = {"w": RawTensor("F32", (1,), b"\0\0\0\x80")}
+
+    assert weights_digest(zero) != weights_digest(minus_zero)
+
+
+def test_the_library_reads_our_file_and_we_read_its(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    torch = pytest.importorskip("torch")
+    file = write_weights(str(tmp_path), 3, ONE)
+
+    theirs = safetensors.load_file(file.uri.removeprefix("file://"))
+
+    assert theirs["w"].tolist() == [1.0, 2.0]
+    assert theirs["b"].dtype == torch.bfloat16
+    assert from_safetensors(safetensors.save(theirs)) == dict(sorted(ONE.items()))
+
+
+@pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
+def test_a_written_file_is_read_back_and_nothing_temporary_stays(
+    tmp_path: Path, protocol: str
+) -> None:
+    file = write_weights(f"{protocol}{tmp_path}/run/policy", 7, ONE, base_version=6)
+
+    assert read_weights(file) == ONE
+    assert (file.version, file.base_version) == (7, 6)
+    assert file.weights_digest == weights_digest(ONE)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_writing_the_same_weights_twice_gives_the_same_reference(tmp_path: Path) -> None:
+    assert write_weights(str(tmp_path), 1, ONE) == write_weights(str(tmp_path), 1, ONE)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 8, 20, -1])
+def test_a_half_written_file_cannot_be_read(tmp_path: Path, cut: int) -> None:
+    file = write_weights(str(tmp_path), 1, ONE)
+    path = Path(file.uri.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:cut])
+
+    with pytest.raises(WeightsDiffer, match="version 1"):
+        read_weights(file)
+
+
+def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    file = write_weights(str(tmp_path), 1, ONE)
+    path = Path(file.uri.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(WeightsDiffer, match="sha256"):
+        read_weights(file)
+
+
+def test_a_record_that_promises_other_weights_is_refused(tmp_path: Path) -> None:
+    file = dataclasses.replace(write_weights(str(tmp_path), 1, ONE), weights_digest="0" * 64)
+
+    with pytest.raises(WeightsDiffer, match="promises 0000"):
+        read_weights(file)
+
+
+def test_a_missing_file_is_unavailable_and_may_come_later(tmp_path: Path) -> None:
+    file = write_weights(str(tmp_path), 1, ONE)
+    Path(file.uri.removeprefix("file://")).unlink()
+
+    with pytest.raises(Unavailable, match="no weights at"):
+        read_weights(file)
+
+
+def test_a_store_nobody_knows_is_unavailable_by_name() -> None:
+    with pytest.raises(Unavailable, match="nowhere"):
+        write_weights("nowhere://x", 1, ONE)
+
+
+@given(st.binary(max_size=64))
+def test_other_bytes_are_refused_as_bytes(data: bytes) -> None:
+    with pytest.raises(WireError):
+        from_safetensors(data)
+
+
+def test_a_tensor_says_which_lengths_disagree() -> None:
+    with pytest.raises(LengthsDisagree, match="data 3 bytes, shape 8 bytes"):
+        RawTensor("F32", (2,), b"abc")
+    with pytest.raises(BadBytes, match="'F12'"):
+        RawTensor("F12", (), b"")

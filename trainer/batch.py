@@ -17,8 +17,8 @@ from torch import Tensor
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of
 from trainer.advantage import Floats, Ints, Rule
-from trainer.curation import Sample, mine
 from trainer.loss import token_weights
+from trainer.samples import Sample, mine
 
 
 @dataclass(frozen=True, slots=True)

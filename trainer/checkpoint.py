@@ -52,6 +52,8 @@ class Checkpoint:
     """Versions, both ends included, that were announced and that nothing descends from."""
     pending: Mapping[str, bytes] = field(default_factory=dict)
     """Encoded records of this step by a name of the caller's, to be published again."""
+    used: int = 0
+    """Trajectories trained on so far."""
 
     @property
     def version(self) -> int:
@@ -118,6 +120,7 @@ def load(directory: Path) -> Checkpoint:
         {reason: Tally(*tally) for reason, tally in body["drops"].items()},
         tuple((first, last) for first, last in body["abandoned"]),
         {name: base64.b64decode(data) for name, data in body["pending"].items()},
+        body["used"],
     )
 
 
@@ -163,6 +166,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "recent": checkpoint.recent,
         "drops": {reason: (t.count, t.length) for reason, t in checkpoint.drops.items()},
         "abandoned": checkpoint.abandoned,
+        "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
     }
 

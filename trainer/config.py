@@ -15,9 +15,10 @@ import orjson
 
 from schemas.errors import Refused
 from trainer.advantage import RULES, needs_group
-from trainer.curation import FILTERS, Curation
+from trainer.curation import FILTERS
 from trainer.loss import AGGREGATES, LOSSES, Clip, default_clip
 from trainer.plugins import plugin
+from trainer.samples import Curation
 
 Schedule = Callable[[int, int], float]
 """(steps done, steps in all) to a factor of the learning rate."""

@@ -10,57 +10,31 @@ to go stale, so it is trained on first. Time is the policy version; no clock is 
 """
 
 import heapq
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from schemas.errors import Refused
-from schemas.messages import Consumed, Sampling, ScoredTrajectory, TrajectoryRef
-from schemas.messages import Sequence as TokenSequence
-from schemas.packed import ids_of, logprobs_of, mask_of
+from schemas.messages import Consumed, ScoredTrajectory
 from trainer.plugins import plugin
+from trainer.samples import (
+    OUTSIDE,
+    Curation,
+    Member,
+    Place,
+    Sample,
+    group_of,
+    group_size_of,
+    judge,
+)
 
-Place = tuple[int, int]
-"""Partition and offset."""
-
-OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy", "duplicate", "late"})
-"""Reasons of records that are no member of a group of ours, so nobody waits for them."""
+__all__ = ["Buffer", "Consumption", "Curation", "Dropped", "Sample", "Tally"]
 
 RECENT = 8192
 """How many ids of what was used or dropped are remembered against records written twice."""
 
 FORCE_AFTER = 256
 """After so many filtered groups in a row one is let through, lest the trainer wait for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A scored trajectory that can be trained on, seen by one policy."""
-
-    scored: ScoredTrajectory
-    partition: int
-    offset: int
-    policy_index: int
-    """Which of the trajectory's policies is ours."""
-    reward: float
-    min_version: int
-    """Of the tokens that our policy sampled."""
-    length: int
-    """Tokens that our policy sampled, over all sequences."""
-
-    @property
-    def group(self) -> str:
-        return group_of(self.scored)
-
-    def ref(self, topic: str) -> TrajectoryRef:
-        trajectory = self.scored.trajectory
-        return TrajectoryRef(
-            topic, self.partition, self.offset, trajectory.rollout_id, trajectory.attempt
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,54 +74,11 @@ def zero_variance(samples: Sequence[Sample]) -> bool:
 FILTERS: Mapping[str, Filter] = {"none": keep_all, "zero_variance": zero_variance}
 
 
-@dataclass(frozen=True, slots=True)
-class Curation:
-    """What a buffer admits and how it decides."""
-
-    run_id: str
-    policy_id: str
-    max_staleness: int = 2
-    missing: str = "drop"
-    """A group with failed members: `drop`, or `train_partial` on the others."""
-    on_stale: str = "drop"
-    filters: tuple[str, ...] = ("none",)
-    needs_group: bool = True
-    """Whether the advantage rule compares within a group, so that a group of one is useless."""
-    temperature: float = 1.0
-    """What the trainer divides logits by; samples drawn otherwise are refused."""
-    capacity_groups: int = 64
-    abandoned: tuple[tuple[int, int], ...] = ()
-    """Ranges of versions, both ends included, that no checkpoint descends from."""
-
-    def __post_init__(self) -> None:
-        _one_of("missing", self.missing, ("drop", "train_partial"))
-        _one_of("on_stale", self.on_stale, ("drop",))
-        _at_least("max_staleness", self.max_staleness, 0)
-        _at_least("capacity_groups", self.capacity_groups, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A record of a group: fit to train on where `sample` is set, else missing for a reason."""
-
-    scored: ScoredTrajectory
-    place: Place
-    length: int
-    version: int | None
-    reason: str = ""
-    sample: Sample | None = None
-
-    @property
-    def id(self) -> str:
-        trajectory = self.scored.trajectory
-        return f"r:{trajectory.attempt}:{trajectory.rollout_id}"
-
-
 @dataclass(slots=True)
 class _Group:
     key: str
     size: int
-    members: list[_Member] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
 
     def samples(self) -> list[Sample]:
         return [member.sample for member in self.members if member.sample is not None]
@@ -231,13 +162,14 @@ class Buffer:
         """Ids of records and groups that are gone for good; `restore` knows them again."""
         return tuple(self._recent)
 
-    def restore(self, recent: Iterable[str], drops: Mapping[str, Tally]) -> None:
+    def restore(self, recent: Iterable[str], drops: Mapping[str, Tally], used: int = 0) -> None:
         """Go on where a checkpoint stood; what was held then is read again from the log."""
         for key in recent:
             self._remember(key)
         self._tallies = dict(drops)
+        self.used = used
 
-    def _already_known(self, member: _Member) -> str:
+    def _already_known(self, member: Member) -> str:
         if member.reason in OUTSIDE:
             return member.reason
         if member.id in self._held or member.id in self._recent:
@@ -303,7 +235,7 @@ class Buffer:
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
 
-    def _drop(self, member: _Member, reason: str) -> None:
+    def _drop(self, member: Member, reason: str) -> None:
         trajectory = member.scored.trajectory
         tally = self._tallies.get(reason, Tally())
         self._tallies[reason] = Tally(tally.count + 1, tally.length + member.length)
@@ -312,120 +244,8 @@ class Buffer:
         )
 
 
-def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curation) -> _Member:
-    """Whether one record, looked at alone, can be trained on, and if not, why."""
-    trajectory, place = scored.trajectory, (partition, offset)
-    if trajectory.sequences is None and trajectory.claim is not None:
-        msg = f"rollout {trajectory.rollout_id} still lies in its claim; read that before offering"
-        raise Refused(msg)
-    reason = _outside(scored, curation)
-    if reason:
-        return _Member(scored, place, trajectory.sampled_tokens, None, reason)
-    index, versions = 255, set[int]()
-    sequences = trajectory.sequences or ()
-    if curation.policy_id in trajectory.policies:
-        index = trajectory.policies.index(curation.policy_id)
-        versions = versions_of(sequences, index)
-    length = sampled_tokens(sequences, index)
-    version = min(versions, default=None)
-    reason = _missing(scored, index, versions, curation)
-    if reason or version is None:
-        return _Member(scored, place, length, version, reason or "no_tokens")
-    total = scored.total or 0.0
-    sample = Sample(scored, partition, offset, index, total, version, length)
-    return _Member(scored, place, length, version, sample=sample)
-
-
-def versions_of(sequences: Iterable[TokenSequence], policy_index: int) -> set[int]:
-    """The weights that sampled the policy's tokens."""
-    found: set[int] = set()
-    for sequence in sequences:
-        found.update(ids_of(sequence.versions)[mine(sequence, policy_index)].tolist())
-    return found
-
-
-def sampled_tokens(sequences: Iterable[TokenSequence], policy_index: int) -> int:
-    return sum(int(mine(sequence, policy_index).sum()) for sequence in sequences)
-
-
-def mine(sequence: TokenSequence, policy_index: int) -> NDArray[np.bool_]:
-    """bool [T]: the tokens that this policy sampled."""
-    ours = mask_of(sequence.policy_index) == policy_index
-    both: NDArray[np.bool_] = ours & (mask_of(sequence.loss_mask) == 1)
-    return both
-
-
-def group_of(scored: ScoredTrajectory) -> str:
-    """The group's id; a rollout without one is a group of its own."""
-    request = scored.trajectory.request
-    return (request.group_id if request else "") or f"alone:{scored.trajectory.rollout_id}"
-
-
-def group_size_of(scored: ScoredTrajectory) -> int:
-    request = scored.trajectory.request
-    return request.group_size if request and request.group_id else 1
-
-
-def _outside(scored: ScoredTrajectory, curation: Curation) -> str:
-    request = scored.trajectory.request
-    if request is None or request.run_id != curation.run_id:
-        return "other_run"
-    if request.purpose != "train":
-        return "other_purpose"
-    if curation.policy_id not in (request.policy_id, *scored.trajectory.policies):
-        return "other_policy"
-    return ""
-
-
-def _missing(
-    scored: ScoredTrajectory, policy_index: int, versions: set[int], curation: Curation
-) -> str:
-    """Why a member of a group of ours cannot be trained on; empty if it can."""
-    trajectory = scored.trajectory
-    if trajectory.status != "finished":
-        return trajectory.status
-    if scored.total is None or not math.isfinite(scored.total):
-        return "unscored"
-    if trajectory.request and not _followed(trajectory.request.sampling, curation.temperature):
-        return "sampling_not_followed"
-    if any(_malformed(sequence, policy_index) for sequence in trajectory.sequences or ()):
-        return "malformed"
-    if any(first <= v <= last for v in versions for first, last in curation.abandoned):
-        return "abandoned"
-    return ""
-
-
-def _followed(sampling: Sampling, temperature: float) -> bool:
-    """Whether the trainer computes the distribution that was sampled from.
-
-    top-p and top-k renormalise over a set of tokens that was not recorded, so it cannot.
-    """
-    return (sampling.top_p, sampling.top_k, sampling.temperature) == (1.0, 0, temperature)
-
-
-def _malformed(sequence: TokenSequence, policy_index: int) -> bool:
-    """Sampled tokens without a version, with an impossible log-probability, or without a prompt."""
-    sampled = mine(sequence, policy_index)
-    logprobs = logprobs_of(sequence.behaviour_logprobs)[sampled]
-    possible = (logprobs <= 1e-3) & (logprobs > -math.inf)
-    versioned = ids_of(sequence.versions)[sampled] >= 0
-    return not (possible.all() and versioned.all()) or bool(sampled[:1].any())
-
-
 def _older(version: int | None, oldest: int) -> bool:
     return version is not None and version < oldest
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        msg = f"{key} is {value!r}; use one of {', '.join(known)}"
-        raise Refused(msg)
-
-
-def _at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        msg = f"{key} is {value}; it must be at least {least}"
-        raise Refused(msg)
 
 
 @dataclass(slots=True)

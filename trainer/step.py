@@ -23,8 +23,8 @@ from schemas.weights import RawTensor
 from trainer.advantage import rule
 from trainer.batch import Batch, MicroBatch, make_batch, micro_batches
 from trainer.config import LearnerConfig
-from trainer.curation import Sample
 from trainer.loss import Costs, entropy, k3, loss
+from trainer.samples import Sample
 from trainer.weights import load_tensors, raw_of, tensor_of, tensors_of
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from compose.look import show_trajectory, tail
 from compose.plain import plain
 from compose.story import Counting
+from consumers.agents.fold import Journal
 from schemas.errors import Refused
 from schemas.messages import (
     AttemptStarted,
@@ -21,11 +21,11 @@ from schemas.messages import (
     DeadlinePassed,
     EnvironmentStepped,
     Event,
+    Limits,
     ModelAnswered,
     RolloutCancelled,
     RolloutFinished,
     RolloutRequest,
-    RolloutStarted,
     Sequence,
     Task,
 )
@@ -379,16 +379,15 @@ def test_a_refused_request_is_shown_with_the_reason_and_what_scorers_said(
 def test_an_id_that_was_used_again_tells_both_rollouts_each_with_its_reward(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = iter(["go", "go", "go", "fall"])
-    cluster.hire(lambda call: next(said))
-    for _ in range(2):
-        cluster.ask(REQUEST)
+    cluster.hire(lambda call: "go")
+    for turns in (3, 1):
+        cluster.ask(replace(REQUEST, limits=Limits(max_turns=turns)))
         cluster.finish()
 
     shown = page(cluster, capsys)
 
     assert shown.count("program react") == 2
-    assert shown.index("total   +1") < shown.index("total   +0")
+    assert shown.index("total   +1") < shown.index("total   none by scoring 'default': failed/")
 
 
 def test_a_journal_whose_start_is_past_retention_is_shown_all_the_same(
@@ -441,7 +440,7 @@ def test_an_unknown_rollout_is_refused_with_the_number_of_those_looked_at(
 def test_counting_without_the_program_ignores_what_the_fold_ignores(seed: int) -> None:
     # Given journals with answers in any order, twice, late and by zombies, and their fold
     entries = Dice(Random(seed)).live().entries
-    folded = Dice(Random(0)).journal.__class__(0, world_of(DICED), "owner")
+    folded = Journal(0, world_of(DICED), "owner")
     expected: dict[str, list[bool]] = {}
     broken: set[str] = set()
     for entry in entries:

@@ -1,0 +1,154 @@
+"""The door: what is wrong is refused with one clear line and exit code 2."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compose.cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def rollcall(
+    *words: str, cwd: Path, stdin: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "ROLLCALL" not in name}
+    return subprocess.run(
+        [sys.executable, "-m", "compose.cli", *words],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env={**environment, "PYTHONPATH": str(ROOT), **variables},
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line with which a command was refused."""
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def addresses(cluster: Cluster) -> dict[str, str]:
+    return {**cluster.environment(), "ROLLCALL_PREFIX": cluster.settings.prefix}
+
+
+def test_without_a_broker_a_command_says_how_to_get_one(tmp_path: Path) -> None:
+    assert "run `rollcall up`" in refused(rollcall("topics", "plan", cwd=tmp_path))
+
+
+def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        servers = f"127.0.0.1:{nobody.getsockname()[1]}"
+
+        done = rollcall(
+            "topics",
+            "plan",
+            cwd=tmp_path,
+            ROLLCALL_KAFKA__BOOTSTRAP_SERVERS=servers,
+            ROLLCALL_REGISTRY__URL="http://127.0.0.1:1",
+        )
+
+    assert servers in refused(done)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known(tmp_path: Path) -> None:
+    done = rollcall("status", cwd=tmp_path, ROLLCALL_KAFKA__BOOTSTRAP="x")
+
+    assert "did you mean 'kafka.bootstrap_servers'" in refused(done)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "a"\n[task]\nagnet = "react"\n[policy]\n', "did you mean 'task.agent'"),
+        ('name = "A B"\n[task]\n[policy]\n', "name"),
+        ('name = "a"\n[task]\nseeds = [0, 2_000_000]\n[policy]\n', "overlap"),
+        ("name = ", "not TOML"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused_before_anything_is_started(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+
+    done = rollcall("run", "recipe.toml", cwd=tmp_path)
+
+    assert said in refused(done)
+    assert not (tmp_path / ".rollcall").exists()
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_known(tmp_path: Path) -> None:
+    assert "did you mean 'syllogisms'" in refused(rollcall("run", "silogisms", cwd=tmp_path))
+
+
+def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> None:
+    said = refused(rollcall("demo", "--resume", cwd=tmp_path))
+
+    assert "no unfinished run" in said
+
+
+@pytest.mark.broker
+def test_a_worker_refuses_a_cluster_without_its_topics(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster("p")
+    elsewhere = {**addresses(cluster), "ROLLCALL_PREFIX": "nowhere."}
+
+    done = rollcall("worker", "agents", cwd=tmp_path, **elsewhere)
+
+    assert "rollcall topics apply" in refused(done)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: not JSON"),
+        ('{"agnet": "react"}', "line 2: unknown key 'agnet'; did you mean 'agent'"),
+        ('{"agent": "reakt"}', "line 2: unknown program 'reakt'; did you mean 'react'"),
+        ('{"task": {"environment": "gymnasum"}}', "gymnasium"),
+        ('{"agent": "single_turn", "task": {"prompt": "x"}, "policy_id": "nobody"}', "nobody"),
+    ],
+)
+def test_a_bad_line_is_refused_by_its_number_and_nothing_is_published(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, line: str, said: str
+) -> None:
+    cluster = make_cluster("p")
+    good = '{"policy_id": "p", "agent": "single_turn", "task": {"prompt": "hello"}}'
+    lines = f"{good}\n{line}\n"
+
+    done = rollcall(
+        "submit", "-", "--policy", "p", cwd=tmp_path, stdin=lines, **addresses(cluster)
+    )
+
+    assert said in refused(done)
+    ends = cluster.admin.ends({cluster.topics.requests: 4})
+    assert set(ends.values()) == {0}
+
+
+@pytest.mark.broker
+def test_topics_apply_changes_nothing_the_second_time_and_refuses_to_shrink(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster("p")
+    where = addresses(cluster)
+
+    again = rollcall("topics", "apply", "--policy", "p", "--partitions", "4", cwd=tmp_path, **where)
+    fewer = rollcall("topics", "apply", "--policy", "p", "--partitions", "2", cwd=tmp_path, **where)
+    more = rollcall("topics", "diff", "--policy", "p", "--partitions", "8", cwd=tmp_path, **where)
+
+    assert again.stdout == "nothing to change\n"
+    assert "cannot shrink to 2" in refused(fewer)
+    assert more.returncode == 1
+    assert "from 4 to 8 partitions" in more.stdout

@@ -1,0 +1,243 @@
+"""Requests from the command line: turned away at the door, published, watched until scored."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.submission import NotScored, submit
+from consumers.memory import MemoryPublisher
+from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
+from schemas.messages import RolloutRequest
+from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+
+Submit = Callable[..., None]
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+@pytest.fixture
+def submitted(cluster: MemoryCluster, tmp_path: Path) -> Submit:
+    """Submits lines, given as objects or as text, the way the command line does."""
+
+    def go(*lines: object, **given: Any) -> None:
+        path = tmp_path / "requests.jsonl"
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        path.write_text("\n".join(texts))
+        source = given.pop("source", "" if "dataset" in given else str(path))
+        defaults = {
+            "dataset": "", "count": 3, "group_size": 1, "policy_id": POLICY, "agent": "",
+            "wait": False, "timeout_s": 5.0,
+        }  # fmt: skip
+        submit(cluster, source, **defaults | given)
+
+    return go
+
+
+def walk(**fields: object) -> dict[str, object]:
+    return {"task": {"environment": CORRIDOR}, **fields}
+
+
+def published(cluster: MemoryCluster) -> list[RolloutRequest]:
+    topic = cluster.topics.requests
+    records = cluster.log.all(topic)
+    return [cluster.codec.decode(record.value, RolloutRequest) for record in records]
+
+
+# Published
+
+
+def test_every_line_becomes_a_request_over_the_defaults(
+    cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(walk(rollout_id="a"), "", walk(rollout_id="b", agent="single_turn"), agent="react")
+
+    requests = {request.rollout_id: request for request in published(cluster)}
+    assert requests.keys() == {"a", "b"}
+    assert {request.policy_id for request in requests.values()} == {POLICY}
+    assert (requests["a"].agent, requests["b"].agent) == ("react", "single_turn")
+    assert capsys.readouterr().out.startswith("2 of 2 requests acked")
+
+
+def test_lines_may_come_from_standard_input(
+    cluster: MemoryCluster, submitted: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"\xef\xbb\xbf" + json.dumps(walk()).encode() + b"\r\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    submitted(source="-")
+
+    assert len(published(cluster)) == 1
+
+
+def test_a_group_has_so_many_rollouts_of_one_task(
+    cluster: MemoryCluster, submitted: Submit
+) -> None:
+    submitted(walk(rollout_id="a"), group_size=3)
+
+    requests = published(cluster)
+    assert sorted(request.rollout_id for request in requests) == ["a-0", "a-1", "a-2"]
+    assert {(request.group_id, request.group_size) for request in requests} == {("a", 3)}
+
+
+def test_a_data_set_gives_one_task_a_seed(cluster: MemoryCluster, submitted: Submit) -> None:
+    submitted(dataset="chain_sum", count=4)
+
+    requests = published(cluster)
+    assert sorted(request.task.seed for request in requests) == [0, 1, 2, 3]
+    assert {request.agent for request in requests} == {"single_turn"}
+    assert json.loads(requests[0].task.environment_config) == {"dataset": "chain_sum"}
+
+
+# Turned away
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"policy_id"', "not JSON"),
+        ("[1]", "a JSON object is needed, found list"),
+        (b"\xff".decode("latin-1"), "not JSON"),
+        ({"tusk": {}}, "unknown key 'tusk'; did you mean 'task'"),
+        ({"task": {"seed": "x"}}, "task.seed must be int"),
+        (walk(rollout_id="a b"), "rollout_id 'a b' must be"),
+        (walk(rollout_id="good"), "rollout_id 'good' came before"),
+        (walk(agent="reakt"), "unknown program 'reakt'; did you mean 'react'"),
+        (walk(agent="nosuch:thing"), "module 'nosuch' cannot be imported"),
+        ({"task": {"environment": "gymnasiun"}}, "unknown environment 'gymnasiun'; did you mean"),
+        ({"task": {"environment": "nosuch:Thing"}}, "there is no module 'nosuch'"),
+        ({"task": {"prompt": "Hello?"}}, "program 'react' acts in task.environment, which is"),
+        ({"agent": "single_turn"}, "neither an environment nor a prompt"),
+        (walk(policy_id="q"), "rollcall topics apply --policy q"),
+        (walk(policy_id="Q!"), "policy id 'Q!' must be made of"),
+        (walk(agent_config="[]"), "agent_config must be a JSON object"),
+        (walk(limits={"max_turns": 0}), "limits.max_turns must be from 1"),
+        (walk(limits={"max_turns": 2**31}), "limits.max_turns must be from 1 to 2147483647"),
+        (walk(sampling={"temperature": -1}), "sampling.temperature must be from 0"),
+        ({"task": {"environment": CORRIDOR, "seed": 2**63}}, "task.seed must be from"),
+        ({"task": {"environment": CORRIDOR, "prompt": "a" * 1_000_001}}, "a request of 1,000,"),
+    ],
+)
+def test_one_bad_line_is_named_by_its_number_and_nothing_is_published(
+    line: object, words: str, cluster: MemoryCluster, submitted: Submit
+) -> None:
+    with pytest.raises(Refused) as refused:
+        submitted(walk(rollout_id="good"), "", line, walk())
+
+    assert str(refused.value).startswith("line 3: ")
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert published(cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"source": ""}, "found neither"),
+        ({"source": "some.jsonl", "dataset": "chain_sum"}, "found both"),
+        ({"source": "/nowhere/some.jsonl"}, "No such file or directory"),
+        ({"source": "/"}, "Is a directory"),
+        ({}, "it holds no line that is not empty"),
+        ({"dataset": "chain_sumz"}, "unknown data set 'chain_sumz'; did you mean 'chain_sum'"),
+        ({"dataset": "chain_sum", "policy_id": "q"}, "rollcall topics apply --policy q"),
+    ],
+)
+def test_what_gives_no_requests_is_refused_in_one_line(
+    given: dict[str, Any], words: str, cluster: MemoryCluster, submitted: Submit
+) -> None:
+    with pytest.raises(Refused, match=words):
+        submitted(**given)
+
+    assert published(cluster) == []
+
+
+def test_a_cluster_without_its_topics_takes_no_requests(
+    cluster: MemoryCluster, submitted: Submit
+) -> None:
+    del cluster.log.topics[cluster.topics.events]
+
+    with pytest.raises(TopicsDiffer, match="rollcall topics apply"):
+        submitted(walk())
+
+
+def test_requests_that_the_broker_did_not_acknowledge_are_counted(
+    cluster: MemoryCluster, submitted: Submit
+) -> None:
+    class Deaf(MemoryPublisher):
+        def flush(self, timeout_s: float) -> int:
+            del timeout_s
+            return 1
+
+    cluster.log.publisher = lambda: Deaf(cluster.log)
+
+    with pytest.raises(DeliveryFailed, match="2 of 3 requests acked within"):
+        submitted(walk(), walk(), walk())
+
+
+# Watched
+
+
+def test_waiting_ends_when_all_are_scored_and_says_what_came_of_them(
+    cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given workers, and rollouts of an earlier submission under the same ids
+    cluster.hire(lambda call: "fall" if call.rollout_id.startswith("short") else "go")
+    submitted(walk(rollout_id="long"), walk(rollout_id="short"))
+    cluster.finish()
+    capsys.readouterr()
+
+    submitted(walk(rollout_id="long"), walk(rollout_id="short"), wait=True)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("long  finished  3 turns  reward +1.000")]
+    assert [line for line in lines if line.startswith("short  finished  1 turns  reward +0.000")]
+    assert lines[-1] == "2 of 2 scored, 2 finished, mean reward +0.500"
+
+
+def test_a_rollout_that_failed_is_waited_for_no_longer(
+    cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(call: object) -> str:
+        raise WorkFailed("raised", "it broke", retriable=False)
+
+    cluster.hire(broken)
+
+    submitted(walk(rollout_id="a"), walk(rollout_id="b"), group_size=2, wait=True)
+
+    out = capsys.readouterr().out
+    assert "a-0  failed  1 turns  reward none: failed/raised" in out
+    assert "4 of 4 scored, 4 failed" in out
+
+
+def test_waiting_in_vain_names_who_is_missing(
+    cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(NotScored, match=r"2 of 2 rollouts .* within 0.01 s: a, b; look"):
+        submitted(walk(rollout_id="a"), walk(rollout_id="b"), wait=True, timeout_s=0.01)
+
+    assert "0 of 2 scored" in capsys.readouterr().out
+
+
+def test_on_a_terminal_the_rollouts_are_shown_as_a_table(
+    cluster: MemoryCluster,
+    submitted: Submit,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"TTY_COMPATIBLE": "1", "COLUMNS": "100", "LINES": "12"}.items():
+        monkeypatch.setenv(name, value)
+    cluster.hire(lambda call: "go")
+
+    submitted(*(walk(rollout_id=f"r{number}") for number in range(6)), wait=True)
+
+    out = capsys.readouterr().out
+    assert "seconds" in out
+    assert "finished" in out
+    assert "2 rows not shown" in out

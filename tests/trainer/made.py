@@ -1,0 +1,87 @@
+"""Scored trajectories made by hand, for the tests of this room."""
+
+from collections.abc import Sequence as Many
+
+from schemas.messages import RolloutRequest, Sampling, ScoredTrajectory, Sequence, Task, Trajectory
+from schemas.packed import pack_ids, pack_logprobs
+from trainer.samples import Curation, Sample, judge
+
+CURATION = Curation("run", "policy")
+
+
+def sequence(
+    ids: Many[int],
+    mask: Many[int],
+    logprobs: Many[float] | None = None,
+    versions: Many[int] | None = None,
+    policies: Many[int] | None = None,
+) -> Sequence:
+    """A sequence whose sampled tokens are of version 0 and policy 0 unless said otherwise."""
+    return Sequence(
+        token_ids=pack_ids(ids),
+        loss_mask=bytes(mask),
+        behaviour_logprobs=pack_logprobs(logprobs or [-1.0 * m for m in mask]),
+        versions=pack_ids(versions or [m - 1 for m in mask]),
+        policy_index=bytes(policies or [0 if m else 255 for m in mask]),
+        messages=(),
+        provenance="missing",
+    )
+
+
+def scored(
+    rollout_id: str,
+    reward: float | None = 1.0,
+    *,
+    version: int = 0,
+    group: str = "",
+    group_size: int = 1,
+    sequences: tuple[Sequence, ...] | None = None,
+    status: str = "finished",
+    run_id: str = "run",
+    purpose: str = "train",
+    sampling: Sampling | None = None,
+    policies: tuple[str, ...] = ("policy",),
+) -> ScoredTrajectory:
+    request = RolloutRequest(
+        rollout_id,
+        Task(),
+        run_id=run_id,
+        purpose=purpose,
+        group_id=group,
+        group_size=group_size,
+        sampling=sampling or Sampling(),
+    )
+    if sequences is None:
+        sequences = (sequence([1, 2], [0, 1], versions=[-1, version]),)
+    trajectory = Trajectory(
+        rollout_id=rollout_id,
+        attempt=0,
+        status=status,
+        request=request,
+        policies=policies,
+        sequences=sequences,
+        steps=(),
+        model_calls=1,
+        sampled_tokens=1,
+        failures=0,
+        journal_partition=0,
+        first_offset=0,
+        last_offset=0,
+        started_ms=0,
+        ended_ms=0,
+    )
+    return ScoredTrajectory(
+        scoring_id="scoring",
+        trajectory=trajectory,
+        rewards=(),
+        total=reward,
+        source_topic="trajectories",
+        source_partition=0,
+        source_offset=0,
+    )
+
+
+def sample(record: ScoredTrajectory, offset: int = 0) -> Sample:
+    made = judge(record, 0, offset, CURATION).sample
+    assert made is not None
+    return made

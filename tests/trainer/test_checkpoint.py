@@ -1,0 +1,149 @@
+"""A checkpoint is there whole or not at all, and going on from it changes no bit."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.messages import Consumed
+from tests.trainer.test_step import some_samples
+from trainer.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    abandon,
+    load_latest,
+    next_version,
+    prune,
+    save,
+)
+from trainer.config import LearnerConfig
+from trainer.curation import Tally
+from trainer.step import Learner
+
+CONFIG = LearnerConfig(lr=1e-2, steps=20)
+
+
+@pytest.fixture
+def checkpoint(model_directory: str) -> Checkpoint:
+    learner = Learner(model_directory, CONFIG, version=4)
+    learner.step(some_samples(0))
+    return Checkpoint(
+        learner.state(),
+        parent=4,
+        config_digest=CONFIG.digest(),
+        consumed=(Consumed("t", 1, 3, (5, 7), "id"), Consumed("t", 2, 0, ())),
+        recent=("r:0:a", "g:b"),
+        drops={"stale": Tally(3, 40)},
+        abandoned=((2, 3),),
+        pending={"policy_version": b"\0\1\xff", "train_step": b""},
+        used=64,
+    )
+
+
+def test_going_on_from_a_checkpoint_is_going_on(model_directory: str, tmp_path: Path) -> None:
+    first = Learner(model_directory, CONFIG)
+    for number in range(3):
+        first.step(some_samples(number))
+    save(tmp_path, Checkpoint(first.state(), parent=2))
+    second = Learner(model_directory, replace(CONFIG, seed=9))
+    found = load_latest(tmp_path).checkpoint
+    assert found is not None
+    second.load(found.state)
+
+    metrics = [[learner.step(some_samples(n)) for n in (3, 4)] for learner in (first, second)]
+
+    assert metrics[0] == metrics[1]
+    assert first.state() == second.state()
+    assert (second.version, second.steps_done) == (5, 5)
+
+
+def test_what_is_saved_is_what_is_loaded(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = save(tmp_path, checkpoint)
+
+    found = load_latest(tmp_path)
+
+    assert found.checkpoint == checkpoint
+    assert (found.path, found.passed_over) == (path, ())
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_checkpoint_may_be_moved(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    save(tmp_path / "here", checkpoint)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+
+    assert load_latest(tmp_path / "there").checkpoint == checkpoint
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "nothing").checkpoint is None
+
+
+FILES = [MANIFEST, "weights/*", "optimiser/*", "rng/*"]
+
+
+@pytest.mark.parametrize("pattern", FILES)
+@pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_reason(
+    checkpoint: Checkpoint, tmp_path: Path, pattern: str, damage: str
+) -> None:
+    older = replace(checkpoint, state=replace(checkpoint.state, version=4), parent=3)
+    save(tmp_path, older)
+    (file,) = save(tmp_path, checkpoint).glob(pattern)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+
+    found = load_latest(tmp_path)
+
+    assert found.checkpoint == older
+    assert len(found.passed_over) == 1
+    assert found.passed_over[0].startswith("v00000005: ")
+
+
+def test_a_crash_before_the_manifest_leaves_no_checkpoint(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    directory = save(tmp_path, checkpoint)
+    (directory / MANIFEST).rename(directory / f"{MANIFEST}.tmp")
+
+    assert load_latest(tmp_path).checkpoint is None
+    assert save(tmp_path, checkpoint) == directory
+    assert load_latest(tmp_path).checkpoint == checkpoint
+
+
+def test_pruning_keeps_the_newest_and_clears_what_is_no_checkpoint(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for version in range(4):
+        save(tmp_path, replace(checkpoint, state=replace(checkpoint.state, version=version)))
+    (tmp_path / "v00000000" / MANIFEST).unlink()
+    (tmp_path / "v00000009").mkdir()
+
+    gone = prune(tmp_path, keep=2)
+
+    assert sorted(path.name for path in gone) == ["v00000000", "v00000001"]
+    left = ["v00000002", "v00000003", "v00000009"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_pruning_never_takes_the_last_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    save(tmp_path, checkpoint)
+
+    assert prune(tmp_path, keep=0) == ()
+    assert load_latest(tmp_path).checkpoint == checkpoint
+
+
+def test_version_numbers_are_never_used_twice() -> None:
+    assert next_version(-1) == 0
+    assert next_version(7, held=5) == 8
+    assert next_version(4, held=5) == 6
+
+
+def test_versions_announced_above_the_checkpoint_are_abandoned() -> None:
+    assert abandon((), held=5, highest_announced=5) == ()
+    assert abandon((), held=5, highest_announced=4) == ()
+    assert abandon(((2, 3),), held=5, highest_announced=7) == ((2, 3), (6, 7))

@@ -1,0 +1,60 @@
+"""A restart is given exactly what was not consumed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.messages import Consumed
+from trainer.curation import Consumption
+
+
+def test_consumption_out_of_order_is_the_lowest_open_offset_and_those_above() -> None:
+    consumption = Consumption("t")
+    for offset in range(8):
+        consumption.delivered(0, offset)
+    for offset in (0, 1, 2, 5, 7):
+        consumption.consumed(0, offset)
+
+    assert consumption.marks() == (Consumed("t", 0, 3, (5, 7)),)
+
+
+def test_holes_in_the_log_are_not_waited_for() -> None:
+    consumption = Consumption("t")
+    for offset in (0, 2, 7):
+        consumption.delivered(0, offset)
+        consumption.consumed(0, offset)
+
+    assert consumption.marks() == (Consumed("t", 0, 8, ()),)
+
+
+@given(
+    st.sets(st.integers(0, 30)).flatmap(
+        lambda offsets: st.tuples(
+            st.just(offsets),
+            st.sets(st.sampled_from(sorted(offsets))) if offsets else st.just(set()),
+        )
+    )
+)
+def test_a_restart_delivers_again_exactly_what_was_not_consumed(
+    case: tuple[set[int], set[int]],
+) -> None:
+    offsets, consumed = case
+    before = Consumption("t")
+    for offset in sorted(offsets):
+        before.delivered(0, offset)
+    for offset in consumed:
+        before.consumed(0, offset)
+    marks = before.marks()
+    after = Consumption("t", marks)
+    start = marks[0].next_offset if marks else 0
+    again = {o for o in sorted(offsets) if o >= start and after.delivered(0, o)}
+
+    assert again == offsets - consumed
+    assert after.marks() == marks
+
+
+def test_offsets_below_the_mark_are_not_delivered_again() -> None:
+    consumption = Consumption("t", [Consumed("t", 4, 3, (5,))])
+
+    assert [consumption.delivered(4, offset) for offset in (2, 3, 4, 5, 6)] == [
+        False, True, True, False, True,
+    ]  # fmt: skip

@@ -1,0 +1,355 @@
+"""Nothing is lost, nothing is taken twice, and the most urgent comes first."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainer.curation as curation_module
+from schemas.errors import Refused
+from schemas.messages import Claim, Sampling
+from tests.trainer.made import CURATION, sample, scored, sequence
+from trainer.curation import Buffer, Tally
+from trainer.samples import Curation
+
+ALONE = replace(CURATION, needs_group=False)
+
+
+def filled(curation: Curation, versions: list[int]) -> Buffer:
+    buffer = Buffer(curation)
+    for offset, version in enumerate(versions):
+        buffer.offer(scored(f"r{offset}", version=version), 0, offset)
+    return buffer
+
+
+def reasons(buffer: Buffer) -> dict[str, int]:
+    return {reason: tally.count for reason, tally in buffer.drops().items()}
+
+
+def test_staleness_is_of_the_oldest_sampled_token() -> None:
+    mask = [0, 0, 1, 1, 0, 1, 1, 1]
+    versions = [-1, -1, 3, 3, -1, 4, 4, 5]
+    first = sample(scored("a", sequences=(sequence(range(8), mask, versions=versions),)))
+    versions[2] = versions[3] = 0
+    second = sample(scored("b", sequences=(sequence(range(8), mask, versions=versions),)))
+
+    assert 6 - first.min_version == 3
+    assert 6 - second.min_version == 6
+    assert first.length == 5
+
+
+def test_only_tokens_of_our_policy_count() -> None:
+    mixed = sequence([1, 2, 3, 4], [0, 1, 1, 1], versions=[-1, 9, 2, 1], policies=[255, 1, 1, 0])
+    ours = sample(scored("a", sequences=(mixed,), policies=("other", "policy")))
+
+    assert (ours.policy_index, ours.min_version, ours.length) == (1, 2, 2)
+
+
+def test_earliest_deadline_goes_first_and_what_is_stale_is_dropped() -> None:
+    buffer = filled(replace(ALONE, max_staleness=5), [5, 1, 3, 0, 3])
+
+    taken = buffer.take(3, v_now=8)
+
+    assert taken is not None
+    assert sorted(sample.min_version for sample in taken) == [3, 3, 5]
+    assert reasons(buffer) == {"stale": 2}
+
+
+def test_a_later_arrival_with_an_earlier_deadline_is_not_lost() -> None:
+    buffer = filled(replace(ALONE, max_staleness=1), [2, 1])
+
+    used = [buffer.take(1, v_now=2), buffer.take(1, v_now=3)]
+
+    assert [taken and taken[0].min_version for taken in used] == [1, 2]
+    assert buffer.drops() == {}
+
+
+def test_samples_of_a_batch_come_in_log_order() -> None:
+    buffer = filled(ALONE, [2, 0, 1])
+
+    taken = buffer.take(3, v_now=2)
+
+    assert taken is not None
+    assert [sample.offset for sample in taken] == [0, 1, 2]
+
+
+TRACE = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=4)), min_size=1, max_size=12)
+
+
+@given(TRACE, st.integers(0, 4))
+def test_earliest_deadline_never_uses_fewer_than_first_in_first_out(
+    trace: list[tuple[list[int]]], bound: int
+) -> None:
+    edf, fifo, fifo_used, offset = Buffer(replace(ALONE, max_staleness=bound)), [], 0, 0
+    for v_now, (ages,) in enumerate(trace):
+        for age in ages:
+            version = max(v_now - age, 0)
+            edf.offer(scored(f"r{offset}", version=version), 0, offset)
+            fifo.append(version)
+            offset += 1
+        edf.take(1, v_now)
+        fifo = [version for version in fifo if v_now - version <= bound]
+        fifo_used += len(fifo[:1])
+        fifo = fifo[1:]
+
+    assert edf.used >= fifo_used
+
+
+OFFERS = st.lists(
+    st.tuples(
+        st.integers(0, 4),  # group
+        st.integers(0, 3),  # member
+        st.integers(0, 5),  # version
+        st.sampled_from([None, 0.0, 1.0]),
+        st.sampled_from(["finished", "failed"]),
+        st.sampled_from(["run", "other"]),
+        st.booleans(),  # take afterwards
+    ),
+    max_size=40,
+)
+
+
+@given(
+    OFFERS, st.sampled_from(["drop", "train_partial"]), st.sampled_from([(), ("zero_variance",)])
+)
+def test_every_offer_is_exactly_one_of_held_used_and_dropped(
+    offers: list[tuple[int, int, int, float | None, str, str, bool]],
+    missing: str,
+    filters: tuple[str, ...],
+) -> None:
+    buffer = Buffer(replace(CURATION, missing=missing, filters=filters, max_staleness=1))
+    places: list[int] = []
+    for offset, (group, member, version, reward, status, run_id, take) in enumerate(offers):
+        record = scored(
+            f"r{group}-{member}",
+            reward,
+            version=version,
+            group=f"g{group}",
+            group_size=3,
+            status=status,
+            run_id=run_id,
+        )
+        buffer.offer(record, 0, offset)
+        taken = (buffer.take(1, v_now=offset // 8) or ()) if take else ()
+        places += [sample.offset for sample in taken]
+        places += [dropped.offset for dropped in buffer.released()]
+
+    assert len(places) == len(set(places))
+    assert len(places) + buffer.held() == len(offers)
+    assert sum(reasons(buffer).values()) + buffer.used == len(places)
+
+
+def test_a_group_waits_until_all_its_members_are_there() -> None:
+    buffer = Buffer(CURATION)
+    for offset in range(3):
+        buffer.offer(scored(f"r{offset}", group="g", group_size=4), 0, offset)
+    early = buffer.take(1, v_now=0)
+    buffer.offer(scored("r3", group="g", group_size=4), 0, 3)
+    taken = buffer.take(1, v_now=0)
+
+    assert early is None
+    assert taken is not None
+    assert len(taken) == 4
+
+
+def offer_group(buffer: Buffer, rewards: list[float | None], name: str = "g") -> None:
+    for member, reward in enumerate(rewards):
+        record = scored(f"{name}-{member}", reward, group=name, group_size=len(rewards))
+        buffer.offer(record, 0, member)
+
+
+def test_a_missing_member_takes_its_group_with_it() -> None:
+    buffer = Buffer(CURATION)
+
+    offer_group(buffer, [1.0, None, 0.0])
+
+    assert reasons(buffer) == {"incomplete": 2, "unscored": 1}
+    assert [dropped.offset for dropped in buffer.released()] == [0, 1, 2]
+    assert buffer.released() == ()
+
+
+def test_a_partial_group_leaves_with_its_missing_members_in_one_go() -> None:
+    buffer = Buffer(replace(CURATION, missing="train_partial"))
+    offer_group(buffer, [1.0, None, 0.0])
+    before = buffer.released()
+
+    taken = buffer.take(1, v_now=0)
+
+    assert before == ()
+    assert taken is not None
+    assert [sample.offset for sample in taken] == [0, 2]
+    assert [dropped.reason for dropped in buffer.released()] == ["unscored"]
+
+
+def test_a_group_of_one_left_has_no_baseline() -> None:
+    strict = Buffer(replace(CURATION, missing="train_partial"))
+    lenient = Buffer(replace(CURATION, missing="train_partial", needs_group=False))
+    for buffer in (strict, lenient):
+        offer_group(buffer, [1.0, None])
+
+    assert reasons(strict) == {"singleton": 1, "unscored": 1}
+    assert lenient.ready_groups() == 1
+
+
+@pytest.mark.parametrize("status", ["failed", "timed_out", "cancelled", "refused", "other"])
+def test_a_rollout_that_did_not_finish_is_missing_under_its_status(status: str) -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(scored("r", status=status), 0, 0)
+
+    assert status in reasons(buffer)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(0.7)])
+def test_samples_that_the_trainer_cannot_follow_are_refused(sampling: Sampling) -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(scored("r", sampling=sampling), 0, 0)
+
+    assert reasons(buffer) == {"sampling_not_followed": 1}
+
+
+def test_a_trainer_at_the_samples_temperature_follows_them() -> None:
+    buffer = Buffer(replace(ALONE, temperature=0.7))
+    buffer.offer(scored("r", sampling=Sampling(0.7)), 0, 0)
+
+    assert buffer.ready_groups() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"run_id": "x"}, "other_run"), ({"purpose": "evaluate"}, "other_purpose")],
+)
+def test_records_of_others_are_never_admitted(change: dict[str, str], reason: str) -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(scored("r", **change), 0, 0)  # type: ignore[arg-type]
+
+    assert reasons(buffer) == {reason: 1}
+    assert buffer.held() == 0
+
+
+def test_a_record_without_a_request_belongs_to_nobody() -> None:
+    record = scored("r")
+    buffer = Buffer(ALONE)
+    buffer.offer(replace(record, trajectory=replace(record.trajectory, request=None)), 0, 0)
+
+    assert reasons(buffer) == {"other_run": 1}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        sequence([1, 2], [0, 1], versions=[-1, -1]),
+        sequence([1, 2], [0, 1], logprobs=[0.0, float("nan")]),
+        sequence([1, 2], [0, 1], logprobs=[0.0, 0.5]),
+        sequence([1, 2], [1, 1]),
+    ],
+)
+def test_impossible_tokens_are_malformed(broken: object) -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(scored("r", sequences=(broken,)), 0, 0)  # type: ignore[arg-type]
+
+    assert "malformed" in reasons(buffer)
+
+
+def test_tokens_of_an_abandoned_branch_are_recognised() -> None:
+    buffer = filled(replace(ALONE, abandoned=((6, 7),)), [5, 6, 7, 8])
+
+    assert reasons(buffer) == {"abandoned": 2}
+
+
+def test_a_record_written_twice_counts_once_also_after_a_restart() -> None:
+    buffer = Buffer(ALONE)
+    for offset in range(2):
+        buffer.offer(scored("r"), 0, offset)
+    buffer.take(1, v_now=0)
+    restarted = Buffer(ALONE)
+    restarted.restore(buffer.recent(), buffer.drops())
+    restarted.offer(scored("r"), 0, 2)
+
+    assert restarted.drops() == {"duplicate": Tally(2, 2)}
+    assert restarted.held() == 0
+
+
+def test_what_is_held_is_not_remembered_as_gone() -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(scored("r"), 0, 0)
+
+    assert buffer.recent() == ()
+
+
+def test_a_member_that_comes_after_its_group_has_left_is_late() -> None:
+    buffer = Buffer(CURATION)
+    offer_group(buffer, [0.0, 1.0])
+    buffer.take(1, v_now=0)
+    buffer.offer(scored("g-9", group="g", group_size=2), 0, 9)
+
+    assert reasons(buffer) == {"late": 1}
+
+
+def test_an_incomplete_group_goes_stale_too() -> None:
+    buffer = Buffer(CURATION)
+    buffer.offer(scored("r", group="g", group_size=2), 0, 0)
+
+    assert buffer.take(1, v_now=3) is None
+    assert reasons(buffer) == {"stale": 1}
+
+
+def test_equal_rewards_are_filtered_and_different_ones_kept() -> None:
+    buffer = Buffer(replace(CURATION, filters=("zero_variance",)))
+    offer_group(buffer, [1.0, 1.0], "equal")
+    offer_group(buffer, [1.0, 0.0], "different")
+
+    assert reasons(buffer) == {"zero_variance": 2}
+    assert buffer.ready_groups() == 1
+
+
+def test_a_filter_that_rejects_everything_lets_one_through() -> None:
+    buffer = Buffer(replace(CURATION, filters=("zero_variance",)))
+    for number in range(curation_module.FORCE_AFTER + 2):
+        offer_group(buffer, [0.0, 0.0], f"g{number}")
+
+    assert buffer.ready_groups() == 1
+
+
+def test_a_full_buffer_says_so_and_evicts_nothing() -> None:
+    buffer = filled(replace(ALONE, capacity_groups=2), [0, 1, 2])
+
+    assert buffer.full()
+    assert buffer.held() == 3
+    assert buffer.take(2, v_now=2) is not None
+    assert not buffer.full()
+
+
+def test_incomplete_groups_do_not_fill_a_buffer() -> None:
+    buffer = Buffer(replace(CURATION, capacity_groups=1))
+    for number in range(5):
+        buffer.offer(scored(f"r{number}", group=f"g{number}", group_size=2), 0, number)
+
+    assert not buffer.full()
+
+
+def test_a_batch_larger_than_the_buffer_is_refused() -> None:
+    with pytest.raises(Refused, match="raise capacity_groups to at least 3"):
+        Buffer(replace(ALONE, capacity_groups=2)).take(3, v_now=0)
+
+
+def test_a_claim_must_be_read_before_it_is_offered() -> None:
+    record = scored("r")
+    claim = Claim("file:///x", "00", 1)
+    heavy = replace(record.trajectory, sequences=None, claim=claim)
+
+    with pytest.raises(Refused, match="rollout r still lies in its claim"):
+        Buffer(ALONE).offer(replace(record, trajectory=heavy), 0, 0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"missing": "wait"}, {"on_stale": "weight"}, {"max_staleness": -1}]
+)
+def test_a_policy_that_does_not_exist_is_refused_by_name(change: dict[str, str]) -> None:
+    with pytest.raises(Refused, match=next(iter(change))):
+        replace(CURATION, **change)  # type: ignore[arg-type]
+
+
+def test_a_filter_nobody_knows_is_refused_with_the_nearest() -> None:
+    with pytest.raises(Refused, match="did you mean 'zero_variance'"):
+        Buffer(replace(CURATION, filters=("zero_varience",)))

@@ -1,0 +1,183 @@
+"""Values and gradients are the printed ones; a token past the clip gets no gradient."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from schemas.errors import Refused
+from trainer.loss import (
+    AGGREGATES,
+    LOSSES,
+    Clip,
+    default_clip,
+    entropy,
+    gspo,
+    k3,
+    loss,
+    policy_gradient,
+    ppo_clip,
+    token_weights,
+)
+
+
+def gain_and_gradient(
+    name: str, log_ratios: Sequence[float], advantage: float, clip: Clip
+) -> tuple[Tensor, Tensor]:
+    """J and ∂ΣJ/∂lp of one sequence, [T], in float64."""
+    old_BT = torch.full((1, len(log_ratios)), -1.0, dtype=torch.float64)
+    lp_BT = (old_BT + torch.tensor([log_ratios], dtype=torch.float64)).requires_grad_()
+    mask_BT = torch.ones_like(old_BT, dtype=torch.bool)
+    costs = loss(name)(lp_BT, old_BT, torch.tensor([advantage]).double(), mask_BT, clip)
+    (-costs.cost_BT).sum().backward()
+    assert lp_BT.grad is not None
+    return -costs.cost_BT[0].detach(), lp_BT.grad[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "clip", "gain", "gradient"),
+    [
+        (1.3, 1, Clip(), 1.2, 0),
+        (1.3, -1, Clip(), -1.3, -1.3),
+        (0.7, 1, Clip(), 0.7, 0.7),
+        (0.7, -1, Clip(), -0.8, 0),
+        (1.3, 1, default_clip("clip_higher"), 1.28, 0),
+        (5, -1, Clip(dual=3), -3, 0),
+        (5, -1, Clip(), -5, -5),
+        (5, 1, Clip(dual=3), 1.2, 0),
+    ],
+)
+def test_ppo_clips_as_printed(
+    ratio: float, advantage: float, clip: Clip, gain: float, gradient: float
+) -> None:
+    found = gain_and_gradient("ppo_clip", [np.log(ratio)], advantage, clip)
+
+    assert found[0].item() == pytest.approx(gain)
+    assert found[1].item() == pytest.approx(gradient)
+
+
+def test_clip_higher_is_ppo_with_a_wider_upper_range() -> None:
+    assert LOSSES["clip_higher"] is ppo_clip
+    assert default_clip("clip_higher") == Clip(0.2, 0.28)
+    assert default_clip("ppo_clip") == Clip(0.2, 0.2)
+    assert default_clip("gspo") == Clip(3e-4, 4e-4)
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "advantage", "gain", "gradient"),
+    [
+        ((6e-4, -2e-4, 8e-4, 4e-4), 1, 1.0004, 0),
+        ((6e-4, -2e-4, 8e-4, 4e-4), -1, -1.00040008, -0.25010002),
+        ((6e-4, -2e-4, 4e-4, 0), 1, 1.00020002, 0.25005001),
+    ],
+)
+def test_gspo_moves_a_sequence_as_one(
+    log_ratios: tuple[float, ...], advantage: float, gain: float, gradient: float
+) -> None:
+    gains, gradients = gain_and_gradient("gspo", log_ratios, advantage, default_clip("gspo"))
+
+    # The mean over the sequence's tokens, as seq_mean_token_mean takes it.
+    assert gains.mean().item() == pytest.approx(gain, abs=5e-9)
+    assert (gradients / 4).tolist() == pytest.approx([gradient] * 4, abs=5e-9)
+
+
+def test_gspo_does_not_count_observations() -> None:
+    lp_BT = torch.tensor([[0.3, 9.0, 0.1]])
+    mask_BT = torch.tensor([[True, False, True]])
+    costs = gspo(lp_BT, torch.zeros(1, 3), torch.ones(1), mask_BT, Clip(1, 1))
+
+    assert costs.ratio_BT[0, 0].item() == pytest.approx(np.exp(0.2))
+
+
+def test_policy_gradient_pushes_by_the_advantage() -> None:
+    gains, gradients = gain_and_gradient("policy_gradient", [0.5, -0.5], -2.0, Clip())
+
+    assert gains.tolist() == [1.0, 3.0]
+    assert gradients.tolist() == [-2.0, -2.0]
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@given(ratios=st.lists(st.floats(-30, 30), min_size=1, max_size=5))
+def test_no_advantage_means_no_gradient(name: str, ratios: list[float]) -> None:
+    gains, gradients = gain_and_gradient(name, ratios, 0.0, default_clip(name))
+
+    assert gains.abs().max() == 0
+    assert gradients.abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
+@given(
+    ratios=st.lists(st.floats(-3, 3), min_size=1, max_size=5),
+    advantage=st.sampled_from([-1.0, 1.0]),
+)
+def test_a_token_that_is_called_clipped_gets_no_gradient(
+    name: str, ratios: list[float], advantage: float
+) -> None:
+    lp_BT = torch.tensor([ratios], dtype=torch.float64, requires_grad=True)
+    mask_BT = torch.ones(1, len(ratios), dtype=torch.bool)
+    costs = LOSSES[name](lp_BT, torch.zeros_like(lp_BT), torch.tensor([advantage]), mask_BT, Clip())
+    costs.cost_BT.sum().backward()
+
+    assert lp_BT.grad is not None
+    assert ((lp_BT.grad == 0) == costs.clipped_BT).all()
+
+
+def test_log_ratios_are_bounded_before_they_are_raised() -> None:
+    zero = torch.zeros(1, 1)
+    costs = ppo_clip(zero + 300, zero, -torch.ones(1), zero.bool(), Clip())
+
+    assert costs.ratio_BT.item() == pytest.approx(np.exp(20), rel=1e-6)
+    assert policy_gradient(zero, zero - 300, torch.ones(1), zero.bool(), Clip()).ratio_BT.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [([0.25] * 4, 1.386294), ([0.5, 0.25, 0.25], 1.039721), ([1.0, 0.0], 0.0)],
+)
+def test_entropy_is_over_the_whole_vocabulary(probabilities: list[float], expected: float) -> None:
+    log_p_MV = torch.tensor([probabilities], dtype=torch.float64).log()
+
+    assert entropy(log_p_MV).item() == pytest.approx(expected, abs=5e-7)
+
+
+def test_k3_is_never_negative_and_as_printed() -> None:
+    assert k3(torch.tensor(-1.2), torch.tensor(-1.0)).item() == pytest.approx(0.018731, abs=5e-7)
+    assert k3(torch.tensor(-1.0), torch.tensor(-1.0)).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        ("token_mean", 6.666667),
+        ("seq_mean_token_mean", 8.75),
+        ("seq_mean_token_sum", 20),
+        ("seq_mean_token_sum_norm", 5),
+    ],
+)
+def test_aggregates_are_as_printed(aggregate: str, expected: float) -> None:
+    weights = token_weights(aggregate, np.array([4, 2]), norm=4)
+
+    total = sum(w * sum(costs) for w, costs in zip(weights, [(1, 2, 3, 4), (10, 20)], strict=True))
+    assert total == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize("aggregate", sorted(AGGREGATES))
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_empty_sequences_never_count(aggregate: str, lengths: list[int]) -> None:
+    full = token_weights(aggregate, np.array(lengths), norm=4)
+    with_empty = token_weights(aggregate, np.array([0, *lengths, 0]), norm=4)
+
+    assert with_empty[1:-1].tolist() == full.tolist()
+
+
+def test_names_nobody_knows_are_refused_with_the_nearest() -> None:
+    with pytest.raises(Refused, match="did you mean 'ppo_clip'"):
+        loss("ppo_klip")
+    with pytest.raises(Refused, match="did you mean 'token_mean'"):
+        token_weights("token_meen", np.array([1]))
+    with pytest.raises(Refused, match="maximum of new tokens"):
+        token_weights("seq_mean_token_sum_norm", np.array([1]))

@@ -1,0 +1,204 @@
+"""Whether one scored trajectory, looked at alone, can be trained on, and if not, why.
+
+The law: a record of another run, purpose or policy is no business of ours and nobody waits for it;
+every other record is a member of a group, fit to train on or missing for one stated reason.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.errors import Refused
+from schemas.messages import Sampling, ScoredTrajectory, TrajectoryRef
+from schemas.messages import Sequence as TokenSequence
+from schemas.packed import ids_of, logprobs_of, mask_of
+
+Place = tuple[int, int]
+"""Partition and offset."""
+
+OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy", "duplicate", "late"})
+"""Reasons of records that are no member of a group of ours, so nobody waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A scored trajectory that can be trained on, seen by one policy."""
+
+    scored: ScoredTrajectory
+    partition: int
+    offset: int
+    policy_index: int
+    """Which of the trajectory's policies is ours."""
+    reward: float
+    min_version: int
+    """Of the tokens that our policy sampled."""
+    length: int
+    """Tokens that our policy sampled, over all sequences."""
+
+    @property
+    def group(self) -> str:
+        return group_of(self.scored)
+
+    def ref(self, topic: str) -> TrajectoryRef:
+        trajectory = self.scored.trajectory
+        return TrajectoryRef(
+            topic, self.partition, self.offset, trajectory.rollout_id, trajectory.attempt
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Curation:
+    """What a buffer admits and how it decides."""
+
+    run_id: str
+    policy_id: str
+    max_staleness: int = 2
+    missing: str = "drop"
+    """A group with failed members: `drop`, or `train_partial` on the others."""
+    on_stale: str = "drop"
+    filters: tuple[str, ...] = ("none",)
+    needs_group: bool = True
+    """Whether the advantage rule compares within a group, so that a group of one is useless."""
+    temperature: float = 1.0
+    """What the trainer divides logits by; samples drawn otherwise are refused."""
+    capacity_groups: int = 64
+    abandoned: tuple[tuple[int, int], ...] = ()
+    """Ranges of versions, both ends included, that no checkpoint descends from."""
+
+    def __post_init__(self) -> None:
+        _one_of("missing", self.missing, ("drop", "train_partial"))
+        _one_of("on_stale", self.on_stale, ("drop",))
+        _at_least("max_staleness", self.max_staleness, 0)
+        _at_least("capacity_groups", self.capacity_groups, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A record of a group: fit to train on where `sample` is set, else missing for a reason."""
+
+    scored: ScoredTrajectory
+    place: Place
+    length: int
+    version: int | None
+    reason: str = ""
+    sample: Sample | None = None
+
+    @property
+    def id(self) -> str:
+        trajectory = self.scored.trajectory
+        return f"r:{trajectory.attempt}:{trajectory.rollout_id}"
+
+
+def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curation) -> Member:
+    """Whether one record, looked at alone, can be trained on, and if not, why."""
+    trajectory, place = scored.trajectory, (partition, offset)
+    if trajectory.sequences is None and trajectory.claim is not None:
+        msg = f"rollout {trajectory.rollout_id} still lies in its claim; read that before offering"
+        raise Refused(msg)
+    reason = _outside(scored, curation)
+    if reason:
+        return Member(scored, place, trajectory.sampled_tokens, None, reason)
+    index, versions = 255, set[int]()
+    sequences = trajectory.sequences or ()
+    if curation.policy_id in trajectory.policies:
+        index = trajectory.policies.index(curation.policy_id)
+        versions = versions_of(sequences, index)
+    length = sampled_tokens(sequences, index)
+    version = min(versions, default=None)
+    reason = _missing(scored, index, versions, curation)
+    if reason or version is None:
+        return Member(scored, place, length, version, reason or "no_tokens")
+    total = scored.total or 0.0
+    sample = Sample(scored, partition, offset, index, total, version, length)
+    return Member(scored, place, length, version, sample=sample)
+
+
+def versions_of(sequences: Iterable[TokenSequence], policy_index: int) -> set[int]:
+    """The weights that sampled the policy's tokens."""
+    found: set[int] = set()
+    for sequence in sequences:
+        found.update(ids_of(sequence.versions)[mine(sequence, policy_index)].tolist())
+    return found
+
+
+def sampled_tokens(sequences: Iterable[TokenSequence], policy_index: int) -> int:
+    return sum(int(mine(sequence, policy_index).sum()) for sequence in sequences)
+
+
+def mine(sequence: TokenSequence, policy_index: int) -> NDArray[np.bool_]:
+    """bool [T]: the tokens that this policy sampled."""
+    ours = mask_of(sequence.policy_index) == policy_index
+    both: NDArray[np.bool_] = ours & (mask_of(sequence.loss_mask) == 1)
+    return both
+
+
+def group_of(scored: ScoredTrajectory) -> str:
+    """The group's id; a rollout without one is a group of its own."""
+    request = scored.trajectory.request
+    return (request.group_id if request else "") or f"alone:{scored.trajectory.rollout_id}"
+
+
+def group_size_of(scored: ScoredTrajectory) -> int:
+    request = scored.trajectory.request
+    return request.group_size if request and request.group_id else 1
+
+
+def _outside(scored: ScoredTrajectory, curation: Curation) -> str:
+    request = scored.trajectory.request
+    if request is None or request.run_id != curation.run_id:
+        return "other_run"
+    if request.purpose != "train":
+        return "other_purpose"
+    if curation.policy_id not in (request.policy_id, *scored.trajectory.policies):
+        return "other_policy"
+    return ""
+
+
+def _missing(
+    scored: ScoredTrajectory, policy_index: int, versions: set[int], curation: Curation
+) -> str:
+    """Why a member of a group of ours cannot be trained on; empty if it can."""
+    trajectory = scored.trajectory
+    if trajectory.status != "finished":
+        return trajectory.status
+    if scored.total is None or not math.isfinite(scored.total):
+        return "unscored"
+    if trajectory.request and not _followed(trajectory.request.sampling, curation.temperature):
+        return "sampling_not_followed"
+    if any(_malformed(sequence, policy_index) for sequence in trajectory.sequences or ()):
+        return "malformed"
+    if any(first <= v <= last for v in versions for first, last in curation.abandoned):
+        return "abandoned"
+    return ""
+
+
+def _followed(sampling: Sampling, temperature: float) -> bool:
+    """Whether the trainer computes the distribution that was sampled from.
+
+    top-p and top-k renormalise over a set of tokens that was not recorded, so it cannot.
+    """
+    return (sampling.top_p, sampling.top_k, sampling.temperature) == (1.0, 0, temperature)
+
+
+def _malformed(sequence: TokenSequence, policy_index: int) -> bool:
+    """Sampled tokens without a version, with an impossible log-probability, or without a prompt."""
+    sampled = mine(sequence, policy_index)
+    logprobs = logprobs_of(sequence.behaviour_logprobs)[sampled]
+    possible = (logprobs <= 1e-3) & (logprobs > -math.inf)
+    versioned = ids_of(sequence.versions)[sampled] >= 0
+    return not (possible.all() and versioned.all()) or bool(sampled[:1].any())
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        msg = f"{key} is {value!r}; use one of {', '.join(known)}"
+        raise Refused(msg)
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        msg = f"{key} is {value}; it must be at least {least}"
+        raise Refused(msg)

@@ -4,24 +4,13 @@ Code behind a name is foreign: whatever it raises becomes WorkFailed where it is
 `foreign`, and nowhere else.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from schemas.errors import RollcallError, WorkFailed
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for people: the known name that was probably meant, or else some that exist."""
-    names = sorted(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    more = ", ..." if len(names) > 8 else ""
-    return f"known are {', '.join(names[:8])}{more}"
+from schemas import names
+from schemas.errors import Refused, RollcallError, WorkFailed
 
 
 def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
@@ -30,8 +19,7 @@ def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
         return ""
     module, colon, attribute = name.partition(":")
     if not colon:
-        hint = nearest(name, shipped)
-        return f"unknown {kind} {name!r}; {hint} (your own goes by 'module:name')"
+        return f"{names.unknown(kind, name, shipped)} (your own goes by 'module:name')"
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return f"{kind} {name!r} is not of the form 'module:name'"
     if not _findable(module):
@@ -45,15 +33,10 @@ def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]
     wrong = complaint(kind, name, shipped)
     if wrong:
         raise WorkFailed(code, wrong, retriable=False)
-    module, _, attribute = shipped.get(name, name).partition(":")
-    with foreign(code, f"{kind} {name!r} cannot be imported"):
-        home = import_module(module)
-    found: Callable[..., Any] | None = getattr(home, attribute, None)
-    if found is None or not callable(found):
-        callables = [key for key, value in vars(home).items() if callable(value)]
-        msg = f"{kind} {name!r}: {module} has no callable {attribute!r}; "
-        raise WorkFailed(code, msg + nearest(attribute, callables), retriable=False)
-    return found
+    try:
+        return names.load(kind, shipped.get(name, name))
+    except Refused as error:
+        raise WorkFailed(code, str(error), retriable=False) from error
 
 
 @contextmanager

@@ -7,13 +7,22 @@ from typing import Any
 
 from schemas.errors import Refused
 
+MOST = 24
+"""So many known names are listed where none is near."""
+
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:
     """The error for a name that nobody knows, naming the nearest known one."""
+    return Refused(f"unknown {kind} {name!r}; {hint(name, known)}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, or else some that exist."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-    return Refused(f"unknown {kind} {name!r}; {hint}")
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known are {', '.join(names[:MOST])}{', ...' if len(names) > MOST else ''}"
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:
@@ -24,13 +33,15 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         raise Refused(msg)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything when it is imported
+    except (Exception, SystemExit) as error:  # a user's module may do anything when imported
         msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {error}"
         raise Refused(msg) from error
     try:
         found = getattr(module, attribute)
     except AttributeError as error:
-        msg = f"{kind} {reference!r}: module {module_name!r} has no {attribute!r}"
+        callables = [key for key, value in vars(module).items() if callable(value)]
+        near = hint(attribute, callables)
+        msg = f"{kind} {reference!r}: module {module_name!r} has no {attribute!r}; {near}"
         raise Refused(msg) from error
     if not callable(found):
         msg = f"{kind} {reference!r} is a {type(found).__name__}, not a function or class"

@@ -4,7 +4,6 @@ Whatever cannot work is refused here, by key and value, before a model is loaded
 """
 
 import dataclasses
-import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import orjson
 
+from schemas import names
 from schemas.errors import Refused
 from trainer.advantage import RULES, needs_group
 from trainer.curation import FILTERS
@@ -110,9 +110,7 @@ class LearnerConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-                msg = f"{key} is no key of the learner; did you mean {nearest!r}?"
-                raise Refused(msg)
+                raise names.unknown("key of the learner", key, known)
         lists: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }

@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium import spaces
 
 from sandbox.environment import Observation
-from sandbox.named import foreign, nearest
+from sandbox.named import foreign
+from schemas import names
 from schemas.errors import WorkFailed
 
 
@@ -96,7 +97,7 @@ class GymnasiumText:
 
 def _make(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """Without Gymnasium's checker: it warns about environments that their users cannot change."""
-    hint = "" if id in gymnasium.registry else f" ({nearest(id, gymnasium.registry)})"
+    hint = "" if id in gymnasium.registry else f" ({names.hint(id, gymnasium.registry)})"
     with foreign("bad_config", f"gymnasium cannot make {id!r}{hint}"):
         return gymnasium.make(id, disable_env_checker=True, **kwargs)
 

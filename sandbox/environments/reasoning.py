@@ -13,7 +13,8 @@ from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
 from sandbox.environment import Observation
-from sandbox.named import foreign, nearest
+from sandbox.named import foreign
+from schemas import names
 from schemas.errors import WorkFailed
 
 HASH_ORDERED = frozenset(
@@ -72,7 +73,7 @@ class ReasoningTask:
 
 def _check(dataset: str, config: Mapping[str, Any]) -> None:
     if dataset not in DATASETS:
-        msg = f"unknown data set {dataset!r}; {nearest(dataset, DATASETS)}"
+        msg = f"unknown data set {dataset!r}; {names.hint(dataset, DATASETS)}"
         raise WorkFailed(code="bad_config", message=msg, retriable=False)
     mine = {"seed", "size"} & config.keys()
     if mine:

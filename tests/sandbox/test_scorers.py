@@ -121,7 +121,7 @@ def test_the_total_is_the_weighted_sum() -> None:
         ("leaves", "SystemExit: 1"),
         ("not_a_number", "it gave nan"),
         ("none", "TypeError"),
-        ("misspelt", "no callable 'misspelt'"),
+        ("misspelt", "has no 'misspelt'"),
     ],
 )
 def test_a_scorer_without_a_number_leaves_the_others_but_no_total(name: str, reason: str) -> None:

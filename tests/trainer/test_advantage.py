@@ -80,7 +80,7 @@ def test_a_rule_of_the_users_is_found_by_module_and_function() -> None:
     [
         ("grop", "did you mean 'grpo'"),
         ("no.such:rule", "cannot be imported"),
-        ("trainer.advantage:nothing", "cannot be imported"),
+        ("trainer.advantage:nothing", "has no 'nothing'"),
         ("trainer.advantage:EPSILON", "is a float, not a function"),
     ],
 )

@@ -194,7 +194,7 @@ def test_weights_of_another_model_are_refused(model_directory: str) -> None:
         ({"clip_dual": 0.5}, "clip_dual is 0.5; give 0"),
         ({"temperature": 0.0}, "temperature is 0.0; greedy"),
         ({"betas": (0.9, 1.0)}, "betas is"),
-        ({"advantage": "grpoo"}, "advantage 'grpoo' is unknown; did you mean 'grpo'"),
+        ({"advantage": "grpoo"}, "unknown advantage 'grpoo'; did you mean 'grpo'"),
         ({"schedule": "cosine"}, "schedule 'cosine'"),
         ({"filters": ("zero",)}, "filters 'zero'"),
         ({"missing": "wait"}, "missing is 'wait'; use one of drop, train_partial"),
@@ -212,7 +212,9 @@ def test_a_configuration_that_cannot_work_is_refused_by_name(
 
 def test_a_key_nobody_knows_is_refused_with_the_nearest() -> None:
     assert LearnerConfig.of({"betas": [0.8, 0.9]}).betas == (0.8, 0.9)
-    with pytest.raises(Refused, match="entropi is no key of the learner; did you mean 'entropy'"):
+    with pytest.raises(
+        Refused, match="unknown key of the learner 'entropi'; did you mean 'entropy'"
+    ):
         LearnerConfig.of({"entropi": 1})
 
 

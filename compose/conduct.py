@@ -133,7 +133,7 @@ def _services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster,
 
 def _provision(cluster: Cluster, folder: RunFolder) -> None:
     topics = wanted(cluster.settings.prefix, [folder.policy_id])
-    provision.apply(cluster.admin, cluster.registry, topics)
+    provision.complete(cluster.admin, cluster.registry, topics)
 
 
 def _start(supervisor: Supervisor, folder: RunFolder) -> None:

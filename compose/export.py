@@ -41,11 +41,12 @@ def export(folder: RunFolder, out: Path) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        _write(folder, checkpoint, temporary)
-        temporary.chmod(0o755)
-        os.rename(temporary, out)
+        made = temporary / out.name
+        made.mkdir()
+        _write(folder, checkpoint, made)
+        os.rename(made, out)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary)
     return checkpoint.version
 
 
@@ -69,7 +70,7 @@ def _newest(folder: RunFolder) -> Checkpoint:
 
 
 def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
-    policy = load_policy(folder.policy)
+    policy, mode = load_policy(folder.policy), directory.stat().st_mode
     shutil.copytree(
         folder.policy, directory, ignore=shutil.ignore_patterns(*WEIGHTS), dirs_exist_ok=True
     )
@@ -78,9 +79,17 @@ def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
     model = policy.model.to(DTYPES[next(iter(weights.values())).dtype])
     load_tensors(model, weights)
     model.save_pretrained(directory)
+    _open_to_readers(directory, mode)
     _note_origin(directory / ABOUT, folder, checkpoint)
     _verify_weights(directory, checkpoint)
     _verify_tokenizer(directory, policy)
+
+
+def _open_to_readers(directory: Path, mode: int) -> None:
+    """Weights are written readable by their owner alone, and a policy's directory is so too."""
+    directory.chmod(mode)
+    for path in directory.glob("*.safetensors"):
+        path.chmod((directory / "config.json").stat().st_mode)
 
 
 def _note_origin(path: Path, folder: RunFolder, checkpoint: Checkpoint) -> None:

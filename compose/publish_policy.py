@@ -24,7 +24,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
         raise Refused(msg)
     learner = Learner(str(directory), LearnerConfig())
     settings = cluster.settings
-    provision.apply(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
+    provision.complete(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
     newest = _newest(cluster, policy_id)
     version = newest + 1
     folder = settings.state() / "policies" / policy_id

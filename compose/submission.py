@@ -12,6 +12,7 @@ import orjson
 from rich.console import Console
 from rich.live import Live
 
+from compose.look import uninterrupted
 from compose.progress import Progress, Row
 from consumers.agents.worker import program_of
 from consumers.log import Publisher
@@ -230,7 +231,9 @@ def _watch(progress: Progress, timeout_s: float) -> None:
     until = time.monotonic() + timeout_s
     with _screen(progress) as refresh:
         while progress.missing() and time.monotonic() < until:
-            refresh(progress.poll(min(POLL_S, max(0.0, until - time.monotonic()))))
+            with uninterrupted():
+                scored = progress.poll(min(POLL_S, max(0.0, until - time.monotonic())))
+            refresh(scored)
     print(progress.totals(), flush=True)
     missing = progress.missing()
     if missing:

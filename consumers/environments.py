@@ -53,9 +53,17 @@ class Work:
 class Shard:
     """The sessions of some rollouts, and the thread they live in; without one, the caller's."""
 
-    def __init__(self, give: Give, make: Callable[[], Sessions], *, threaded: bool) -> None:
+    def __init__(
+        self,
+        give: Give,
+        push: Callable[[], None],
+        make: Callable[[], Sessions],
+        *,
+        threaded: bool,
+    ) -> None:
         self.sessions = make()
         self.give = give
+        self.push = push
         self.given = 0
         self.done = 0
         self.began: float | None = None
@@ -81,6 +89,8 @@ class Shard:
     def _live(self) -> None:
         while not self.abandoned:
             self._serve(self.inbox.get())
+            if self.inbox.empty():
+                self.push()
 
     def _serve(self, request: Work | Callable[[], object]) -> None:
         if not isinstance(request, Work):
@@ -144,7 +154,7 @@ class Environments(WorkRole):
         self._reap_due = 0.0
 
     def _shard(self) -> Shard:
-        return Shard(self._give, self.make, threaded=self._threaded)
+        return Shard(self._give, self.answers.publisher.push, self.make, threaded=self._threaded)
 
     def expects(self, topic: str) -> type:
         del topic

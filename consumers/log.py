@@ -155,6 +155,10 @@ class Publisher(Protocol):
         """Hand a record over. Raises TooLarge for a value that the topic would refuse."""
         ...
 
+    def push(self) -> None:
+        """Let what was sent leave now; `poll` and `flush` do so too. Any thread may call it."""
+        ...
+
     def poll(self) -> None:
         """Count acks; raises DeliveryFailed when a record was given up."""
         ...

@@ -15,6 +15,8 @@ from schemas.topics import WantedTopic
 
 LIMIT_BYTES = 1_000_000
 LETTER_LIMIT_BYTES = 2_000_000
+WORD_LIMIT = 4095
+"""Measured on the broker: a commit with 4,096 bytes of metadata is refused."""
 Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
 """Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
 
@@ -167,6 +169,9 @@ class MemoryPublisher:
             cause.sent += 1
         self._unacked.append(cause)
 
+    def push(self) -> None:
+        """Nothing is gathered here."""
+
     def poll(self) -> None:
         if self.hold_acks:
             return
@@ -261,7 +266,7 @@ class MemorySource:
     def commit(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
             tp = commit.topic, commit.partition
-            if self._group.owner.get(tp) is self:
+            if self._group.owner.get(tp) is self and len(commit.metadata) <= WORD_LIMIT:
                 self._group.committed[tp] = commit.offset, commit.metadata
             else:
                 self.refused += 1

@@ -30,8 +30,11 @@ COMMON = {
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 50,
     "socket.nagle.disable": True,
-    "queued.min.messages": 1000,
+    "queued.min.messages": 5000,
     "queued.max.messages.kbytes": 16384,
+    # librdkafka counts a consumer's partitions together, and a full queue is looked at again only
+    # after this, 1000 ms unless set: with 4,000 rollouts live that was two seconds a turn.
+    "fetch.queue.backoff.ms": 5,
 }
 GROUP = {
     "group.protocol": "consumer",

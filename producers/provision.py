@@ -78,7 +78,22 @@ def _schema(topic: WantedTopic, registry: HttpRegistry) -> list[Change]:
 
 def apply(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
     """Carry a plan out; raises TopicsDiffer before anything is changed when part is impossible."""
-    changes = plan(admin, registry, wanted)
+    return _carry_out(admin, registry, plan(admin, registry, wanted))
+
+
+def complete(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
+    """Make what is missing, such as a new policy's topic, and leave alone what is there.
+
+    What is there is an operator's; raises TopicsDiffer where nobody could work with it.
+    """
+    missing = [c for c in plan(admin, registry, wanted) if c.kind in ("create", "register")]
+    missing += [Change("level", c.topic, "") for c in missing if c.kind == "create"]
+    done = _carry_out(admin, registry, missing)
+    require(admin, registry, wanted)
+    return done
+
+
+def _carry_out(admin: Admin, registry: HttpRegistry, changes: list[Change]) -> list[Change]:
     refused = [change.text for change in changes if change.kind == "refuse"]
     if refused:
         raise TopicsDiffer("; ".join(refused))

@@ -5,6 +5,7 @@ restart does the work again. There is no partial recovery.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,8 @@ VALUE_LIMIT_BYTES = 1_000_000
 """Below every topic's max.message.bytes, with room for key, headers and batch."""
 LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
+BURST = 128
+"""Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
 BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
 COMMON = {
@@ -79,6 +82,7 @@ class KafkaPublisher:
         lane = BULK if bulk else FAST
         self._producer = Producer(quiet({**COMMON, **lane, **settings}))
         self._failed: DeliveryFailed | None = None
+        self._gathered: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
 
     def send(
         self,
@@ -90,19 +94,37 @@ class KafkaPublisher:
         headers: Headers | None = None,
         cause: Cause | None = None,
     ) -> None:
+        """Gather; a burst goes out when it is full, and with the next `push`, `poll` or `flush`.
+
+        Handed over one by one they would leave one by one, and the broker would do nothing else.
+        """
         limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
         if value is not None and len(value) > limit:
             raise TooLarge(topic, len(value), limit)
         if cause is not None:
             cause.sent += 1
-        settings: dict[str, Any] = {} if partition is None else {"partition": partition}
+        named: dict[str, Any] = {"headers": headers, "on_delivery": self._report(cause)}
+        if partition is not None:
+            named["partition"] = partition
+        self._gathered.append(((topic, value, key), named))
+        if len(self._gathered) >= BURST:
+            self.push()
+
+    def push(self) -> None:
+        """Hand over what was gathered; from any thread."""
+        while self._gathered:
+            try:
+                given, named = self._gathered.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self._produce(given, named)
+
+    def _produce(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         while True:
             try:
-                self._producer.produce(
-                    topic, value, key, headers=headers, on_delivery=self._report(cause), **settings
-                )
+                self._producer.produce(*given, **named)
             except BufferError:
-                self.poll(0.1)
+                self._producer.poll(0.1)
             else:
                 return
 
@@ -117,19 +139,21 @@ class KafkaPublisher:
 
         return report
 
-    def poll(self, timeout_s: float = 0.0) -> None:
-        self._producer.poll(timeout_s)
+    def poll(self) -> None:
+        self.push()
+        self._producer.poll(0)
         if self._failed is not None:
             raise self._failed
 
     def flush(self, timeout_s: float) -> int:
+        self.push()
         left = int(self._producer.flush(timeout_s))
         if self._failed is not None:
             raise self._failed
         return left
 
     def waiting(self) -> int:
-        return len(self._producer)
+        return len(self._producer) + len(self._gathered)
 
 
 class Admin:

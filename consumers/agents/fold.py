@@ -60,6 +60,10 @@ if TYPE_CHECKING:
 Command = ModelCall | EnvironmentStep
 Effect = Command | Event | Trajectory
 Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
+# As tuples: `isinstance` with A | B makes the union anew each time.
+START = (RolloutStarted, RolloutRefused)
+END = (RolloutFinished, RolloutCancelled, DeadlinePassed)
+WISHES = (Reset, CallModel, Step)
 
 NO_POSITION = -1
 POSITIONS_PER_TURN = 8
@@ -258,18 +262,28 @@ class Rollout:
             raise ProgramFailed("raised", msg) from error
 
     def _open(self, wished: object, now_ms: int) -> list[Effect]:
-        single = not isinstance(wished, list | tuple)
+        single = not isinstance(wished, (list, tuple))
         wishes = [wished] if single else cast("list[object]", wished)
-        if not wishes or any(not isinstance(w, Reset | CallModel | Step) for w in wishes):
+        if not wishes or any(not isinstance(w, WISHES) for w in wishes):
             msg = (
                 f"program {self.request.agent!r} yielded {_shown(wished)} at position "
                 f"{self.next_position}; it may yield CallModel, Step, Reset, Finish, or a list"
             )
             raise ProgramFailed("rubbish", msg)
         first = self.next_position
-        effects = [self._wish(cast(Wish, wish), now_ms) for wish in wishes]
+        try:
+            effects = [self._wish(cast(Wish, wish), now_ms) for wish in wishes]
+        except ProgramFailed:
+            self._withdraw(first)
+            raise
         self.wished = first if single else list(range(first, self.next_position))
         return list(effects)
+
+    def _withdraw(self, first: int) -> None:
+        """Forget wishes of a list that another one of it spoilt: nobody was asked for them."""
+        for position in range(first, self.next_position):
+            self.model_calls -= isinstance(self.outstanding.pop(position).wish, CallModel)
+        self.next_position = first
 
     def _wish(self, wish: Wish, now_ms: int) -> Command:
         position = self.next_position
@@ -744,7 +758,7 @@ def _shown(value: object, show: Callable[[object], str] = repr) -> str:
 def _check_call(wish: CallModel) -> None:
     """What cannot go on the wire must end its rollout here; later it would end the worker."""
     messages, how = wish.messages, wish.sampling
-    if not isinstance(messages, list | tuple) or not messages:
+    if not isinstance(messages, (list, tuple)) or not messages:
         msg = f"CallModel needs a list of Message, found {_shown(messages)}"
         raise ProgramFailed("rubbish", msg)
     if not _is_text(wish.tools, wish.policy_id or ""):
@@ -807,7 +821,7 @@ class Journal:
     def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
         """Apply one event, in log order. `now_ms` is its append time."""
         body = event.body
-        if isinstance(body, RolloutStarted | RolloutRefused):
+        if isinstance(body, START):
             return self._start(event, body, offset, now_ms)
         rollout = self.open.get(event.rollout_id)
         if rollout is None:
@@ -816,7 +830,7 @@ class Journal:
         if isinstance(body, RolloutFinished) and event.attempt != rollout.attempt:
             self.ignored["older_attempt"] += 1
             return []
-        if isinstance(body, RolloutFinished | RolloutCancelled | DeadlinePassed):
+        if isinstance(body, END):
             del self.open[event.rollout_id]
             self._ended.append((offset, rollout))
             self.just_ended = rollout

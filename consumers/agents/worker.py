@@ -10,13 +10,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from inspect import getsource
 from typing import Any, cast
 
 import structlog
 
-from consumers.agents.fold import Command, Effect, Journal, Rollout, World
+from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
 from consumers.agents.programs import SHIPPED
 from consumers.agents.wishes import Program
 from consumers.guard import Guard
@@ -56,6 +57,7 @@ def program_of(name: str) -> Program:
     return cast(Program, names.load("program", name))
 
 
+@cache
 def program_digest(program: Program) -> str:
     """Names the source of a program; empty where there is no source to be had."""
     try:
@@ -271,7 +273,7 @@ class Agents:
         gaps = journal.ignored["start_after_gap"]
         effects = journal.take(event, record.offset, record.timestamp_ms)
         silent = record.offset < owned.progress.floor
-        if isinstance(event.body, RolloutStarted | RolloutRefused):
+        if isinstance(event.body, START):
             ours = event.written_by == self.name
             self._starting = max(0, self._starting - ours)
             if ours and journal.ignored["start_after_gap"] > gaps and not silent:

@@ -128,9 +128,7 @@ def test_a_bad_line_is_refused_by_its_number_and_nothing_is_published(
     good = '{"policy_id": "p", "agent": "single_turn", "task": {"prompt": "hello"}}'
     lines = f"{good}\n{line}\n"
 
-    done = rollcall(
-        "submit", "-", "--policy", "p", cwd=tmp_path, stdin=lines, **addresses(cluster)
-    )
+    done = rollcall("submit", "-", "--policy", "p", cwd=tmp_path, stdin=lines, **addresses(cluster))
 
     assert said in refused(done)
     ends = cluster.admin.ends({cluster.topics.requests: 4})

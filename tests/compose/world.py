@@ -89,6 +89,11 @@ class MemoryAdmin:
     def partitions(self) -> dict[str, int]:
         return {name: len(partitions) for name, partitions in self.log.topics.items()}
 
+    def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """As the manifest wants them."""
+        known = {topic.name: dict(topic.config) for topic in wanted(PREFIX, [POLICY])}
+        return {name: known[name] for name in topics}
+
     def ends(self, topics: Mapping[str, int]) -> dict[TopicPartition, int]:
         return {
             (topic, number): self.log.topics[topic][number].end

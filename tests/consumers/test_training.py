@@ -171,9 +171,7 @@ def test_a_trainer_that_dies_between_steps_goes_on_where_it_was(world: World) ->
 
 
 @pytest.mark.parametrize("lost", ["versions", "train_steps"])
-def test_what_was_saved_and_not_announced_is_announced_by_the_next(
-    world: World, lost: str
-) -> None:
+def test_what_was_saved_and_not_announced_is_announced_by_the_next(world: World, lost: str) -> None:
     # Given a trainer that dies after its checkpoint, before an announcement
     first = world.trainer()
     world.train(first, steps=1)

@@ -1,0 +1,49 @@
+"""Messages as plain values for people and JSON: numbers instead of packed bytes, ids as hex."""
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.codec import schema_of
+from schemas.packed import IDS, LOGPROBS, MASK
+
+PACKED: Mapping[str, Any] = {"int32le": IDS, "float32le": LOGPROBS, "uint8": MASK}
+"""The schemas' property "packed", and how such bytes are read."""
+
+
+def plain(value: Any, avro: Any = None) -> Any:
+    """A message, or a part of one whose Avro type is `avro`, as JSON knows values."""
+    if is_dataclass(value):
+        fields = schema_of(type(value))["fields"]
+        read = {
+            field["name"]: plain(getattr(value, field["name"]), field["type"]) for field in fields
+        }
+        return {type(value).__name__: read} if _names_its_branch(avro) else read
+    if isinstance(value, bytes):
+        packed = _packed(avro)
+        return np.frombuffer(value, dtype=PACKED[packed]).tolist() if packed else value.hex()
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def text_of(data: bytes | None) -> str | None:
+    """Bytes as the text they hold, else as hex."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.hex()
+
+
+def _names_its_branch(avro: Any) -> bool:
+    """Whether the type is a union of records, and not that of one record or null."""
+    return isinstance(avro, list) and avro[0] != "null"
+
+
+def _packed(avro: Any) -> str:
+    branches = avro if isinstance(avro, list) else [avro]
+    return next((b["packed"] for b in branches if isinstance(b, dict) and "packed" in b), "")

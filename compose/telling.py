@@ -1,0 +1,209 @@
+"""A rollout's story in a terminal, turn by turn."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from compose.story import Entry, Story
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    Reward,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+    ScoredTrajectory,
+)
+from schemas.packed import ids_of, logprobs_of
+
+PROMPT_CHARS = 120
+Told = tuple[str, str, str]
+"""The kind of an event in a word, what it says, and remarks in small print."""
+
+
+def told(story: Story, scored: Sequence[ScoredTrajectory]) -> RenderableType:
+    """The whole story: request, events in order, end, rewards."""
+    head = [Text(story.rollout_id, style="bold"), *map(Text, request_lines(story.request))]
+    rewards = reward_lines(scored) or (["not scored yet"] if story.end else [])
+    return Group(*head, _events(story), Text(end_line(story)), *map(Text, rewards), "")
+
+
+def request_lines(request: RolloutRequest | None) -> list[str]:
+    """The request in two lines."""
+    if request is None:
+        return ["its request cannot be read, or its start is past retention"]
+    task, limits = request.task, request.limits
+    words = [f"program {request.agent}", f"policy {request.policy_id}"]
+    words += [f"environment {task.environment} with seed {task.seed}"] if task.environment else []
+    words += [f"{request.purpose}"]
+    words += [f"run {request.run_id}"] if request.run_id else []
+    words += [f"group {request.group_id} of {request.group_size}"] if request.group_id else []
+    words += [f"user {request.user}"] if request.user else []
+    bounds = (
+        f"turns {limits.max_turns}, tokens a turn {request.sampling.max_tokens}, "
+        f"tries {limits.max_tries}, attempts {limits.max_attempts}, "
+        f"temperature {request.sampling.temperature:g}"
+    )
+    asked = task.prompt or task.system
+    return [", ".join(words), f"{bounds}, {_short(asked)!r}" if asked else bounds]
+
+
+def _events(story: Story) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for style in ("dim", "cyan", "bold"):
+        table.add_column(style=style, no_wrap=True)
+    table.add_column(overflow="fold")
+    for entry, title in zip(story.entries, titles(story), strict=True):
+        if title:
+            table.add_row("", "", Text(title, style="bold magenta"), "")
+        table.add_row(*_row(entry, story))
+    return table
+
+
+def titles(story: Story) -> Iterator[str]:
+    """What stands above each entry: a turn begins with the first event of a model call."""
+    calls = {_place(e.event) for e in story.counted() if e.event and _is(e, ModelAnswered)}
+    begun: set[tuple[int, int]] = set()
+    turn = 0
+    for entry in story.entries:
+        title = ""
+        if not entry.ignored and entry.event is not None:
+            place = _place(entry.event)
+            if isinstance(entry.event.body, AttemptStarted):
+                turn, title = 0, f"attempt {entry.event.attempt}"
+            elif place in calls - begun:
+                begun.add(place)
+                turn += 1
+                title = f"turn {turn}"
+        yield title
+
+
+def _row(entry: Entry, story: Story) -> tuple[Text, Text, Text, Text]:
+    since = Text(f"{(entry.at_ms - story.started_ms) / 1000:+.3f} s")
+    if entry.event is None:
+        return since, Text(""), Text("unreadable", style="red"), Text(_shown(entry.ignored))
+    kind, words, remarks = _telling(entry.event, story)
+    if entry.ignored:
+        remarks = f"{remarks}, {entry.ignored}" if remarks else entry.ignored
+    text = Text(_shown(words), style="dim" if entry.ignored else "")
+    text.append(f"{'  ' if words else ''}({_shown(remarks)})" if remarks else "", style="dim")
+    style = "dim" if entry.ignored else "red" if isinstance(entry.event.body, CallFailed) else ""
+    label = f"ignored: {kind}" if entry.ignored else kind
+    return since, Text(_placed(entry.event)), Text(label, style=style), text
+
+
+def _placed(event: Event) -> str:
+    """attempt/position/try, or the attempt alone."""
+    if event.position < 0:
+        return f"{event.attempt}"
+    return f"{event.attempt}/{event.position}/{event.tries}"
+
+
+def _telling(event: Event, story: Story) -> Told:
+    body = event.body
+    by = f"by {event.written_by}"
+    if isinstance(body, RolloutStarted):
+        return "started", "", f"request {story.partition}:{body.request_offset}, {by}"
+    if isinstance(body, RolloutRefused):
+        return "refused", f"{body.code}: {body.reason}", by
+    if isinstance(body, AttemptStarted):
+        return "began anew", body.reason, by
+    if isinstance(body, ModelAnswered):
+        return "model", body.text, answer_remarks(body)
+    if isinstance(body, EnvironmentStepped):
+        return "environment", body.text, _step_remarks(body)
+    if isinstance(body, CallFailed):
+        fate = "may be tried again" if body.retriable else "not to be tried again"
+        return "failed", f"{body.code}: {body.message}", f"{fate}, {by}"
+    return (*_ended(body), by)
+
+
+def _ended(body: RolloutCancelled | DeadlinePassed | RolloutFinished) -> tuple[str, str]:
+    if isinstance(body, RolloutCancelled):
+        return "cancelled", body.reason
+    if isinstance(body, DeadlinePassed):
+        return "timed out", f"not finished within {body.timeout_s:g} s"
+    return body.status, ": ".join(filter(None, (body.code, body.reason))) or body.result
+
+
+def answer_remarks(answer: ModelAnswered) -> str:
+    """Sampled tokens, their mean log-probability, their versions, and why sampling ended."""
+    versions = sorted(set(ids_of(answer.versions).tolist()))
+    count = len(answer.token_ids) // 4
+    words = [f"{count} token{'' if count == 1 else 's'}"]
+    if count:
+        words.append(f"mean log-prob {float(logprobs_of(answer.logprobs).mean()):.3f}")
+        span = f" {versions[0]}" if len(versions) == 1 else f"s {versions[0]} to {versions[-1]}"
+        words.append(f"version{span}")
+    return ", ".join([*words, answer.finish_reason])
+
+
+def _step_remarks(step: EnvironmentStepped) -> str:
+    ends = [name for name in ("terminated", "truncated") if getattr(step, name)]
+    session = [] if step.session == "main" else [f"session {step.session}"]
+    return ", ".join([f"reward {step.reward:+g}", *ends, *session])
+
+
+def end_line(story: Story) -> str:
+    """How it ended, or that it has not, and what was counted on the way."""
+    answers = [e.event.body for e in _last_attempt(story) if _is(e, ModelAnswered) and e.event]
+    tokens = sum(len(a.token_ids) // 4 for a in answers if isinstance(a, ModelAnswered))
+    ignored = sum(bool(entry.ignored) for entry in story.entries)
+    attempt = max((e.event.attempt for e in story.counted() if e.event), default=1)
+    counts = (
+        f"{len(answers)} turns, {tokens} tokens, {story.failures} failures in attempt {attempt}, "
+        f"{ignored} ignored events"
+    )
+    end = story.end
+    if end is None or end.event is None:
+        return f"still open: {counts}"
+    kind = _telling(end.event, story)[0]
+    return f"{kind} after {(end.at_ms - story.started_ms) / 1000:.3f} s: {counts}"
+
+
+def _last_attempt(story: Story) -> list[Entry]:
+    """What counted since the last attempt began."""
+    entries = list(story.counted())
+    starts = [n for n, entry in enumerate(entries) if _is(entry, AttemptStarted)]
+    return entries[starts[-1] :] if starts else entries
+
+
+def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
+    """One line for each scorer and one for the total, by scoring id."""
+    lines = []
+    for each in scored:
+        lines += [f"reward  {_reward(reward)}" for reward in each.rewards]
+        total = "none" if each.total is None else f"{each.total:+g}"
+        why = f": {_shown(each.reason)}" if each.reason else ""
+        lines.append(f"total   {total} by scoring {each.scoring_id!r}{why}")
+    return lines
+
+
+def _reward(reward: Reward) -> str:
+    value = f"none: {_shown(reward.reason)}" if reward.value is None else f"{reward.value:+g}"
+    return f"{value} by {reward.scorer}, weight {reward.weight:g}"
+
+
+def _place(event: Event) -> tuple[int, int]:
+    return event.attempt, event.position
+
+
+def _is(entry: Entry, kind: type) -> bool:
+    return entry.event is not None and isinstance(entry.event.body, kind)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= PROMPT_CHARS else f"{text[:PROMPT_CHARS]}…"
+
+
+def _shown(text: str) -> str:
+    """A text without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -1,0 +1,344 @@
+"""Journals written by hand and by dice, and what folding them gives."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from consumers.agents.fold import Effect, Journal, World
+from consumers.agents.programs import SHIPPED
+from consumers.agents.wishes import (
+    Agent,
+    CallModel,
+    Finish,
+    Program,
+    Reset,
+    Step,
+    Task,
+    WishFailed,
+    user,
+)
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import Refused
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    Limits,
+    ModelAnswered,
+    ModelCall,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+    Trajectory,
+)
+from schemas.messages import Task as WireTask
+from schemas.packed import pack_ids, pack_logprobs
+
+CODEC = Codec(LocalRegistry())
+NOWHERE = ("", 1, -1, 0, b"", b"")
+Command = ModelCall | EnvironmentStep
+TERMINAL = RolloutFinished | RolloutCancelled | DeadlinePassed
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record of a journal."""
+
+    offset: int
+    at_ms: int
+    event: Event
+
+
+def programs_of(programs: dict[str, Program]) -> Callable[[str], Program]:
+    def program_of(name: str) -> Program:
+        if name not in programs:
+            msg = f"unknown program {name!r}"
+            raise Refused(msg)
+        return programs[name]
+
+    return program_of
+
+
+def world_of(
+    programs: dict[str, Program], guard: AbstractContextManager[object] | None = None
+) -> World:
+    return World(programs_of({**SHIPPED, **programs}), Random, guard or nullcontext())
+
+
+def request(rollout_id: str = "r", agent: str = "react", **fields: object) -> RolloutRequest:
+    """A request for a task in an environment that is never really there."""
+    task = WireTask("maze", '{"size":3}', seed=5, prompt="Go!", system="Be brief.")
+    return RolloutRequest(rollout_id, task, agent, policy_id="p", **fields)
+
+
+def said(call: ModelCall, text: str, version: int = 7) -> ModelAnswered:
+    """One token per character, so that tokens can be told apart by eye."""
+    added = "".join(message.content for message in call.messages)
+    return ModelAnswered(
+        text,
+        pack_ids(map(ord, added)),
+        pack_ids(map(ord, text)),
+        pack_logprobs([-0.5] * len(text)),
+        pack_ids([version] * len(text)),
+        "stop",
+        call.policy_id,
+        call.sequence,
+        engine="by hand",
+    )
+
+
+def answer_to(command: Command, body: ModelAnswered | EnvironmentStepped | CallFailed) -> Event:
+    return Event(
+        command.rollout_id,
+        command.attempt,
+        command.position,
+        command.tries,
+        command.command_id,
+        command.body_digest,
+        "somebody",
+        body,
+    )
+
+
+class Hand:
+    """A journal written by hand: what is read goes in, what it gives rise to comes out."""
+
+    def __init__(
+        self,
+        *programs: Program,
+        guard: AbstractContextManager[object] | None = None,
+        last: int | None = None,
+    ) -> None:
+        named = {program.__name__: program for program in programs}
+        self.journal = Journal(3, world_of(named, guard), "owner", last)
+        self.entries: list[Entry] = []
+        self.now_ms = 1_000_000
+        self._requests = 0
+
+    def read(self, event: Event) -> list[Effect]:
+        """Read one event, ten milliseconds after the last."""
+        self.now_ms += 10
+        entry = Entry(len(self.entries), self.now_ms, event)
+        self.entries.append(entry)
+        return self.journal.take(event, entry.offset, entry.at_ms)
+
+    def start(self, asked: RolloutRequest | str = "react", **fields: object) -> list[Effect]:
+        if isinstance(asked, str):
+            asked = request(agent=asked, **fields)
+        body = RolloutStarted(asked, self._requests, self._requests)
+        self._requests += 1
+        return self.read(Event(asked.rollout_id, 1, -1, 0, b"", b"", "owner", body))
+
+    def say(self, command: Effect, text: str) -> list[Effect]:
+        assert isinstance(command, ModelCall)
+        return self.read(answer_to(command, said(command, text)))
+
+    def show(self, command: Effect, text: str = "a room", **fields: object) -> list[Effect]:
+        assert isinstance(command, EnvironmentStep)
+        return self.read(answer_to(command, EnvironmentStepped(text, **fields)))
+
+    def fail(
+        self, command: Effect, code: str = "raised", *, retriable: bool = True
+    ) -> list[Effect]:
+        assert isinstance(command, Command)
+        return self.read(answer_to(command, CallFailed(code, f"it was {code}", retriable)))
+
+    def end(self, decision: Effect) -> Trajectory:
+        """Read a decision back; the trajectory it gives rise to."""
+        assert isinstance(decision, Event)
+        trajectory = self.read(decision)[0]
+        assert isinstance(trajectory, Trajectory)
+        return trajectory
+
+
+# Programs for the dice
+
+
+def side_by_side(task: Task) -> Agent:
+    """Two environments and two conversations at once, for as long as they hold."""
+    yield [Reset("left"), Reset("right", seed=9)]
+    for turn in range(3):
+        answers = yield [CallModel([user(f"left {turn}")]), CallModel([user(f"right {turn}")])]
+        texts = [getattr(answer, "text", "nothing") for answer in answers]
+        seen = yield [Step(texts[0], "left"), Step(texts[1], "right")]
+        if any(isinstance(each, WishFailed) or each.done for each in seen):
+            break
+    yield Finish(",".join(texts))
+
+
+def stubborn(task: Task) -> Agent:
+    """Survives what fails, rewrites its history, and draws from its own generator."""
+    messages = [user(task.prompt)]
+    try:
+        yield Reset()
+    except WishFailed as failed:
+        messages.append(user(failed.code))
+    for turn in range(4):
+        try:
+            answer = yield CallModel(list(messages))
+        except WishFailed:
+            messages = [user(f"again {task.rng.randrange(1000)}")]
+            continue
+        messages = [*messages, answer.message, user(f"turn {turn}")]
+        if task.rng.random() < 0.3:
+            messages = messages[-1:]
+    yield Finish(str(task.rng.random()))
+
+
+def faller(task: Task) -> Agent:
+    """Raises somewhere on its way."""
+    yield Reset()
+    answer = yield CallModel([user("?")])
+    if task.rng.random() < 0.5:
+        msg = answer.text
+        raise ValueError(msg)
+    yield Step(answer.text)
+
+
+DICED = {"side_by_side": side_by_side, "stubborn": stubborn, "faller": faller}
+
+
+@dataclass
+class Dice:
+    """Several rollouts lived through at random: answers in any order, twice, late, by zombies.
+
+    What the owner reads goes through its own fold; commands it sends and decisions it writes wait
+    until the dice let them be answered or appended.
+    """
+
+    random: Random
+    rollouts: int = 3
+    noise: float = 0.35
+    entries: list[Entry] = field(default_factory=list)
+    counted: list[Entry] = field(default_factory=list)
+    effects: list[tuple[int, Effect]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.world = world_of(DICED)
+        self.journal = Journal(0, self.world, "owner")
+        self._offset = 0
+        self._now_ms = 1_000_000
+        self._pending: list[Effect] = []
+        self._answered: list[Event] = []
+        self._next_request = 0
+
+    def live(self) -> "Dice":
+        while self._next_request < self.rollouts or self.journal.open:
+            for event in self._next():
+                self._append(event)
+        return self
+
+    def _append(self, event: Event) -> None:
+        self._offset += self.random.choice((0, 0, 0, 1, 3))
+        self._now_ms += self.random.choice((0, 1, 50, 4000))
+        entry = Entry(self._offset, self._now_ms, event)
+        self._offset += 1
+        before = self.journal.ignored.total()
+        effects = self.journal.take(event, entry.offset, entry.at_ms)
+        self.entries.append(entry)
+        starts = isinstance(event.body, RolloutStarted | RolloutRefused)
+        if starts or self.journal.ignored.total() == before:
+            self.counted.append(entry)
+        self.effects += [(entry.offset, effect) for effect in effects]
+        self._pending += [
+            e
+            for e in effects
+            if not isinstance(e, Trajectory) and getattr(e, "kind", "") not in ("abort", "close")
+        ]
+
+    def _next(self) -> Iterable[Event]:
+        dice = self.random
+        if self.entries and dice.random() < self.noise:
+            return [self._noise()]
+        if self._next_request < self.rollouts and (dice.random() < 0.2 or not self._pending):
+            return self._start()
+        if not self._pending:
+            for rollout in self.journal.open.values():
+                self._pending += rollout.resend()
+            return []
+        chosen = self._pending.pop(dice.randrange(len(self._pending)))
+        event = chosen if isinstance(chosen, Event) else self._work(chosen)
+        self._answered.append(event)
+        return [event, event] if dice.random() < 0.2 else [event]
+
+    def _start(self) -> list[Event]:
+        dice, number = self.random, self._next_request
+        self._next_request += 1
+        rollout_id = f"r{number}"
+        if number and dice.random() < 0.15:
+            rollout_id = f"r{number - 1}"  # one id, asked for twice
+        if dice.random() < 0.1:
+            body = RolloutRefused("unreadable", "bytes", number, number)
+            return [Event(rollout_id, 1, -1, 0, b"", b"", "starter", body)]
+        limits = Limits(
+            max_turns=dice.choice((2, 4)),
+            max_tokens=dice.choice((0, 12)),
+            max_tries=dice.choice((1, 2, 3)),
+            max_attempts=dice.choice((1, 2, 3)),
+        )
+        asked = request(rollout_id, dice.choice(("react", *DICED)), limits=limits)
+        body = RolloutStarted(asked, dice.randint(0, number), number)
+        return [Event(rollout_id, 1, -1, 0, b"", b"", "starter", body)]
+
+    def _work(self, command: Command) -> Event:
+        """What some worker answers to a command; now and then it fails."""
+        dice = self.random
+        if dice.random() < 0.2:
+            codes = ("raised", "expired", "deadline", "history_needed", "session_lost")
+            code = dice.choice(codes[:3] if isinstance(command, ModelCall) else codes)
+            retriable = code != "session_lost" and dice.random() < 0.8
+            return answer_to(command, CallFailed(code, f"it was {code}", retriable))
+        return answer_to(command, self._done(command))
+
+    def _done(self, command: Command) -> ModelAnswered | EnvironmentStepped:
+        dice = self.random
+        if isinstance(command, ModelCall):
+            return said(command, dice.choice(("yes", "no", "perhaps")), dice.randrange(3))
+        done = command.kind == "step" and dice.random() < 0.3
+        return EnvironmentStepped(f"room {dice.randrange(9)}", dice.random(), done)
+
+    def _noise(self) -> Event:
+        """An event that a history must survive: late, twice, made up, or from a zombie."""
+        dice = self.random
+        known = dice.choice(self.entries).event
+        kind = dice.randrange(7)
+        if kind == 0 and self._answered:  # somebody did the work once more, with another outcome
+            again = dice.choice(self._answered)
+            if isinstance(again.body, ModelAnswered):
+                return replace(again, body=replace(again.body, text="zombie"), written_by="z")
+            return again
+        if kind == 1:  # a zombie opens an attempt
+            body = AttemptStarted("zombie")
+            return Event(known.rollout_id, dice.randint(1, 4), -1, 0, b"", b"", "z", body)
+        if kind == 2 and dice.random() < 0.3:  # an answer to what nobody asked
+            return replace(known, position=known.position + dice.randrange(3), body_digest=b"?")
+        if kind == 3 and dice.random() < 0.15:
+            body = dice.choice((RolloutCancelled("enough"), DeadlinePassed(3600.0)))
+            return Event(known.rollout_id, 1, -1, 0, b"", b"", "z", body)
+        if kind == 4:  # a zombie that ended an attempt which is no more
+            body = RolloutFinished("finished", "", "", "zombie")
+            return Event(known.rollout_id, max(1, known.attempt - 1), -1, 0, b"", b"", "z", body)
+        return known
+
+
+def fold(
+    entries: Sequence[Entry], world: World, *, last: int | None = None, start: int = 0
+) -> tuple[Journal, list[tuple[int, Effect]]]:
+    """Fold what lies at `start` or above; the effects by the offset of their cause."""
+    journal = Journal(0, world, "owner", last)
+    effects: list[tuple[int, Effect]] = []
+    for entry in entries:
+        if entry.offset >= start:
+            taken = journal.take(entry.event, entry.offset, entry.at_ms)
+            effects += [(entry.offset, effect) for effect in taken]
+    return journal, effects
+
+
+def trajectories(effects: Iterable[tuple[int, Effect]]) -> list[bytes]:
+    return [CODEC.encode("t", e) for _, e in effects if isinstance(e, Trajectory)]

@@ -1,0 +1,236 @@
+"""Workers on the in-memory log, with a clock that only the test moves."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from consumers.agents.worker import Agents
+from consumers.environments import Environments
+from consumers.log import Record
+from consumers.loop import Loop, Role, WorkRole
+from consumers.memory import MemoryLog
+from consumers.models import Models
+from consumers.rewards import Rewards
+from inference.engine import Engine
+from sandbox.environment import Environment
+from sandbox.scorers import ScorerSpec, score
+from sandbox.sessions import Sessions
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import Unavailable
+from schemas.messages import (
+    Control,
+    Event,
+    RolloutRequest,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.topics import Topics, wanted
+
+M = TypeVar("M")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Fickle(LocalRegistry):
+    """A registry that may be away."""
+
+    away = False
+
+    def writer_id(self, topic: str, schema: str) -> int:
+        self._answer()
+        return super().writer_id(topic, schema)
+
+    def schema_of(self, schema_id: int) -> str:
+        self._answer()
+        return super().schema_of(schema_id)
+
+    def _answer(self) -> None:
+        if self.away:
+            msg = "the registry does not answer"
+            raise Unavailable(msg)
+
+
+class Rig:
+    """One log, and workers on it; `log` may be given to make members that can be harmed."""
+
+    def __init__(
+        self,
+        *,
+        partitions: int = 1,
+        policies: Sequence[str] = ("p",),
+        make_log: Callable[..., MemoryLog] = MemoryLog,
+    ) -> None:
+        self.clock = Clock()
+        self.topics = Topics("t.")
+        self.registry = Fickle()
+        self.codec = Codec(self.registry)
+        self.log = make_log(wanted("t.", policies, partitions=partitions), wall=self.clock)
+        self.pen = MemoryLog.publisher(self.log)
+
+    # Workers
+
+    def loop(self, role: Any, publisher: Any, group: str, **options: Any) -> Loop:
+        loop = Loop(
+            self.log, role, self.codec, publisher, self.topics, group, clock=self.clock, **options
+        )
+        role.loop = loop
+        return loop
+
+    def agents(self, name: str = "a1", *, accept: bool = False, **options: Any) -> Loop:
+        publisher = self.log.publisher()
+        role = Agents(
+            name,
+            self.log,
+            self.codec,
+            self.topics,
+            publisher,
+            self.log.publisher(bulk=True),
+            wall=self.clock,
+            accept_skipped=accept,
+            **options,
+        )
+        return self.loop(role, publisher, "t.agents", accept_truncation=accept)
+
+    def models(self, engine: Engine, name: str = "m1", **options: Any) -> Loop:
+        publisher = self.log.publisher()
+        role = Models(
+            name,
+            self.log,
+            self.codec,
+            self.topics,
+            publisher,
+            engine,
+            wall=self.clock,
+            **options,
+        )
+        return self.loop(role, publisher, f"t.models.{engine.policy_id}")
+
+    def environments(
+        self,
+        name: str = "e1",
+        make: Callable[[str, str], Environment] | None = None,
+        *,
+        threads: int = 0,
+    ) -> Loop:
+        publisher = self.log.publisher()
+        role = Environments(
+            name,
+            self.codec,
+            self.topics,
+            publisher,
+            threads=threads,
+            make=(lambda: Sessions(make)) if make else Sessions,
+            wall=self.clock,
+        )
+        return self.loop(role, publisher, "t.environments")
+
+    def rewards(
+        self, name: str = "r1", scorers: Sequence[str] = ("environment_return",), **options: Any
+    ) -> Loop:
+        publisher = self.log.publisher(bulk=True)
+        specs = [ScorerSpec(scorer) for scorer in scorers]
+
+        def judge(
+            trajectory: Trajectory, topic: str, partition: int, offset: int
+        ) -> ScoredTrajectory:
+            return score(
+                trajectory,
+                specs,
+                scoring_id="s",
+                source_topic=topic,
+                source_partition=partition,
+                source_offset=offset,
+            )
+
+        role = Rewards(name, self.codec, self.topics, publisher, judge, **options)
+        return self.loop(role, publisher, "t.rewards.s")
+
+    # Words
+
+    def write(self, topic: str, key: str, message: Any, partition: int | None = None) -> None:
+        self.pen.send(topic, key, self.codec.encode(topic, message), partition=partition)
+
+    def ask(self, request: RolloutRequest, partition: int | None = 0) -> None:
+        self.write(self.topics.requests, request.rollout_id, request, partition)
+
+    def order(self, kind: str, **fields: str) -> None:
+        self.write(self.topics.control, fields.get("rollout_id", ""), Control(kind, **fields))
+
+    # What is there
+
+    def read(self, topic: str, expected: type[M]) -> list[M]:
+        return [self.codec.decode(record.value, expected) for record in self.log.all(topic)]
+
+    def events(self, body: type) -> list[Event]:
+        return [e for e in self.read(self.topics.events, Event) if isinstance(e.body, body)]
+
+    def trajectories(self) -> list[Trajectory]:
+        return self.read(self.topics.trajectories, Trajectory)
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> int | None:
+        return self.log.group(group).committed.get((topic, partition), (None, ""))[0]
+
+    def settle(self, *loops: Loop, turns: int = 200) -> None:
+        """Turn until nobody has anything to do."""
+        quiet = 0
+        for _ in range(turns):
+            moved = sum(loop.turn(0.0) + loop.role.in_flight() for loop in loops)
+            quiet = 0 if moved else quiet + 1
+            if quiet == 3:
+                return
+
+    def commit(self, *loops: Loop) -> None:
+        """Let the time of the next commit come."""
+        self.clock.pass_by(1.1)
+        for loop in loops:
+            loop.turn(0.0)
+
+
+class InHand(WorkRole):
+    """A role that keeps what it takes until the test closes it; it answers into dead ends."""
+
+    def __init__(self, topic: str, publisher: Any = None, answers: str = "") -> None:
+        self.name = "in-hand"
+        self.topics = [topic]
+        self.publisher = publisher
+        self.to = answers
+        self.hand: list[Record] = []
+        self.seen: list[tuple[int, int]] = []
+
+    def expects(self, topic: str) -> type:
+        del topic
+        return Control
+
+    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        for record, _ in batch:
+            self.hand.append(record)
+            self.seen.append((record.partition, record.offset))
+
+    def close(self, *offsets: int) -> None:
+        """Close these records, or all; each gets an answer first where there is a way out."""
+        for record in list(self.hand):
+            if not offsets or record.offset in offsets:
+                self.hand.remove(record)
+                if self.publisher is not None:
+                    self.publisher.send(self.to, record.key, record.value, cause=record)
+                record.closed = True
+
+    def in_flight(self) -> int:
+        return len(self.hand)
+
+
+def role_of(loop: Loop) -> Any:
+    role: Role = loop.role
+    return role
+
+
+def source_of(loop: Loop) -> Any:
+    return loop.source

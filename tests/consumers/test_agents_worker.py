@@ -1,0 +1,612 @@
+"""The agents worker on the in-memory log: requests in, journals folded, commands out."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from consumers.agents.worker import (
+    Capacity,
+    program_digest,
+    program_of,
+    read_watermark,
+    write_watermark,
+)
+from consumers.loop import Loop
+from inference.scripted import ScriptedEngine
+from schemas.errors import RequestsSkipped
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    Limits,
+    ModelCall,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+)
+from tests.consumers.journals import answer_to, request, said
+from tests.consumers.rig import Rig, role_of, source_of
+
+
+def asks(task: Task) -> Agent:
+    """One question, one answer."""
+    answer = yield CallModel([user(task.prompt)])
+    yield Finish(answer.text)
+
+
+def walks(task: Task) -> Agent:
+    yield Reset()
+    while True:
+        yield Step("on")
+
+
+ASKS = "tests.consumers.test_agents_worker:asks"
+WALKS = "tests.consumers.test_agents_worker:walks"
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def ask(rig: Rig, rollout_id: str = "r", agent: str = ASKS, **fields: Any) -> RolloutRequest:
+    asked = request(rollout_id, agent, **fields)
+    rig.ask(asked)
+    return asked
+
+
+def calls(rig: Rig) -> list[ModelCall]:
+    return rig.read(rig.topics.calls("p"), ModelCall)
+
+
+def steps(rig: Rig) -> list[EnvironmentStep]:
+    return rig.read(rig.topics.steps, EnvironmentStep)
+
+
+def answer(rig: Rig, command: Any, body: Any = None) -> None:
+    if body is None:
+        body = said(command, "yes") if isinstance(command, ModelCall) else EnvironmentStepped("x")
+    event = answer_to(command, body)
+    rig.write(rig.topics.events, command.rollout_id, event, command.answer_partition)
+
+
+def killed(loop: Loop) -> None:
+    source_of(loop).kill()
+
+
+# From request to trajectory
+
+
+def test_a_request_becomes_a_start_a_command_and_in_the_end_a_trajectory(rig: Rig) -> None:
+    loop = rig.agents()
+    asked = ask(rig, "r7")
+
+    rig.settle(loop)
+    answer(rig, calls(rig)[0])
+    rig.settle(loop)
+
+    start, _, finished = rig.read(rig.topics.events, Event)
+    assert (start.rollout_id, start.written_by) == ("r7", "a1")
+    assert start.body == RolloutStarted(asked, 0, 0, program_digest(asks))
+    assert finished.body == RolloutFinished("finished", "", "", "yes", 1)
+    trajectory = rig.trajectories()[0]
+    assert (trajectory.rollout_id, trajectory.status) == ("r7", "finished")
+    rig.commit(loop)
+    assert rig.committed("t.agents", rig.topics.requests) == 1
+    assert rig.committed("t.agents", rig.topics.events) == 3
+
+
+def test_a_rollout_keeps_the_number_of_its_requests_partition() -> None:
+    rig = Rig(partitions=3)
+    loop = rig.agents()
+    for partition in (2, 0, 1):
+        rig.ask(request(f"r{partition}", ASKS), partition)
+
+    rig.settle(loop)
+    for call in calls(rig):
+        answer(rig, call)
+    rig.settle(loop)
+
+    for topic in (rig.topics.events, rig.topics.trajectories):
+        for record in rig.log.all(topic):
+            assert record.key == f"r{record.partition}".encode()
+
+
+def test_every_record_names_its_kind_and_its_id_in_its_headers(rig: Rig) -> None:
+    ask(rig, run_id="run 5")
+    loop = rig.agents()
+    rig.settle(loop)
+    answer(rig, calls(rig)[0])
+    rig.settle(loop)
+
+    call = rig.log.all(rig.topics.calls("p"))[0]
+    assert dict(call.headers or [])["ce_type"] == b"ModelCall"
+    assert dict(call.headers or [])["ce_id"] == calls(rig)[0].command_id.hex().encode()
+    trajectory = dict(rig.log.all(rig.topics.trajectories)[0].headers or [])
+    assert trajectory["ce_type"] == b"rollcall.Trajectory"
+    assert trajectory["ce_source"] == b"a1/run 5"
+
+
+def test_starts_are_chained_by_offset_also_over_holes(rig: Rig) -> None:
+    ask(rig, "a")
+    rig.log.hole(rig.topics.requests, 0)
+    ask(rig, "b")
+    rig.settle(rig.agents())
+
+    spans = [(e.body.from_offset, e.body.request_offset) for e in rig.events(RolloutStarted)]
+    assert spans == [(0, 0), (1, 2)]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"agent": "raect"}, "unknown program 'raect'; did you mean 'react'?"),
+        ({"agent": "nowhere:program"}, "No module named 'nowhere'"),
+        ({"agent": "tests.consumers.raises_at_import:p"}, "no such weather"),
+        ({"policy_id": "q"}, "unknown policy 'q'"),
+    ],
+)
+def test_a_request_that_cannot_be_run_is_refused_with_a_trajectory(
+    rig: Rig, fields: dict[str, str], reason: str
+) -> None:
+    loop = rig.agents()
+    rig.ask(
+        RolloutRequest(**{"rollout_id": "r", "task": request().task, "policy_id": "p"} | fields)
+    )
+    ask(rig, "next")
+
+    rig.settle(loop)
+
+    refused = rig.events(RolloutRefused)[0].body
+    assert refused.code == "refused"
+    assert reason in refused.reason
+    trajectory = rig.trajectories()[0]
+    assert (trajectory.rollout_id, trajectory.status) == ("r", "refused")
+    assert [call.rollout_id for call in calls(rig)] == ["next"]
+    assert rig.log.all(rig.topics.dead_letters) == []
+
+
+def test_an_unreadable_request_is_buried_and_refused(rig: Rig) -> None:
+    rig.log.append(rig.topics.requests, b"r1", b"no magic", 0)
+    rig.log.append(rig.topics.requests, None, b"no magic", 0)
+    ask(rig, "next")
+    loop = rig.agents()
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert [e.rollout_id for e in rig.events(RolloutRefused)] == ["r1", "unreadable-0-1"]
+    assert [t.code for t in rig.trajectories()] == ["unreadable", "unreadable"]
+    assert [t.request for t in rig.trajectories()] == [None, None]
+    assert len(rig.log.all(rig.topics.dead_letters)) == 2
+    assert [call.rollout_id for call in calls(rig)] == ["next"]
+    assert rig.committed("t.agents", rig.topics.requests) == 3
+
+
+def test_an_unreadable_entry_of_the_journal_is_buried_and_passed_over(rig: Rig) -> None:
+    ask(rig)
+    loop = rig.agents()
+    rig.settle(loop)
+
+    rig.log.append(rig.topics.events, b"r", b"no magic", 0)
+    answer(rig, calls(rig)[0])
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert rig.trajectories()[0].status == "finished"
+    assert rig.committed("t.agents", rig.topics.events) == 4
+
+
+def test_a_call_for_a_policy_without_a_topic_fails_and_the_program_sees_it(rig: Rig) -> None:
+    def elsewhere(task: Task) -> Agent:
+        yield CallModel([user("x")], policy_id="absent")
+
+    loop = rig.agents(programs=lambda name: elsewhere)
+    ask(rig)
+
+    rig.settle(loop)
+
+    failed = rig.events(CallFailed)[0].body
+    assert (failed.code, failed.retriable) == ("unknown_policy", False)
+    assert rig.trajectories()[0].code == "raised"
+
+
+def test_a_command_that_is_too_large_fails_and_the_program_sees_it(rig: Rig) -> None:
+    def verbose(task: Task) -> Agent:
+        yield CallModel([user("x" * 1_100_000)])
+
+    loop = rig.agents(programs=lambda name: verbose)
+    ask(rig)
+
+    rig.settle(loop)
+
+    assert rig.events(CallFailed)[0].body.code == "too_large"
+    assert rig.trajectories()[0].code == "raised"
+
+
+def test_a_trajectory_that_is_too_large_goes_bare(rig: Rig) -> None:
+    def long(task: Task) -> Agent:
+        messages = []
+        for _ in range(3):
+            messages.append(user("x" * 350_000))
+            answer = yield CallModel(messages)
+            messages.append(answer.message)
+
+    loop = rig.agents(programs=lambda name: long)
+    ask(rig)
+    rig.settle(loop)
+    for n in range(3):
+        call = calls(rig)[n]
+        answer(rig, call, replace(said(call, "yes"), added_ids=b""))
+        rig.settle(loop)
+
+    trajectory = rig.trajectories()[0]
+    assert (trajectory.status, trajectory.code) == ("finished", "too_large")
+    assert (trajectory.sequences, trajectory.steps) == (None, None)
+    assert trajectory.model_calls == 3
+
+
+# Restarts and takeovers
+
+
+def test_a_restart_goes_on_where_the_journal_ends(rig: Rig) -> None:
+    ask(rig, agent=WALKS)
+    first = rig.agents("a1")
+    rig.settle(first)
+    answer(rig, steps(rig)[0])
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    assert len(steps(rig)) == 2
+    answer(rig, steps(rig)[1])
+    rig.settle(second)
+
+    assert [step.index for step in steps(rig)] == [0, 0, 1]
+    assert [e.written_by for e in rig.events(RolloutStarted)] == ["a1"]
+
+
+def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(rig: Rig) -> None:
+    ask(rig, "open")
+    ask(rig, "ended")
+    first = rig.agents("a1")
+    rig.settle(first)
+    answer(rig, calls(rig)[1])
+    rig.settle(first)
+    killed(first)
+
+    second = rig.agents("a2")
+    rig.settle(second)
+
+    assert [call.rollout_id for call in calls(rig)] == ["open", "ended", "open"]
+    assert calls(rig)[0] == calls(rig)[2]
+    ended = [t for t in rig.trajectories() if t.rollout_id == "ended"]
+    assert len(ended) == 2
+    assert ended[0] == ended[1]
+    started = [e.rollout_id for e in rig.events(RolloutStarted)]
+    assert started == ["open", "ended", "open", "ended"]
+    assert role_of(second).owned[0].journal.ignored["started_before"] == 2
+
+
+def test_a_commit_that_somebody_else_wrote_is_treated_as_none(rig: Rig) -> None:
+    ask(rig)
+    first = rig.agents("a1")
+    rig.settle(first)
+    killed(first)
+    for topic, offset in ((rig.topics.events, 1), (rig.topics.requests, 1)):
+        rig.log.group("t.agents").committed[topic, 0] = offset, "reset by hand"
+
+    rig.settle(rig.agents("a2"))
+
+    assert len(calls(rig)) == 2
+
+
+def test_a_journals_commit_waits_for_commands_and_trajectories(rig: Rig) -> None:
+    ask(rig)
+    loop = rig.agents()
+    rig.settle(loop)
+    rig.commit(loop)
+    answer(rig, calls(rig)[0])
+    role_of(loop).trajectories.hold_acks = True
+
+    rig.settle(loop)
+    rig.commit(loop)
+    assert len(rig.trajectories()) == 1
+    assert rig.committed("t.agents", rig.topics.events) == 2
+    role_of(loop).trajectories.hold_acks = False
+    rig.commit(loop)
+
+    assert rig.committed("t.agents", rig.topics.events) == 3
+
+
+def test_the_word_of_a_commit_names_the_oldest_open_rollout(rig: Rig) -> None:
+    for name in "abc":
+        ask(rig, name)
+    loop = rig.agents()
+    rig.settle(loop)
+    answer(rig, calls(rig)[0])
+    rig.settle(loop)
+    rig.commit(loop)
+
+    offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
+
+    assert (offset, read_watermark(word)) == (5, (1, 0))
+
+
+@pytest.mark.parametrize("word", ["", "1;", "1;2", "2;3;4", "1;x;4", "1;;", "by hand"])
+def test_words_of_others_are_no_watermarks(word: str) -> None:
+    assert read_watermark(word) == (None, None)
+
+
+def test_watermarks_are_read_as_they_were_written() -> None:
+    for low, last in itertools.product((0, 17, 10**12), (None, 0, 5)):
+        assert read_watermark(write_watermark(low, last)) == (low, last)
+
+
+def test_a_worker_refuses_to_pass_over_requests_that_nobody_started(rig: Rig) -> None:
+    for n in range(4):
+        ask(rig, f"r{n}")
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    for n in range(4, 8):
+        ask(rig, f"r{n}")
+    rig.log.group("t.agents").committed[rig.topics.requests, 0] = 6, ""
+
+    with pytest.raises(RequestsSkipped, match="read from offset 6, but the last one started is 3"):
+        rig.settle(stopped := rig.agents("a2"))
+    killed(stopped)
+    rig.log.group("t.agents").committed[rig.topics.requests, 0] = 6, ""
+    rig.settle(rig.agents("a3", accept=True))
+
+    assert {"r6", "r7"} <= {call.rollout_id for call in calls(rig)}
+    assert {"r4", "r5"}.isdisjoint(call.rollout_id for call in calls(rig))
+
+
+def test_partitions_that_move_take_their_rollouts_with_them() -> None:
+    rig = Rig(partitions=2)
+    for partition in (0, 1):
+        rig.ask(request(f"r{partition}", WALKS), partition)
+    first = rig.agents("a1")
+    rig.settle(first)
+
+    second = rig.agents("a2")
+    rig.settle(first, second)
+    for step in steps(rig):
+        answer(rig, step)
+    rig.settle(first, second)
+
+    assert role_of(first).live() == role_of(second).live() == 1
+    assert len(steps(rig)) == 4
+
+
+# Backpressure and quotas
+
+
+def test_a_full_worker_pauses_requests_and_never_the_journal(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_live=8))
+    for n in range(600):
+        ask(rig, f"r{n}")
+
+    rig.settle(loop)
+    events, requests = (loop.partitions[t, 0] for t in (rig.topics.events, rig.topics.requests))
+    assert requests.paused
+    assert not events.paused
+    assert len(calls(rig)) == 500  # one batch had been polled
+    for call in calls(rig):
+        answer(rig, call)
+    rig.settle(loop)
+
+    assert not events.paused
+    assert len(calls(rig)) == 600
+
+
+def test_a_paused_run_takes_no_requests_until_it_is_resumed(rig: Rig) -> None:
+    loop = rig.agents()
+    rig.order("pause")
+    rig.settle(loop)
+    ask(rig)
+    rig.commit(loop)
+    rig.commit(loop)
+    assert rig.log.all(rig.topics.events) == []
+
+    rig.order("resume")
+    rig.commit(loop)
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert len(calls(rig)) == 1
+
+
+def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_running_per_user=2))
+    for n in range(4):
+        ask(rig, f"r{n}", user="ann")
+    ask(rig, "other", user="bob")
+
+    rig.settle(loop)
+    assert len(rig.events(RolloutStarted)) == 5
+    assert [c.rollout_id for c in calls(rig)] == ["r0", "r1", "other"]
+    rig.clock.pass_by(30.0)
+    answer(rig, calls(rig)[1])
+    rig.settle(loop)
+
+    late = calls(rig)[3]
+    assert (late.rollout_id, len(calls(rig))) == ("r2", 4)
+    assert late.not_after_ms == int((rig.clock.now + 120.0) * 1000)
+
+
+def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig) -> None:
+    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    ask(rig, "r0", user="ann")
+    ask(rig, "r1", user="ann")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    second = rig.agents("a2", capacity=Capacity(max_running_per_user=2))
+    rig.settle(second)
+
+    assert "r1" in [c.rollout_id for c in calls(rig)]
+
+
+def test_a_cancelled_rollout_gives_its_place_to_the_next(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    for n in range(3):
+        ask(rig, f"r{n}", user="ann")
+    rig.settle(loop)
+
+    for name in ("r1", "r0"):
+        rig.order("cancel", rollout_id=name)
+        rig.commit(loop)
+        rig.settle(loop)
+
+    assert [c.rollout_id for c in calls(rig) if c.kind == "sample"] == ["r0", "r2"]
+
+
+# Words from control
+
+
+def test_a_word_cancels_one_rollout(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, "a")
+    ask(rig, "b")
+    rig.settle(loop)
+
+    rig.order("cancel", rollout_id="a", reason="enough")
+    rig.commit(loop)
+    rig.settle(loop)
+
+    cancelled = rig.events(RolloutCancelled)[0]
+    assert (cancelled.rollout_id, cancelled.body.reason) == ("a", "enough")
+    assert [(t.rollout_id, t.status) for t in rig.trajectories()] == [("a", "cancelled")]
+    assert [c.kind for c in calls(rig) if c.rollout_id == "a"] == ["sample", "abort"]
+
+
+def test_a_word_cancels_a_whole_group_also_what_comes_later(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, "a", group_id="g")
+    ask(rig, "b", group_id="other")
+    rig.settle(loop)
+
+    rig.order("cancel", group_id="g")
+    rig.commit(loop)
+    ask(rig, "late", group_id="g")
+    rig.settle(loop)
+
+    assert {t.rollout_id for t in rig.trajectories()} == {"a", "late"}
+
+
+def test_an_unreadable_word_is_buried_and_the_next_is_heard(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, "a")
+    rig.settle(loop)
+    rig.log.append(rig.topics.control, None, b"no magic", 0)
+
+    rig.order("cancel", rollout_id="a")
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert len(rig.log.all(rig.topics.dead_letters)) == 1
+    assert rig.trajectories()[0].status == "cancelled"
+
+
+# Deadlines
+
+
+def test_a_call_without_an_answer_is_failed_and_asked_again(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, limits=Limits(call_timeout_s=5.0, max_tries=2))
+    rig.settle(loop)
+
+    rig.clock.pass_by(4.0)
+    rig.settle(loop)
+    assert rig.events(CallFailed) == []
+    rig.clock.pass_by(1.5)
+    rig.settle(loop)
+    assert [c.tries for c in calls(rig)] == [0, 1]
+    rig.clock.pass_by(6.0)
+    rig.settle(loop)
+
+    assert [e.body.code for e in rig.events(CallFailed)] == ["deadline", "deadline"]
+    assert rig.trajectories()[0].code == "raised"
+
+
+def test_a_rollout_without_an_end_is_ended(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, agent=WALKS, limits=Limits(rollout_timeout_s=100.0, step_timeout_s=1000.0))
+    rig.settle(loop)
+
+    rig.clock.pass_by(101.0)
+    rig.settle(loop)
+
+    assert len(rig.events(DeadlinePassed)) == 1
+    assert rig.trajectories()[0].status == "timed_out"
+
+
+def test_deadlines_that_passed_during_a_takeover_count_from_the_journal(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, limits=Limits(call_timeout_s=5.0))
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    rig.clock.pass_by(10.0)
+    rig.settle(rig.agents("a2"))
+
+    assert [e.written_by for e in rig.events(CallFailed)] == ["a2"]
+    assert calls(rig)[-1].tries == 1
+
+
+# Programs that change
+
+
+def test_a_changed_program_begins_a_new_attempt_when_its_word_is_read(rig: Rig) -> None:
+    first = rig.agents("a1", programs=lambda name: asks)
+    ask(rig)
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    def changed(task: Task) -> Agent:
+        answer = yield CallModel([user("something else")])
+        yield Finish(answer.text)
+
+    second = rig.agents("a2", programs=lambda name: changed)
+    answer(rig, calls(rig)[0])
+    rig.settle(second)
+    assert rig.events(AttemptStarted)[0].attempt == 2
+    answer(rig, calls(rig)[-1])
+    rig.settle(second)
+
+    assert (rig.trajectories()[0].attempt, rig.trajectories()[0].status) == (2, "finished")
+
+
+def test_a_program_is_named_by_the_digest_of_its_source() -> None:
+    assert program_digest(asks) == program_digest(program_of(ASKS))
+    assert program_digest(asks) != program_digest(walks)
+    assert program_digest(len) == ""  # type: ignore[arg-type]
+
+
+def test_a_worker_and_an_engine_take_many_rollouts_to_their_ends(rig: Rig) -> None:
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    for n in range(50):
+        ask(rig, f"r{n}")
+
+    rig.settle(agents, models)
+
+    assert [t.status for t in rig.trajectories()] == ["finished"] * 50

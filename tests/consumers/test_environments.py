@@ -1,0 +1,335 @@
+"""The environments group on the in-memory log: steps in, observations out."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from consumers.loop import Loop
+from sandbox.environment import Environment, Observation
+from schemas.ids import command_id
+from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
+from tests.consumers.rig import Rig, role_of, source_of
+
+FAR_MS = 2_000_000_000_000
+PATIENCE_S = 20.0
+
+
+class Parrot:
+    """Repeats what it is told; "hang" hangs until the test ends."""
+
+    made = 0
+    replayable = True
+
+    def __init__(self, gate: threading.Event) -> None:
+        type(self).made += 1
+        self.gate = gate
+        self.said: list[str] = []
+
+    def open(self, seed: int) -> Observation:
+        if seed == 13:
+            self.gate.wait()
+        return Observation(f"seed {seed}")
+
+    def step(self, action: str) -> Observation:
+        if action == "hang":
+            self.gate.wait()
+        if action == "boom":
+            raise RuntimeError(action)
+        self.said.append(action)
+        return Observation(",".join(self.said), 1.0, action == "end")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Hung environments come back when the test is over, so that no thread outlives it."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def make(gate: threading.Event) -> Callable[[str, str], Environment]:
+    Parrot.made = 0
+    return lambda name, config: Parrot(gate)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def step_of(
+    rollout_id: str = "r",
+    position: int = 0,
+    kind: str = "reset",
+    action: str = "",
+    *,
+    index: int = 0,
+    tries: int = 0,
+    **fields: Any,
+) -> EnvironmentStep:
+    place = rollout_id, 1, position, tries
+    given = {"not_after_ms": FAR_MS, "timeout_s": 30.0} | fields
+    not_after_ms = given.pop("not_after_ms")
+    return EnvironmentStep(
+        *place, command_id(*place), b"digest", 0, not_after_ms, kind, "parrot",
+        index=index, action=action, **given,
+    )  # fmt: skip
+
+
+def send(rig: Rig, *steps: EnvironmentStep) -> None:
+    for step in steps:
+        rig.write(rig.topics.steps, step.rollout_id, step, 0)
+
+
+def answers(rig: Rig) -> dict[tuple[str, int, int], Any]:
+    return {(e.rollout_id, e.position, e.tries): e.body for e in rig.read(rig.topics.events, Event)}
+
+
+def until(loop: Loop, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        loop.turn(0.0)
+        loop.role.tick()
+
+
+def test_steps_are_answered_into_the_partition_that_they_name(
+    make: Callable[[str, str], Environment],
+) -> None:
+    rig = Rig(partitions=3)
+    loop = rig.environments(make=make)
+    reset = replace(step_of(seed=7), answer_partition=2)
+
+    rig.write(rig.topics.steps, "r", reset, 1)
+    rig.settle(loop)
+
+    record = rig.log.all(rig.topics.events)[0]
+    event = rig.codec.decode(record.value, Event)
+    assert (record.partition, record.key) == (2, b"r")
+    assert (event.command_id, event.body_digest) == (reset.command_id, b"digest")
+    assert (event.written_by, event.body.text) == ("e1", "seed 7")
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_rollouts_are_stepped_in_order_on_any_number_of_threads(
+    rig: Rig, make: Callable[[str, str], Environment], threads: int
+) -> None:
+    loop = rig.environments(make=make, threads=threads)
+    for name in "abcdef":
+        send(rig, step_of(name))
+        send(rig, *(step_of(name, n + 1, "step", f"{name}{n}", index=n) for n in range(3)))
+
+    until(loop, lambda: len(answers(rig)) == 24)
+    until(loop, lambda: not loop.role.in_flight())
+    rig.commit(loop)
+
+    for name in "abcdef":
+        assert answers(rig)[name, 3, 0].text == f"{name}0,{name}1,{name}2"
+    assert Parrot.made == 6
+    assert rig.committed("t.environments", rig.topics.steps) == 24
+
+
+def test_a_hung_environment_fails_its_own_step_and_the_others_go_on(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    loop = rig.environments(make=make, threads=1)
+    send(rig, step_of("hangs"), step_of("other"))
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    send(rig, step_of("hangs", 1, "step", "hang", timeout_s=0.05))
+    send(rig, step_of("other", 1, "step", "on", history=()))
+    until(loop, lambda: len(answers(rig)) == 4)
+    until(loop, lambda: not loop.role.in_flight())
+    rig.commit(loop)
+
+    hung = answers(rig)["hangs", 1, 0]
+    assert (hung.code, hung.retriable) == ("deadline", True)
+    assert "abandoned" in hung.message
+    assert answers(rig)["other", 1, 0].text == "on"
+    assert role_of(loop).counts["abandoned"] == 1
+    assert rig.committed("t.environments", rig.topics.steps) == 4
+
+
+def test_a_hung_environment_that_comes_back_is_not_heard(
+    rig: Rig, make: Callable[[str, str], Environment], gate: threading.Event
+) -> None:
+    loop = rig.environments(make=make, threads=1)
+    send(rig, step_of("hangs", seed=13, timeout_s=0.05))
+    until(loop, lambda: len(answers(rig)) == 1)
+
+    gate.set()
+    send(rig, step_of("next"))
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    assert len(rig.log.all(rig.topics.events)) == 2
+    assert isinstance(answers(rig)["hangs", 0, 0], CallFailed)
+
+
+def test_one_thread_that_hangs_does_not_hold_up_another(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    loop = rig.environments(make=make, threads=2)
+    send(rig, step_of("hangs", seed=13))
+    others = [f"r{n}" for n in range(20)]
+    send(rig, *map(step_of, others))
+
+    until(loop, lambda: len(answers(rig)) >= 5)
+
+    assert ("hangs", 0, 0) not in answers(rig)
+
+
+def test_a_repeat_is_answered_from_what_was_kept(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    loop = rig.environments(make=make)
+    on = step_of("r", 1, "step", "on")
+    send(rig, step_of(), on)
+    rig.settle(loop)
+
+    send(rig, on, step_of(), on)
+    rig.settle(loop)
+
+    bodies = [e.body for e in rig.read(rig.topics.events, Event)]
+    assert [body.text for body in bodies] == ["seed 0", "on", "on", "seed 0", "on"]
+    assert (Parrot.made, role_of(loop).counts["answered_again"]) == (1, 3)
+
+
+def test_a_failure_is_not_kept(rig: Rig, make: Callable[[str, str], Environment]) -> None:
+    loop = rig.environments(make=make)
+    boom = step_of("r", 1, "step", "boom", history=())
+
+    send(rig, step_of(), boom, boom)
+    rig.settle(loop)
+
+    codes = [getattr(e.body, "code", "") for e in rig.read(rig.topics.events, Event)]
+    assert codes == ["", "raised", "raised"]
+    assert role_of(loop).counts["answered_again"] == 0
+
+
+def test_a_step_taken_too_late_is_not_done(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    loop = rig.environments(make=make)
+    now_ms = int(rig.clock.now * 1000)
+    send(rig, step_of("late", not_after_ms=now_ms - 1500), step_of("last", not_after_ms=now_ms))
+
+    rig.settle(loop)
+
+    late = answers(rig)["late", 0, 0]
+    assert (late.code, late.retriable, Parrot.made) == ("expired", True, 1)
+    assert "1.5 s" in late.message
+    assert answers(rig)["last", 0, 0].text == "seed 0"
+
+
+def test_a_session_that_is_not_held_is_asked_for_and_rebuilt(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    first = rig.environments("e1", make)
+    send(rig, step_of(), step_of("r", 1, "step", "on"))
+    rig.settle(first)
+    rig.commit(first)
+    source_of(first).kill()
+
+    second = rig.environments("e2", make)
+    send(rig, step_of("r", 2, "step", "off", index=1))
+    rig.settle(second)
+    send(rig, step_of("r", 2, "step", "off", index=1, tries=1, history=("on",)))
+    rig.settle(second)
+
+    assert answers(rig)["r", 2, 0].code == "history_needed"
+    assert answers(rig)["r", 2, 1].text == "on,off"
+
+
+def test_sessions_leave_with_their_partition(make: Callable[[str, str], Environment]) -> None:
+    rig = Rig(partitions=2)
+    first = rig.environments("e1", make)
+    for partition in (0, 1):
+        rig.write(rig.topics.steps, f"r{partition}", step_of(f"r{partition}"), partition)
+    rig.settle(first)
+    sessions = role_of(first).shards[0].sessions
+    assert len(sessions) == 2
+
+    second = rig.environments("e2", make)
+    rig.settle(first, second)
+
+    assert len(sessions) == 1
+
+
+def test_a_close_is_a_courtesy_without_an_answer(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    loop = rig.environments(make=make)
+    reset = step_of()
+    send(rig, reset, replace(reset, kind="close"), step_of("r", 1, "step", "on"))
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert answers(rig)["r", 1, 0].code == "history_needed"
+    assert len(rig.log.all(rig.topics.events)) == 2
+    assert rig.committed("t.environments", rig.topics.steps) == 3
+
+
+def test_an_episode_that_is_over_gives_its_session_back(
+    rig: Rig, make: Callable[[str, str], Environment]
+) -> None:
+    loop = rig.environments(make=make)
+    send(rig, step_of(), end := step_of("r", 1, "step", "end"))
+    rig.settle(loop)
+
+    send(rig, end)
+    rig.settle(loop)
+
+    assert len(role_of(loop).shards[0].sessions) == 0
+    assert [e.body.terminated for e in rig.read(rig.topics.events, Event)] == [False, True, True]
+
+
+def test_an_environment_that_nobody_knows_fails_its_step(rig: Rig) -> None:
+    loop = rig.environments()
+
+    send(rig, replace(step_of(), environment="absent"))
+    rig.settle(loop)
+
+    failed = answers(rig)["r", 0, 0]
+    assert (failed.code, failed.retriable) == ("unknown_environment", False)
+
+
+def test_an_observation_that_is_too_large_fails_its_step(rig: Rig, gate: threading.Event) -> None:
+    class Loud(Parrot):
+        def open(self, seed: int) -> Observation:
+            return Observation("x" * 1_100_000)
+
+    loop = rig.environments(make=lambda name, config: Loud(gate))
+    send(rig, step_of())
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert answers(rig)["r", 0, 0].code == "too_large"
+    assert rig.committed("t.environments", rig.topics.steps) == 1
+
+
+def test_frozen_lake_is_walked_through_gymnasium(rig: Rig) -> None:
+    config = json.dumps({"id": "FrozenLake-v1", "kwargs": {"is_slippery": False},
+                         "actions": ["L", "D", "R", "U"]})  # fmt: skip
+    loop = rig.environments(threads=0)
+    lake = {"environment_config": config}
+    reset = replace(step_of(**lake), environment="gymnasium")
+    way = [
+        replace(step_of("r", n + 1, "step", action, index=n, **lake), environment="gymnasium")
+        for n, action in enumerate("DDRDRR")
+    ]
+
+    send(rig, reset, *way)
+    rig.settle(loop)
+
+    last = answers(rig)["r", 6, 0]
+    assert isinstance(last, EnvironmentStepped)
+    assert (last.reward, last.terminated) == (1.0, True)

@@ -1,0 +1,1350 @@
+"""The fold without any log: journals written by hand, then by dice."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.agents.fold import Journal
+from consumers.agents.wishes import (
+    Agent,
+    CallModel,
+    Finish,
+    ModelAnswer,
+    Observation,
+    Reset,
+    Step,
+    Task,
+    WishFailed,
+    user,
+)
+from consumers.agents.worker import program_of
+from schemas.errors import DeterminismError, ProgramFailed
+from schemas.ids import call_seed, command_id
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    Limits,
+    Message,
+    ModelCall,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutStarted,
+    Sampling,
+    StepTaken,
+    Trajectory,
+)
+from schemas.packed import ids_of, logprobs_of, mask_of
+from tests.consumers.journals import (
+    CODEC,
+    DICED,
+    Dice,
+    Hand,
+    answer_to,
+    fold,
+    request,
+    said,
+    trajectories,
+    world_of,
+)
+
+SYSTEM = Message("system", "Be brief.")
+
+
+def one(effects: list[Any]) -> Any:
+    assert len(effects) == 1, effects
+    return effects[0]
+
+
+def asks_once(task: Task) -> Agent:
+    answer = yield CallModel([user(task.prompt)])
+    yield Finish(answer.text)
+
+
+def asks_two_at_once(task: Task) -> Agent:
+    left, right = yield [CallModel([user("left")]), CallModel([user("right")])]
+    yield Finish(f"{getattr(left, 'text', left)}|{getattr(right, 'text', right)}")
+
+
+def forgives(task: Task) -> Agent:
+    try:
+        yield CallModel([user("first")])
+    except WishFailed as failed:
+        yield Finish(f"forgave {failed.code}")
+
+
+def changed_body(task: Task) -> Agent:
+    yield CallModel([user("something else")])
+
+
+def plays_on(task: Task) -> Agent:
+    yield Reset()
+    for n in range(100):
+        yield Step(f"move {n}")
+
+
+# The life of a rollout
+
+
+def test_a_rollout_of_react_lives_from_reset_to_finish() -> None:
+    hand = Hand()
+
+    reset = one(hand.start(request(limits=Limits(max_turns=5))))
+    first = one(hand.show(reset, "a hall"))
+    step = one(hand.say(first, "north"))
+    second = one(hand.show(step, "a cellar", reward=0.25))
+    last_step = one(hand.say(second, "down"))
+    decision = one(hand.show(last_step, "daylight", reward=1.0, terminated=True))
+    trajectory = hand.end(decision)
+
+    assert (reset.kind, reset.environment, reset.environment_config, reset.seed) == (
+        "reset", "maze", '{"size":3}', 5,
+    )  # fmt: skip
+    assert first.messages == (SYSTEM, user("a hall"))
+    assert (first.prefix_ids, first.prefix_length) == (b"", 0)
+    assert (step.kind, step.index, step.action, step.history) == ("step", 0, "north", None)
+    assert second.messages == (user("a cellar"),)
+    assert second.prefix_length == len("Be brief.a hallnorth")
+    assert last_step.index == 1
+    assert decision.body == RolloutFinished("finished", "", "", "daylight", 5)
+    assert (trajectory.status, trajectory.result) == ("finished", "daylight")
+    assert [s.action for s in trajectory.steps or ()] == [None, "north", "down"]
+    assert hand.journal.open == {}
+
+
+def test_every_command_stands_at_its_place_in_the_rollout() -> None:
+    hand = Hand()
+
+    reset = one(hand.start(request("r7")))
+    call = one(hand.show(reset))
+
+    for position, command in enumerate((reset, call)):
+        assert (command.rollout_id, command.attempt, command.tries) == ("r7", 1, 0)
+        assert command.position == position
+        assert command.command_id == command_id("r7", 1, position, 0)
+        assert command.answer_partition == 3
+    assert call.seed == call_seed("r7", 1, 1)
+    assert reset.body_digest != call.body_digest
+
+
+def test_two_rollouts_with_one_sampling_seed_draw_alike() -> None:
+    hand = Hand(asks_once)
+
+    first = one(hand.start("asks_once", rollout_id="a", sampling_seed="s"))
+    second = one(hand.start("asks_once", rollout_id="b", sampling_seed="s"))
+
+    assert first.seed == second.seed == call_seed("s", 1, 0)
+    assert first.command_id != second.command_id
+
+
+def test_a_trajectory_says_token_by_token_who_wrote_it_under_which_version() -> None:
+    hand = Hand()
+    call = one(hand.show(one(hand.start()), "hi"))
+    step = one(hand.read(answer_to(call, said(call, "go", version=4))))
+    second = one(hand.show(step, "ho"))
+    step = one(hand.read(answer_to(second, said(second, "on", version=5))))
+
+    trajectory = hand.end(one(hand.show(step, "end", terminated=True)))
+
+    sequence = one(list(trajectory.sequences or ()))
+    read, again = "Be brief.hi", "ho"
+    assert "".join(map(chr, ids_of(sequence.token_ids))) == f"{read}go{again}on"
+    mask = [0] * len(read) + [1, 1] + [0] * len(again) + [1, 1]
+    assert mask_of(sequence.loss_mask).tolist() == mask
+    assert logprobs_of(sequence.behaviour_logprobs).tolist() == [m * -0.5 for m in mask]
+    versions = [-1] * len(read) + [4, 4] + [-1] * len(again) + [5, 5]
+    assert ids_of(sequence.versions).tolist() == versions
+    assert mask_of(sequence.policy_index).tolist() == [0 if m else 255 for m in mask]
+    assert sequence.messages == (
+        SYSTEM, user("hi"), Message("assistant", "go"), user("ho"), Message("assistant", "on"),
+    )  # fmt: skip
+    assert (trajectory.policies, trajectory.model_calls) == (("p",), 2)
+    assert (trajectory.sampled_tokens, trajectory.failures) == (4, 0)
+
+
+def test_a_trajectory_names_its_place_in_the_journal_and_its_times() -> None:
+    hand = Hand(asks_once)
+    hand.start("asks_once", rollout_id="other")
+    call = one(hand.start("asks_once"))
+    began = hand.now_ms
+
+    trajectory = hand.end(one(hand.say(call, "yes")))
+
+    assert (trajectory.journal_partition, trajectory.attempt) == (3, 1)
+    assert (trajectory.first_offset, trajectory.last_offset) == (1, 3)
+    assert (trajectory.started_ms, trajectory.ended_ms) == (began, began + 20)
+    assert trajectory.request == request(agent="asks_once")
+
+
+def test_steps_are_recorded_as_they_were_shown() -> None:
+    hand = Hand(plays_on)
+    reset = one(hand.start("plays_on"))
+
+    step = one(hand.show(reset, "hall", info='{"x":1}'))
+    hand.show(step, "cellar", reward=0.5, truncated=True, info="{}")
+
+    trajectory = one(hand.read(one(list(hand.journal.open.values())).cancelled("enough"))[:1])
+    assert trajectory.steps == (
+        StepTaken(0, "main", None, "hall", 0.0, False, False, '{"x":1}'),
+        StepTaken(1, "main", "move 0", "cellar", 0.5, False, True, "{}"),
+    )
+
+
+def test_a_rewritten_history_begins_a_new_sequence_and_an_extended_one_does_not() -> None:
+    def rewrites(task: Task) -> Agent:
+        first = yield CallModel([user("a")])
+        second = yield CallModel([user("a"), first.message, user("b")])
+        yield CallModel([user("in short: b"), second.message, user("c")])
+
+    hand = Hand(rewrites)
+    first = one(hand.start("rewrites"))
+    second = one(hand.say(first, "x"))
+    third = one(hand.say(second, "y"))
+    trajectory = hand.end(one(hand.say(third, "z")))
+
+    assert [c.sequence for c in (first, second, third)] == [0, 0, 1]
+    assert second.prefix_ids == said(first, "x").added_ids + said(first, "x").token_ids
+    assert (third.prefix_ids, third.prefix_length) == (b"", 0)
+    told = [[m.content for m in s.messages] for s in trajectory.sequences or ()]
+    assert told == [["a", "x", "b", "y"], ["in short: b", "y", "c", "z"]]
+
+
+def test_the_longest_known_conversation_is_extended() -> None:
+    def asks_again(task: Task) -> Agent:
+        first = yield CallModel([user("a")])
+        known = [user("a"), first.message]
+        second = yield CallModel([*known, user("b")])
+        yield CallModel([user("a")])  # says the same again: a second conversation [a, x]
+        yield CallModel([*known, user("b"), second.message, user("c")])
+
+    hand = Hand(asks_again)
+    call = one(hand.start("asks_again"))
+    for text in "xyx":
+        call = one(hand.say(call, text))
+
+    assert (call.sequence, call.messages) == (0, (user("c"),))
+
+
+def test_a_conversation_whose_only_call_failed_does_not_draw_others_into_it() -> None:
+    def asks_aside(task: Task) -> Agent:
+        first = yield CallModel([user("a")])
+        try:
+            yield CallModel([user("aside")])
+        except WishFailed:
+            yield CallModel([user("a"), first.message, user("b")])
+
+    hand = Hand(asks_aside)
+    aside = one(hand.say(one(hand.start("asks_aside")), "x"))
+    call = one(hand.fail(aside, retriable=False))
+
+    assert (call.sequence, call.messages) == (0, (user("b"),))
+
+
+def test_calls_side_by_side_on_one_history_become_two_sequences() -> None:
+    def twins(task: Task) -> Agent:
+        first = yield CallModel([user("a")])
+        history = [user("a"), first.message]
+        yield [CallModel([*history, user("b")]), CallModel([*history, user("c")])]
+
+    hand = Hand(twins)
+    left, right = hand.say(one(hand.start("twins")), "x")
+
+    assert (left.sequence, left.messages) == (0, (user("b"),))
+    assert (right.sequence, right.prefix_length) == (1, 0)
+    assert [m.content for m in right.messages] == ["a", "x", "c"]
+
+
+def test_each_policy_has_its_own_sequences_and_its_own_index() -> None:
+    def debates(task: Task) -> Agent:
+        opening = yield CallModel([user("a")], policy_id="zeno")
+        yield CallModel([user("a"), opening.message, user("b")], policy_id="anna")
+
+    hand = Hand(debates)
+    second = one(hand.say(one(hand.start("debates")), "x"))
+    trajectory = hand.end(one(hand.say(second, "y")))
+
+    assert (second.policy_id, second.sequence) == ("anna", 1)
+    assert trajectory.policies == ("anna", "zeno")
+    masks = [mask_of(s.policy_index).tolist() for s in trajectory.sequences or ()]
+    assert masks == [[255, 1], [255, 255, 255, 0]]
+
+
+def test_a_program_draws_from_a_generator_seeded_by_rollout_and_attempt() -> None:
+    def draws(task: Task) -> Agent:
+        yield CallModel([user(str(task.rng.random()))])
+
+    def drawn(rollout_id: str, attempt: int = 1) -> str:
+        hand = Hand(draws)
+        effects = hand.start("draws", rollout_id=rollout_id)
+        if attempt == 2:
+            _, *effects = hand.read(
+                Event(rollout_id, 2, -1, 0, b"", b"", "w", AttemptStarted("again"))
+            )
+        return str(one(effects).messages[0].content)
+
+    assert drawn("a") == drawn("a")
+    assert len({drawn("a"), drawn("b"), drawn("a", attempt=2)}) == 3
+
+
+def test_a_program_is_given_the_task_of_its_request() -> None:
+    seen: list[Task] = []
+
+    def looks(task: Task) -> Agent:
+        seen.append(task)
+        yield Finish()
+
+    hand = Hand(looks)
+    hand.start("looks", agent_config='{"depth":2}', limits=Limits(max_turns=9))
+
+    task = one(seen)
+    assert (task.prompt, task.system, task.environment) == ("Go!", "Be brief.", "maze")
+    assert (task.max_turns, task.config) == (9, {"depth": 2})
+
+
+# Tries
+
+
+def test_a_failed_command_is_asked_again_with_the_next_try_and_the_same_seed() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+
+    again = one(hand.fail(call))
+
+    assert (again.tries, again.position) == (1, 0)
+    assert again.command_id == command_id("r", 1, 0, 1)
+    assert replace(again, tries=0, command_id=call.command_id, not_after_ms=0) == replace(
+        call, not_after_ms=0
+    )
+
+
+def test_deadlines_count_from_the_event_that_opened_the_wait() -> None:
+    hand = Hand(asks_once)
+
+    call = one(hand.start("asks_once", limits=Limits(call_timeout_s=1.5)))
+    opened = hand.now_ms
+    hand.now_ms += 700
+    again = one(hand.fail(call))
+
+    assert call.not_after_ms == opened + 1500
+    assert again.not_after_ms == opened + 710 + 1500
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_after_the_last_try_the_program_sees_the_failure(tries: int) -> None:
+    hand = Hand(forgives)
+    effects = hand.start("forgives", limits=Limits(max_tries=tries))
+
+    for _ in range(tries):
+        effects = hand.fail(one(effects), "expired")
+
+    assert one(effects).body == RolloutFinished("finished", "", "", "forgave expired", 1)
+    assert hand.end(one(effects)).failures == tries
+
+
+def test_a_failure_that_cannot_be_retried_is_seen_at_once() -> None:
+    hand = Hand(forgives)
+
+    effects = hand.fail(one(hand.start("forgives")), "too_long", retriable=False)
+
+    assert one(effects).body.result == "forgave too_long"
+
+
+def test_a_program_that_does_not_forgive_fails_with_the_reason() -> None:
+    hand = Hand(asks_once)
+
+    decision = one(hand.fail(one(hand.start("asks_once")), "too_long", retriable=False))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "raised")
+    assert "too_long" in decision.body.reason
+
+
+def test_in_a_list_a_failure_stands_in_the_place_of_its_answer() -> None:
+    hand = Hand(asks_two_at_once)
+    left, right = hand.start("asks_two_at_once")
+
+    assert hand.fail(left, "gone", retriable=False) == []
+    decision = one(hand.say(right, "yes"))
+
+    assert decision.body.result == "gone: it was gone|yes"
+
+
+def test_a_retried_call_asks_for_no_fewer_tokens_than_the_first_time() -> None:
+    hand = Hand(asks_two_at_once)
+    limits = Limits(max_tokens=100)
+    left, right = hand.start("asks_two_at_once", limits=limits, sampling=Sampling(max_tokens=90))
+    hand.say(left, "x" * 60)
+
+    again = one(hand.fail(right))
+
+    assert again.sampling == right.sampling
+
+
+def test_a_lost_session_is_rebuilt_from_history_without_using_up_a_try() -> None:
+    hand = Hand(plays_on)
+    reset = one(hand.start("plays_on", limits=Limits(max_tries=1)))
+    step = one(hand.show(one(hand.show(reset))))
+    assert (step.index, step.history) == (1, None)
+
+    again = one(hand.fail(step, "history_needed"))
+    effects = hand.show(again, "a room again")
+
+    assert (again.tries, again.index, again.history) == (1, 1, ("move 0",))
+    assert one(effects).index == 2
+    assert one(list(hand.journal.open.values())).failures == 0
+
+
+def test_history_asked_for_after_it_was_sent_is_a_failure() -> None:
+    hand = Hand(plays_on)
+    step = one(hand.show(one(hand.start("plays_on", limits=Limits(max_tries=2)))))
+
+    again = one(hand.fail(one(hand.fail(step, "history_needed")), "history_needed"))
+    decision = one(hand.fail(again, "history_needed"))
+
+    assert again.tries == 2
+    assert decision.body.code == "raised"
+
+
+def test_a_server_that_always_needs_the_prefix_is_not_asked_for_ever() -> None:
+    hand = Hand(forgives)
+    effects = hand.start("forgives", limits=Limits(max_tries=2))
+
+    for _ in range(3):
+        effects = hand.fail(one(effects), "prefix_needed")
+
+    assert one(effects).body.result == "forgave prefix_needed"
+
+
+# What does not count
+
+
+def test_answers_that_come_late_or_twice_are_ignored_and_counted() -> None:
+    hand = Hand()
+    reset = one(hand.start())
+    call = one(hand.show(reset, "a hall"))
+
+    assert hand.show(reset, "another hall") == []
+    assert hand.fail(reset) == []
+    step = one(hand.say(call, "north"))
+    assert hand.say(call, "south") == []
+
+    assert step.action == "north"
+    assert hand.journal.ignored == {"late_or_twice": 3}
+
+
+def test_an_answer_to_an_earlier_try_is_ignored() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+    again = one(hand.fail(call))
+
+    assert hand.say(call, "late") == []
+    assert hand.fail(call) == []
+
+    assert one(hand.say(again, "in time")).body.result == "in time"
+
+
+def test_answers_to_an_older_attempt_are_ignored() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+    _, again = hand.read(Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+
+    assert hand.say(call, "late") == []
+
+    assert one(hand.say(again, "in time")).body.result == "in time"
+
+
+def test_an_answer_to_an_attempt_that_has_not_begun_is_ignored() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+
+    assert hand.read(answer_to(replace(call, attempt=2), said(call, "early"))) == []
+
+    assert hand.journal.ignored == {"late_or_twice": 1}
+
+
+def test_nothing_counts_after_the_end() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+    decision = one(hand.say(call, "yes"))
+    hand.end(decision)
+
+    assert hand.say(call, "no") == []
+    assert hand.read(decision) == []
+    assert hand.read(Event("r", 2, -1, 0, b"", b"", "z", AttemptStarted("zombie"))) == []
+
+    assert hand.journal.ignored == {"not_open": 3}
+
+
+def test_of_two_terminal_events_the_first_is_the_end() -> None:
+    hand = Hand(asks_once)
+    decision = one(hand.say(one(hand.start("asks_once")), "yes"))
+
+    trajectory, *_ = hand.read(Event("r", 1, -1, 0, b"", b"", "w", RolloutCancelled("enough")))
+
+    assert trajectory.status == "cancelled"
+    assert hand.read(decision) == []
+
+
+def test_a_finish_of_an_older_attempt_does_not_end_the_newer_one() -> None:
+    hand = Hand(asks_once)
+    decision = one(hand.say(one(hand.start("asks_once")), "yes"))
+    hand.read(Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+
+    assert hand.read(decision) == []
+
+    assert hand.journal.ignored == {"older_attempt": 1}
+    assert list(hand.journal.open) == ["r"]
+
+
+@given(st.permutations(range(4)), st.integers(0, 3))
+def test_side_by_side_answers_may_come_in_any_order(order: list[int], late: int) -> None:
+    def four(task: Task) -> Agent:
+        answers = yield [CallModel([user(str(n))]) for n in range(4)]
+        yield Finish(",".join(answer.text for answer in answers))
+
+    hand = Hand(four)
+    calls = hand.start("four")
+
+    for n in order[:-1]:
+        assert hand.say(calls[n], f"to {n}") == []
+        assert hand.say(calls[order[0]], "twice") == []
+    decision = one(hand.say(calls[order[-1]], f"to {order[-1]}"))
+    hand.say(calls[late], "late")
+
+    assert decision.body.result == "to 0,to 1,to 2,to 3"
+
+
+# Attempts
+
+
+def test_a_lost_session_that_cannot_be_rebuilt_begins_a_new_attempt() -> None:
+    hand = Hand(plays_on)
+    step = one(hand.show(one(hand.start("plays_on"))))
+
+    decision = one(hand.fail(step, "session_lost", retriable=False))
+    assert one(list(hand.journal.open.values())).attempt == 1
+    close, reset = hand.read(decision)
+
+    assert (decision.body, decision.attempt) == (AttemptStarted("it was session_lost"), 2)
+    assert (close.kind, close.session, close.attempt) == ("close", "main", 1)
+    assert (reset.kind, reset.attempt, reset.position) == ("reset", 2, 0)
+    assert reset.command_id == command_id("r", 2, 0, 0)
+
+
+def test_an_attempt_begins_when_it_is_read_and_only_once() -> None:
+    hand = Hand(plays_on)
+    step = one(hand.show(one(hand.start("plays_on"))))
+    decision = one(hand.fail(step, "session_lost", retriable=False))
+
+    hand.read(decision)
+
+    assert hand.read(decision) == []
+    assert hand.read(replace(decision, attempt=4)) == []
+    assert one(list(hand.journal.open.values())).attempt == 2
+
+
+def test_what_comes_after_a_lost_session_at_the_same_place_does_not_count() -> None:
+    hand = Hand(plays_on)
+    step = one(hand.show(one(hand.start("plays_on"))))
+    hand.fail(step, "session_lost", retriable=False)
+
+    assert hand.show(step, "a zombie's room") == []
+
+    rollout = one(list(hand.journal.open.values()))
+    assert [taken.text for taken in rollout.steps] == ["a room"]
+
+
+def test_a_session_lost_in_the_last_attempt_is_the_programs_affair() -> None:
+    hand = Hand(plays_on)
+    step = one(hand.show(one(hand.start("plays_on", limits=Limits(max_attempts=1)))))
+
+    decision = one(hand.fail(step, "session_lost", retriable=False))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "raised")
+
+
+def test_a_new_attempt_forgets_what_the_old_one_learned() -> None:
+    hand = Hand()
+    call = one(hand.show(one(hand.start()), "hall"))
+    hand.say(call, "north")
+
+    *_, reset = hand.read(Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+    call = one(hand.show(reset, "attic"))
+    decision = one(hand.show(one(hand.say(call, "up")), "roof", terminated=True))
+    trajectory = hand.end(decision)
+
+    assert call.seed == call_seed("r", 2, 1) != call_seed("r", 1, 1)
+    assert (trajectory.attempt, trajectory.model_calls, trajectory.sampled_tokens) == (2, 1, 2)
+    assert [s.text for s in trajectory.steps or ()] == ["attic", "roof"]
+    assert [m.content for m in (trajectory.sequences or ())[0].messages][1:] == ["attic", "up"]
+
+
+# A program that has changed
+
+
+def recorded(program: Any, **fields: object) -> tuple[Hand, ModelCall]:
+    """A journal in which the first call of a program is answered, and that call."""
+    hand = Hand(program)
+    call = one(hand.start(program.__name__, **fields))
+    hand.say(call, "yes")
+    return hand, call
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [(2, AttemptStarted), (1, RolloutFinished)],
+)
+def test_an_answer_to_another_body_breaks_the_attempt(attempts: int, expected: type) -> None:
+    _, call = recorded(asks_once)
+    changed = Hand(changed_body)
+    changed.start("changed_body", limits=Limits(max_attempts=attempts))
+
+    decision = one(changed.say(call, "yes"))
+
+    assert isinstance(decision.body, expected)
+    assert "has the program changed?" in decision.body.reason
+    if expected is RolloutFinished:
+        assert (decision.body.status, decision.body.code) == ("failed", "determinism")
+
+
+def test_an_answer_to_a_wish_never_made_breaks_the_attempt() -> None:
+    def asks_less(task: Task) -> Agent:
+        yield [CallModel([user("left")])]
+
+    _, right = Hand(asks_two_at_once).start("asks_two_at_once")
+    hand = Hand(asks_less)
+    hand.start("asks_less")
+
+    decision = one(hand.say(right, "yes"))
+
+    assert decision.body.reason.startswith("rollout r attempt 1 position 1: ")
+    assert "has made 1 wishes" in decision.body.reason
+
+
+def test_a_finish_where_the_journal_goes_on_breaks_the_attempt() -> None:
+    def gives_up(task: Task) -> Agent:
+        yield Finish()
+
+    hand = Hand(gives_up)
+    hand.start("gives_up")
+
+    decision = one(hand.say(recorded(asks_once)[1], "yes"))
+
+    assert isinstance(decision.body, AttemptStarted)
+
+
+def test_an_answer_of_another_kind_breaks_the_attempt() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+
+    decision = one(hand.read(answer_to(call, EnvironmentStepped("a room"))))
+
+    assert "answers EnvironmentStepped" in decision.body.reason
+    assert "wishes CallModel" in decision.body.reason
+
+
+def test_an_answer_to_a_try_not_yet_made_breaks_the_attempt() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once"))
+
+    decision = one(hand.say(replace(call, tries=1), "yes"))
+
+    assert isinstance(decision.body, AttemptStarted)
+
+
+def test_a_broken_attempt_waits_for_the_next_one_and_hears_nothing() -> None:
+    hand = Hand(asks_two_at_once)
+    left, right = hand.start("asks_two_at_once")
+    decision = one(hand.say(replace(left, body_digest=b"?"), "yes"))
+
+    assert hand.say(left, "yes") == []
+    assert hand.say(right, "yes") == []
+    _, _, again, _ = hand.read(decision)
+
+    assert again.attempt == 2
+    assert hand.say(again, "yes") == []
+    assert hand.journal.ignored == {"late_or_twice": 2}
+
+
+def test_a_program_with_more_wishes_than_its_journal_goes_on_where_that_ends() -> None:
+    def asks_more(task: Task) -> Agent:
+        answer = yield CallModel([user(task.prompt)])
+        yield CallModel([user(task.prompt), answer.message, user("and then?")])
+
+    hand = Hand(asks_more)
+    hand.start("asks_more")
+
+    more = one(hand.say(recorded(asks_once)[1], "yes"))
+
+    assert (more.position, more.messages) == (1, (user("and then?"),))
+
+
+# Programs that go wrong
+
+
+def raises_at_once(task: Task) -> Agent:
+    msg = "no legs"
+    raise ValueError(msg)
+    yield
+
+
+def leaves(task: Task) -> Agent:
+    yield from ()
+    raise SystemExit(3)
+
+
+def closes_itself(task: Task) -> Agent:
+    yield from ()
+    raise GeneratorExit
+
+
+def pretends(task: Task) -> Agent:
+    yield from ()
+    msg = "not ours to raise"
+    raise DeterminismError(msg)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        msg = "cannot speak"
+        raise RuntimeError(msg)
+
+
+def raises_mute(task: Task) -> Agent:
+    yield from ()
+    raise Mute
+
+
+def raises_unwritable(task: Task) -> Agent:
+    yield from ()
+    msg = "half a pair: \ud800"
+    raise ValueError(msg)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [raises_at_once, leaves, closes_itself, pretends, raises_mute, raises_unwritable],
+)
+def test_a_program_that_raises_ends_its_rollout_only(program: Any) -> None:
+    hand = Hand(program, asks_once)
+    call = one(hand.start("asks_once", rollout_id="other"))
+
+    decision = one(hand.start(program.__name__))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "raised")
+    assert f"program {program.__name__!r} raised" in decision.body.reason
+    assert CODEC.decode(CODEC.encode("t", decision), Event).body.code == "raised"
+    assert hand.end(decision).status == "failed"
+    assert hand.say(call, "yes")
+
+
+class Shy:
+    def __repr__(self) -> str:
+        msg = "do not look"
+        raise RuntimeError(msg)
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        None, "text", 5, Shy(), [], [Finish()], [CallModel([user("x")]), "and"],
+        CallModel([]), CallModel(["not a message"]), CallModel("text"), CallModel(None),
+        CallModel([Message("user", None)]), CallModel([Message("user", 5)]),
+        CallModel([user("\ud800")]), CallModel([user("x")], policy_id=5),
+        CallModel([user("x")], tools=[]), CallModel([user("x")], sampling={"top_k": 3}),
+        CallModel([user("x")], sampling=Sampling(max_tokens=2**40)),
+        Reset(seed="one"), Reset(seed=2**70), Reset(environment=5), Reset(session=None),
+        Reset(environment_config={"size": 3}), Step("before its reset"),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_program_that_yields_rubbish_ends_its_rollout(rubbish: object) -> None:
+    def yields_rubbish(task: Task) -> Agent:
+        yield rubbish  # type: ignore[misc]
+
+    hand = Hand(yields_rubbish)
+
+    decision = one(hand.start("yields_rubbish"))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "rubbish")
+    CODEC.encode("t", decision)
+    assert hand.end(decision).code == "rubbish"
+
+
+def test_one_spoilt_wish_withdraws_the_others_of_its_list() -> None:
+    def half(task: Task) -> Agent:
+        yield [CallModel([user("x")]), Reset(), Step("nowhere", "elsewhere")]
+
+    hand = Hand(half)
+    decision = one(hand.start("half"))
+    rollout = rollout_of(hand)
+
+    assert decision.body.code == "rubbish"
+    assert rollout.resend() == [decision]
+    assert rollout.overdue(hand.now_ms + 200_000) == []
+    trajectory = one(hand.read(decision))
+    assert (trajectory.model_calls, decision.body.positions) == (0, 0)
+
+
+@pytest.mark.parametrize("action", ["\ud800", None, 5])
+def test_an_action_that_cannot_be_written_ends_its_rollout(action: Any) -> None:
+    def acts(task: Task) -> Agent:
+        yield Reset()
+        yield Step(action)
+
+    hand = Hand(acts)
+
+    decision = one(hand.show(one(hand.start("acts"))))
+
+    assert decision.body.code == "rubbish"
+
+
+def no_generator(task: Task) -> Any:
+    return [CallModel([user("x")])]
+
+
+async def a_coroutine(task: Task) -> Any:
+    return CallModel([user("x")])
+
+
+def takes_nothing() -> Agent:  # type: ignore[return]
+    yield Finish()
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [(no_generator, "rubbish"), (a_coroutine, "raised"), (takes_nothing, "raised")],
+)
+def test_what_is_no_generator_ends_its_rollout(program: Any, code: str) -> None:
+    hand = Hand(program)
+
+    decision = one(hand.start(program.__name__))
+    hand.end(decision)
+
+    assert (decision.body.status, decision.body.code) == ("failed", code)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nobody", "tests.consumers.raises_at_import:program", "json:nothing", "json:__name__"],
+)
+def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
+    journal = Journal(0, replace(world_of({}), program_of=program_of), "w")
+    body = RolloutStarted(request(agent=name), 0, 0)
+
+    decision = one(journal.take(Event("r", 1, -1, 0, b"", b"", "w", body), 0, 1))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "unknown_program")
+    assert name.partition(":")[0] in decision.body.reason
+
+
+def test_a_program_of_ones_own_is_named_by_module_and_function() -> None:
+    assert program_of("tests.consumers.journals:stubborn") is DICED["stubborn"]
+
+
+def test_a_program_ends_where_its_generator_does() -> None:
+    def falls_off(task: Task) -> Agent:
+        yield CallModel([user("x")])
+
+    hand = Hand(falls_off)
+
+    decision = one(hand.say(one(hand.start("falls_off")), "yes"))
+
+    assert decision.body == RolloutFinished("finished", positions=1)
+
+
+def test_a_result_that_the_journal_cannot_hold_fails_its_rollout() -> None:
+    def verbose(task: Task) -> Agent:
+        yield Finish("x" * 300_000)
+
+    decision = one(Hand(verbose).start("verbose"))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "result_too_large")
+
+
+def test_a_result_that_is_no_text_is_written_as_python_shows_it() -> None:
+    def counts(task: Task) -> Agent:
+        yield Finish({"n": 3})  # type: ignore[arg-type]
+
+    assert one(Hand(counts).start("counts")).body.result == "{'n': 3}"
+
+
+def test_a_guard_may_end_a_program_that_does_not_come_back() -> None:
+    @contextmanager
+    def impatient() -> Iterator[None]:
+        yield
+        msg = "did not come back within 5 s"
+        raise ProgramFailed("stuck", msg)
+
+    hand = Hand(asks_once, guard=impatient())
+
+    decision = one(hand.start("asks_once"))
+
+    assert (decision.body.status, decision.body.code) == ("failed", "stuck")
+
+
+def test_a_program_stuck_once_has_the_same_trajectory_when_it_is_not_stuck_again() -> None:
+    class Stuck:
+        turns = 0
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            self.turns += 1
+            if self.turns == 3:
+                msg = "did not come back within 5 s"
+                raise ProgramFailed("stuck", msg)
+
+    hand = Hand(guard=Stuck())
+    call = one(hand.show(one(hand.start())))
+    decision = one(hand.say(call, "north"))
+    trajectory = hand.end(decision)
+    assert trajectory.code == "stuck"
+
+    # The same program, and one that would have asked the policy next.
+    for guard in (None, Stuck()):
+        again = Hand(guard=guard)
+        *_, effects = [again.read(entry.event) for entry in hand.entries]
+        assert CODEC.encode("t", effects[0]) == CODEC.encode("t", trajectory)
+
+
+def test_a_program_that_will_not_close_is_let_go() -> None:
+    def clings(task: Task) -> Agent:
+        while True:
+            try:
+                yield CallModel([user("x")])
+            except GeneratorExit:
+                yield CallModel([user("never")])
+
+    hand = Hand(clings)
+    hand.start("clings")
+
+    trajectory = one(hand.read(one(list(hand.journal.open.values())).cancelled("enough"))[:1])
+
+    assert (trajectory.status, trajectory.failures) == ("cancelled", 0)
+
+
+# Limits
+
+
+def test_a_program_may_ask_the_policy_as_often_as_its_limits_say() -> None:
+    def chats(task: Task) -> Agent:
+        messages = [user("x")]
+        while True:
+            answer = yield CallModel(messages)
+            messages = [*messages, answer.message, user("more")]
+
+    hand = Hand(chats)
+    effects = hand.start("chats", limits=Limits(max_turns=3))
+    for _ in range(3):
+        effects = hand.say(one(effects), "yes")
+
+    trajectory = hand.end(one(effects))
+    assert (trajectory.status, trajectory.code) == ("failed", "turn_limit")
+    assert trajectory.model_calls == 3
+
+
+def test_a_program_that_never_asks_the_policy_is_ended_too() -> None:
+    hand = Hand(plays_on)
+    effects = hand.start("plays_on", limits=Limits(max_turns=1))
+    steps = 0
+    while isinstance(effects[0], EnvironmentStep):
+        effects = hand.show(effects[0])
+        steps += 1
+
+    assert one(effects).body.code == "position_limit"
+    assert steps == 16
+
+
+def test_sampled_tokens_are_a_budget_of_the_attempt() -> None:
+    def chats(task: Task) -> Agent:
+        for n in range(9):
+            yield CallModel([user(str(n))])
+
+    hand = Hand(chats)
+    first = one(hand.start("chats", limits=Limits(max_tokens=10), sampling=Sampling(max_tokens=8)))
+    second = one(hand.say(first, "x" * 8))
+    decision = one(hand.say(second, "xx"))
+
+    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (8, 2)
+    assert (decision.body.status, decision.body.code) == ("failed", "token_limit")
+
+
+def test_limits_are_those_of_the_start_and_of_nothing_else() -> None:
+    hand = Hand(asks_once)
+    limits = Limits(max_tries=2, max_turns=1, call_timeout_s=7.0)
+    call = one(hand.start("asks_once", limits=limits))
+
+    again = one(hand.fail(call))
+
+    assert call.not_after_ms == hand.now_ms - 10 + 7000
+    assert one(hand.fail(again)).body.status == "failed"
+
+
+# Deadlines and cancelling
+
+
+def rollout_of(hand: Hand) -> Any:
+    return one(list(hand.journal.open.values()))
+
+
+def test_a_command_past_its_deadline_is_told_once_and_tried_again() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once", limits=Limits(call_timeout_s=2.0)))
+    rollout, opened = rollout_of(hand), hand.now_ms
+
+    assert rollout.overdue(opened + 1999) == []
+    late = one(rollout.overdue(opened + 2000))
+    assert rollout.overdue(opened + 9000) == []
+    again = one(hand.read(late))
+
+    assert late.body == CallFailed("deadline", "no answer within 2 s", True)
+    assert (late.command_id, late.body_digest) == (call.command_id, call.body_digest)
+    assert (again.tries, again.not_after_ms) == (1, hand.now_ms + 2000)
+    assert rollout.overdue(hand.now_ms + 1999) == []
+    assert one(rollout.overdue(hand.now_ms + 2000)).tries == 1
+
+
+def test_an_answer_before_the_word_of_the_deadline_wins() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.start("asks_once", limits=Limits(call_timeout_s=2.0)))
+    late = one(rollout_of(hand).overdue(hand.now_ms + 2000))
+
+    hand.say(call, "just in time")
+
+    assert hand.read(late) == []
+
+
+def test_steps_and_calls_have_deadlines_of_their_own() -> None:
+    hand = Hand()
+    limits = Limits(call_timeout_s=9.0, step_timeout_s=1.0)
+    reset = one(hand.start(limits=limits))
+    rollout = rollout_of(hand)
+
+    assert one(rollout.overdue(hand.now_ms + 1000)).position == reset.position
+    hand.show(reset)
+    assert rollout.overdue(hand.now_ms + 8999) == []
+    assert one(rollout.overdue(hand.now_ms + 9000)).position == 1
+
+
+def test_the_deadline_of_a_rollout_is_told_once_and_ends_it() -> None:
+    hand = Hand()
+    reset = one(hand.start(limits=Limits(rollout_timeout_s=60.0, step_timeout_s=999.0)))
+    rollout, began = rollout_of(hand), hand.now_ms
+    hand.show(reset)
+
+    assert rollout.overdue(began + 59_999) == []
+    passed = one(rollout.overdue(began + 60_000))
+    assert rollout.overdue(began + 99_000) == []
+    trajectory, *courtesy = hand.read(passed)
+
+    assert passed.body == DeadlinePassed(60.0)
+    assert (trajectory.status, trajectory.code) == ("timed_out", "deadline")
+    assert [c.kind for c in courtesy] == ["close", "abort"]
+
+
+def test_a_cancelled_rollout_closes_what_it_has_open() -> None:
+    hand = Hand()
+    call = one(hand.show(one(hand.start())))
+
+    trajectory, close, abort = hand.read(rollout_of(hand).cancelled("enough", "me"))
+
+    assert (trajectory.status, trajectory.reason) == ("cancelled", "enough")
+    assert (trajectory.model_calls, trajectory.sequences) == (0, ())
+    assert (close.kind, close.session) == ("close", "main")
+    assert (abort.kind, abort.command_id, abort.messages) == ("abort", call.command_id, ())
+    assert abort.prefix_ids is None
+
+
+def test_an_environment_that_is_done_is_not_closed_again() -> None:
+    hand = Hand()
+    step = one(hand.say(one(hand.show(one(hand.start()))), "x"))
+    decision = one(hand.show(step, terminated=True))
+
+    assert [type(effect) for effect in hand.read(decision)] == [Trajectory]
+
+
+# The chain of starts
+
+
+def started(
+    rollout_id: str, from_offset: int, offset: int, body: Any = None, **fields: Any
+) -> Event:
+    body = body or RolloutStarted(request(rollout_id, "asks_once"), from_offset, offset)
+    return Event(rollout_id, 1, -1, 0, b"", b"", "w", body)
+
+
+def opened(hand: Hand) -> list[str]:
+    return list(hand.journal.open)
+
+
+def test_a_redelivered_request_is_harmless_for_ever() -> None:
+    hand = Hand(asks_once)
+    call = one(hand.read(started("a", 0, 0)))
+    hand.read(started("b", 1, 1))
+
+    assert hand.read(started("a", 0, 0)) == []
+    hand.end(one(hand.say(call, "yes")))
+    assert hand.read(started("a", 0, 0)) == []
+    assert hand.read(started("b", 0, 1)) == []
+
+    assert hand.journal.ignored == {"started_before": 3}
+    assert (opened(hand), hand.journal.last) == (["b"], 1)
+
+
+def test_a_zombies_gap_cannot_hide_a_request() -> None:
+    hand = Hand(asks_once)
+    hand.read(started("a", 0, 0))
+
+    assert hand.read(started("c", 2, 2)) == []  # a zombie that stood behind b
+    hand.read(started("b", 1, 1))
+    hand.read(started("c", 2, 2))
+
+    assert opened(hand) == ["a", "b", "c"]
+    assert hand.journal.ignored == {"start_after_gap": 1}
+
+
+def test_offsets_may_have_holes() -> None:
+    hand = Hand(asks_once)
+
+    for event in (started("a", 0, 3), started("b", 4, 4), started("c", 5, 9)):
+        hand.read(event)
+
+    assert (opened(hand), hand.journal.last) == (["a", "b", "c"], 9)
+
+
+def test_where_nothing_was_started_the_first_one_counts() -> None:
+    hand = Hand(asks_once)
+
+    hand.read(started("a", 70, 77))
+
+    assert (opened(hand), hand.journal.last) == (["a"], 77)
+
+
+def test_a_fold_that_knows_the_last_start_holds_the_next_one_to_it() -> None:
+    hand = Hand(asks_once, last=76)
+
+    assert hand.read(started("late", 70, 76)) == []
+    assert hand.read(started("gap", 78, 78)) == []
+    hand.read(started("next", 77, 80))
+
+    assert opened(hand) == ["next"]
+
+
+def test_a_second_start_of_an_open_rollout_keeps_the_chain_and_changes_nothing() -> None:
+    hand = Hand(asks_once)
+    hand.read(started("a", 0, 0))
+
+    assert hand.read(started("a", 1, 1)) == []
+    hand.read(started("b", 2, 2))
+
+    assert (opened(hand), hand.journal.last) == (["a", "b"], 2)
+    assert hand.journal.ignored == {"already_open": 1}
+
+
+def test_a_refused_request_yields_a_trajectory_and_keeps_the_chain() -> None:
+    hand = Hand(asks_once)
+    asked = request("a", "unheard-of")
+    refused = RolloutRefused("refused", "unknown program", 0, 0, asked)
+
+    trajectory = one(hand.read(started("a", 0, 0, refused)))
+    hand.read(started("b", 1, 1))
+
+    assert (trajectory.status, trajectory.code) == ("refused", "refused")
+    assert (trajectory.request, trajectory.sequences, trajectory.steps) == (asked, (), ())
+    assert (trajectory.reason, trajectory.first_offset) == ("unknown program", 0)
+    assert opened(hand) == ["b"]
+    assert hand.read(started("a", 0, 0, refused)) == []
+
+
+def test_bytes_that_nobody_can_read_are_refused_without_a_request() -> None:
+    hand = Hand()
+    refused = RolloutRefused("unreadable", "no magic", 0, 0)
+
+    trajectory = one(hand.read(started("unreadable-3-0", 0, 0, refused)))
+
+    assert trajectory.request is None
+    CODEC.encode("t", trajectory)
+
+
+# The low watermark
+
+
+def test_the_low_watermark_is_the_first_event_of_the_oldest_open_rollout() -> None:
+    hand = Hand(asks_once)
+    for number, name in enumerate("abc"):
+        hand.read(started(name, number, number))
+    call = hand.journal.open["a"].resend()[0]
+    assert hand.journal.low_watermark(3) == (0, None)
+
+    decision = one(hand.say(call, "yes"))
+    assert hand.journal.low_watermark(4) == (0, None)
+    hand.read(decision)
+
+    assert hand.journal.low_watermark(5) == (1, 0)
+
+
+def test_a_rollout_ended_above_the_commit_counts_as_open() -> None:
+    hand = Hand(asks_once)
+    decision = one(hand.say(one(hand.read(started("a", 0, 0))), "yes"))
+    hand.read(decision)
+
+    assert hand.journal.low_watermark(2) == (0, None)
+    assert hand.journal.low_watermark(3) == (3, 0)
+
+
+def test_with_nothing_open_the_low_watermark_is_the_commit() -> None:
+    hand = Hand(asks_once, last=41)
+
+    assert hand.journal.low_watermark(17) == (17, 41)
+
+
+def test_nobody_may_begin_between_two_starts_of_one_open_rollout() -> None:
+    """A reader that began at `y` would take the second start of `x` for its first."""
+    hand = Hand(asks_once)
+    hand.read(started("x", 0, 0))
+    _, call = hand.read(Event("x", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+    hand.read(started("y", 1, 1))
+    hand.read(started("x", 2, 2))
+    hand.read(one(hand.say(call, "yes")))
+
+    low, last = hand.journal.low_watermark(6)
+    again, _ = fold(hand.entries, world_of({"asks_once": asks_once}), last=last, start=low)
+
+    assert list(again.open) == opened(hand) == ["y"]
+
+
+def test_what_is_outstanding_is_asked_again_in_the_same_words() -> None:
+    hand = Hand(asks_two_at_once)
+    left, right = hand.start("asks_two_at_once")
+    again = one(hand.fail(left))
+    rollout = rollout_of(hand)
+
+    assert rollout.resend() == [again, right]
+    hand.say(right, "yes")
+    decision = one(hand.say(again, "yes"))
+    assert rollout.resend() == [decision]
+
+
+# Laws, by dice
+
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_folding_twice_is_folding_once(seed: int) -> None:
+    dice = Dice(Random(seed)).live()
+
+    _, first = fold(dice.entries, dice.world)
+    _, second = fold(dice.entries, dice.world)
+
+    assert first == second == dice.effects
+    assert trajectories(first) == trajectories(second)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_what_is_ignored_might_as_well_never_have_been_written(seed: int) -> None:
+    dice = Dice(Random(seed), noise=0.5).live()
+
+    _, effects = fold(dice.counted, dice.world)
+
+    assert trajectories(effects) == trajectories(dice.effects)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_every_start_that_counts_has_exactly_one_end(seed: int) -> None:
+    dice = Dice(Random(seed), rollouts=5).live()
+
+    ends = [effect for _, effect in dice.effects if isinstance(effect, Trajectory)]
+
+    starts = dice.rollouts - dice.journal.ignored["already_open"]
+    assert len(ends) == starts
+    assert dice.journal.last == dice.rollouts - 1
+    for end in ends:
+        assert end.model_calls >= sum(len(s.messages) > 0 for s in end.sequences or ())
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS)
+def test_a_fold_begun_at_any_commit_goes_on_as_if_it_had_read_everything(seed: int) -> None:
+    dice, random = Dice(Random(seed), rollouts=4).live(), Random(seed)
+    journal, commit = Journal(0, dice.world, "owner"), 0
+
+    for entry in dice.entries:
+        journal.take(entry.event, entry.offset, entry.at_ms)
+        if random.random() < 0.2:
+            commit = random.randint(commit, entry.offset + 1)
+            low, last = journal.low_watermark(commit)
+            _, effects = fold(dice.entries, dice.world, last=last, start=low)
+
+            after = [effect for effect in effects if effect[0] >= commit]
+            assert after == [effect for effect in dice.effects if effect[0] >= commit]
+            wanted = [e for e in dice.effects if e[0] >= commit]
+            assert trajectories(after) == trajectories(wanted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS)
+def test_a_conversation_is_only_ever_extended(seed: int) -> None:
+    dice = Dice(Random(seed), noise=0.2).live()
+
+    known: dict[tuple[str, int, int], bytes] = {}
+    for _, effect in dice.effects:
+        if isinstance(effect, ModelCall) and effect.kind == "sample":
+            place = effect.rollout_id, effect.attempt, effect.sequence
+            assert (effect.prefix_ids or b"").startswith(known.get(place, b""))
+            known[place] = effect.prefix_ids or b""
+        elif isinstance(effect, RolloutFinished | Trajectory):
+            for key in [key for key in known if key[0] == effect.rollout_id]:
+                del known[key]
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS)
+def test_a_retry_differs_from_its_command_in_nothing_but_its_name(seed: int) -> None:
+    dice = Dice(Random(seed), rollouts=2, noise=0.0).live()
+
+    asked: dict[tuple[Any, ...], Any] = {}
+    for _, effect in dice.effects:
+        if isinstance(effect, ModelCall) and effect.kind == "sample":
+            place = effect.rollout_id, effect.attempt, effect.position
+            bare = replace(effect, tries=0, command_id=b"", not_after_ms=0)
+            assert asked.setdefault(place, bare) == bare
+        elif isinstance(effect, Trajectory):
+            asked = {k: v for k, v in asked.items() if k[0] != effect.rollout_id}
+
+
+def test_ids_seeds_and_digests_are_what_they_always_were() -> None:
+    """Ids and seeds are part of the wire: they must never change."""
+    assert command_id("r", 1, 0, 0).hex() == GOLDEN["command_id"]
+    assert call_seed("r", 1, 0) == GOLDEN["seed"]
+    call = one(Hand(asks_once).start("asks_once"))
+    reset = one(Hand(plays_on).start("plays_on"))
+    assert call.body_digest.hex() == GOLDEN["call_digest"]
+    assert reset.body_digest.hex() == GOLDEN["reset_digest"]
+
+
+GOLDEN: dict[str, Any] = {
+    "command_id": "338398882ddfd9b81e5afd31289a6f0a",
+    "seed": 8595143758598399438,
+    "call_digest": "8679b5442c622310a6560d58924543fa",
+    "reset_digest": "55c60c51eeb4b6eed1680811035146ce",
+}
+
+
+def test_wishes_answer_with_what_was_seen() -> None:
+    assert ModelAnswer(Message("assistant", "hi"), "stop").text == "hi"
+    assert Observation("x", 0.0, False, True, "{}").done
+    assert not Observation("x", 0.0, False, False, "{}").done

@@ -1,0 +1,482 @@
+"""The loop on the in-memory log: what is committed, what comes again, what is buried."""
+
+import random
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.log import Record
+from consumers.loop import (
+    METADATA_BYTES,
+    SPAN,
+    Loop,
+    Progress,
+    above_commit,
+    finished_above,
+)
+from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
+from schemas.messages import Control
+from tests.consumers.rig import InHand, Rig, source_of
+
+TOPIC, ANSWERS = "t.control", "t.train.steps"
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def working(rig: Rig, group: str = "g", **options: Any) -> tuple[Loop, InHand]:
+    publisher = rig.log.publisher()
+    role = InHand(TOPIC, publisher, ANSWERS)
+    return rig.loop(role, publisher, group, **options), role
+
+
+def words(rig: Rig, count: int) -> None:
+    for n in range(count):
+        rig.order("pause", reason=str(n))
+
+
+def bury_bytes(rig: Rig, value: bytes | None = b"no magic", key: bytes | None = b"k") -> None:
+    rig.log.append(TOPIC, key, value, 0, [("h", b"1")])
+
+
+# Commits
+
+
+def test_a_commit_says_the_next_offset_to_read(rig: Rig) -> None:
+    words(rig, 3)
+    loop, role = working(rig)
+    loop.turn(0.0)
+
+    role.close()
+    rig.commit(loop)
+    rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) == 3
+
+
+def test_a_commit_stops_before_the_first_record_that_is_not_finished(rig: Rig) -> None:
+    words(rig, 5)
+    loop, role = working(rig)
+    loop.turn(0.0)
+
+    role.close(0, 1, 3, 4)
+    loop.publisher.poll()
+    rig.commit(loop)
+    assert rig.committed("g", TOPIC) == 2
+    role.close(2)
+    rig.commit(loop)
+    rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) == 5
+
+
+def test_a_commit_waits_for_the_acks_of_every_answer(rig: Rig) -> None:
+    words(rig, 2)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    loop.publisher.hold_acks = True  # type: ignore[attr-defined]
+
+    role.close()
+    for _ in range(3):
+        rig.commit(loop)
+    assert rig.committed("g", TOPIC) == 0
+    loop.publisher.hold_acks = False  # type: ignore[attr-defined]
+    rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) == 2
+
+
+def test_commits_are_made_once_a_second_and_only_where_something_moved(rig: Rig) -> None:
+    words(rig, 1)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    role.close()
+    loop.turn(0.0)
+    assert rig.committed("g", TOPIC) is None
+
+    rig.commit(loop)
+    rig.log.group("g").committed.clear()
+    rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) is None
+
+
+def test_holes_at_the_end_are_committed_too(rig: Rig) -> None:
+    words(rig, 1)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    role.close()
+    loop.publisher.poll()
+    rig.commit(loop)
+    rig.log.hole(TOPIC, 0)
+
+    for _ in range(3):
+        rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) == 2
+
+
+def test_after_a_restart_only_what_was_not_finished_is_done_again(rig: Rig) -> None:
+    words(rig, 6)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    role.close(1, 2, 5)
+    loop.publisher.poll()
+    rig.commit(loop)
+
+    source_of(loop).kill()
+    loop, role = working(rig)
+    loop.turn(0.0)
+
+    assert [offset for _, offset in role.seen] == [0, 3, 4]
+    assert loop.counts["finished_before"] == 3
+    role.close()
+    loop.publisher.poll()
+    rig.commit(loop)
+    assert rig.committed("g", TOPIC) == 6
+
+
+def test_a_loop_that_stops_finishes_what_it_has_and_commits(rig: Rig) -> None:
+    class Slow(InHand):
+        ticks = 0
+
+        def tick(self) -> None:
+            self.ticks += 1
+            if self.ticks > 3:
+                self.close()
+
+    words(rig, 4)
+    publisher = rig.log.publisher()
+    loop = rig.loop(Slow(TOPIC, publisher, ANSWERS), publisher, "g")
+    loop.turn(0.0)
+
+    loop.stop()
+
+    assert rig.committed("g", TOPIC) == 4
+    assert rig.log.group("g").members == []
+
+
+def test_a_loop_runs_until_it_is_told_to_stop(rig: Rig) -> None:
+    words(rig, 2)
+    loop, role = working(rig)
+    turns = iter([False, False, True])
+
+    loop.run(lambda: role.close() or next(turns))  # type: ignore[func-returns-value]
+
+    assert (len(role.seen), rig.committed("g", TOPIC)) == (2, 2)
+
+
+def test_a_record_given_up_stops_the_worker_before_the_commit(rig: Rig) -> None:
+    words(rig, 1)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    role.close()
+    rig.clock.pass_by(2.0)
+
+    class GivesUp:
+        def poll(self) -> None:
+            raise DeliveryFailed
+
+    loop.publisher = GivesUp()  # type: ignore[assignment]
+    with pytest.raises(DeliveryFailed):
+        loop.turn(0.0)
+
+    assert rig.committed("g", TOPIC) is None
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_whatever_finishes_in_whatever_order_only_the_rest_comes_again(
+    finished: list[bool], seed: int
+) -> None:
+    rig = Rig()
+    words(rig, len(finished))
+    loop, role = working(rig)
+    loop.turn(0.0)
+    done = [n for n, each in enumerate(finished) if each]
+
+    for offset in Random(seed).sample(done, len(done)):
+        role.close(offset)
+    loop.publisher.poll()
+    rig.commit(loop)
+    source_of(loop).kill()
+    loop, role = working(rig)
+    loop.turn(0.0)
+
+    assert [offset for _, offset in role.seen] == [n for n, each in enumerate(finished) if not each]
+
+
+# The word above the commit
+
+
+def progress_with(offsets: Sequence[int], finished: Sequence[int], base: int = 0) -> Progress:
+    progress = Progress("t", 0, base, base, 0)
+    done = set(finished)
+    for offset in offsets:
+        record = Record("t", 0, offset, None, None, 0)
+        record.closed = offset in done
+        progress.taken.append(record)
+    return progress
+
+
+@given(st.sets(st.integers(0, 3000)), st.integers(0, 10**9))
+def test_what_is_finished_above_the_commit_is_read_as_it_was_written(
+    finished: set[int], base: int
+) -> None:
+    offsets = [base + n for n in range(3001)]
+    progress = progress_with(offsets, [base + n for n in finished], base)
+
+    word = above_commit(progress)
+
+    assert finished_above(word, base) == {base + n for n in finished}
+    assert len(word) <= METADATA_BYTES
+
+
+def test_the_word_above_the_commit_never_outgrows_the_brokers_limit() -> None:
+    dice = random.Random(1)
+    offsets = sorted(dice.sample(range(4_000_000), SPAN + 500))  # as of a compacted topic
+    finished = offsets[1:]
+
+    word = above_commit(progress_with(offsets, finished))
+    read = finished_above(word, 0)
+
+    assert METADATA_BYTES // 2 < len(word) <= METADATA_BYTES
+    assert len(finished) // 4 < len(read) < len(finished)
+    assert read == set(finished[: len(read)])
+
+
+def test_the_densest_word_of_a_full_span_fits() -> None:
+    dice = random.Random(2)
+    offsets = range(SPAN + 500)
+    finished = [offset for offset in offsets if dice.random() < 0.5]
+
+    word = above_commit(progress_with(offsets, finished))
+
+    assert finished_above(word, 0) == set(finished)
+    assert len(word) < METADATA_BYTES // 4
+
+
+@pytest.mark.parametrize("word", ["", "1;", "2;AAAA", "1;not base64", "1;AAAA", "by hand"])
+def test_words_of_others_count_as_none(word: str) -> None:
+    assert finished_above(word, 7) == frozenset()
+
+
+# Bytes that nobody can read
+
+
+def test_what_cannot_be_read_is_buried_as_it_was(rig: Rig) -> None:
+    words(rig, 1)
+    bury_bytes(rig, b"\x00\x00\x00\x00\x63rest")
+    bury_bytes(rig, None, None)
+    words(rig, 1)
+    loop, role = working(rig)
+
+    loop.turn(0.0)
+
+    assert [offset for _, offset in role.seen] == [0, 3]
+    unknown, null = rig.log.all("t.dead.letters")
+    assert (unknown.key, unknown.value) == (b"k", b"\x00\x00\x00\x00\x63rest")
+    assert (null.key, null.value) == (None, None)
+    headers = dict(unknown.headers or [])
+    assert headers["h"] == b"1"
+    assert headers["dlq_topic"] == TOPIC.encode()
+    assert (headers["dlq_partition"], headers["dlq_offset"]) == (b"0", b"1")
+    assert (headers["dlq_group"], headers["dlq_error"]) == (b"g", b"UnknownSchema")
+
+
+def test_a_buried_record_counts_when_its_grave_is_acked(rig: Rig) -> None:
+    bury_bytes(rig)
+    loop, _ = working(rig)
+    loop.publisher.hold_acks = True  # type: ignore[attr-defined]
+    loop.turn(0.0)
+
+    rig.commit(loop)
+    assert rig.committed("g", TOPIC) == 0
+    loop.publisher.hold_acks = False  # type: ignore[attr-defined]
+    rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) == 1
+
+
+def test_nothing_overtakes_a_record_that_is_buried(rig: Rig) -> None:
+    words(rig, 2)
+    bury_bytes(rig)
+    words(rig, 1)
+    order: list[int] = []
+
+    class Orders(InHand):
+        def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+            order.extend(record.offset for record, _ in batch)
+
+        def unreadable(self, record: Record, error: WireError) -> None:
+            order.append(record.offset)
+
+    rig.loop(Orders(TOPIC), rig.log.publisher(), "g").turn(0.0)
+
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_storm_of_unreadable_records_stops_the_worker(rig: Rig) -> None:
+    for _ in range(60):
+        bury_bytes(rig)
+    loop, _ = working(rig)
+
+    with pytest.raises(StormOfDeadLetters, match="51 unreadable records in a row"):
+        loop.turn(0.0)
+
+    assert len(rig.log.all("t.dead.letters")) == 51
+    assert rig.committed("g", TOPIC) is None
+
+
+def test_fifty_unreadable_records_in_a_row_are_no_storm(rig: Rig) -> None:
+    for _ in range(2):
+        for _ in range(50):
+            bury_bytes(rig)
+        words(rig, 1)
+    loop, _ = working(rig)
+
+    for _ in range(110):
+        records = source_of(loop).poll(0.0, most=1)
+        loop.role.take(loop._decode(records))
+
+    assert len(rig.log.all("t.dead.letters")) == 100
+
+
+# The registry
+
+
+def test_while_the_registry_is_away_records_wait_and_nothing_is_buried(rig: Rig) -> None:
+    words(rig, 3)
+    rig.registry.away = True
+    loop, role = working(rig)
+
+    for _ in range(5):
+        rig.commit(loop)
+    assert (role.seen, rig.committed("g", TOPIC)) == ([], 0)
+    assert loop.partitions[TOPIC, 0].paused
+    words(rig, 2)
+    rig.registry.away = False
+    for _ in range(3):
+        rig.commit(loop)
+
+    assert [offset for _, offset in role.seen] == [0, 1, 2, 3, 4]
+    assert not loop.partitions[TOPIC, 0].paused
+    assert rig.log.all("t.dead.letters") == []
+
+
+def test_what_came_before_the_outage_is_not_held_up_by_it(rig: Rig) -> None:
+    """Schemas once learned stay known, so only a new one has to wait; order is kept."""
+    words(rig, 1)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    known = rig.codec.encode(TOPIC, Control("pause"))
+
+    rig.registry.away = True
+    rig.log.append(TOPIC, None, b"\0\0\0\0\x02" + known[5:], 0)
+    rig.log.append(TOPIC, None, known, 0)
+    loop.turn(0.0)
+    loop.turn(0.0)
+    assert [offset for _, offset in role.seen] == [0]
+    rig.registry.away = False
+    for _ in range(3):
+        rig.commit(loop)
+
+    assert [offset for _, offset in role.seen] == [0, 2]
+    assert len(rig.log.all("t.dead.letters")) == 1
+
+
+def test_a_partition_lost_while_it_waits_for_the_registry_is_read_by_its_heir(rig: Rig) -> None:
+    words(rig, 2)
+    rig.registry.away = True
+    loop, _ = working(rig)
+    loop.turn(0.0)
+
+    source_of(loop).kill()
+    rig.registry.away = False
+    heir, role = working(rig)
+    heir.turn(0.0)
+
+    assert len(role.seen) == 2
+
+
+# Partitions
+
+
+def test_work_of_a_partition_that_moved_is_not_committed_by_its_old_owner() -> None:
+    rig = Rig(partitions=2)
+    topic = rig.topics.steps
+    for partition in (0, 1):
+        rig.write(topic, "k", Control("pause"), partition)
+    roles = [InHand(topic), InHand(topic)]
+    old = rig.loop(roles[0], rig.log.publisher(), "g")
+    old.turn(0.0)
+
+    new = rig.loop(roles[1], rig.log.publisher(), "g")
+    old.turn(0.0)
+    new.turn(0.0)
+    roles[0].close()
+    rig.commit(old, new)
+
+    assert rig.committed("g", topic, 0) == 1
+    assert rig.committed("g", topic, 1) == 0
+    assert roles[1].seen == [(1, 0)]
+
+
+def test_what_is_acked_when_a_partition_leaves_is_committed_then() -> None:
+    rig = Rig(partitions=2)
+    topic = rig.topics.steps
+    for partition in (0, 1):
+        for _ in range(2):
+            rig.write(topic, "k", Control("pause"), partition)
+    publisher = rig.log.publisher()
+    role = InHand(topic, publisher, ANSWERS)
+    old = rig.loop(role, publisher, "g")
+    old.turn(0.0)
+    role.close(0)
+
+    new = rig.loop(heir := InHand(topic), rig.log.publisher(), "g")
+    old.turn(0.0)
+    new.turn(0.0)
+
+    assert heir.seen == [(1, 1)]
+
+
+def test_a_zombies_late_work_moves_no_commit() -> None:
+    rig = Rig()
+    words(rig, 2)
+    zombie, held = working(rig)
+    zombie.turn(0.0)
+    source_of(zombie).expel()
+    heir, _ = working(rig)
+    heir.turn(0.0)
+
+    held.close()
+    rig.commit(zombie)
+    assert rig.committed("g", TOPIC) is None
+    source_of(zombie).rejoin()
+
+    assert zombie.partitions == {}
+
+
+def test_a_congested_partition_is_paused_and_resumed_at_half(rig: Rig) -> None:
+    words(rig, SPAN + 500)
+    loop, role = working(rig)
+
+    for _ in range(10):
+        loop.turn(0.0)
+    assert loop.partitions[TOPIC, 0].paused
+    assert len(role.seen) == SPAN + 500
+    role.close(*range(SPAN // 2))
+    for _ in range(2):
+        rig.commit(loop)
+    assert loop.partitions[TOPIC, 0].paused
+    role.close(*range(SPAN // 2, SPAN // 2 + 500))
+    for _ in range(2):
+        rig.commit(loop)
+
+    assert not loop.partitions[TOPIC, 0].paused

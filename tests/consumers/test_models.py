@@ -1,0 +1,335 @@
+"""The models group on the in-memory log: calls in, continuations out, versions in between."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inference.scripted import ScriptedEngine
+from schemas.errors import Unavailable, Unfit, WorkFailed
+from schemas.ids import command_id
+from schemas.messages import (
+    CallFailed,
+    Event,
+    Message,
+    ModelAnswered,
+    ModelCall,
+    PolicyVersion,
+    Sampling,
+    WeightsFile,
+)
+from schemas.packed import ids_of
+from tests.consumers.rig import Rig, role_of, source_of
+
+FAR_MS = 2_000_000_000_000
+
+
+class Counting(ScriptedEngine):
+    """Counts what it is asked; may wait with its answers, and fail to adopt."""
+
+    def __init__(self, version: int = 0, policy_id: str = "p") -> None:
+        super().__init__(policy_id, lambda call: f"to {call.position}", version=version)
+        self.added: list[ModelCall] = []
+        self.adopted: list[int] = []
+        self.asleep = False
+        self.trouble: Exception | None = None
+
+    def add(self, call: ModelCall) -> None:
+        self.added.append(call)
+        super().add(call)
+
+    def busy(self) -> bool:
+        return not self.asleep and super().busy()
+
+    def adopt(self, version: PolicyVersion) -> None:
+        if self.trouble:
+            raise self.trouble
+        self.adopted.append(version.version)
+        super().adopt(version)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def call_of(rollout_id: str = "r", position: int = 0, tries: int = 0, **fields: Any) -> ModelCall:
+    place = rollout_id, 1, position, tries
+    call = ModelCall(
+        *place, command_id(*place), b"digest", 0, FAR_MS, "sample", "p", 0,
+        (Message("user", "hi"),), Sampling(), 5, b"",
+    )  # fmt: skip
+    return replace(call, **fields)
+
+
+def send(rig: Rig, *calls: ModelCall) -> None:
+    for call in calls:
+        rig.write(rig.topics.calls("p"), call.rollout_id, call, 0)
+
+
+def announce(rig: Rig, version: int, policy_id: str = "p") -> None:
+    weights = WeightsFile("file:///nowhere", "", 0, "", version)
+    word = PolicyVersion(policy_id, version, version - 1, "run", 0, "", weights, b"\0" * 4, b"")
+    rig.write(rig.topics.versions, policy_id, word, 0)
+
+
+def answers(rig: Rig) -> list[Any]:
+    return [event.body for event in rig.read(rig.topics.events, Event)]
+
+
+def test_a_call_is_answered_into_the_partition_that_it_names() -> None:
+    rig = Rig(partitions=3)
+    loop = rig.models(Counting())
+    rig.write(rig.topics.calls("p"), "r", call := call_of(answer_partition=2), 0)
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    record = rig.log.all(rig.topics.events)[0]
+    event = rig.codec.decode(record.value, Event)
+    assert (record.partition, record.key) == (2, b"r")
+    assert (event.command_id, event.body_digest) == (call.command_id, b"digest")
+    assert (event.written_by, event.body.text) == ("m1", "to 0")
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
+
+
+def test_a_repeat_is_answered_from_what_was_kept(rig: Rig) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    send(rig, call_of())
+    rig.settle(loop)
+
+    send(rig, call_of(), call_of(position=1))
+    rig.settle(loop)
+
+    assert len(engine.added) == 2
+    assert [body.text for body in answers(rig)] == ["to 0", "to 0", "to 1"]
+    assert role_of(loop).counts["answered_again"] == 1
+
+
+def test_a_repeat_of_a_call_in_hand_waits_for_its_answer(rig: Rig) -> None:
+    engine = Counting()
+    engine.asleep = True
+    loop = rig.models(engine)
+    send(rig, call_of(), call_of())
+    loop.turn(0.0)
+
+    engine.asleep = False
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert len(engine.added) == 1
+    assert len(answers(rig)) == 2
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 2
+
+
+def test_a_call_of_another_policy_is_refused(rig: Rig) -> None:
+    loop = rig.models(Counting())
+
+    send(rig, call_of(policy_id="q"))
+    rig.settle(loop)
+
+    assert [(b.code, b.retriable) for b in answers(rig)] == [("unknown_policy", False)]
+
+
+def test_a_call_taken_too_late_is_not_done(rig: Rig) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    now_ms = int(rig.clock.now * 1000)
+
+    send(rig, call_of(not_after_ms=now_ms - 1), call_of(position=1, not_after_ms=now_ms))
+    rig.settle(loop)
+
+    assert [getattr(body, "code", "") for body in answers(rig)] == ["expired", ""]
+    assert len(engine.added) == 1
+
+
+def test_a_call_that_wants_a_newer_version_waits_for_it(rig: Rig) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    send(rig, call_of(min_policy_version=3), call_of(position=1))
+    rig.settle(loop)
+    assert [body.text for body in answers(rig)] == ["to 1"]
+
+    announce(rig, 2)
+    rig.commit(loop)
+    rig.settle(loop)
+    assert len(answers(rig)) == 1
+    announce(rig, 3)
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert [body.text for body in answers(rig)] == ["to 1", "to 0"]
+    assert set(ids_of(answers(rig)[1].versions).tolist()) == {3}
+
+
+def test_a_call_that_waits_past_its_deadline_expires(rig: Rig) -> None:
+    loop = rig.models(Counting())
+    send(rig, call_of(min_policy_version=3, not_after_ms=int(rig.clock.now * 1000) + 5000))
+    rig.settle(loop)
+
+    rig.clock.pass_by(6.0)
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert [body.code for body in answers(rig)] == ["expired"]
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
+
+
+def test_nothing_is_served_before_the_newest_announced_version(rig: Rig) -> None:
+    for version in (1, 2, 5):
+        announce(rig, version)
+    announce(rig, 9, policy_id="another")
+    engine = Counting(version=0)
+    send(rig, call_of())
+
+    loop = rig.models(engine)
+    rig.settle(loop)
+
+    assert engine.adopted == [5]
+    assert set(ids_of(answers(rig)[0].versions).tolist()) == {5}
+
+
+def test_a_server_without_weights_serves_nothing(rig: Rig) -> None:
+    loop = rig.models(Counting(version=-1))
+    send(rig, call_of())
+
+    rig.settle(loop)
+    rig.commit(loop)
+    assert answers(rig) == []
+    announce(rig, 1)
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert len(answers(rig)) == 1
+
+
+def test_weights_that_are_away_are_asked_for_again(rig: Rig) -> None:
+    engine = Counting(version=-1)
+    engine.trouble = Unavailable("no such disk")
+    announce(rig, 1)
+    loop = rig.models(engine)
+    send(rig, call_of())
+    rig.settle(loop)
+    assert answers(rig) == []
+
+    engine.trouble = None
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert engine.adopted == [1]
+    assert len(answers(rig)) == 1
+
+
+def test_a_version_that_cannot_be_served_stops_the_server_after_some_tries(rig: Rig) -> None:
+    engine = Counting(version=-1)
+    engine.trouble = WorkFailed("canary", "it sings another song", retriable=False)
+    announce(rig, 1)
+    loop = rig.models(engine)
+    send(rig, call_of())
+
+    rig.commit(loop)
+    rig.commit(loop)
+    with pytest.raises(Unfit, match=r"version 1 of 'p' cannot be served: it sings"):
+        rig.commit(loop)
+
+    assert answers(rig) == []
+
+
+def test_an_unreadable_version_is_buried_and_the_next_one_adopted(rig: Rig) -> None:
+    engine = Counting()
+    rig.log.append(rig.topics.versions, b"p", b"no magic", 0)
+    announce(rig, 1)
+
+    rig.settle(rig.models(engine))
+
+    assert engine.adopted == [1]
+    assert len(rig.log.all(rig.topics.dead_letters)) == 1
+
+
+def test_an_aborted_call_is_forgotten_and_its_record_closed(rig: Rig) -> None:
+    engine = Counting()
+    engine.asleep = True
+    loop = rig.models(engine)
+    call = call_of()
+    send(rig, call, call_of("other"))
+    loop.turn(0.0)
+
+    send(rig, replace(call, kind="abort", messages=(), prefix_ids=None))
+    loop.turn(0.0)
+    engine.asleep = False
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert [e.rollout_id for e in rig.read(rig.topics.events, Event)] == ["other"]
+    assert (role_of(loop).in_flight(), rig.committed("t.models.p", rig.topics.calls("p"))) == (0, 3)
+
+
+def test_an_aborted_call_that_waits_for_a_version_is_forgotten_too(rig: Rig) -> None:
+    loop = rig.models(Counting())
+    call = call_of(min_policy_version=3)
+    send(rig, call)
+    rig.settle(loop)
+
+    send(rig, replace(call, kind="abort"))
+    announce(rig, 3)
+    rig.commit(loop)
+    rig.settle(loop)
+    rig.commit(loop)
+
+    assert answers(rig) == []
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 2
+
+
+def test_a_call_that_the_engine_refuses_is_answered_as_failed(rig: Rig) -> None:
+    loop = rig.models(Counting())
+
+    send(rig, call_of(prefix_ids=None, prefix_length=9))
+    rig.settle(loop)
+
+    assert [(b.code, b.retriable) for b in answers(rig)] == [("prefix_needed", True)]
+
+
+def test_a_failure_is_not_kept(rig: Rig) -> None:
+    loop = rig.models(Counting())
+    call = call_of(prefix_ids=None, prefix_length=9)
+
+    send(rig, call, call)
+    rig.settle(loop)
+
+    assert [type(body) for body in answers(rig)] == [CallFailed, CallFailed]
+    assert role_of(loop).counts["answered_again"] == 0
+
+
+def test_after_a_restart_only_calls_without_an_answer_are_sampled_again(rig: Rig) -> None:
+    engine = Counting()
+    first = rig.models(engine)
+    send(rig, call_of(min_policy_version=1), call_of(position=1), call_of(position=2))
+    rig.settle(first)
+    rig.commit(first)
+    source_of(first).kill()
+
+    announce(rig, 1)
+    heir = Counting()
+    second = rig.models(heir, "m2")
+    rig.settle(second)
+    rig.commit(second)
+
+    assert [call.position for call in heir.added] == [0]
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 3
+
+
+def test_a_server_with_its_hands_full_pauses_and_goes_on(rig: Rig) -> None:
+    engine = Counting()
+    engine.asleep = True
+    loop = rig.models(engine, most_in_hand=8)
+    send(rig, *(call_of(position=n) for n in range(20)))
+    loop.turn(0.0)
+    assert loop.partitions[rig.topics.calls("p"), 0].paused
+
+    engine.asleep = False
+    rig.settle(loop)
+
+    assert not loop.partitions[rig.topics.calls("p"), 0].paused
+    assert all(isinstance(body, ModelAnswered) for body in answers(rig))
+    assert len(answers(rig)) == 20

@@ -1,0 +1,155 @@
+"""The rewards group on the in-memory log: trajectories in, the same with rewards out."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
+from tests.consumers.rig import Rig, role_of, source_of
+
+
+def length(trajectory: Trajectory) -> float:
+    return float(len(trajectory.steps or ()))
+
+
+def raises(trajectory: Trajectory) -> float:
+    msg = "I cannot judge this"
+    raise ValueError(msg)
+
+
+def is_nothing(trajectory: Trajectory) -> float:
+    return float("nan")
+
+
+HERE = "tests.consumers.test_rewards"
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def ended(rollout_id: str = "r", status: str = "finished", **fields: Any) -> Trajectory:
+    steps = (
+        StepTaken(0, "main", None, "hall", 0.25, False, False),
+        StepTaken(1, "main", "on", "attic", 1.0, True, False),
+    )
+    asked = RolloutRequest(rollout_id, Task(), group_id="g")
+    trajectory = Trajectory(rollout_id, 1, status, asked, (), (), steps, 0, 0, 0, 0, 3, 9, 100, 200)
+    return replace(trajectory, **fields)
+
+
+def send(rig: Rig, *trajectories: Trajectory) -> None:
+    for trajectory in trajectories:
+        rig.write(rig.topics.trajectories, trajectory.rollout_id, trajectory, 0)
+
+
+def scored(rig: Rig) -> list[ScoredTrajectory]:
+    return rig.read(rig.topics.scored, ScoredTrajectory)
+
+
+def test_a_trajectory_comes_out_with_its_reward_and_its_place(rig: Rig) -> None:
+    loop = rig.rewards()
+    send(rig, ended("a"), ended("b"))
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    first, second = scored(rig)
+    assert (first.trajectory, first.total, first.scoring_id) == (ended("a"), 1.25, "s")
+    assert (second.source_topic, second.source_partition, second.source_offset) == (
+        rig.topics.trajectories, 0, 1,
+    )  # fmt: skip
+    assert rig.committed("t.rewards.s", rig.topics.trajectories) == 2
+
+
+def test_a_group_lands_in_one_partition() -> None:
+    rig = Rig(partitions=4)
+    loop = rig.rewards()
+    for n in range(8):
+        rig.write(rig.topics.trajectories, f"r{n}", ended(f"r{n}"), n % 4)
+
+    rig.settle(loop)
+
+    records = rig.log.all(rig.topics.scored)
+    assert {record.key for record in records} == {b"g"}
+    assert len({record.partition for record in records}) == 1
+
+
+def test_a_scorer_that_raises_gives_no_reward_and_the_reason(rig: Rig) -> None:
+    loop = rig.rewards(scorers=[f"{HERE}:length", f"{HERE}:raises"])
+    send(rig, ended())
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    judged = scored(rig)[0]
+    assert [reward.value for reward in judged.rewards] == [2.0, None]
+    assert judged.total is None
+    assert "I cannot judge this" in judged.reason
+    assert role_of(loop).counts["without_reward"] == 1
+    assert rig.committed("t.rewards.s", rig.topics.trajectories) == 1
+
+
+def test_a_reward_that_is_no_number_is_none(rig: Rig) -> None:
+    send(rig, ended())
+
+    rig.settle(rig.rewards(scorers=[f"{HERE}:is_nothing"]))
+
+    assert (scored(rig)[0].total, "nan" in scored(rig)[0].reason) == (None, True)
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "timed_out", "refused"])
+def test_a_rollout_that_did_not_finish_gets_a_record_without_reward(rig: Rig, status: str) -> None:
+    send(rig, ended(status=status, code="why", request=None))
+
+    rig.settle(rig.rewards())
+
+    assert (scored(rig)[0].total, scored(rig)[0].reason) == (None, f"{status}/why")
+    assert rig.log.all(rig.topics.scored)[0].key == b"r"
+
+
+def test_a_trajectory_that_grows_too_large_with_its_rewards_goes_bare(rig: Rig) -> None:
+    text = "x" * 999_700
+    steps = (StepTaken(0, "main", None, text, 1.0, True, False),)
+    send(rig, ended(steps=steps))
+
+    rig.settle(rig.rewards(scorers=["environment_return", *[f"{HERE}:length"] * 20]))
+
+    judged = scored(rig)[0]
+    assert (judged.total, judged.trajectory.steps) == (None, None)
+    assert judged.reason.startswith("too_large")
+
+
+def test_unreadable_trajectories_are_buried(rig: Rig) -> None:
+    rig.log.append(rig.topics.trajectories, b"r", b"no magic", 0)
+    send(rig, ended())
+
+    rig.settle(rig.rewards())
+
+    assert len(scored(rig)) == 1
+    assert len(rig.log.all(rig.topics.dead_letters)) == 1
+
+
+def test_after_a_kill_what_was_not_committed_is_scored_again_alike(rig: Rig) -> None:
+    first = rig.rewards("r1")
+    send(rig, ended())
+    rig.settle(first)
+    source_of(first).kill()
+
+    rig.settle(rig.rewards("r2"))
+
+    once, again = scored(rig)
+    assert once == again
+
+
+def test_two_scoring_ids_are_two_groups(rig: Rig) -> None:
+    send(rig, ended())
+    loops = [rig.rewards(), rig.rewards("r2")]
+    loops[1].stop()
+    other = rig.loop(role_of(loops[1]), rig.log.publisher(), "t.rewards.other")
+
+    rig.settle(loops[0], other)
+
+    assert len(scored(rig)) == 2

@@ -1,0 +1,504 @@
+"""What every log promises to the loop, whichever stands behind it.
+
+On a real broker a group takes seconds to settle, so everything is waited for: members turn until a
+condition holds or the deadline has passed.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from consumers.log import Commit, Held, Record, TopicPartition
+from consumers.loop import Loop, Progress
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import JournalGone, TooLarge, TopicsDiffer
+from schemas.messages import Control
+from schemas.topics import Topics
+from tests.consumers.rig import InHand
+
+DEADLINE_S = 30.0
+POLL_S = 0.05
+Named = Callable[[str], str]
+
+
+class Member:
+    """A member of a group that notes all it is told and given."""
+
+    def __init__(self, log: Any, group: str, topics: Sequence[str]) -> None:
+        self.records: list[Record] = []
+        self.assignments: list[Held] = []
+        self.owned: set[TopicPartition] = set()
+        self.came_to_end: dict[TopicPartition, int] = {}
+        self.on_revoked: Callable[[Sequence[TopicPartition]], None] = lambda partitions: None
+        self.source = log.source(group, topics, self)
+
+    def assigned(self, held: Held) -> int:
+        self.assignments.append(held)
+        self.owned.add((held.topic, held.partition))
+        return held.log_start if held.committed is None else held.committed
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.on_revoked(partitions)
+        self.owned.difference_update(partitions)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.owned.difference_update(partitions)
+
+    def turn(self) -> None:
+        records = self.source.poll(POLL_S)
+        assert all((r.topic, r.partition) in self.owned for r in records)
+        self.records += records
+        for topic, partition, offset in self.source.ended():
+            self.came_to_end[topic, partition] = offset
+
+    def values(self, partition: int | None = None) -> list[bytes | None]:
+        return [r.value for r in self.records if partition in (None, r.partition)]
+
+
+def until(
+    condition: Callable[[], bool], turning: Iterable[Any], deadline_s: float = DEADLINE_S
+) -> None:
+    """Let everybody turn until the condition holds."""
+    turning = list(turning)
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {deadline_s} s in vain"
+        for each in turning:
+            each() if callable(each) else each.turn()
+
+
+def fill(log: Any, topic: str, values: Iterable[bytes], partition: int = 0) -> None:
+    for value in values:
+        log.append(topic, b"key", value, partition)
+
+
+def numbered(count: int, mark: str = "") -> list[bytes]:
+    return [f"{mark}{n}".encode() for n in range(count)]
+
+
+class TestLog:
+    @pytest.fixture(autouse=True)
+    def _given(self, log: Any, named: Named) -> Iterable[None]:
+        self.log, self.named = log, named
+        self.members: list[Member] = []
+        yield
+        for member in self.members:
+            member.source.close()
+
+    def topic(self, partitions: int = 1) -> str:
+        name = self.named("topic")
+        self.log.create(name, partitions)
+        assert self.log.partitions(name) == partitions
+        return name
+
+    def member(self, group: str, *topics: str) -> Member:
+        self.members.append(Member(self.log, group, topics))
+        return self.members[-1]
+
+    def leave(self, member: Member) -> None:
+        self.members.remove(member)
+        member.source.close()
+
+    # Reading in a group
+
+    def test_a_member_is_given_the_records_of_each_partition_in_order(self) -> None:
+        topic = self.topic(2)
+        fill(self.log, topic, numbered(700, "a"), 0)
+        fill(self.log, topic, numbered(5, "b"), 1)
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: len(member.records) == 705, [member])
+
+        assert member.values(0) == numbered(700, "a")
+        assert member.values(1) == numbered(5, "b")
+        offsets = [r.offset for r in member.records if r.partition == 0]
+        assert offsets == sorted(set(offsets))
+
+    def test_records_come_as_they_were_written(self) -> None:
+        topic = self.topic()
+        publisher = self.log.publisher()
+        publisher.send(topic, "a key", b"value", headers=[("h", b"1"), ("h", b"2")])
+        publisher.send(topic, None, None)
+        publisher.flush(DEADLINE_S)
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: len(member.records) == 2, [member])
+
+        full, bare = member.records
+        assert (full.key, full.value, full.headers) == (
+            b"a key", b"value", [("h", b"1"), ("h", b"2")],
+        )  # fmt: skip
+        assert (bare.key, bare.value) == (None, None)
+        assert not bare.headers
+        assert 0 < full.timestamp_ms <= bare.timestamp_ms
+
+    def test_every_group_is_given_everything(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(3))
+
+        members = [self.member(self.named("group"), topic) for _ in range(2)]
+        until(lambda: all(len(m.records) == 3 for m in members), members)
+
+        assert members[0].values() == members[1].values()
+
+    def test_an_assignment_tells_start_and_end_of_the_log(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(4))
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: bool(member.assignments), [member])
+
+        held = member.assignments[0]
+        assert (held.topic, held.partition, held.log_start, held.log_end) == (topic, 0, 0, 4)
+        assert (held.committed, held.metadata) == (None, "")
+
+    def test_two_topics_are_read_by_one_member(self) -> None:
+        first, second = self.topic(), self.topic(2)
+        fill(self.log, first, [b"one"])
+        fill(self.log, second, [b"two"], 1)
+
+        member = self.member(self.named("group"), first, second)
+        until(lambda: len(member.records) == 2, [member])
+
+        assert {(r.topic, r.value) for r in member.records} == {(first, b"one"), (second, b"two")}
+
+    def test_the_end_of_a_partition_is_told_also_of_an_empty_one(self) -> None:
+        topic = self.topic(2)
+        fill(self.log, topic, numbered(3), 0)
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: len(member.came_to_end) == 2, [member])
+        assert member.came_to_end == {(topic, 0): 3, (topic, 1): 0}
+        assert len(member.records) == 3
+        fill(self.log, topic, [b"more"], 1)
+        until(lambda: member.came_to_end[topic, 1] == 1, [member])
+
+        assert member.values(1) == [b"more"]
+
+    # Commits
+
+    def test_a_new_member_begins_at_the_commit_and_is_given_its_word(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(5))
+        first = self.member(group, topic)
+        until(lambda: len(first.records) == 5, [first])
+
+        first.source.commit_now([Commit(topic, 0, 3, "1;word")])
+        self.leave(first)
+        second = self.member(group, topic)
+        until(lambda: len(second.records) == 2, [second])
+
+        assert second.values() == [b"3", b"4"]
+        assert (second.assignments[0].committed, second.assignments[0].metadata) == (3, "1;word")
+
+    def test_the_word_of_a_commit_may_have_4095_bytes_and_no_more(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        first = self.member(group, topic)
+        until(lambda: bool(first.owned), [first])
+
+        first.source.commit_now([Commit(topic, 0, 0, "x" * 4095)])
+        assert first.source.refused == 0
+        first.source.commit_now([Commit(topic, 0, 0, "y" * 4096)])
+        assert first.source.refused == 1
+        self.leave(first)
+        second = self.member(group, topic)
+        until(lambda: bool(second.assignments), [second])
+
+        assert second.assignments[0].metadata == "x" * 4095
+
+    def test_what_nobody_committed_is_read_again(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(3))
+        first = self.member(group, topic)
+        until(lambda: len(first.records) == 3, [first])
+
+        self.leave(first)
+        second = self.member(group, topic)
+        until(lambda: len(second.records) == 3, [second])
+
+        assert second.values() == numbered(3)
+
+    def test_a_commit_without_waiting_is_there_in_the_end(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(2))
+        first = self.member(group, topic)
+        until(lambda: len(first.records) == 2, [first])
+
+        first.source.commit([Commit(topic, 0, 1, "later")])
+        first.turn()
+        self.leave(first)
+        second = self.member(group, topic)
+        until(lambda: len(second.records) == 1, [second])
+
+        assert second.values() == [b"1"]
+
+    # Groups that change
+
+    def test_two_members_share_the_partitions(self) -> None:
+        topic, group = self.topic(4), self.named("group")
+        for partition in range(4):
+            fill(self.log, topic, numbered(10, f"{partition}/"), partition)
+
+        both = [self.member(group, topic), self.member(group, topic)]
+        until(lambda: [len(m.owned) for m in both] == [2, 2], both)
+        for partition in range(4):
+            fill(self.log, topic, numbered(10, f"{partition}/more"), partition)
+        seen = lambda: {v for m in both for v in m.values()}  # noqa: E731
+        until(lambda: len(seen()) == 80, both)
+
+        assert not both[0].owned & both[1].owned
+
+    def test_partitions_of_a_member_that_left_go_to_the_others(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        both = [self.member(group, topic), self.member(group, topic)]
+        until(lambda: [len(m.owned) for m in both] == [1, 1], both)
+
+        self.leave(both[0])
+        fill(self.log, topic, numbered(3), 0)
+        fill(self.log, topic, numbered(3), 1)
+        until(lambda: len(both[1].records) == 6, [both[1]])
+
+        assert len(both[1].owned) == 2
+
+    def test_the_old_owner_is_told_before_a_partition_moves(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        first = self.member(group, topic)
+        until(lambda: len(first.owned) == 2, [first])
+        fill(self.log, topic, numbered(3), 0)
+        fill(self.log, topic, numbered(3), 1)
+        until(lambda: len(first.records) == 6, [first])
+
+        def commit(partitions: Sequence[TopicPartition]) -> None:
+            commits = [Commit(*tp, 2, "from the old owner") for tp in partitions]
+            first.source.commit_now(commits)
+
+        first.on_revoked = commit
+        second = self.member(group, topic)
+        until(lambda: len(second.records) == 1, [first, second])
+
+        assert second.values() == [b"2"]
+        assert second.assignments[0].metadata == "from the old owner"
+        assert second.owned.isdisjoint(first.owned)
+
+    def test_a_loop_does_not_commit_work_of_a_partition_that_moved(self) -> None:
+        topic, group, codec = self.topic(2), self.named("group"), Codec(LocalRegistry())
+        for partition in (0, 1):
+            fill(self.log, topic, [codec.encode(topic, Control("pause"))] * 2, partition)
+
+        def working() -> tuple[Loop, InHand]:
+            role = InHand(topic)
+            loop = Loop(self.log, role, codec, self.log.publisher(), Topics(), group)
+            return loop, role
+
+        old, held = working()
+        until(lambda: len(held.seen) == 4, [lambda: old.turn(POLL_S)])
+        new, given = working()
+        turning = [lambda: old.turn(POLL_S), lambda: new.turn(POLL_S)]
+        until(lambda: len(given.seen) == 2, turning)
+
+        moved = given.seen[0][0]
+        held.close()  # too late for the partition that moved
+        until(lambda: old.partitions[topic, 1 - moved].committed[0] == 2, turning)
+        old.stop(0.0)
+        new.source.close()
+        third = self.member(group, topic)
+        until(lambda: len(third.assignments) == 2, [third])
+
+        starts = {held.partition: held.committed for held in third.assignments}
+        assert starts[1 - moved] == 2
+        assert starts[moved] in (None, 0)
+
+    # Backpressure
+
+    def test_a_paused_partition_gives_nothing_until_it_is_resumed(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        member = self.member(group, topic)
+        fill(self.log, topic, [b"before"], 0)
+        until(lambda: len(member.records) == 1, [member])
+
+        member.source.pause([(topic, 0)])
+        fill(self.log, topic, numbered(3), 0)
+        fill(self.log, topic, [b"other"], 1)
+        until(lambda: b"other" in member.values(), [member])
+        for _ in range(5):
+            member.turn()
+        assert member.values(0) == [b"before"]
+        member.source.resume([(topic, 0)])
+        until(lambda: len(member.records) == 5, [member])
+
+        assert member.values(0) == [b"before", *numbered(3)]
+
+    def test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        first = self.member(group, topic)
+        fill(self.log, topic, [b"before"], 0)
+        fill(self.log, topic, [b"before"], 1)
+        until(lambda: len(first.records) == 2, [first])
+
+        first.source.pause([(topic, 0), (topic, 1)])
+        second = self.member(group, topic)
+        until(lambda: bool(first.owned and second.owned), [first, second])
+        moved = next(iter(second.owned))
+        self.leave(second)
+        until(lambda: len(first.owned) == 2, [first])
+        fill(self.log, topic, [b"after"], moved[1])
+        until(lambda: b"after" in first.values(), [first])
+
+        assert b"after" not in first.values(1 - moved[1])
+
+    # Writing
+
+    def test_a_record_goes_into_the_partition_that_is_named(self) -> None:
+        topic = self.topic(3)
+        publisher = self.log.publisher()
+        for partition in (2, 0, 2):
+            publisher.send(topic, "one key", str(partition).encode(), partition=partition)
+        publisher.flush(DEADLINE_S)
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: len(member.records) == 3, [member])
+
+        assert [len(member.values(n)) for n in range(3)] == [1, 0, 2]
+
+    @pytest.mark.parametrize("bulk", [False, True])
+    def test_one_key_goes_into_one_partition_in_order(self, bulk: bool) -> None:
+        topic = self.topic(3)
+        publisher = self.log.publisher(bulk=bulk)
+        for n in range(20):
+            publisher.send(topic, "a key", str(n).encode())
+        publisher.flush(DEADLINE_S)
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: len(member.records) == 20, [member])
+
+        assert len({record.partition for record in member.records}) == 1
+        assert member.values() == numbered(20)
+
+    def test_acks_are_counted_when_the_publisher_polls(self) -> None:
+        topic, publisher = self.topic(), self.log.publisher()
+        cause = Record("t", 0, 0, None, None, 0)
+        cause.closed = True
+
+        publisher.send(topic, None, b"1", cause=cause)
+        publisher.send(topic, None, b"2", cause=cause)
+        publisher.send(topic, None, b"3")
+        assert (cause.sent, cause.acked, cause.finished()) == (2, 0, False)
+        assert publisher.waiting() == 3
+        until(lambda: publisher.waiting() == 0, [publisher.poll])
+
+        assert (cause.acked, cause.finished()) == (2, True)
+
+    def test_a_flush_waits_for_the_acks(self) -> None:
+        topic, publisher = self.topic(), self.log.publisher(bulk=True)
+        cause = Record("t", 0, 0, None, None, 0)
+
+        publisher.send(topic, None, b"1", cause=cause)
+
+        assert publisher.flush(DEADLINE_S) == 0
+        assert (cause.acked, publisher.waiting()) == (1, 0)
+
+    def test_a_value_that_the_topic_would_refuse_is_refused_at_once(self) -> None:
+        topic, publisher = self.topic(), self.log.publisher()
+        cause = Record("t", 0, 0, None, None, 0)
+
+        with pytest.raises(TooLarge, match="above the limit"):
+            publisher.send(topic, None, b"x" * 4 * 1024 * 1024, cause=cause)
+
+        assert (cause.sent, publisher.waiting()) == (0, 0)
+
+    # Readers of everything
+
+    def test_a_reader_is_given_every_partition_from_the_beginning(self) -> None:
+        topic, other = self.topic(3), self.topic()
+        for partition in range(3):
+            fill(self.log, topic, numbered(2, f"{partition}/"), partition)
+        fill(self.log, other, [b"other"])
+
+        reader = self.log.reader([topic, other])
+        read: list[Record] = []
+        assert not reader.caught_up()
+        until(lambda: bool(reader.caught_up()), [lambda: read.extend(reader.poll(POLL_S))])
+        reader.close()
+
+        assert len(read) == 7
+        assert [r.value for r in read if r.partition == 1] == [b"1/0", b"1/1"]
+
+    def test_a_reader_begins_where_it_is_told_to(self) -> None:
+        topic = self.topic(2)
+        fill(self.log, topic, numbered(4), 0)
+        fill(self.log, topic, numbered(4), 1)
+
+        reader = self.log.reader([topic], {(topic, 0): 3})
+        read: list[Record] = []
+        until(lambda: bool(reader.caught_up()), [lambda: read.extend(reader.poll(POLL_S))])
+        reader.close()
+
+        assert [r.value for r in read if r.partition == 0] == [b"3"]
+        assert [r.value for r in read if r.partition == 1] == numbered(4)
+
+    def test_a_reader_from_the_end_is_given_what_comes(self) -> None:
+        topic = self.topic(2)
+        fill(self.log, topic, numbered(4), 0)
+
+        reader = self.log.reader([topic], from_end=True)
+        read: list[Record] = []
+        assert reader.caught_up()
+        fill(self.log, topic, [b"new"], 0)
+        fill(self.log, topic, [b"newer"], 1)
+        until(lambda: len(read) == 2, [lambda: read.extend(reader.poll(POLL_S))])
+        reader.close()
+
+        assert {r.value for r in read} == {b"new", b"newer"}
+
+    def test_a_reader_of_empty_topics_has_caught_up(self) -> None:
+        reader = self.log.reader([self.topic(2)])
+
+        assert reader.caught_up()
+        reader.close()
+
+    def test_readers_are_in_nobodys_way(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(2))
+
+        readers = [self.log.reader([topic]) for _ in range(2)]
+        member = self.member(group, topic)
+        until(lambda: len(member.records) == 2, [member])
+
+        for reader in readers:
+            read: list[Record] = []
+            until(lambda read=read: len(read) == 2, [
+                lambda reader=reader, read=read: read.extend(reader.poll(POLL_S))
+            ])  # fmt: skip
+            reader.close()
+
+    # What is not there
+
+    def test_a_topic_that_is_not_there_is_named(self) -> None:
+        absent = self.named("absent")
+
+        for ask in (
+            lambda: self.log.partitions(absent),
+            lambda: self.log.reader([absent]),
+            lambda: self.log.source(self.named("group"), [absent], Progress),
+        ):
+            with pytest.raises(TopicsDiffer, match=absent):
+                ask()
+
+    def test_a_topic_has_as_many_partitions_as_it_was_given(self) -> None:
+        assert self.log.partitions(self.topic(3)) == 3
+
+    def test_a_role_that_needs_what_retention_took_stops_its_worker(self) -> None:
+        topic = self.topic()
+
+        class NeedsMore(InHand):
+            def assigned(self, held: Held, progress: Progress) -> int:
+                return held.log_start - 1
+
+        codec = Codec(LocalRegistry())
+        publisher = self.log.publisher()
+        loop = Loop(self.log, NeedsMore(topic), codec, publisher, Topics(), self.named("group"))
+
+        with pytest.raises(JournalGone, match="retention has passed it"):
+            until(lambda: False, [lambda: loop.turn(POLL_S)])

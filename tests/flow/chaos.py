@@ -1,0 +1,502 @@
+"""Whole rollouts on the in-memory log under a seeded scheduler that harms everybody.
+
+Members join, leave, die at any yield point, are taken for dead and come back as zombies. Sent
+records reach the log late, out of order between partitions, or never when their process dies; acks
+come later still. Everything random comes from one seed.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from consumers.agents.fold import Journal, World
+from consumers.agents.worker import Capacity, program_of
+from consumers.log import Commit, Headers, Listener, Record
+from consumers.loop import Loop
+from consumers.memory import LIMIT_BYTES, MemoryLog, MemoryPublisher, MemorySource
+from inference.scripted import ScriptedEngine
+from schemas.errors import TooLarge, WorkFailed
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    Limits,
+    ModelAnswered,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+)
+from tests.consumers.rig import Rig
+
+LAKE = {
+    "id": "FrozenLake-v1",
+    "kwargs": {"desc": ["SFF", "FHF", "FFG"], "is_slippery": False, "max_episode_steps": 6},
+    "observation": "s{observation}",
+    "actions": ["L", "D", "R", "U"],
+}
+KINDS = ("agents", "models", "environments", "rewards")
+AGENTS = ("react", "react", "tests.consumers.journals:side_by_side", "tests.flow.chaos:patient")
+
+
+def patient(task: Any) -> Any:
+    """A program that forgives: whatever fails, it asks again, and ends well."""
+    from consumers.agents.wishes import CallModel, Finish, Reset, Step, WishFailed, user
+
+    said, failures = [], 0
+    for wish in [Reset(), CallModel([user("a")]), Step("R"), CallModel([user("b")]), Step("D")]:
+        try:
+            said.append(getattr((yield wish), "text", ""))
+        except WishFailed:
+            failures += 1
+    yield Finish(f"{failures} failed, {task.rng.randrange(100)}: {said}")
+
+
+class Killed(BaseException):
+    """The process is gone; nothing on its way out runs."""
+
+
+@dataclass
+class Life:
+    """One process: how many yield points it has left, and what dies with it."""
+
+    random: Random
+    small_batches: bool
+    left: int | None = None
+    calm: bool = False
+    publishers: list["LazyPublisher"] = field(default_factory=list)
+
+    def point(self) -> None:
+        """A place where the process may die."""
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+class LazyPublisher(MemoryPublisher):
+    """Sent records lie in a buffer for a while; only within a partition their order is kept."""
+
+    def __init__(self, log: "HarmedLog", life: Life) -> None:
+        super().__init__(log)
+        self.life = life
+        self._buffer: list[tuple[str, int, Any, Any, Any, Record | None]] = []
+        life.publishers.append(self)
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Record | None = None,
+    ) -> None:
+        self.life.point()
+        count = self.log.partitions(topic)
+        if value is not None and len(value) > LIMIT_BYTES:
+            raise TooLarge(topic, len(value), LIMIT_BYTES)
+        raw = key.encode() if isinstance(key, str) else key
+        number = sum(raw or b"") % count if partition is None else partition
+        if cause is not None:
+            cause.sent += 1
+        self._buffer.append((topic, number, raw, value, headers, cause))
+        self.life.point()
+
+    def poll(self) -> None:
+        self.life.point()
+        self._deliver(0.0 if self.life.calm else 0.3)
+        keep = 0 if self.life.calm else self.life.random.randint(0, len(self._unacked))
+        acked, self._unacked = (
+            self._unacked[: len(self._unacked) - keep],
+            self._unacked[len(self._unacked) - keep :],
+        )
+        for cause in acked:
+            if cause is not None:
+                cause.acked += 1
+
+    def flush(self, timeout_s: float) -> int:
+        self.life.point()
+        self._deliver(0.0)
+        self.life.point()
+        return super().flush(timeout_s)
+
+    def waiting(self) -> int:
+        return len(self._buffer) + len(self._unacked)
+
+    def die(self) -> None:
+        """What is on the wire may still arrive."""
+        self._deliver(self.life.random.random())
+        self._buffer.clear()
+
+    def _deliver(self, stays: float) -> None:
+        held: set[tuple[str, int]] = set()
+        buffer, self._buffer = self._buffer, []
+        for item in buffer:
+            topic, number, key, value, headers, cause = item
+            if (topic, number) in held or self.life.random.random() < stays:
+                held.add((topic, number))
+                self._buffer.append(item)
+                continue
+            self.log.append(topic, key, value, number, headers)
+            self._unacked.append(cause)
+            if self.life.random.random() < 0.02:
+                self.log.hole(topic, number)
+
+
+class HarmedSource(MemorySource):
+    """A member that may die before and after whatever it does."""
+
+    life: Life
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        self.life.point()
+        if self.life.small_batches:
+            most = self.life.random.choice((1, 3, 10, 500))
+        records = super().poll(timeout_s, most)
+        self.life.point()
+        return records
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        self.life.point()
+        super().commit(commits)
+        self.life.point()
+
+
+class HarmedLog(MemoryLog):
+    """Gives every client to the process that is being made."""
+
+    life: Life
+
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> HarmedSource:
+        source = HarmedSource(self, self.group(group), topics, listener)
+        source.life = self.life
+        return source
+
+    def publisher(self, *, bulk: bool = False) -> LazyPublisher:
+        del bulk
+        return LazyPublisher(self, self.life)
+
+
+@dataclass
+class Member:
+    kind: str
+    name: str
+    life: Life
+    loop: Loop
+    zombie: bool = False
+
+    @property
+    def source(self) -> HarmedSource:
+        assert isinstance(self.loop.source, HarmedSource)
+        return self.loop.source
+
+
+class Chaos:
+    """One schedule, drawn from one seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        rollouts: int = 4,
+        small_batches: bool = True,
+        quotas: Sequence[int] = (0,),
+        most_live: Sequence[int] = (4000,),
+    ) -> None:
+        self.random = Random(seed)
+        self.small_batches = small_batches
+        self.quotas = quotas
+        self.most_live = most_live
+        self.rig = Rig(partitions=2, make_log=HarmedLog)
+        self.members: list[Member] = []
+        self.requests = [self._request(n) for n in range(rollouts)]
+        self.asked = 0
+        self.faults: Counter[str] = Counter()
+        self.births = 0
+
+    def _request(self, number: int) -> RolloutRequest:
+        dice = self.random
+        lake = {**LAKE, "replayable": dice.random() < 0.7}
+        limits = Limits(
+            max_turns=4,
+            max_tries=dice.choice((1, 3)),
+            max_attempts=dice.choice((1, 3)),
+            call_timeout_s=20.0,
+            step_timeout_s=20.0,
+            rollout_timeout_s=300.0,
+        )
+        task = Task("gymnasium", json.dumps(lake), seed=number, prompt="Cross the lake.")
+        rollout_id, group = f"r{number}", f"g{number // 2}"
+        return RolloutRequest(
+            rollout_id, task, dice.choice(AGENTS), policy_id="p", group_id=group, limits=limits
+        )
+
+    # Members
+
+    def join(self, kind: str) -> Member:
+        self.births += 1
+        name = f"{kind}-{self.births}"
+        life = Life(self.random, self.small_batches)
+        log = self.rig.log
+        assert isinstance(log, HarmedLog)
+        log.life = life
+        if kind == "models":
+            loop = self.rig.models(ScriptedEngine("p", self._say), name)
+        elif kind == "agents":
+            most = Capacity(self.random.choice(self.most_live), self.random.choice(self.quotas))
+            loop = self.rig.agents(name, capacity=most)
+        else:
+            loop = getattr(self.rig, kind)(name)
+        self.members.append(Member(kind, name, life, loop))
+        return self.members[-1]
+
+    def _say(self, call: ModelCall) -> str:
+        """Every server says something else, so that it matters whose answer counts."""
+        if self.random.random() < 0.08:
+            code = "overloaded"
+            raise WorkFailed(code, "too much to do", retriable=True)
+        return self.random.choice("LDRU")
+
+    def bury(self, member: Member) -> None:
+        """The process is gone; the group learns it at once."""
+        self.members.remove(member)
+        for publisher in member.life.publishers:
+            publisher.die()
+        member.source.kill()
+
+    def turn(self, member: Member) -> int:
+        try:
+            return member.loop.turn(0.0)
+        except Killed:
+            self.faults["killed in a turn"] += 1
+            self.bury(member)
+            return 1
+
+    # What may happen
+
+    def act(self) -> None:
+        happen = self.random.choices(*zip(*self._events(), strict=True))[0]
+        happen()
+
+    def _events(self) -> Iterable[tuple[Callable[[], None], float]]:
+        return (
+            (self._turn, 60),
+            (self._doom, 3),
+            (self._kill, 0.7),
+            (self._join, 2.5),
+            (self._leave, 0.7),
+            (self._expel, 1),
+            (self._rejoin, 1.5),
+            (self._pass_time, 5),
+            (self._ask, 4),
+            (self._cancel, 0.15),
+        )
+
+    def _turn(self) -> None:
+        if self.members:
+            self.turn(self.random.choice(self.members))
+
+    def _doom(self) -> None:
+        """Let somebody die at some later point, whatever it is doing there."""
+        if self.members:
+            self.random.choice(self.members).life.left = self.random.randint(0, 40)
+
+    def _kill(self) -> None:
+        if self.members:
+            self.faults["killed between turns"] += 1
+            self.bury(self.random.choice(self.members))
+
+    def _join(self) -> None:
+        lacking = [k for k in KINDS if all(m.kind != k for m in self.members)]
+        kind = self.random.choice(lacking or KINDS)
+        if sum(m.kind == kind for m in self.members) < 3:
+            self.join(kind)
+
+    def _leave(self) -> None:
+        if not self.members:
+            return
+        member = self.random.choice(self.members)
+        if member.zombie:
+            return
+        self.faults["left"] += 1
+        try:
+            member.loop.stop(0.0)
+            for publisher in member.life.publishers:
+                publisher.die()
+            self.members.remove(member)
+        except Killed:
+            self.faults["killed while leaving"] += 1
+            self.bury(member)
+
+    def _expel(self) -> None:
+        alive = [m for m in self.members if not m.zombie and m.source.positions]
+        if alive:
+            self.faults["expelled"] += 1
+            member = self.random.choice(alive)
+            member.zombie = True
+            member.source.expel()
+
+    def _rejoin(self) -> None:
+        zombies = [m for m in self.members if m.zombie]
+        if zombies:
+            member = self.random.choice(zombies)
+            member.zombie = False
+            member.source.rejoin()
+
+    def _pass_time(self) -> None:
+        self.rig.clock.pass_by(self.random.choice((0.1, 0.6, 1.1, 1.1, 25.0)))
+
+    def _ask(self) -> None:
+        if self.asked < len(self.requests):
+            self.rig.ask(self.requests[self.asked], self.random.randrange(2))
+            self.asked += 1
+
+    def _cancel(self) -> None:
+        self.faults["cancelled"] += 1
+        self.rig.order("cancel", rollout_id=self.random.choice(self.requests).rollout_id)
+
+    # One schedule
+
+    def run(self, steps: int = 250) -> "Chaos":
+        for kind in KINDS:
+            self.join(kind)
+        for _ in range(steps):
+            self.act()
+        self.settle()
+        return self
+
+    def settle(self, rounds: int = 400) -> None:
+        """Ask for the rest, replace everybody, and let them work in peace."""
+        while self.asked < len(self.requests):
+            self._ask()
+        for member in list(self.members):
+            member.life.left = None
+            if member.zombie or self.random.random() < 0.5:
+                self.bury(member)
+        for kind in KINDS:
+            self.join(kind)
+        for member in self.members:
+            member.life.calm = True
+        quiet = 0
+        for _ in range(rounds):
+            self.rig.clock.pass_by(0.3)
+            moved = sum(self.turn(member) for member in list(self.members))
+            quiet = quiet + 1 if not moved and self._all_scored() else 0
+            if quiet > 5:
+                return
+        missing = {r.rollout_id for r in self.requests} - self._scored_ids()
+        msg = f"no peace after {rounds} rounds; not scored: {sorted(missing)}"
+        raise AssertionError(msg)
+
+    def _scored_ids(self) -> set[str]:
+        scored = self.rig.read(self.rig.topics.scored, ScoredTrajectory)
+        return {s.trajectory.rollout_id for s in scored}
+
+    def _all_scored(self) -> bool:
+        return self._scored_ids() >= {r.rollout_id for r in self.requests}
+
+    # What must hold
+
+    def check(self) -> None:
+        ended, commands, counted = self.refold()
+        topics = self.rig.topics
+        wanted = {request.rollout_id for request in self.requests}
+        assert set(ended) == wanted, "every accepted request has exactly one end"
+        for trajectory in self.rig.trajectories():
+            encoded = self.rig.codec.encode(topics.trajectories, trajectory)
+            assert encoded == ended[trajectory.rollout_id], "one history, byte for byte"
+        assert {t.rollout_id for t in self.rig.trajectories()} == wanted
+        for scored in self.rig.read(topics.scored, ScoredTrajectory):
+            encoded = self.rig.codec.encode(topics.trajectories, scored.trajectory)
+            assert encoded == ended[scored.trajectory.rollout_id]
+        self._check_counting(ended, counted)
+        self._check_commands(commands)
+        self._check_commits()
+        assert self.rig.log.all(topics.dead_letters) == []
+
+    def refold(self) -> tuple[dict[str, bytes], set[bytes], Counter[tuple[str, int]]]:
+        """Fold every journal again from its beginning, and count it without any program."""
+        ended: dict[str, bytes] = {}
+        commands: set[bytes] = set()
+        counted: Counter[tuple[str, int]] = Counter()
+        for partition in range(2):
+            journal = Journal(partition, World(program_of, Random), "refold")
+            records = [
+                r for r in self.rig.log.all(self.rig.topics.events) if r.partition == partition
+            ]
+            law = Law(counted)
+            for record in records:
+                event = self.rig.codec.decode(record.value, Event)
+                is_open = event.rollout_id in journal.open
+                effects = journal.take(event, record.offset, record.timestamp_ms)
+                if is_open:
+                    law.take(event)
+                for effect in effects:
+                    if isinstance(effect, Trajectory):
+                        assert effect.rollout_id not in ended, "two ends"
+                        encoded = self.rig.codec.encode(self.rig.topics.trajectories, effect)
+                        ended[effect.rollout_id] = encoded
+                    elif isinstance(effect, ModelCall | EnvironmentStep):
+                        commands.add(effect.command_id)
+            assert not journal.open
+        return ended, commands, counted
+
+    def _check_counting(self, ended: dict[str, bytes], counted: Counter[tuple[str, int]]) -> None:
+        """Counting by the law alone, without a program, finds what the fold applied."""
+        for encoded in ended.values():
+            t = self.rig.codec.decode(encoded, Trajectory)
+            answers = sum(
+                message.role == "assistant" for s in t.sequences or () for message in s.messages
+            )
+            assert len(t.steps or ()) + answers == counted[t.rollout_id, t.attempt]
+
+    def _check_commands(self, implied: set[bytes]) -> None:
+        for topic, kind in (
+            (self.rig.topics.steps, EnvironmentStep),
+            (self.rig.topics.calls("p"), ModelCall),
+        ):
+            for command in self.rig.read(topic, kind):
+                assert command.command_id in implied, "the journal implies every command"
+
+    def _check_commits(self) -> None:
+        for name, group in self.rig.log.groups.items():
+            for (topic, partition), (offset, _) in group.committed.items():
+                end = self.rig.log.topics[topic][partition].end
+                assert offset <= end, (name, topic, partition)
+
+    def repeats(self) -> int:
+        """Answers that no history needed."""
+        answers = self.rig.events(ModelAnswered) + self.rig.events(EnvironmentStepped)
+        return len(answers) - len({a.command_id for a in answers})
+
+
+class Law:
+    """The rule of counting, written down once more: place in the log, attempt, position, try."""
+
+    def __init__(self, counted: Counter[tuple[str, int]]) -> None:
+        self.counted = counted
+        self.attempts: Counter[str] = Counter()
+        self.tries: Counter[tuple[str, int, int]] = Counter()
+        self.closed: set[tuple[str, int, int]] = set()
+
+    def take(self, event: Event) -> None:
+        attempt = self.attempts[event.rollout_id] + 1
+        if isinstance(event.body, AttemptStarted) and event.attempt == attempt + 1:
+            self.attempts[event.rollout_id] += 1
+        place = event.rollout_id, event.attempt, event.position
+        current = event.attempt == attempt and event.tries == self.tries[place]
+        if not current or place in self.closed:
+            return
+        if isinstance(event.body, CallFailed):
+            self.tries[place] += 1
+        elif isinstance(event.body, ModelAnswered | EnvironmentStepped):
+            self.closed.add(place)
+            self.counted[event.rollout_id, event.attempt] += 1

@@ -1,0 +1,199 @@
+"""Whole rollouts on the in-memory log, in peace and under every fault that it knows.
+
+A schedule that fails names its seed; `Chaos(seed).run().check()` repeats it.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+import structlog
+
+from consumers.agents.fold import Journal, World
+from consumers.agents.worker import program_of
+from inference.scripted import ScriptedEngine
+from schemas.messages import (
+    EnvironmentStep,
+    Event,
+    Limits,
+    ModelCall,
+    RolloutRequest,
+    RolloutStarted,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+)
+from tests.consumers.rig import Rig
+from tests.flow.chaos import LAKE, Chaos
+
+SCHEDULES = 360
+BATCHES = 12
+SMALL_BATCHES = False
+"""Whether a silent fold may take several turns."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Hundreds of schedules would log a hundred thousand lines."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def crossing(number: int, group: str = "") -> RolloutRequest:
+    return RolloutRequest(
+        f"r{number}",
+        Task("gymnasium", json.dumps(LAKE), seed=number, system="Cross the lake."),
+        policy_id="p",
+        group_id=group,
+        limits=Limits(max_turns=6),
+    )
+
+
+def walk(call: ModelCall) -> str:
+    return "RRDDLU"[call.position // 2 % 6]
+
+
+# In peace
+
+
+def test_a_rollout_crosses_the_lake_and_is_rewarded() -> None:
+    rig = Rig()
+    loops = [
+        rig.agents(),
+        rig.models(ScriptedEngine("p", walk)),
+        rig.environments(),
+        rig.rewards(),
+    ]
+
+    rig.ask(crossing(0))
+    rig.settle(*loops)
+
+    scored = rig.read(rig.topics.scored, ScoredTrajectory)[0]
+    trajectory = scored.trajectory
+    assert (scored.total, trajectory.status) == (1.0, "finished")
+    assert [step.text for step in trajectory.steps or ()] == ["s0", "s1", "s2", "s5", "s8"]
+    said = [m.content for m in (trajectory.sequences or ())[0].messages]
+    assert said == ["Cross the lake.", "s0", "R", "s1", "R", "s2", "D", "s5", "D"]
+
+
+def test_in_peace_nothing_is_done_twice() -> None:
+    rig = Rig(partitions=3)
+    loops = [
+        rig.agents("a1"),
+        rig.agents("a2"),
+        rig.models(ScriptedEngine("p", walk), "m1"),
+        rig.models(ScriptedEngine("p", walk), "m2"),
+        rig.environments("e1"),
+        rig.environments("e2"),
+        rig.rewards(),
+    ]
+
+    for number in range(60):
+        rig.ask(crossing(number, f"g{number // 8}"), partition=None)
+    rig.settle(*loops)
+
+    ids = [c.command_id for c in rig.read(rig.topics.calls("p"), ModelCall)]
+    ids += [c.command_id for c in rig.read(rig.topics.steps, EnvironmentStep)]
+    assert len(ids) == len(set(ids)) == 60 * 9
+    assert len(rig.trajectories()) == 60
+    assert len(rig.log.all(rig.topics.events)) == 60 * (9 + 2)
+    assert [s.total for s in rig.read(rig.topics.scored, ScoredTrajectory)] == [1.0] * 60
+
+
+def test_workers_may_join_and_leave_while_rollouts_live() -> None:
+    rig = Rig(partitions=4)
+    models, environments = rig.models(ScriptedEngine("p", walk)), rig.environments()
+    workers = [rig.agents("a0")]
+    for number in range(24):
+        rig.ask(crossing(number), partition=None)
+
+    for turn in range(60):
+        if turn % 7 == 3:
+            workers.append(rig.agents(f"a{turn}"))
+        if turn % 11 == 10:
+            workers.pop(0).stop()
+        for loop in (*workers, models, environments):
+            loop.turn(0.0)
+    rig.settle(*workers, models, environments)
+
+    assert Counter(t.rollout_id for t in rig.trajectories()).keys() == {
+        f"r{number}" for number in range(24)
+    }
+    assert {t.status for t in rig.trajectories()} == {"finished"}
+
+
+def test_asking_everything_once_more_changes_nothing() -> None:
+    """A group set back to the beginning starts nothing anew: the chain of starts forbids it."""
+    rig = Rig(partitions=2)
+    loops = [rig.agents("a1"), rig.models(ScriptedEngine("p", walk)), rig.environments()]
+    for number in range(8):
+        rig.ask(crossing(number), partition=None)
+    rig.settle(*loops)
+    rig.commit(*loops)
+    calls = len(rig.log.all(rig.topics.calls("p")))
+
+    loops[0].stop()
+    group = rig.log.group("t.agents").committed
+    for tp in [tp for tp in group if tp[0] == rig.topics.requests]:
+        del group[tp]
+    rig.settle(rig.agents("a2"), *loops[1:])
+
+    assert len(rig.events(RolloutStarted)) == 16
+    assert len(rig.log.all(rig.topics.calls("p"))) == calls
+    assert len(rig.trajectories()) == 8
+
+
+def test_a_group_that_lost_its_commits_does_work_again_and_reaches_the_same_history() -> None:
+    rig = Rig(partitions=2)
+    loops = [rig.agents("a1"), rig.models(ScriptedEngine("p", walk)), rig.environments()]
+    for number in range(8):
+        rig.ask(crossing(number), partition=None)
+    for _ in range(5):
+        for loop in loops:
+            loop.turn(0.0)
+    loops[0].source.kill()  # type: ignore[attr-defined]
+    rig.log.groups.clear()
+
+    again = [rig.agents("a2"), rig.models(ScriptedEngine("p", walk), "m2")]
+    rig.settle(*again, rig.environments("e2"))
+
+    assert len({t.rollout_id for t in rig.trajectories()}) == 8
+    for one in rig.trajectories():
+        assert replace(one) in refolded(rig)
+
+
+def refolded(rig: Rig) -> list[Trajectory]:
+    """What folding every journal from its beginning gives."""
+    found: list[Trajectory] = []
+    for partition in range(rig.log.partitions(rig.topics.events)):
+        journal = Journal(partition, World(program_of, Random), "refold")
+        for record in rig.log.all(rig.topics.events):
+            if record.partition == partition:
+                event = rig.codec.decode(record.value, Event)
+                effects = journal.take(event, record.offset, record.timestamp_ms)
+                found += [effect for effect in effects if isinstance(effect, Trajectory)]
+    return found
+
+
+# Under faults
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_whatever_dies_every_rollout_has_one_end_and_one_history(batch: int) -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(batch, SCHEDULES, BATCHES):
+        chaos = Chaos(seed, small_batches=SMALL_BATCHES)
+        try:
+            chaos.run(steps=150).check()
+        except Exception as error:
+            error.add_note(f"Chaos({seed}, small_batches={SMALL_BATCHES}).run(150).check()")
+            raise
+        faults += chaos.faults
+
+    assert faults["killed in a turn"] > 20
+    assert faults["expelled"] > 5

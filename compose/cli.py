@@ -51,7 +51,9 @@ def settings() -> "Settings":
 
 def cluster() -> "Cluster":
     from compose.cluster import cluster_of
+    from compose.logs import set_up
 
+    set_up("cli", "cli")
     return cluster_of(settings())
 
 

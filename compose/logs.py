@@ -10,6 +10,7 @@ import structlog
 def set_up(role: str, worker: str) -> None:
     """Configure structlog once; libraries' own logging goes to stderr from warnings on."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     readable = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
     structlog.configure(

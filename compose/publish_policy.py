@@ -4,7 +4,7 @@ from pathlib import Path
 
 from compose.cluster import Cluster
 from producers import provision
-from schemas.errors import Refused
+from schemas.errors import Refused, Unavailable
 from schemas.headers import full_headers
 from schemas.messages import PolicyVersion
 from schemas.topics import checked, wanted
@@ -45,7 +45,9 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     headers = full_headers("PolicyVersion", f"{policy_id}/{version}", "cli", policy_id, policy_id)
     publisher = cluster.log.publisher()
     publisher.send(topic, policy_id, cluster.codec.encode(topic, record), headers=headers)
-    publisher.flush(FLUSH_S)
+    if publisher.flush(FLUSH_S):
+        msg = f"the broker did not take version {version} within {FLUSH_S:g} s; try again"
+        raise Unavailable(msg)
     return version
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from consumers.guard import Guard
-from consumers.log import Log
+from consumers.log import Log, Publisher
 from consumers.loop import Loop, Role
 from schemas.codec import Codec
 from schemas.messages import Event, ScoredTrajectory, Trajectory
@@ -49,19 +49,20 @@ class Workshop:
         given = self.settings.agents
         self.codec.prepare(self.topics.events, Event)
         self.codec.prepare(self.topics.trajectories, Trajectory)
-        publisher = self.log.publisher()
+        commands, trajectories = self.log.publisher(), self.log.publisher(bulk=True)
         role = Agents(
             name,
             self.log,
             self.codec,
             self.topics,
-            publisher,
-            self.log.publisher(bulk=True),
+            commands,
+            trajectories,
             capacity=Capacity(given.max_live, given.max_running_per_user),
             guard=self._guard("the program", given.program_timeout_s),
-            accept_skipped=accept,
+            accept=accept,
         )
-        return self._loop(role, publisher, self.topics.group("agents"), accept=accept)
+        group = self.topics.group("agents")
+        return self._loop(role, [commands, trajectories], group, accept=accept)
 
     def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
         from consumers.models import Models
@@ -70,7 +71,7 @@ class Workshop:
         publisher = self.log.publisher()
         role = Models(name, self.log, self.codec, self.topics, publisher, engine)
         return self._loop(
-            role, publisher, self.topics.group("models", engine.policy_id), accept=accept
+            role, [publisher], self.topics.group("models", engine.policy_id), accept=accept
         )
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
@@ -80,7 +81,7 @@ class Workshop:
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
         role = Environments(name, self.codec, self.topics, publisher, threads=threads)
-        return self._loop(role, publisher, self.topics.group("environments"), accept=accept)
+        return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
 
     def rewards(
         self,
@@ -113,9 +114,12 @@ class Workshop:
                 source_partition=partition,
                 source_offset=offset,
             ),
+            scoring_id=scoring_id,
             guard=self._guard("the scorer", given.scorer_timeout_s),
         )
-        return self._loop(role, publisher, self.topics.group("rewards", scoring_id), accept=accept)
+        return self._loop(
+            role, [publisher], self.topics.group("rewards", scoring_id), accept=accept
+        )
 
     def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
         """The trainer of a run, resumed from its newest checkpoint."""
@@ -156,12 +160,14 @@ class Workshop:
             guard.watch()
         return guard
 
-    def _loop(self, role: Role, publisher: object, group: str, *, accept: bool = False) -> Loop:
+    def _loop(
+        self, role: Role, publishers: Sequence[Publisher], group: str, *, accept: bool = False
+    ) -> Loop:
         loop = Loop(
             self.log,
             role,
             self.codec,
-            publisher,  # type: ignore[arg-type]
+            publishers,
             self.topics,
             group,
             accept_truncation=accept,

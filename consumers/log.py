@@ -99,6 +99,9 @@ class Listener(Protocol):
 class Source(Protocol):
     """A member of a consumer group."""
 
+    refused: int
+    """Commits that were not taken; normal during a rebalance."""
+
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         """Return as soon as there is something; only records of partitions owned now."""
         ...

@@ -31,7 +31,7 @@ COMMIT_EVERY_RECORDS = 5000
 DRAIN_S = 20.0
 ARM_EVERY_S = 5.0
 REVOKE_S = 5.0
-METADATA_BYTES = 4096
+METADATA_BYTES = 4095
 SPAN = 2000
 """Records of one partition in hand at once; more would make a restart repeat all behind one."""
 RETRY_S = 1.0
@@ -43,6 +43,7 @@ STORM_SHARE = 0.1
 STORM_WINDOW = 1000
 
 log = structlog.get_logger()
+NOTHING = (-1, "")
 
 
 @dataclass(slots=True)
@@ -59,9 +60,11 @@ class Progress:
     taken: deque[Record] = field(default_factory=deque)
     held: deque[Record] = field(default_factory=deque)
     """Delivered, but waiting for the registry."""
+    end: int = 0
+    """Where the partition was last said to end; behind the last record there may be holes."""
     skip: frozenset[int] = frozenset()
     """Offsets above the commit that were finished before a restart."""
-    committed: tuple[int, str] = (-1, "")
+    committed: tuple[int, str] = NOTHING
     paused: bool = False
     lost: bool = False
 
@@ -71,6 +74,8 @@ class Progress:
         while self.taken and self.taken[0].finished():
             self.next_offset = self.taken.popleft().offset + 1
             moved += 1
+        if not self.taken and self.end > self.next_offset:
+            self.next_offset = self.end
         return moved
 
 
@@ -131,11 +136,10 @@ class DeadLetters:
         self.in_a_row = 0
         self.recent: deque[bool] = deque(maxlen=STORM_WINDOW)
 
-    def read(self, count: int) -> None:
-        """So many records were readable."""
-        if count:
-            self.in_a_row = 0
-            self.recent.extend([False] * min(count, STORM_WINDOW))
+    def read(self) -> None:
+        """One more record was readable."""
+        self.in_a_row = 0
+        self.recent.append(False)
 
     def bury(self, record: Record, error: WireError) -> None:
         """Write the original bytes, key and headers; the record waits for that ack."""
@@ -176,7 +180,7 @@ class Loop:
         log_: Log,
         role: Role,
         codec: Codec,
-        publisher: Publisher,
+        publishers: Sequence[Publisher],
         topics: Topics,
         group: str,
         *,
@@ -185,15 +189,16 @@ class Loop:
     ) -> None:
         self.role = role
         self.codec = codec
-        self.publisher = publisher
+        self.publishers = publishers
         self.clock = clock
         self.accept_truncation = accept_truncation
         self.partitions: dict[TopicPartition, Progress] = {}
         self.counts: Counter[str] = Counter()
-        self.letters = DeadLetters(publisher, topics, group)
+        self.letters = DeadLetters(publishers[0], topics, group)
         self._commit_due = clock() + COMMIT_EVERY_S
         self._retry_due = 0.0
         self._since_commit = 0
+        self._refused = 0
         self.source = log_.source(group, role.topics, self)
 
     # One turn
@@ -210,7 +215,7 @@ class Loop:
         for topic, partition, offset in self.source.ended():
             self._at_end(topic, partition, offset)
         self.role.tick()
-        self.publisher.poll()
+        self._count_acks()
         self._since_commit += len(records)
         now = self.clock()
         if now >= self._commit_due or self._since_commit >= COMMIT_EVERY_RECORDS:
@@ -237,7 +242,7 @@ class Loop:
         """How long the next poll may wait: briefly while work is in flight elsewhere."""
         if self.role.in_flight():
             return self.role.poll_s
-        return 0.02 if self.publisher.waiting() else 0.1
+        return 0.02 if self._waiting() else 0.1
 
     def stop(self, drain_s: float = DRAIN_S) -> None:
         """Take nothing more, finish what was taken, wait for acks, commit, close."""
@@ -246,9 +251,20 @@ class Loop:
         while self.role.in_flight() and self.clock() < until:
             self.source.poll(self.role.poll_s)
             self.role.tick()
-            self.publisher.poll()
-        self.publisher.flush(max(1.0, until - self.clock()))
+            self._count_acks()
+        self._flush(max(1.0, until - self.clock()))
         self.source.close()
+
+    def _count_acks(self) -> None:
+        for publisher in self.publishers:
+            publisher.poll()
+
+    def _flush(self, timeout_s: float) -> None:
+        for publisher in self.publishers:
+            publisher.flush(timeout_s)
+
+    def _waiting(self) -> int:
+        return sum(publisher.waiting() for publisher in self.publishers)
 
     # Records
 
@@ -271,7 +287,6 @@ class Loop:
                 self.counts["finished_before"] += 1
                 continue
             self._decode_one(record, progress_or_none, batch)
-        self.letters.read(len(batch))
         return batch
 
     def _decode_one(
@@ -282,7 +297,10 @@ class Loop:
             return
         try:
             batch.append((record, self.codec.decode(record.value, self.role.expects(record.topic))))
+            self.letters.read()
         except WireError as error:
+            if record.offset < progress.floor:
+                return  # buried when it was read for the first time
             # What came before it is handled first, so that nothing overtakes it.
             self.role.take(batch)
             batch.clear()
@@ -317,7 +335,7 @@ class Loop:
         return start
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self.publisher.flush(REVOKE_S)
+        self._flush(REVOKE_S)
         commits = self._commits([self.partitions[tp] for tp in partitions if tp in self.partitions])
         if commits:
             self.source.commit_now(commits)
@@ -335,8 +353,7 @@ class Loop:
         progress = self.partitions.get((topic, partition))
         if progress is None:
             return
-        if not progress.taken and offset > progress.next_offset:
-            progress.next_offset = offset
+        progress.end = offset
         self.role.at_end(progress)
 
     # Commits
@@ -344,6 +361,10 @@ class Loop:
     def _commit_finished(self, now: float) -> None:
         self._commit_due = now + COMMIT_EVERY_S
         self._since_commit = 0
+        if self.source.refused != self._refused:
+            self._refused = self.source.refused
+            for progress in self.partitions.values():
+                progress.committed = NOTHING
         commits = self._commits(self.partitions.values())
         if commits:
             self.source.commit(commits)
@@ -359,7 +380,7 @@ class Loop:
         return commits
 
     def _pause_and_resume(self) -> None:
-        congested = self.publisher.waiting() > 25_000
+        congested = self._waiting() > 25_000
         for tp, progress in self.partitions.items():
             full = congested or bool(progress.held) or self.role.full(progress)
             if full != progress.paused:

@@ -24,6 +24,7 @@ from schemas.topics import Topics
 VERSIONS_EVERY_S = 0.05
 RETRY_S = 1.0
 CANARY_TRIES = 3
+WAIT_SAID_S = 15.0
 
 log = structlog.get_logger()
 
@@ -52,12 +53,15 @@ class Models(WorkRole):
         self.most_in_hand = most_in_hand
         self.wall = wall
         self.counts: Counter[str] = Counter()
-        self._in_hand: dict[bytes, list[Record]] = {}
+        self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
         self._versions = log_.reader([topics.versions])
         self._versions_due = 0.0
         self._newest: PolicyVersion | None = None
         self._failed_canaries = 0
+        self._was_current = False
+        self._said = False
+        self._say_at = wall() + WAIT_SAID_S
 
     def expects(self, topic: str) -> type:
         del topic
@@ -79,11 +83,11 @@ class Models(WorkRole):
             self.counts["answered_again" if self.kept.get(call.command_id) else "refused"] += 1
             self.answers.give(call, body, record)
         elif call.command_id in self._in_hand:
-            self._in_hand[call.command_id].append(record)
+            self._in_hand[call.command_id][1].append(record)
         elif not self._current(call):
             self._early.append((record, call))
         else:
-            self._in_hand[call.command_id] = [record]
+            self._in_hand[call.command_id] = call, [record]
             self.engine.add(call)
 
     def _refusal(self, call: ModelCall, now_ms: int) -> CallFailed | None:
@@ -93,21 +97,37 @@ class Models(WorkRole):
         return expired(call, now_ms)
 
     def _current(self, call: ModelCall) -> bool:
-        newest = self._newest.version if self._newest else -1
-        return (
-            self._versions.caught_up()
-            and self.engine.version >= max(0, call.min_policy_version)
-            and (self.engine.version >= newest or self._failed_canaries == 0)
-        )
+        """Whether the call may be served with the present weights."""
+        return self._was_current and self.engine.version >= max(0, call.min_policy_version)
+
+    def _note_current(self) -> None:
+        """Nothing is served before the newest version at the start; later ones may take a while."""
+        newest = self._newest.version if self._newest else 0
+        if self._versions.caught_up() and self.engine.version >= newest:
+            self._was_current = True
+        elif not self._said and self.wall() > self._say_at:
+            self._said = True
+            log.warning(
+                "waiting_for_weights",
+                policy_id=self.engine.policy_id,
+                announced=self._newest.version if self._newest else None,
+                remedy="start its trainer, or announce a directory with `rollcall publish-policy`",
+            )
 
     def _abort(self, call: ModelCall) -> None:
         """Forget a rollout's calls: their records are closed without an answer."""
         self.engine.abort(call.rollout_id, call.attempt)
-        for record in self._in_hand.pop(call.command_id, []):
-            record.closed = True
+
+        def gone(other: ModelCall) -> bool:
+            return other.rollout_id == call.rollout_id and other.attempt <= call.attempt
+
+        for command_id, (held, records) in list(self._in_hand.items()):
+            if gone(held):
+                del self._in_hand[command_id]
+                for record in records:
+                    record.closed = True
         for record, early in self._early:
-            if early.rollout_id == call.rollout_id and early.attempt <= call.attempt:
-                record.closed = True
+            record.closed = record.closed or gone(early)
         self._early = [(record, early) for record, early in self._early if not record.closed]
 
     def dropped(self, progress: Progress) -> None:
@@ -118,6 +138,8 @@ class Models(WorkRole):
         if now >= self._versions_due:
             self._versions_due = now + VERSIONS_EVERY_S
             self._follow_versions()
+            if not self._was_current:
+                self._note_current()
             if self._early:
                 early, self._early = self._early, []
                 for record, call in early:
@@ -127,7 +149,7 @@ class Models(WorkRole):
                 self._answer(answer.call, answer.body)
 
     def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
-        records = self._in_hand.pop(call.command_id, [])
+        _, records = self._in_hand.pop(call.command_id, (call, []))
         if isinstance(body, ModelAnswered):
             self.kept.keep(call.command_id, body)
         for record in records:

@@ -13,7 +13,7 @@ from typing import Any
 from consumers.log import Publisher, Record
 from consumers.loop import WorkRole
 from schemas.codec import Codec
-from schemas.errors import TooLarge
+from schemas.errors import ProgramFailed, TooLarge
 from schemas.headers import full_headers
 from schemas.ids import digest
 from schemas.messages import ScoredTrajectory, Trajectory
@@ -34,6 +34,7 @@ class Rewards(WorkRole):
         publisher: Publisher,
         score: Score,
         *,
+        scoring_id: str = "default",
         guard: AbstractContextManager[object] | None = None,
     ) -> None:
         self.name = name
@@ -42,6 +43,7 @@ class Rewards(WorkRole):
         self.scored = topics.scored
         self.publisher = publisher
         self.score = score
+        self.scoring_id = scoring_id
         self.guard = guard or nullcontext()
         self.counts: Counter[str] = Counter()
 
@@ -55,8 +57,12 @@ class Rewards(WorkRole):
             record.closed = True
 
     def _score(self, record: Record, trajectory: Trajectory) -> None:
-        with self.guard:
-            scored = self.score(trajectory, record.topic, record.partition, record.offset)
+        place = record.topic, record.partition, record.offset
+        try:
+            with self.guard:
+                scored = self.score(trajectory, *place)
+        except ProgramFailed as error:
+            scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, str(error))
         self.counts["scored" if scored.total is not None else "without_reward"] += 1
         try:
             self._write(scored, record)

@@ -76,9 +76,14 @@ class _Polling:
     """Poll for the first record, then take what is there: a batched consume waits its timeout."""
 
     _consumer: Consumer
+    _fatal: list[KafkaError]
 
     def _messages(self, timeout_s: float, most: int) -> list[Message]:
-        return gathered(self._consumer, timeout_s, most)
+        found = gathered(self._consumer, timeout_s, most)
+        if self._fatal:
+            msg = f"the consumer cannot go on: {self._fatal[0].str()}"
+            raise Unfit(msg)
+        return found
 
     def _error(self, message: Message) -> None:
         """Sort one error message; raises Unfit where the process must not go on."""
@@ -111,7 +116,8 @@ class KafkaSource(_Polling):
         self, settings: Mapping[str, Any], group: str, topics: Sequence[str], listener: Listener
     ) -> None:
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
-        self._consumer = Consumer(quiet(config))
+        self._fatal = []
+        self._consumer = Consumer(quiet(config, self._fatal))
         self._listener = listener
         self._owned: set[TopicPartition] = set()
         self._ended: list[tuple[str, int, int]] = []
@@ -239,7 +245,8 @@ class KafkaReader(_Polling):
         from_end: bool = False,
     ) -> None:
         config = {**COMMON, **settings, "group.id": "rollcall-reader", "group.protocol": "classic"}
-        self._consumer = Consumer(quiet(config))
+        self._fatal = []
+        self._consumer = Consumer(quiet(config, self._fatal))
         self._waiting: dict[TopicPartition, int] = {}
         assigned = []
         for topic, count in topics.items():
@@ -325,14 +332,12 @@ class KafkaLog:
         self._lookers.clear()
 
     def partitions(self, topic: str) -> int:
-        if topic not in self._counts:
-            self._counts = Admin(self._settings).partitions()
         self._check([topic])
         return self._counts[topic]
 
     def _check(self, topics: Sequence[str]) -> None:
         """A missing topic raises no error on subscribe under KIP-848, so ask first."""
-        if not self._counts:
+        if any(topic not in self._counts for topic in topics):
             self._counts = Admin(self._settings).partitions()
         missing = [topic for topic in topics if topic not in self._counts]
         if missing:

@@ -61,13 +61,16 @@ class Cause(Protocol):
     acked: int
 
 
-def quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Client settings whose connection errors are said once and counted, not per broker and try."""
+def quiet(settings: Mapping[str, Any], fatal: list[KafkaError] | None = None) -> dict[str, Any]:
+    """Client settings whose connection errors are said once, not for every broker and try.
+
+    Fatal ones are put into `fatal`: raising inside a callback would come out as something else.
+    """
     said: set[str] = set()
 
     def once(error: KafkaError) -> None:
-        if error.fatal():
-            raise KafkaException(error)
+        if error.fatal() and fatal is not None:
+            fatal.append(error)
         if error.name() not in said:
             said.add(error.name())
             log.warning("broker_away", error=error.name(), text=error.str())
@@ -80,7 +83,8 @@ class KafkaPublisher:
 
     def __init__(self, settings: Mapping[str, Any], *, bulk: bool = False) -> None:
         lane = BULK if bulk else FAST
-        self._producer = Producer(quiet({**COMMON, **lane, **settings}))
+        self._fatal: list[KafkaError] = []
+        self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
         self._failed: DeliveryFailed | None = None
         self._gathered: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
 
@@ -142,15 +146,20 @@ class KafkaPublisher:
     def poll(self) -> None:
         self.push()
         self._producer.poll(0)
-        if self._failed is not None:
-            raise self._failed
+        self._raise_what_failed()
 
     def flush(self, timeout_s: float) -> int:
         self.push()
         left = int(self._producer.flush(timeout_s))
+        self._raise_what_failed()
+        return left
+
+    def _raise_what_failed(self) -> None:
         if self._failed is not None:
             raise self._failed
-        return left
+        if self._fatal:
+            msg = f"the producer cannot go on: {self._fatal[0].str()}"
+            raise DeliveryFailed(msg)
 
     def waiting(self) -> int:
         return len(self._producer) + len(self._gathered)

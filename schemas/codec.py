@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any, Protocol, TypeVar, cast
 
 import fastavro
-from fastavro.schema import load_schema
+from fastavro.schema import load_schema, to_parsing_canonical_form
 
 from schemas import binary, messages
 from schemas.binary import Read, Write
@@ -85,6 +85,11 @@ def schema_text(record: type) -> str:
     """
     bare = _bare(schema_of(record))
     return json.dumps(bare, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
+@cache
+def _canonical(record: type) -> str:
+    return str(to_parsing_canonical_form(schema_of(record)))
 
 
 def _bare(schema: Any) -> Any:
@@ -159,11 +164,10 @@ class Codec:
 
     def _learn(self, schema_id: int, expected: type) -> Schema:
         try:
-            writer = json.loads(self.registry.schema_of(schema_id))
-            if writer == _bare(schema_of(expected)):
+            parsed = fastavro.parse_schema(json.loads(self.registry.schema_of(schema_id)))
+            # Registries spell names their own way; what fixes the bytes is the canonical form.
+            if to_parsing_canonical_form(parsed) == _canonical(expected):
                 parsed = schema_of(expected)
-            else:
-                parsed = cast(Schema, fastavro.parse_schema(writer))
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise UnknownSchema(msg) from error
@@ -174,7 +178,7 @@ class Codec:
             msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
             raise UnknownSchema(msg)
         self._written_by[schema_id, expected] = parsed
-        return parsed
+        return cast(Schema, parsed)
 
     def _read(self, value: bytes, writer: Schema, expected: type[M]) -> M:
         ours = writer is schema_of(expected)

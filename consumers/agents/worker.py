@@ -7,7 +7,7 @@ event that caused it, so the journal's commit waits until all of it is acked.
 
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,13 +19,14 @@ import structlog
 
 from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
 from consumers.agents.programs import SHIPPED
+from consumers.agents.quota import Quota
 from consumers.agents.wishes import Program
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
 from schemas import names
 from schemas.codec import Codec
-from schemas.errors import Refused, RequestsSkipped, TooLarge, TopicsDiffer, WireError
+from schemas.errors import Refused, RequestsSkipped, TooLarge, TopicsDiffer, Unavailable, WireError
 from schemas.headers import full_headers, hot_headers
 from schemas.ids import digest
 from schemas.messages import (
@@ -44,6 +45,8 @@ from schemas.topics import Topics
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2
 SEPARATOR = ";"
+REASON = 2000
+"""Characters of a reason that go into the journal."""
 
 log = structlog.get_logger()
 
@@ -80,9 +83,17 @@ class Owned:
 
     journal: Journal
     progress: Progress
+    word: str
+    """The commit metadata found; kept until the fold is complete as of a commit."""
     reset: bool
     """Nobody left word where to begin: fold all of it, then send again what is outstanding."""
+    silent_until: int
+    """Below this, what the fold gives rise to was done before."""
+    folded: bool = False
+    """Whether everything below `silent_until` is known."""
     caught_up: bool = False
+    starting: set[int] = field(default_factory=set)
+    """Offsets of requests whose starts this worker wrote and has not read back."""
 
 
 @dataclass(slots=True)
@@ -125,7 +136,7 @@ class Agents:
         guard: Guard | None = None,
         programs: Callable[[str], Program] = program_of,
         wall: Callable[[], float] = time.time,
-        accept_skipped: bool = False,
+        accept: bool = False,
     ) -> None:
         self.name = name
         self.log = log_
@@ -135,19 +146,18 @@ class Agents:
         self.commands = commands
         self.trajectories = trajectories
         self.capacity = capacity or Capacity()
+        self.quota = Quota(self.capacity.max_running_per_user)
         self.programs = programs
         guard_or_none: dict[str, Any] = {"guard": guard} if guard else {}
         self.world = World(programs, random.Random, **guard_or_none)
         self.wall = wall
-        self.accept_skipped = accept_skipped
+        self.accept = accept
         self.loop: Loop
         self.owned: dict[int, Owned] = {}
         self.counts: Counter[str] = Counter()
         self.words = Words()
         self._from: dict[int, int] = {}
-        self._starting = 0
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, deque[Rollout]] = {}
+        self._unsent: list[tuple[str, Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
         self._control = log_.reader([topics.control])
         self._control_due = self._due = 0.0
@@ -159,24 +169,27 @@ class Agents:
 
     def assigned(self, held: Held, progress: Progress) -> int:
         if held.topic == self.names.requests:
-            self._from[held.partition] = 0 if self.accept_skipped else progress.next_offset
+            self._from[held.partition] = 0 if self.accept else progress.next_offset
             return progress.next_offset
         low, last = read_watermark(held.metadata)
         reset = held.committed is None or low is None
-        start = held.log_start if low is None else low
-        if reset:
-            progress.next_offset = progress.floor = held.log_end
-        journal = Journal(held.partition, self.world, self.name, None if reset else last)
-        self.owned[held.partition] = Owned(journal, progress, reset)
-        return start
+        if low is None or reset:
+            low, last = held.log_start, None
+            progress.next_offset = progress.floor = low
+        elif self.accept and low < held.log_start:
+            last = None
+        journal = Journal(held.partition, self.world, self.name, last)
+        until = held.log_end if reset else progress.next_offset
+        word = "" if reset else held.metadata
+        self.owned[held.partition] = Owned(journal, progress, word, reset, until, low >= until)
+        return low
 
     def dropped(self, progress: Progress) -> None:
         if progress.topic == self.names.requests:
             self._from.pop(progress.number, None)
             return
-        owned = self.owned.pop(progress.number)
-        for rollout in owned.journal.open.values():
-            self._release(rollout)
+        for rollout in self.owned.pop(progress.number).journal.open.values():
+            self.quota.leave(rollout)
             rollout.close_program()
 
     def at_end(self, progress: Progress) -> None:
@@ -187,20 +200,21 @@ class Agents:
         if progress.topic == self.names.requests:
             return ""
         owned = self.owned[progress.number]
+        if not owned.folded:
+            return owned.word
         return write_watermark(*owned.journal.low_watermark(progress.next_offset))
 
     def full(self, progress: Progress) -> bool:
         """Only requests are ever paused: answers must flow for capacity to come back."""
         if progress.topic == self.names.events:
             return False
-        live = self.live() + self._starting
         most = self.capacity.max_live
-        at = most * 7 // 8 if progress.paused else most
-        return self.words.paused or bool(most and live >= at)
+        at = max(1, most * 7 // 8) if progress.paused else most
+        return self.words.paused or bool(most and self.live() >= at)
 
     def live(self) -> int:
-        """Open rollouts in this worker's hands."""
-        return sum(len(owned.journal.open) for owned in self.owned.values())
+        """Rollouts in this worker's hands, also those whose start is on its way."""
+        return sum(len(o.journal.open) + len(o.starting) for o in self.owned.values())
 
     def in_flight(self) -> int:
         return 0
@@ -220,21 +234,24 @@ class Agents:
         if record.topic == self.names.requests:
             unread = f"unreadable-{record.partition}-{record.offset}"
             rollout_id = (record.key or b"").decode("utf-8", "replace") or unread
-            self._refuse(record, rollout_id, "unreadable", str(error), None)
+            span = self._span(record)
+            self._refuse(record, span, rollout_id, "unreadable", str(error), None)
         self.loop.bury(record, error)
 
     def _request(self, record: Record, request: RolloutRequest) -> None:
+        span = self._span(record)
         try:
             program = self.programs(request.agent)
             self._check_policy(request.policy_id)
         except Refused as error:
-            self._refuse(record, request.rollout_id, "refused", str(error), request)
+            self._refuse(record, span, request.rollout_id, "refused", str(error), request)
             return
-        body = RolloutStarted(request, self._span(record), record.offset, program_digest(program))
-        if self._write(self._event_of(request.rollout_id, body), record.partition, record):
-            self._starting += record.partition in self.owned
-        else:
-            self._refuse(record, request.rollout_id, "too_large", "the request is too large", None)
+        body = RolloutStarted(request, span, record.offset, program_digest(program))
+        if not self._write(self._event_of(request.rollout_id, body), record.partition, record):
+            msg = "the request is too large for the journal"
+            self._refuse(record, span, request.rollout_id, "too_large", msg, None)
+        elif record.partition in self.owned:
+            self.owned[record.partition].starting.add(record.offset)
 
     def _check_policy(self, policy_id: str) -> None:
         try:
@@ -249,14 +266,17 @@ class Agents:
     def _refuse(
         self,
         record: Record,
+        span: int,
         rollout_id: str,
         code: str,
         reason: str,
         request: RolloutRequest | None,
     ) -> None:
-        body = RolloutRefused(code, reason, self._span(record), record.offset, request)
-        self._write(self._event_of(rollout_id, body), record.partition, record)
-        log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason)
+        body = RolloutRefused(code, reason[:REASON], span, record.offset, request)
+        if not self._write(self._event_of(rollout_id, body), record.partition, record):
+            bare = replace(body, request=None)
+            self._write(self._event_of(rollout_id, bare), record.partition, record)
+        log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason[:REASON])
 
     def _span(self, record: Record) -> int:
         """The position before this request; the next one begins behind it."""
@@ -269,103 +289,88 @@ class Agents:
 
     def _event(self, record: Record, event: Event) -> None:
         owned = self.owned[record.partition]
-        journal = owned.journal
-        gaps = journal.ignored["start_after_gap"]
-        effects = journal.take(event, record.offset, record.timestamp_ms)
-        silent = record.offset < owned.progress.floor
+        silent = record.offset < owned.silent_until
+        owned.folded = owned.folded or not silent
+        gaps = owned.journal.ignored["start_after_gap"]
+        effects = owned.journal.take(event, record.offset, record.timestamp_ms)
         if isinstance(event.body, START):
-            ours = event.written_by == self.name
-            self._starting = max(0, self._starting - ours)
-            if ours and journal.ignored["start_after_gap"] > gaps and not silent:
-                raise RequestsSkipped(_skipped(record.partition, event.body, journal))
-            effects = self._admit(journal, event, effects, silent=silent)
+            ours = event.body.request_offset in owned.starting
+            owned.starting.discard(event.body.request_offset)
+            if ours and owned.journal.ignored["start_after_gap"] > gaps:
+                raise RequestsSkipped(_skipped(record.partition, event.body, owned.journal))
+            effects = self._admit(owned.journal, event, effects, silent=silent)
         if effects:
-            self._carry_out_read(owned, record, event, effects, silent=silent)
+            self._carry_out_read(owned, record, effects, silent=silent)
+        owned.folded = owned.folded or record.offset + 1 >= owned.silent_until
         if not owned.caught_up and record.offset + 1 >= owned.progress.end_at_assign:
             self._caught_up(owned)
 
     def _carry_out_read(
-        self, owned: Owned, record: Record, event: Event, effects: list[Effect], *, silent: bool
+        self, owned: Owned, record: Record, effects: list[Effect], *, silent: bool
     ) -> None:
         """Carry out what a read event gives rise to; below the commit that was done before."""
         if isinstance(effects[0], Trajectory):
-            self._ended(owned.journal.partition, event.rollout_id)
+            ended = owned.journal.just_ended
+            if ended is not None and ended.request.rollout_id == effects[0].rollout_id:
+                self.quota.leave(ended)
         if silent:
             if not owned.reset:
                 return
             effects = [effect for effect in effects if isinstance(effect, Trajectory)]
-        self._carry_out(effects, record)
+        self._carry_out(effects, record.partition, record)
 
     def _admit(
         self, journal: Journal, event: Event, effects: list[Effect], *, silent: bool
     ) -> list[Effect]:
-        """Count a start against its user's quota; where that is used up, hold its command back."""
+        """Hold the first command of a started rollout back where its user's quota is used up."""
         rollout = journal.open.get(event.rollout_id)
         if rollout is None or not effects or isinstance(effects[0], Trajectory):
             return effects
-        if (reason := self.words.cancels(rollout.request)) is not None and not silent:
-            self._write(rollout.cancelled(reason), journal.partition)
-        most, who = self.capacity.max_running_per_user, rollout.request.user
-        if not most or self._running[who] < most:
-            self._running[who] += 1
-            rollout.admitted = True
+        if not silent:
+            self._cancel_if_asked(rollout)
+        if self.quota.admit(rollout):
             return effects
-        self._waiting.setdefault(who, deque()).append(rollout)
         self.counts["held_by_quota"] += 1
         return []
 
-    def _ended(self, partition: int, rollout_id: str) -> None:
-        rollout = self.owned[partition].journal.just_ended
-        if rollout is not None and rollout.request.rollout_id == rollout_id:
-            self._release(rollout)
-
-    def _release(self, rollout: Rollout) -> None:
-        """Give a quota slot back and let the next rollout of that user begin."""
-        who = rollout.request.user
-        if not rollout.admitted:
-            if rollout in self._waiting.get(who, ()):
-                self._waiting[who].remove(rollout)
-            return
-        rollout.admitted = False
-        self._running[who] -= 1
-        waiting = self._waiting.get(who)
-        if waiting:
-            following = waiting.popleft()
-            following.admitted = True
-            self._running[who] += 1
-            following.restart_clock(int(self.wall() * 1000))
-            self._carry_out(following.resend(), None)
-
     def _caught_up(self, owned: Owned) -> None:
         """The journal is read to the end it had at assignment: act on what is still open."""
+        owned.folded = True
         if owned.caught_up:
             return
         owned.caught_up = True
         for rollout in list(owned.journal.open.values()):
-            held = self.capacity.max_running_per_user and rollout.at_first_command()
-            if owned.reset or (held and rollout.admitted):
-                self._carry_out(rollout.resend(), None)
+            self._cancel_if_asked(rollout)
+            held_before = bool(self.quota.most) and rollout.at_first_command()
+            if rollout.admitted and (owned.reset or held_before):
+                self._send_again(rollout, fresh=held_before)
             elif rollout.decision is not None:
-                self._carry_out([rollout.decision], None)
+                self._carry_out([rollout.decision], rollout.partition, None)
         log.info("journal_folded", partition=owned.journal.partition, open=len(owned.journal.open))
+
+    def _send_again(self, rollout: Rollout, *, fresh: bool) -> None:
+        """Send what a rollout waits for; `fresh` where it may never have been sent before."""
+        if fresh:
+            rollout.restart_clock(int(self.wall() * 1000))
+        self._carry_out(rollout.resend(), rollout.partition, None)
+
+    def _cancel_if_asked(self, rollout: Rollout) -> None:
+        reason = self.words.cancels(rollout.request)
+        if reason is not None:
+            self._write(rollout.cancelled(reason), rollout.partition)
 
     # The way out
 
-    def _carry_out(self, effects: Iterable[Effect], cause: Record | None) -> None:
+    def _carry_out(self, effects: Iterable[Effect], partition: int, cause: Record | None) -> None:
         for effect in effects:
             if isinstance(effect, ModelCall):
                 self._command(self._calls_topic(effect.policy_id), effect, cause)
             elif isinstance(effect, EnvironmentStep):
                 self._command(self.names.steps, effect, cause)
             elif isinstance(effect, Event):
-                self._write(effect, self._partition_of(effect.rollout_id, cause), cause)
+                self._write(effect, partition, cause)
             else:
                 self._trajectory(effect, cause)
-
-    def _partition_of(self, rollout_id: str, cause: Record | None) -> int:
-        if cause is not None:
-            return cause.partition
-        return next(n for n, owned in self.owned.items() if rollout_id in owned.journal.open)
 
     def _calls_topic(self, policy_id: str) -> str:
         topic = self._call_topics.get(policy_id)
@@ -388,6 +393,19 @@ class Agents:
             self._fail(command, CallFailed("unknown_policy", msg, False), cause)
         except TooLarge as error:
             self._fail(command, CallFailed(error.code, str(error), False), cause)
+        except Unavailable as error:
+            if cause is not None:
+                cause.sent += 1
+            self._unsent.append((topic, command, cause))
+            log.warning("registry_away", topic=topic, error=str(error))
+
+    def _retry(self) -> None:
+        """Try again what could not be encoded because the registry was away."""
+        unsent, self._unsent = self._unsent, []
+        for topic, command, cause in unsent:
+            self._command(topic, command, cause)
+            if cause is not None:
+                cause.acked += 1
 
     def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
         place = (command.rollout_id, command.attempt, command.position, command.tries)
@@ -441,13 +459,15 @@ class Agents:
     # What is due
 
     def tick(self) -> None:
-        self.trajectories.poll()
         now = self.wall()
+        for rollout in self.quota.ready():
+            self._send_again(rollout, fresh=True)
         if now >= self._control_due:
             self._control_due = now + CONTROL_EVERY_S
             self._listen()
         if now >= self._due:
             self._due = now + DUE_EVERY_S
+            self._retry()
             self._deadlines(int(now * 1000))
 
     def _deadlines(self, now_ms: int) -> None:
@@ -473,16 +493,14 @@ class Agents:
     def _cancel(self) -> None:
         for owned in self.owned.values():
             for rollout in owned.journal.open.values():
-                reason = self.words.cancels(rollout.request)
-                if reason is not None:
-                    self._write(rollout.cancelled(reason), owned.journal.partition)
+                self._cancel_if_asked(rollout)
 
 
 def _skipped(partition: int, body: RolloutStarted | RolloutRefused, journal: Journal) -> str:
     return (
         f"requests of partition {partition} were read from offset {body.from_offset}, but the last "
         f"one started is {journal.last}: somebody reset the group, or retention took requests that "
-        "nobody had started. To go on without them restart with --accept-skipped"
+        "nobody had started. To go on without them restart with --accept-truncation"
     )
 
 

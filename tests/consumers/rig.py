@@ -78,8 +78,9 @@ class Rig:
     # Workers
 
     def loop(self, role: Any, publisher: Any, group: str, **options: Any) -> Loop:
+        publishers = [publisher, *([role.trajectories] if isinstance(role, Agents) else [])]
         loop = Loop(
-            self.log, role, self.codec, publisher, self.topics, group, clock=self.clock, **options
+            self.log, role, self.codec, publishers, self.topics, group, clock=self.clock, **options
         )
         role.loop = loop
         return loop
@@ -94,7 +95,7 @@ class Rig:
             publisher,
             self.log.publisher(bulk=True),
             wall=self.clock,
-            accept_skipped=accept,
+            accept=accept,
             **options,
         )
         return self.loop(role, publisher, "t.agents", accept_truncation=accept)

@@ -22,11 +22,9 @@ PATIENCE_S = 20.0
 class Parrot:
     """Repeats what it is told; "hang" hangs until the test ends."""
 
-    made = 0
     replayable = True
 
     def __init__(self, gate: threading.Event) -> None:
-        type(self).made += 1
         self.gate = gate
         self.said: list[str] = []
 
@@ -54,10 +52,21 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
+class Maker:
+    """Makes parrots for one test and counts them; threads of other tests have their own."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate = gate
+        self.made = 0
+
+    def __call__(self, name: str, config: str) -> Environment:
+        self.made += 1
+        return Parrot(self.gate)
+
+
 @pytest.fixture
-def make(gate: threading.Event) -> Callable[[str, str], Environment]:
-    Parrot.made = 0
-    return lambda name, config: Parrot(gate)
+def make(gate: threading.Event) -> Maker:
+    return Maker(gate)
 
 
 @pytest.fixture
@@ -102,7 +111,7 @@ def until(loop: Loop, condition: Callable[[], bool]) -> None:
 
 
 def test_steps_are_answered_into_the_partition_that_they_name(
-    make: Callable[[str, str], Environment],
+    make: Maker,
 ) -> None:
     rig = Rig(partitions=3)
     loop = rig.environments(make=make)
@@ -120,7 +129,7 @@ def test_steps_are_answered_into_the_partition_that_they_name(
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_rollouts_are_stepped_in_order_on_any_number_of_threads(
-    rig: Rig, make: Callable[[str, str], Environment], threads: int
+    rig: Rig, make: Maker, threads: int
 ) -> None:
     loop = rig.environments(make=make, threads=threads)
     for name in "abcdef":
@@ -133,13 +142,11 @@ def test_rollouts_are_stepped_in_order_on_any_number_of_threads(
 
     for name in "abcdef":
         assert answers(rig)[name, 3, 0].text == f"{name}0,{name}1,{name}2"
-    assert Parrot.made == 6
+    assert make.made == 6
     assert rig.committed("t.environments", rig.topics.steps) == 24
 
 
-def test_a_hung_environment_fails_its_own_step_and_the_others_go_on(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_a_hung_environment_fails_its_own_step_and_the_others_go_on(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make, threads=1)
     send(rig, step_of("hangs"), step_of("other"))
     until(loop, lambda: len(answers(rig)) == 2)
@@ -159,7 +166,7 @@ def test_a_hung_environment_fails_its_own_step_and_the_others_go_on(
 
 
 def test_a_hung_environment_that_comes_back_is_not_heard(
-    rig: Rig, make: Callable[[str, str], Environment], gate: threading.Event
+    rig: Rig, make: Maker, gate: threading.Event
 ) -> None:
     loop = rig.environments(make=make, threads=1)
     send(rig, step_of("hangs", seed=13, timeout_s=0.05))
@@ -173,9 +180,7 @@ def test_a_hung_environment_that_comes_back_is_not_heard(
     assert isinstance(answers(rig)["hangs", 0, 0], CallFailed)
 
 
-def test_one_thread_that_hangs_does_not_hold_up_another(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_one_thread_that_hangs_does_not_hold_up_another(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make, threads=2)
     send(rig, step_of("hangs", seed=13))
     others = [f"r{n}" for n in range(20)]
@@ -186,9 +191,7 @@ def test_one_thread_that_hangs_does_not_hold_up_another(
     assert ("hangs", 0, 0) not in answers(rig)
 
 
-def test_a_repeat_is_answered_from_what_was_kept(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_a_repeat_is_answered_from_what_was_kept(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     on = step_of("r", 1, "step", "on")
     send(rig, step_of(), on)
@@ -199,10 +202,10 @@ def test_a_repeat_is_answered_from_what_was_kept(
 
     bodies = [e.body for e in rig.read(rig.topics.events, Event)]
     assert [body.text for body in bodies] == ["seed 0", "on", "on", "seed 0", "on"]
-    assert (Parrot.made, role_of(loop).counts["answered_again"]) == (1, 3)
+    assert (make.made, role_of(loop).counts["answered_again"]) == (1, 3)
 
 
-def test_a_failure_is_not_kept(rig: Rig, make: Callable[[str, str], Environment]) -> None:
+def test_a_failure_is_not_kept(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     boom = step_of("r", 1, "step", "boom", history=())
 
@@ -214,9 +217,7 @@ def test_a_failure_is_not_kept(rig: Rig, make: Callable[[str, str], Environment]
     assert role_of(loop).counts["answered_again"] == 0
 
 
-def test_a_step_taken_too_late_is_not_done(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_a_step_taken_too_late_is_not_done(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     now_ms = int(rig.clock.now * 1000)
     send(rig, step_of("late", not_after_ms=now_ms - 1500), step_of("last", not_after_ms=now_ms))
@@ -224,14 +225,12 @@ def test_a_step_taken_too_late_is_not_done(
     rig.settle(loop)
 
     late = answers(rig)["late", 0, 0]
-    assert (late.code, late.retriable, Parrot.made) == ("expired", True, 1)
+    assert (late.code, late.retriable, make.made) == ("expired", True, 1)
     assert "1.5 s" in late.message
     assert answers(rig)["last", 0, 0].text == "seed 0"
 
 
-def test_a_session_that_is_not_held_is_asked_for_and_rebuilt(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_a_session_that_is_not_held_is_asked_for_and_rebuilt(rig: Rig, make: Maker) -> None:
     first = rig.environments("e1", make)
     send(rig, step_of(), step_of("r", 1, "step", "on"))
     rig.settle(first)
@@ -248,7 +247,7 @@ def test_a_session_that_is_not_held_is_asked_for_and_rebuilt(
     assert answers(rig)["r", 2, 1].text == "on,off"
 
 
-def test_sessions_leave_with_their_partition(make: Callable[[str, str], Environment]) -> None:
+def test_sessions_leave_with_their_partition(make: Maker) -> None:
     rig = Rig(partitions=2)
     first = rig.environments("e1", make)
     for partition in (0, 1):
@@ -263,9 +262,7 @@ def test_sessions_leave_with_their_partition(make: Callable[[str, str], Environm
     assert len(sessions) == 1
 
 
-def test_a_close_is_a_courtesy_without_an_answer(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_a_close_is_a_courtesy_without_an_answer(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     reset = step_of()
     send(rig, reset, replace(reset, kind="close"), step_of("r", 1, "step", "on"))
@@ -278,9 +275,7 @@ def test_a_close_is_a_courtesy_without_an_answer(
     assert rig.committed("t.environments", rig.topics.steps) == 3
 
 
-def test_an_episode_that_is_over_gives_its_session_back(
-    rig: Rig, make: Callable[[str, str], Environment]
-) -> None:
+def test_an_episode_that_is_over_gives_its_session_back(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     send(rig, step_of(), end := step_of("r", 1, "step", "end"))
     rig.settle(loop)

@@ -66,7 +66,7 @@ def test_a_commit_stops_before_the_first_record_that_is_not_finished(rig: Rig) -
     loop.turn(0.0)
 
     role.close(0, 1, 3, 4)
-    loop.publisher.poll()
+    loop.publishers[0].poll()
     rig.commit(loop)
     assert rig.committed("g", TOPIC) == 2
     role.close(2)
@@ -80,13 +80,13 @@ def test_a_commit_waits_for_the_acks_of_every_answer(rig: Rig) -> None:
     words(rig, 2)
     loop, role = working(rig)
     loop.turn(0.0)
-    loop.publisher.hold_acks = True  # type: ignore[attr-defined]
+    loop.publishers[0].hold_acks = True  # type: ignore[attr-defined]
 
     role.close()
     for _ in range(3):
         rig.commit(loop)
     assert rig.committed("g", TOPIC) == 0
-    loop.publisher.hold_acks = False  # type: ignore[attr-defined]
+    loop.publishers[0].hold_acks = False  # type: ignore[attr-defined]
     rig.commit(loop)
 
     assert rig.committed("g", TOPIC) == 2
@@ -112,7 +112,7 @@ def test_holes_at_the_end_are_committed_too(rig: Rig) -> None:
     loop, role = working(rig)
     loop.turn(0.0)
     role.close()
-    loop.publisher.poll()
+    loop.publishers[0].poll()
     rig.commit(loop)
     rig.log.hole(TOPIC, 0)
 
@@ -127,7 +127,7 @@ def test_after_a_restart_only_what_was_not_finished_is_done_again(rig: Rig) -> N
     loop, role = working(rig)
     loop.turn(0.0)
     role.close(1, 2, 5)
-    loop.publisher.poll()
+    loop.publishers[0].poll()
     rig.commit(loop)
 
     source_of(loop).kill()
@@ -137,7 +137,7 @@ def test_after_a_restart_only_what_was_not_finished_is_done_again(rig: Rig) -> N
     assert [offset for _, offset in role.seen] == [0, 3, 4]
     assert loop.counts["finished_before"] == 3
     role.close()
-    loop.publisher.poll()
+    loop.publishers[0].poll()
     rig.commit(loop)
     assert rig.committed("g", TOPIC) == 6
 
@@ -183,7 +183,7 @@ def test_a_record_given_up_stops_the_worker_before_the_commit(rig: Rig) -> None:
         def poll(self) -> None:
             raise DeliveryFailed
 
-    loop.publisher = GivesUp()  # type: ignore[assignment]
+    loop.publishers[0] = GivesUp()  # type: ignore[assignment]
     with pytest.raises(DeliveryFailed):
         loop.turn(0.0)
 
@@ -202,7 +202,7 @@ def test_whatever_finishes_in_whatever_order_only_the_rest_comes_again(
 
     for offset in Random(seed).sample(done, len(done)):
         role.close(offset)
-    loop.publisher.poll()
+    loop.publishers[0].poll()
     rig.commit(loop)
     source_of(loop).kill()
     loop, role = working(rig)
@@ -292,12 +292,12 @@ def test_what_cannot_be_read_is_buried_as_it_was(rig: Rig) -> None:
 def test_a_buried_record_counts_when_its_grave_is_acked(rig: Rig) -> None:
     bury_bytes(rig)
     loop, _ = working(rig)
-    loop.publisher.hold_acks = True  # type: ignore[attr-defined]
+    loop.publishers[0].hold_acks = True  # type: ignore[attr-defined]
     loop.turn(0.0)
 
     rig.commit(loop)
     assert rig.committed("g", TOPIC) == 0
-    loop.publisher.hold_acks = False  # type: ignore[attr-defined]
+    loop.publishers[0].hold_acks = False  # type: ignore[attr-defined]
     rig.commit(loop)
 
     assert rig.committed("g", TOPIC) == 1

@@ -224,9 +224,11 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
 
 def test_a_second_trainer_of_a_run_stands_by_until_the_first_is_gone(tmp_path: Path) -> None:
     asked = iter([False, False, True])
-    with sole_trainer(tmp_path, lambda: False) as first:
-        with sole_trainer(tmp_path, lambda: next(asked)) as second:
-            assert (first, second) == (True, False)
+    with (
+        sole_trainer(tmp_path, lambda: False) as first,
+        sole_trainer(tmp_path, lambda: next(asked)) as second,
+    ):
+        assert (first, second) == (True, False)
 
     with sole_trainer(tmp_path, lambda: False) as again:
         assert again

@@ -289,7 +289,7 @@ class TestLog:
 
         def working() -> tuple[Loop, InHand]:
             role = InHand(topic)
-            loop = Loop(self.log, role, codec, self.log.publisher(), Topics(), group)
+            loop = Loop(self.log, role, codec, [self.log.publisher()], Topics(), group)
             return loop, role
 
         old, held = working()
@@ -498,7 +498,7 @@ class TestLog:
 
         codec = Codec(LocalRegistry())
         publisher = self.log.publisher()
-        loop = Loop(self.log, NeedsMore(topic), codec, publisher, Topics(), self.named("group"))
+        loop = Loop(self.log, NeedsMore(topic), codec, [publisher], Topics(), self.named("group"))
 
         with pytest.raises(JournalGone, match="retention has passed it"):
             until(lambda: False, [lambda: loop.turn(POLL_S)])

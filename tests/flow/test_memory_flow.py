@@ -32,7 +32,7 @@ from tests.flow.chaos import LAKE, Chaos
 
 SCHEDULES = 360
 BATCHES = 12
-SMALL_BATCHES = False
+SMALL_BATCHES = True
 """Whether a silent fold may take several turns."""
 
 

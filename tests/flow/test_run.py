@@ -115,5 +115,3 @@ def assert_each_once(cluster: Cluster, steps: list[TrainStep]) -> None:
         for record in everything(cluster, cluster.topics.versions)
     ]
     assert len({v.version for v in versions}) == len({v.weights_digest for v in versions}) == 7
-
-

@@ -70,6 +70,10 @@ class Crew:
         self.processes[name].send_signal(signal.SIGTERM)
         assert self.processes[name].wait(40) == 0, self.words(name)
 
+    def joined(self, name: str) -> bool:
+        """Whether a worker has been given partitions."""
+        return "partition_assigned" in (self.logs / f"{name}.log").read_text(errors="replace")
+
     def words(self, name: str) -> str:
         """The end of a worker's log."""
         return (self.logs / f"{name}.log").read_text(errors="replace")[-2000:]

@@ -75,7 +75,7 @@ def conduct(
             folder = runs.begin(folder, cluster)
         else:
             _provision(cluster, folder)
-        terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}")
+        terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
         figures = Figures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
         supervisor = Supervisor(folder.logs, cluster.environment())
         conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
@@ -231,7 +231,7 @@ def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[st
         summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
     picture = folder.directory / "curve.png"
     draw_curve(figures, picture)
-    terminal.print(_words(run, result, picture), highlight=False)
+    terminal.print(_words(run, result, picture), highlight=False, soft_wrap=True)
     return result
 
 

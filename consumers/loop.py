@@ -416,6 +416,8 @@ class WorkRole:
         return above_commit(progress)
 
     def full(self, progress: Progress) -> bool:
+        if len(progress.taken) > SPAN // 2:
+            progress.advance()  # what is finished is not in hand, though no commit has said so yet
         return len(progress.taken) > (SPAN // 2 if progress.paused else SPAN)
 
     def in_flight(self) -> int:

@@ -245,14 +245,18 @@ class Admin:
                 raise Refused(msg) from error
 
     def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """The end offset of every partition."""
+        """The end offset of every partition; raises Unavailable."""
         asked = {
             TopicPartition(topic, number): OffsetSpec.latest()
             for topic, count in topics.items()
             for number in range(count)
         }
         found = self._client.list_offsets(asked, request_timeout=self._timeout_s)
-        return {(tp.topic, tp.partition): future.result().offset for tp, future in found.items()}
+        try:
+            return {(tp.topic, tp.partition): each.result().offset for tp, each in found.items()}
+        except KafkaException as error:
+            msg = f"the ends of {', '.join(topics)} are not to be had: {error.args[0].str()}"
+            raise Unavailable(msg) from error
 
 
 def wait_for(admin: Admin, timeout_s: float) -> None:

@@ -8,21 +8,23 @@ import dataclasses
 import io
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache as untyped_cache
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 import fastavro
+from fastavro.repository import SchemaRepositoryError
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
-from schemas import binary, messages
-from schemas.binary import Read, Write
+from schemas import messages
 from schemas.errors import BadBytes, BadMagic, LengthsDisagree, UnknownSchema, WireError
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
 Schema = dict[str, Any]
+Build = Callable[[Any], Any]
 
 UNIONS = {"return_record_name": True, "return_record_name_override": True}
 """Name the branch of a union of records, but not that of a record or null."""
@@ -40,6 +42,7 @@ NOT_AVRO = (
     ValueError,
     struct.error,
 )
+NOT_WRITABLE = (TypeError, ValueError, AttributeError, struct.error, OverflowError)
 NOT_A_SCHEMA = (
     AttributeError,
     KeyError,
@@ -98,30 +101,115 @@ def _bare(schema: Any) -> Any:
     return [_bare(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def _named(name: str) -> type:
-    return cast(type, getattr(messages, name.removeprefix(NAMESPACE)))
+def _named(name: str) -> type | None:
+    return cast("type | None", getattr(messages, name.removeprefix(NAMESPACE), None))
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    # fastavro yields str for the JSON default of a bytes field that the writer did not know.
+    return value.encode("latin-1") if isinstance(value, str) else value
+
+
+def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
+    # Equal maps are equal bytes, however they were filled.
+    return dict(sorted(values.items()))
 
 
 @cache
-def _reader_of(name: str) -> Read:
-    record = _named(name)
-    return binary.reader(record, schema_of(record), _reader_of)
+def _reader_of(record: type) -> Build:
+    """Turn what fastavro read (a dict) into the message."""
+    fields = [field["name"] for field in schema_of(record)["fields"]]
+    special = [
+        (field["name"], build)
+        for field in schema_of(record)["fields"]
+        if (build := _field_reader(field)) is not _keep
+    ]
+
+    def build_message(read: Mapping[str, Any]) -> Any:
+        if special:
+            values = dict(read)
+            for name, build in special:
+                values[name] = build(values[name])
+            read = values
+        return record(*[read[name] for name in fields])
+
+    return build_message
+
+
+def _field_reader(field: Mapping[str, Any]) -> Build:
+    avro = field["type"]
+    plain = avro["type"] if isinstance(avro, dict) else avro
+    return _bytes if plain == "bytes" and "default" in field else _value_reader(avro)
+
+
+def _value_reader(avro: Any) -> Build:
+    """How one field's value is read; `_keep` where it can stay as it is."""
+    if isinstance(avro, list):
+        if avro[0] != "null":
+            return lambda named: _reader_of(cast(type, _named(named[0])))(named[1])
+        inner = _value_reader(avro[1])
+        return inner if inner is _keep else lambda v: None if v is None else inner(v)
+    if isinstance(avro, dict):
+        if avro["type"] == "array":
+            item = _value_reader(avro["items"])
+            return tuple if item is _keep else lambda vs: tuple(map(item, vs))
+        if avro["type"] == "map":
+            return dict  # its default would otherwise be shared by all messages
+        if avro["type"] == "record":
+            return _lazy(_reader_of, avro["name"])
+        return _keep
+    return _lazy(_reader_of, avro) if avro.startswith(NAMESPACE) else _keep
 
 
 @cache
-def _writer_of(name: str) -> Write:
-    record = _named(name)
-    return binary.writer(schema_of(record), _writer_of)
+def _writer_of(record: type) -> Build:
+    """Turn the message into what fastavro writes (a dict)."""
+    fields = [field["name"] for field in schema_of(record)["fields"]]
+    get = attrgetter(*fields) if len(fields) > 1 else _single(attrgetter(fields[0]))
+    special = [
+        (field["name"], build)
+        for field in schema_of(record)["fields"]
+        if (build := _value_writer(field["type"])) is not _keep
+    ]
+
+    def build_dict(message: Any) -> dict[str, Any]:
+        values = dict(zip(fields, get(message), strict=True))
+        for name, build in special:
+            values[name] = build(values[name])
+        return values
+
+    return build_dict
 
 
-def _unwritable_field(message: Any) -> str:
-    """The first field of a message that cannot be written by itself."""
-    for field in schema_of(type(message))["fields"]:
-        try:
-            binary.writer({"fields": [field]}, _writer_of)(message)
-        except binary.UNWRITABLE:
-            return str(field["name"])
-    return ""
+def _single(get: Callable[[Any], Any]) -> Callable[[Any], tuple[Any]]:
+    return lambda message: (get(message),)
+
+
+def _value_writer(avro: Any) -> Build:
+    if isinstance(avro, list):
+        if avro[0] != "null":
+            return lambda body: (NAMESPACE + type(body).__name__, _writer_of(type(body))(body))
+        inner = _value_writer(avro[1])
+        return inner if inner is _keep else lambda v: None if v is None else inner(v)
+    if isinstance(avro, dict):
+        if avro["type"] == "array":
+            item = _value_writer(avro["items"])
+            # In a union fastavro takes a tuple of two for (branch, value), so it gets a list.
+            return list if item is _keep else lambda vs: [item(v) for v in vs]
+        if avro["type"] == "map":
+            return _in_order
+        if avro["type"] == "record":
+            return _lazy(_writer_of, avro["name"])
+        return _keep
+    return _lazy(_writer_of, avro) if avro.startswith(NAMESPACE) else _keep
+
+
+def _lazy(make: Callable[[type], Build], name: str) -> Build:
+    return make(cast(type, _named(name)))
 
 
 class Codec:
@@ -139,12 +227,14 @@ class Codec:
         if prefix is None:
             self.prepare(topic, record)
             prefix = self._prefixes[topic]
+        out = io.BytesIO()
+        out.write(prefix)
         try:
-            return prefix + _writer_of(record.__name__)(message)
-        except binary.UNWRITABLE as error:
-            field = _unwritable_field(message)
-            msg = f"{record.__name__} cannot be written: {error} in field {field!r}"
+            fastavro.schemaless_writer(out, schema_of(record), _writer_of(record)(message))
+        except (*NOT_WRITABLE, SchemaRepositoryError) as error:
+            msg = f"{record.__name__} cannot be written: {error}"
             raise WireError(msg) from error
+        return out.getvalue()
 
     def prepare(self, topic: str, record: type) -> None:
         """Look the writer id of a topic up; raises TopicsDiffer and Unavailable."""
@@ -181,60 +271,27 @@ class Codec:
         return cast(Schema, parsed)
 
     def _read(self, value: bytes, writer: Schema, expected: type[M]) -> M:
-        ours = writer is schema_of(expected)
-        data, at = (value, PREFIX.size) if ours else (_brought(value, writer, expected), 0)
+        reader = schema_of(expected)
+        data = io.BytesIO(value)
+        data.seek(PREFIX.size)
         try:
-            message, end = _reader_of(expected.__name__)(data, at)
+            if writer is reader:
+                read = fastavro.schemaless_reader(data, writer, None, **UNIONS)
+            else:
+                read = fastavro.schemaless_reader(data, writer, reader, **UNIONS)
+            message = _reader_of(expected)(read)
         except LengthsDisagree:
             raise
-        except binary.DAMAGED as error:
+        except NOT_AVRO as error:
             msg = f"{expected.__name__} cannot be read: {type(error).__name__}: {error}"
             raise BadBytes(msg) from error
-        if end != len(data):
-            msg = f"{expected.__name__} ends at byte {end} of {len(data)}"
+        except fastavro.read.SchemaResolutionError as error:
+            msg = f"{expected.__name__} was written with a schema ours cannot read: {error}"
+            raise UnknownSchema(msg) from error
+        if data.tell() != len(value):
+            msg = f"{expected.__name__} ends at byte {data.tell()} of {len(value)}"
             raise BadBytes(msg)
         return cast(M, message)
-
-
-@cache
-def _target(record: type) -> Schema:
-    """Our schema as fastavro brings others to it: it hands defaults of bytes out as they stand."""
-    schema = cast(Schema, fastavro.parse_schema(json.loads(schema_text(record))))
-    _with_bytes(schema)
-    return schema
-
-
-def _with_bytes(schema: Any) -> None:
-    """Turn the defaults of bytes, which JSON has as text, into bytes."""
-    if isinstance(schema, list):
-        for item in schema:
-            _with_bytes(item)
-    elif isinstance(schema, dict):
-        kind = schema.get("type")
-        plain = kind.get("type") if isinstance(kind, dict) else kind
-        if plain == "bytes" and isinstance(schema.get("default"), str):
-            schema["default"] = schema["default"].encode("latin-1")
-        for key in ("type", "items", "values", "fields"):
-            _with_bytes(schema.get(key))
-
-
-def _brought(value: bytes, writer: Schema, expected: type) -> bytes:
-    """The bytes of a message of another version, as this version would have written it."""
-    data, out = io.BytesIO(value), io.BytesIO()
-    data.seek(PREFIX.size)
-    try:
-        read = fastavro.schemaless_reader(data, writer, _target(expected), **UNIONS)
-        fastavro.schemaless_writer(out, _target(expected), read)
-    except NOT_AVRO as error:
-        msg = f"{expected.__name__} cannot be read: {type(error).__name__}: {error}"
-        raise BadBytes(msg) from error
-    except fastavro.read.SchemaResolutionError as error:
-        msg = f"{expected.__name__} was written with a schema ours cannot read: {error}"
-        raise UnknownSchema(msg) from error
-    if data.tell() != len(value):
-        msg = f"{expected.__name__} ends at byte {data.tell()} of {len(value)}"
-        raise BadBytes(msg)
-    return out.getvalue()
 
 
 class LocalRegistry:

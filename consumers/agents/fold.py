@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
@@ -108,14 +109,13 @@ class Outstanding:
 class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
-    __slots__ = ("answers", "busy", "index", "length", "messages", "packed", "policy_id")
+    __slots__ = ("answers", "busy", "index", "length", "messages", "policy_id")
 
     def __init__(self, index: int, policy_id: str) -> None:
         self.index = index
         self.policy_id = policy_id
         self.messages: list[Message] = []
         self.answers: list[ModelAnswered] = []
-        self.packed = b""
         self.length = 0
         self.busy = False
 
@@ -132,8 +132,11 @@ class Conversation:
     def take(self, new: Sequence[Message], answer: ModelAnswered, said: Message) -> None:
         self.messages += (*new, said)
         self.answers.append(answer)
-        self.packed += answer.added_ids + answer.token_ids
-        self.length = len(self.packed) // 4
+        self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
+
+    def packed(self) -> bytes:
+        """All token ids; put together anew, for the answers hold them already."""
+        return b"".join(ids for a in self.answers for ids in (a.added_ids, a.token_ids))
 
 
 @dataclass(slots=True)
@@ -226,7 +229,7 @@ class Rollout:
             environment=task.environment,
             max_turns=self.request.limits.max_turns,
             agent_config=self.request.agent_config,
-            rng=self.world.random_of(seed),
+            drawn=cache(partial(self.world.random_of, seed)),
         )
         return self._advance(lambda: self._first(program, given), now_ms)
 
@@ -401,7 +404,7 @@ class Rollout:
             waits.new,
             cast(Sampling, waits.sampling),
             call_seed(self._seed_key(), self.attempt, waits.position),
-            sequence.packed,
+            sequence.packed(),
             sequence.length,
             tools=wish.tools,
             min_policy_version=self.request.min_policy_version,

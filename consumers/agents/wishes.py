@@ -99,14 +99,19 @@ class WishFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a program is given; its generator is seeded by rollout and attempt."""
+    """What a program is given."""
 
     prompt: str
     system: str
     environment: str
     max_turns: int
     agent_config: str
-    rng: "Random"
+    drawn: Callable[[], "Random"]
+
+    @property
+    def rng(self) -> "Random":
+        """Seeded by rollout and attempt; made when first asked for, as it takes 2.5 kB."""
+        return self.drawn()
 
     @property
     def config(self) -> dict[str, Any]:

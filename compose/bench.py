@@ -1,0 +1,70 @@
+"""`rollcall bench`: each figure beside a ceiling that was measured in the same run.
+
+A ceiling is what this machine can do at best without our code: the same records echoed by bare
+clients, the payload without the objects around it, the services' processes alone.
+"""
+
+import json as json_
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from compose.benchmarks import memory, spine, starts
+from compose.benchmarks.figure import Figure
+from compose.settings import Settings
+from schemas.names import unknown
+
+BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
+    "turns_64": lambda settings: spine.turns(settings, 64),
+    "turns_512": lambda settings: spine.turns(settings, 512),
+    "turn_latency_ms": spine.turn_latency,
+    "live_rollout_bytes": memory.live_rollout,
+    "up_cold_s": starts.up_cold,
+    "up_warm_s": starts.up_warm,
+}
+
+
+def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> None:
+    """Run those that are named, or all; raises Refused before any runs when one is unknown."""
+    for name in names:
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
+    terminal = Console()
+    figures: dict[str, Figure] = {}
+    for name in names or BENCHMARKS:
+        with terminal.status(f"measuring {name}"):
+            figures[name] = BENCHMARKS[name](settings)
+    terminal.print(table(figures))
+    for name, figure in figures.items():
+        for note in figure.notes:
+            terminal.print(f"{name}  {note}", highlight=False, soft_wrap=True)
+    if json is not None:
+        json.write_text(json_.dumps(plain(figures), indent=2) + "\n")
+
+
+def plain(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | str]]:
+    """The figures as they are written to the file."""
+    return {
+        name: {
+            "value": round(figure.value, 3),
+            "unit": figure.unit,
+            "ceiling": round(figure.ceiling, 3),
+            "ratio": round(figure.ratio, 3),
+        }
+        for name, figure in figures.items()
+    }
+
+
+def table(figures: Mapping[str, Figure]) -> Table:
+    """The figures for people."""
+    shown = Table("benchmark", "value", "ceiling", "unit", "ratio")
+    for column in (1, 2, 4):
+        shown.columns[column].justify = "right"
+    for name, figure in figures.items():
+        value, ceiling = (f"{number:,.4g}" for number in (figure.value, figure.ceiling))
+        if figure.value >= 1000:
+            value, ceiling = f"{figure.value:,.0f}", f"{figure.ceiling:,.0f}"
+        shown.add_row(name, value, ceiling, figure.unit, f"{figure.ratio:.0%}")
+    return shown

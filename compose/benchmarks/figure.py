@@ -1,0 +1,23 @@
+"""What a benchmark hands back."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value and the best that this machine could do, measured in the same run."""
+
+    value: float
+    unit: str
+    ceiling: float
+    lower_is_better: bool = False
+    notes: tuple[str, ...] = ()
+    """For people: what the value was made of."""
+
+    @property
+    def ratio(self) -> float:
+        """How close the value comes to its ceiling; 1 is all of it."""
+        best, worst = (self.ceiling, self.value) if self.lower_is_better else (
+            self.value, self.ceiling,
+        )  # fmt: skip
+        return best / worst if worst else 0.0

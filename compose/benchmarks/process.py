@@ -1,0 +1,36 @@
+"""The processes that are measured: `python -m compose.benchmarks.process <role> <tokens> [live]`.
+
+Agents, models and environments are the workers of `rollcall worker`, the policy scripted; the
+echo roles are the ceiling. Nothing is scored.
+"""
+
+import sys
+
+from compose.benchmarks import echo, workload
+from compose.cli import Stop
+from compose.cluster import cluster_of
+from compose.logs import set_up
+from compose.settings import load_settings
+from compose.workers import Workshop
+from inference.scripted import ScriptedEngine
+
+
+def main(role: str, tokens: int, live: int) -> None:
+    set_up(role, role)
+    here = cluster_of(load_settings())
+    stop = Stop()
+    if role.startswith("echo-"):
+        echo.run(role.removeprefix("echo-"), here, tokens, live, stop)
+        return
+    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    if role == "agents":
+        loop = shop.agents(role)
+    elif role == "models":
+        loop = shop.models(role, ScriptedEngine(workload.POLICY, workload.script(tokens)))
+    else:
+        loop = shop.environments(role)
+    loop.run(stop)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

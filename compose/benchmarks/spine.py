@@ -1,0 +1,154 @@
+"""Turns a second and the time of one turn, of real worker processes on a real broker.
+
+Agents, models, environments; requests, trajectories and commits are part of the work, scoring is
+not. The ceiling is the four hops of `echo`, on the same broker, directly afterwards.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import pairwise
+
+from compose.benchmarks import echo, workload
+from compose.benchmarks.cluster import Window, measure, own_cluster, processes, wait_for
+from compose.benchmarks.figure import Figure
+from compose.cluster import Cluster
+from compose.errors import ServicesError
+from compose.settings import Settings
+from consumers.log import Record
+from producers.submit import Submitter
+from schemas.errors import Unavailable
+from schemas.messages import EnvironmentStepped, Event
+
+LIVE = 4000
+WARM_S = 5.0
+WINDOW_S = 10.0
+AHEAD = 36_000
+"""Requests published before the workers start; running out of them fails the measurement."""
+ROLES = ("agents", "models", "environments")
+ALONE = 50
+"""Rollouts of 8 turns, one live at a time: 400 turns."""
+
+
+def turns(
+    settings: Settings,
+    tokens: int,
+    *,
+    live: int = LIVE,
+    ahead: int = AHEAD,
+    warm_s: float = WARM_S,
+    window_s: float = WINDOW_S,
+) -> Figure:
+    """Turns a second, so many rollouts live at all times, so many tokens a turn."""
+    agents = settings.agents.model_copy(update={"max_live": live})
+    with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
+        echo.provide(cluster)
+        _submit(cluster, range(ahead))
+        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
+            _await_events(cluster, cluster.topics.events, 4 * live)
+            time.sleep(warm_s)
+            ours = measure(cluster, cluster.topics.events, pids, window_s, _is_answer)
+            _check_ahead(cluster)
+        topic = echo.topics_of(cluster).events
+        with processes(cluster, *([f"echo-{r}", str(tokens), str(live)] for r in ROLES)) as pids:
+            _await_events(cluster, topic, 4 * live)
+            time.sleep(warm_s)
+            best = measure(cluster, topic, pids, window_s, echo.is_answer)
+    notes = (_note("workers", ours), _note("echo", best))
+    return Figure(ours.rate, "turns/s", best.rate, notes=notes)
+
+
+def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64) -> Figure:
+    """The median time of a turn, one rollout live, told by its environment's clock."""
+    with own_cluster(settings) as cluster:
+        echo.provide(cluster)
+        topic, ended = cluster.topics.events, cluster.topics.trajectories
+        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)):
+            for number in range(rollouts):
+                _submit(cluster, [number])
+                _await_events(cluster, ended, number + 1)
+            ours = _spans(_shown(cluster, topic))
+        topic = echo.topics_of(cluster).events
+        with processes(cluster, *([f"echo-{r}", str(tokens), "1"] for r in ROLES)):
+            _await_events(cluster, topic, 2 * len(ours))
+            best = _spans([echo.shown(record) for record in _all(cluster, topic)])
+    return Figure(
+        statistics.median(ours),
+        "ms",
+        statistics.median(best),
+        lower_is_better=True,
+        notes=(_quantiles("workers", ours), _quantiles("echo", best)),
+    )
+
+
+def _submit(cluster: Cluster, numbers: Iterable[int]) -> None:
+    publisher = cluster.log.publisher()
+    submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
+    for number in numbers:
+        submitter.publish(workload.request(f"{number:032x}"))
+    publisher.flush(60)
+
+
+def _await_events(cluster: Cluster, topic: str, count: int) -> None:
+    partitions = {topic: cluster.log.partitions(topic)}
+
+    def there() -> bool:
+        with suppress(Unavailable):  # leaders are still being chosen
+            return bool(sum(cluster.admin.ends(partitions).values()) >= count)
+        return False
+
+    wait_for(there, f"{count} records in {topic}")
+
+
+def _check_ahead(cluster: Cluster) -> None:
+    """Rollouts could only be kept live as long as there were requests."""
+    requests, group = cluster.topics.requests, cluster.topics.group("agents")
+    ends = cluster.admin.ends({requests: cluster.log.partitions(requests)})
+    taken = cluster.log.committed(group, requests)
+    if sum(taken.values()) >= sum(ends.values()):
+        msg = "the requests ran out while turns were counted; publish more of them ahead"
+        raise ServicesError(msg)
+
+
+def _is_answer(record: Record) -> bool:
+    return ("ce_type", b"ModelAnswered") in (record.headers or ())
+
+
+def _all(cluster: Cluster, topic: str) -> Iterable[Record]:
+    reader = cluster.log.reader([topic])
+    while not reader.caught_up():
+        yield from reader.poll(1.0)
+    reader.close()
+
+
+def _shown(cluster: Cluster, topic: str) -> list[tuple[bytes | None, int]]:
+    """Whose observation each was, and when its environment showed it."""
+    shown = []
+    for record in _all(cluster, topic):
+        body = cluster.codec.decode(record.value, Event).body
+        if isinstance(body, EnvironmentStepped):
+            shown.append((record.key, json.loads(body.info)["at_ns"]))
+    return shown
+
+
+def _spans(shown: Iterable[tuple[bytes | None, int] | None]) -> list[float]:
+    """Milliseconds from one observation of a rollout to its next."""
+    seen = sorted(s for s in shown if s is not None)
+    return [(b[1] - a[1]) / 1e6 for a, b in pairwise(seen) if a[0] == b[0]]
+
+
+def _note(what: str, window: Window) -> str:
+    """CPU per process and per record, for people."""
+    shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
+    each = sum(window.cpu_s.values()) / max(1, 4 * window.count) * 1e6
+    return (
+        f"{what}: {window.rate:,.0f} turns/s over {window.seconds:.1f} s; CPU seconds: {shares}; "
+        f"{each:.0f} us of CPU per hop, all processes together"
+    )
+
+
+def _quantiles(what: str, spans: list[float]) -> str:
+    cuts = statistics.quantiles(spans, n=100)
+    return f"{what}: {len(spans)} turns, p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"

@@ -1,0 +1,96 @@
+"""How long `rollcall up` takes, with and without a filled cache.
+
+The ceiling is the slower of broker and registry, each started alone and unhurried by the other,
+from its process's start to its first answer: no download, no format, no locks.
+"""
+
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compose import services
+from compose.benchmarks.cluster import answers
+from compose.benchmarks.figure import Figure
+from compose.broker import KafkaBroker
+from compose.registry import Registry
+from compose.settings import Settings
+
+TIMES = 3
+
+
+def up_cold(settings: Settings) -> Figure:
+    """From nothing at all: an empty cache, everything downloaded, a log formatted."""
+    del settings
+    with _folder() as folder:
+        cache, state = folder / "cache", folder / "state"
+        took = _up(state, cache)
+        services.down(state, wipe=False)
+        files = [path for path in (cache / "maven").rglob("*") if path.suffix in (".jar", ".gz")]
+        size = sum(path.stat().st_size for path in files)
+        note = f"downloaded {len(files)} files, {size / 1e6:.0f} MB, from Maven's repositories"
+        return Figure(took, "s", _alone(state, cache), lower_is_better=True, notes=(note,))
+
+
+def up_warm(settings: Settings) -> Figure:
+    """After a `down`: everything is in the cache, the log is there. The median of three."""
+    cache = settings.cache()
+    with _folder() as folder:
+        state = folder / "state"
+        fresh = _up(state, cache)
+        took = []
+        for _ in range(TIMES):
+            services.down(state, wipe=False)
+            took.append(_up(state, cache))
+        services.down(state, wipe=False)
+        spread = ", ".join(f"{s:.1f}" for s in took)
+        notes = (f"in a state directory used before: {spread} s; in a new one: {fresh:.1f} s",)
+        best = _alone(state, cache)
+        return Figure(statistics.median(took), "s", best, lower_is_better=True, notes=notes)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder in which whatever was put up is taken down again."""
+    folder = Path(tempfile.mkdtemp(prefix="rollcall-bench-"))
+    try:
+        yield folder
+    finally:
+        services.down(folder / "state", wipe=True)
+        shutil.rmtree(folder)
+
+
+def _up(state: Path, cache: Path) -> float:
+    began = time.monotonic()
+    services.up(state, cache, ready=answers)
+    return time.monotonic() - began
+
+
+def _alone(state: Path, cache: Path) -> float:
+    """The slower of the two services of a state directory, one after the other."""
+    home = state.absolute() / "services"
+    ports = iter([services._old_or_new(None, ()) for _ in range(4)])
+    kafka = KafkaBroker(home / "kafka", next(ports), next(ports), cache, answers, {})
+    registry = Registry(home / "registry", next(ports), next(ports), cache)
+    return max(
+        statistics.median(_start(service) for _ in range(TIMES)) for service in (kafka, registry)
+    )
+
+
+def _start(service: services.Service) -> float:
+    """Seconds from one process's start to its first answer."""
+    command = service.prepare()
+    with (service.home / "alone.log").open("ab") as out:
+        began = time.monotonic()
+        process = subprocess.Popen(command, cwd=service.home, stdout=out, stderr=out)
+        try:
+            while process.poll() is None and not service.is_ready():
+                time.sleep(0.01)
+            return time.monotonic() - began
+        finally:
+            process.terminate()
+            process.wait(30)

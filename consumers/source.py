@@ -54,7 +54,22 @@ ENDING = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError._AUTO_OFFSET_RESET,
 }
+PASSING = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._WAIT_COORD,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+"""What a broker that starts, or a topic that was just made, answers for a moment; librdkafka does
+not call these retriable."""
 CALL_S = 10.0
+RETRY_S = 0.1
 FEW = 4
 GATHER_S = 0.0001
 MOST_GATHER_S = 0.01
@@ -233,12 +248,13 @@ def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
         try:
             return call()
         except KafkaException as error:
-            if not error.args[0].retriable() and error.args[0].code() != KafkaError._TIMED_OUT:
+            if not error.args[0].retriable() and error.args[0].code() not in PASSING:
                 msg = f"the broker refuses: {error.args[0].str()}"
                 raise Unfit(msg) from error
             if time.monotonic() > until:
                 msg = f"the broker has not answered for {timeout_s:g} s: {error.args[0].str()}"
                 raise Unavailable(msg) from error
+            time.sleep(RETRY_S)
 
 
 def _watermarks(consumer: Consumer, tp: Tp) -> tuple[int, int]:

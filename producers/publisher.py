@@ -36,6 +36,7 @@ VALUE_LIMIT_BYTES = 1_000_000
 """Below every topic's max.message.bytes, with room for key, headers and batch."""
 LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
+RETRY_S = 0.1
 BURST = 128
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
@@ -245,18 +246,26 @@ class Admin:
                 raise Refused(msg) from error
 
     def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """The end offset of every partition; raises Unavailable."""
+        """The end offset of every partition; raises Unavailable.
+
+        A topic that was just made has no leader for a moment, so it is asked for again.
+        """
         asked = {
             TopicPartition(topic, number): OffsetSpec.latest()
             for topic, count in topics.items()
             for number in range(count)
         }
-        found = self._client.list_offsets(asked, request_timeout=self._timeout_s)
-        try:
-            return {(tp.topic, tp.partition): each.result().offset for tp, each in found.items()}
-        except KafkaException as error:
-            msg = f"the ends of {', '.join(topics)} are not to be had: {error.args[0].str()}"
-            raise Unavailable(msg) from error
+        until = time.monotonic() + self._timeout_s
+        while True:
+            found = self._client.list_offsets(asked, request_timeout=self._timeout_s)
+            try:
+                return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
+            except KafkaException as error:
+                if time.monotonic() > until:
+                    what = f"the ends of {', '.join(topics)} are not to be had"
+                    msg = f"{what}: {error.args[0].str()}"
+                    raise Unavailable(msg) from error
+            time.sleep(RETRY_S)
 
 
 def wait_for(admin: Admin, timeout_s: float) -> None:

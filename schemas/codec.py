@@ -28,6 +28,7 @@ Build = Callable[[Any], Any]
 
 UNIONS = {"return_record_name": True, "return_record_name_override": True}
 """Name the branch of a union of records, but not that of a record or null."""
+NULL = ("null", None)
 PREFIX = struct.Struct(">BI")
 NAMESPACE = "rollcall."
 # What fastavro raises on bytes that are no record of the schema, found by fuzzing.
@@ -193,8 +194,9 @@ def _value_writer(avro: Any) -> Build:
     if isinstance(avro, list):
         if avro[0] != "null":
             return lambda body: (NAMESPACE + type(body).__name__, _writer_of(type(body))(body))
-        inner = _value_writer(avro[1])
-        return inner if inner is _keep else lambda v: None if v is None else inner(v)
+        inner, branch = _value_writer(avro[1]), _branch(avro[1])
+        # Where the branch is named, fastavro need not try them one by one.
+        return lambda v: NULL if v is None else (branch, inner(v))
     if isinstance(avro, dict):
         if avro["type"] == "array":
             item = _value_writer(avro["items"])
@@ -206,6 +208,13 @@ def _value_writer(avro: Any) -> Build:
             return _lazy(_writer_of, avro["name"])
         return _keep
     return _lazy(_writer_of, avro) if avro.startswith(NAMESPACE) else _keep
+
+
+def _branch(avro: Any) -> str:
+    """What fastavro calls one type of a union: records by their name, others by their kind."""
+    if isinstance(avro, dict):
+        return str(avro["name"] if "name" in avro else avro["type"])
+    return str(avro)
 
 
 def _lazy(make: Callable[[type], Build], name: str) -> Build:

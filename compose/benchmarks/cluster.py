@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from schemas.topics import wanted
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MAIN = "compose.benchmarks.process"
+WITHOUT_WAITING = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 @contextmanager
@@ -147,11 +148,14 @@ def services_of(cluster: Cluster) -> dict[str, int]:
     return {"broker": found.kafka_pid} if found else {}
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-    """Ask until it holds; raises TimeoutError."""
+def wait_for(
+    condition: Callable[[], bool], what: str, pids: Iterable[int], timeout_s: float = 90.0
+) -> None:
+    """Ask until it holds; raises TimeoutError, at once when a process of `pids` has ended."""
     until = time.monotonic() + timeout_s
     while not condition():
-        if time.monotonic() > until:
+        ended = any(os.waitid(os.P_PID, pid, WITHOUT_WAITING) for pid in pids)
+        if ended or time.monotonic() > until:
             msg = f"{what}: not within {timeout_s:g} s"
             raise TimeoutError(msg)
         time.sleep(0.02)

@@ -7,7 +7,7 @@ not. The ceiling is the four hops of `echo`, on the same broker, directly afterw
 import json
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 
@@ -47,13 +47,13 @@ def turns(
         echo.provide(cluster)
         _submit(cluster, range(ahead))
         with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
-            _await_events(cluster, cluster.topics.events, 4 * live)
+            _await(cluster, cluster.topics.events, 4 * live, pids)
             time.sleep(warm_s)
             ours = measure(cluster, cluster.topics.events, pids, window_s, _is_answer)
             _check_ahead(cluster)
         topic = echo.topics_of(cluster).events
         with processes(cluster, *([f"echo-{r}", str(tokens), str(live)] for r in ROLES)) as pids:
-            _await_events(cluster, topic, 4 * live)
+            _await(cluster, topic, 4 * live, pids)
             time.sleep(warm_s)
             best = measure(cluster, topic, pids, window_s, echo.is_answer)
     notes = (_note("workers", ours), _note("echo", best))
@@ -65,14 +65,14 @@ def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64)
     with own_cluster(settings) as cluster:
         echo.provide(cluster)
         topic, ended = cluster.topics.events, cluster.topics.trajectories
-        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)):
+        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
             for number in range(rollouts):
                 _submit(cluster, [number])
-                _await_events(cluster, ended, number + 1)
+                _await(cluster, ended, number + 1, pids)
             ours = _spans(_shown(cluster, topic))
         topic = echo.topics_of(cluster).events
-        with processes(cluster, *([f"echo-{r}", str(tokens), "1"] for r in ROLES)):
-            _await_events(cluster, topic, 2 * len(ours))
+        with processes(cluster, *([f"echo-{r}", str(tokens), "1"] for r in ROLES)) as pids:
+            _await(cluster, topic, 2 * len(ours), pids)
             best = _spans([echo.shown(record) for record in _all(cluster, topic)])
     return Figure(
         statistics.median(ours),
@@ -91,7 +91,8 @@ def _submit(cluster: Cluster, numbers: Iterable[int]) -> None:
     publisher.flush(60)
 
 
-def _await_events(cluster: Cluster, topic: str, count: int) -> None:
+def _await(cluster: Cluster, topic: str, count: int, pids: Mapping[str, int]) -> None:
+    """Wait until a topic was given so many records."""
     partitions = {topic: cluster.log.partitions(topic)}
 
     def there() -> bool:
@@ -99,7 +100,7 @@ def _await_events(cluster: Cluster, topic: str, count: int) -> None:
             return bool(sum(cluster.admin.ends(partitions).values()) >= count)
         return False
 
-    wait_for(there, f"{count} records in {topic}")
+    wait_for(there, f"{count} records in {topic}", pids.values())
 
 
 def _check_ahead(cluster: Cluster) -> None:

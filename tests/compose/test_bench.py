@@ -1,12 +1,21 @@
 """The benchmarks' table and file; what they measure is measured by running them."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from compose import bench
-from compose.benchmarks import memory
+from compose.benchmarks import memory, workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
+from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
+from schemas.messages import EnvironmentStep, Event, ModelAnswered, ModelCall
+from schemas.packed import ids_of
+from schemas.topics import Topics
+
+TOPICS = Topics()
 
 
 def test_an_unknown_benchmark_is_refused_before_any_runs() -> None:
@@ -31,3 +40,49 @@ def test_memory_per_live_rollout_is_more_than_its_payload() -> None:
 
     assert figure.unit == "bytes"
     assert 1_000 < figure.ceiling < figure.value < 100_000
+
+
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_a_measured_rollout_has_eight_turns_of_so_many_sampled_tokens(tokens: int) -> None:
+    codec = Codec(LocalRegistry())
+    player = workload.Player(codec, tokens, TOPICS)
+
+    played = list(player.play(workload.request("r")))
+    said = [codec.decode(event, Event).body for _, event in played]
+
+    calls = [command for command, _ in played if isinstance(command, ModelCall)]
+    steps = [command.kind for command, _ in played if isinstance(command, EnvironmentStep)]
+    assert [len(b.token_ids) // 4 for b in said if isinstance(b, ModelAnswered)] == [tokens] * 8
+    assert steps == ["reset"] + ["step"] * 8
+    a_turn = tokens + workload.SEEN_TOKENS
+    assert [len(ids_of(c.prefix_ids or b"")) for c in calls] == [a_turn * n for n in range(8)]
+
+
+def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
+    codec = Codec(LocalRegistry())
+
+    values = workload.hops(codec, TOPICS, 64, "r")
+
+    assert len(values) == workload.HOPS * workload.TURNS
+    kinds = (ModelCall, Event, EnvironmentStep, Event)
+    for number, value in enumerate(values):
+        codec.decode(value, kinds[number % workload.HOPS])
+
+
+def test_the_environment_that_is_measured_ends_after_its_turns_and_tells_the_time() -> None:
+    environment = workload.Instant(turns=2)
+
+    seen = [environment.open(0), environment.step("go"), environment.step("go")]
+
+    assert [each.terminated for each in seen] == [False, False, True]
+    times = [each.info["at_ns"] for each in seen]
+    assert times == sorted(times)
+
+
+def test_small_figures_keep_their_digits_in_the_table() -> None:
+    out = io.StringIO()
+
+    Console(file=out, width=100).print(bench.table({"up_warm_s": Figure(3.257, "s", 2.1, True)}))
+
+    assert "3.257" in out.getvalue()
+    assert "64%" in out.getvalue()

@@ -95,6 +95,9 @@ class Owned:
     starting: set[int] = field(default_factory=set)
     """Offsets of requests whose starts this worker wrote and has not read back."""
 
+    def live(self) -> int:
+        return len(self.journal.open) + len(self.starting)
+
 
 @dataclass(slots=True)
 class Words:
@@ -209,12 +212,19 @@ class Agents:
         if progress.topic == self.names.events:
             return False
         most = self.capacity.max_live
-        at = max(1, most * 7 // 8) if progress.paused else most
-        return self.words.paused or bool(most and self.live() >= at)
+        if self.words.paused or not most:
+            return self.words.paused
+        # No partition may take all the room: its keys lead to one partition of calls and steps.
+        share = -(-most // max(1, len(self._from)))
+        owned = self.owned.get(progress.number)
+        here = owned.live() if owned else 0
+        if progress.paused:
+            most, share = max(1, most * 7 // 8), max(1, share * 7 // 8)
+        return self.live() >= most or here >= share
 
     def live(self) -> int:
         """Rollouts in this worker's hands, also those whose start is on its way."""
-        return sum(len(o.journal.open) + len(o.starting) for o in self.owned.values())
+        return sum(owned.live() for owned in self.owned.values())
 
     def in_flight(self) -> int:
         return 0

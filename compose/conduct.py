@@ -272,7 +272,9 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
     rollout_id = run.figures.last_rollout_id
     state = run.cluster.settings.state_dir
     given = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
-    rollcall = f"{given}{Path(sys.argv[0]).name}"
+    called = Path(sys.argv[0]).absolute()
+    here = called.is_relative_to(Path.cwd())
+    rollcall = f"{given}{called.relative_to(Path.cwd()) if here else called.name}"
     return (
         f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
         f"{result['starts_solved']} of {result['starts']} starts solved\n"

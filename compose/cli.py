@@ -66,8 +66,8 @@ def up(
     registry_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
 ) -> None:
     """Start the embedded broker and schema registry; does nothing where they are up."""
+    from compose.cluster import answers
     from compose.services import up as bring_up
-    from producers.publisher import Admin
 
     given = settings()
     found = bring_up(
@@ -75,7 +75,7 @@ def up(
         given.cache(),
         kafka_port=kafka_port,
         registry_port=registry_port,
-        ready=lambda servers: Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers(),
+        ready=answers,
     )
     typer.echo(f"kafka     {found.bootstrap_servers}  (pid {found.kafka_pid})")
     typer.echo(f"registry  {found.registry_url}  (pid {found.registry_pid})")

@@ -63,6 +63,13 @@ class Cluster:
         }
 
 
+def answers(servers: str) -> bool:
+    """Whether a broker lists its topics: what `services.up` waits for."""
+    from producers.publisher import Admin
+
+    return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
+
+
 def cluster_of(settings: Settings) -> Cluster:
     """Where to connect; raises Refused when nothing is named and nothing is up."""
     kafka, registry = settings.kafka.bootstrap_servers, settings.registry.url

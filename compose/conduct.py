@@ -19,7 +19,7 @@ from rich.console import Console as Terminal
 from rich.live import Live
 
 from compose import runs
-from compose.cluster import Cluster, cluster_of
+from compose.cluster import Cluster, answers, cluster_of
 from compose.recipe import load_recipe
 from compose.runs import RunFolder
 from compose.settings import Settings
@@ -113,7 +113,6 @@ def _services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster,
         yield cluster_of(settings), []
         return
     from compose.services import down, endpoints, up
-    from producers.publisher import Admin
 
     there_before = endpoints(settings.state()) is not None
     began = time.monotonic()
@@ -121,7 +120,7 @@ def _services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster,
         found = up(
             settings.state(),
             settings.cache(),
-            ready=lambda servers: Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers(),
+            ready=answers,
         )
         took = time.monotonic() - began
         terminal.print(f"broker at {found.bootstrap_servers}, registry beside it, {took:.1f} s")

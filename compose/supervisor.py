@@ -63,7 +63,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def check(self) -> list[str]:
@@ -115,7 +115,8 @@ class Supervisor:
                 process.wait()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """What a child does between fork and exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

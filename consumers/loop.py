@@ -66,7 +66,6 @@ class Progress:
     """Offsets above the commit that were finished before a restart."""
     committed: tuple[int, str] = NOTHING
     paused: bool = False
-    lost: bool = False
 
     def advance(self) -> int:
         """Move past everything finished; return how many records that were."""
@@ -345,7 +344,6 @@ class Loop:
         for tp in partitions:
             progress = self.partitions.pop(tp, None)
             if progress is not None:
-                progress.lost = True
                 self.role.dropped(progress)
                 log.info("partition_dropped", topic=tp[0], partition=tp[1])
 

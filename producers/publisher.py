@@ -266,12 +266,3 @@ class Admin:
                     msg = f"{what}: {error.args[0].str()}"
                     raise Unavailable(msg) from error
             time.sleep(RETRY_S)
-
-
-def wait_for(admin: Admin, timeout_s: float) -> None:
-    """Wait until the cluster answers; raises Unavailable after that."""
-    until = time.monotonic() + timeout_s
-    while not admin.answers():
-        if time.monotonic() > until:
-            admin.partitions()
-            return

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compose.cluster import Cluster
+from compose.cluster import Cluster, answers
 from compose.services import Endpoints, down, up
 from compose.settings import Kafka, Registry, Settings
 from consumers.source import KafkaLog
@@ -21,10 +21,6 @@ BROKER = {
     "group.consumer.session.timeout.ms": "5000",
     "group.consumer.heartbeat.interval.ms": "500",
 }
-
-
-def answers(servers: str) -> bool:
-    return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
 
 
 def users_cache() -> Path:

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from compose import services
 from compose.benchmarks.workload import POLICY
-from compose.cluster import Cluster
+from compose.cluster import Cluster, answers
 from compose.errors import ServicesError, last_lines
 from compose.settings import Settings
-from compose.supervisor import _die_with_parent
+from compose.supervisor import die_with_parent
 from consumers.log import Record
 from producers import provision
-from producers.publisher import Admin
 from schemas.topics import wanted
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -43,11 +42,6 @@ def own_cluster(settings: Settings) -> Iterator[Cluster]:
             services.down(state, wipe=True)
 
 
-def answers(servers: str) -> bool:
-    """Whether a broker lists its topics."""
-    return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
-
-
 @contextmanager
 def processes(cluster: Cluster, *commands: Sequence[str]) -> Iterator[dict[str, int]]:
     """Run `compose.benchmarks.process` once per command; yields their pids by first word."""
@@ -69,7 +63,7 @@ def processes(cluster: Cluster, *commands: Sequence[str]) -> Iterator[dict[str, 
                     stderr=out,
                     stdin=subprocess.DEVNULL,
                     env=environment,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=die_with_parent,
                 )
         try:
             yield {name: process.pid for name, process in running.items()}

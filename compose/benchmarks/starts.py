@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compose import services
-from compose.benchmarks.cluster import answers
 from compose.benchmarks.figure import Figure
 from compose.broker import KafkaBroker
+from compose.cluster import answers
 from compose.registry import Registry
 from compose.settings import Settings
 

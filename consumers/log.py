@@ -197,3 +197,7 @@ class Log(Protocol):
     def partitions(self, topic: str) -> int:
         """Raises TopicsDiffer for a topic that is not there."""
         ...
+
+    def topic_id(self, topic: str) -> str:
+        """Names one incarnation of a topic: offsets of another mean nothing in it."""
+        ...

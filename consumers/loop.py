@@ -64,6 +64,8 @@ class Progress:
     """Where the partition was last said to end; behind the last record there may be holes."""
     skip: frozenset[int] = frozenset()
     """Offsets above the commit that were finished before a restart."""
+    needs: Callable[[int, bytes | None], bool] | None = None
+    """Told offset and key, whether a record below the floor is read at all."""
     committed: tuple[int, str] = NOTHING
     paused: bool = False
 
@@ -281,6 +283,8 @@ class Loop:
                 continue
             if record.offset >= progress_or_none.floor:
                 progress_or_none.taken.append(record)
+            elif progress_or_none.needs and not progress_or_none.needs(record.offset, record.key):
+                continue
             if record.offset in progress_or_none.skip:
                 record.closed = True
                 self.counts["finished_before"] += 1

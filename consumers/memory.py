@@ -7,6 +7,7 @@ position, records from a zombie. If it differs from the real log, this one is wr
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from consumers.log import Commit, Headers, Held, Listener, Publisher, Record, TopicPartition
@@ -45,6 +46,7 @@ class MemoryLog:
         self, topics: Iterable[WantedTopic] = (), *, wall: Callable[[], float] = time.time
     ) -> None:
         self.topics: dict[str, list[_Partition]] = {}
+        self.incarnations: Counter[str] = Counter()
         self.groups: dict[str, _Group] = {}
         self.wall = wall
         for topic in topics:
@@ -57,6 +59,17 @@ class MemoryLog:
 
     def partitions(self, topic: str) -> int:
         return len(self._of(topic))
+
+    def topic_id(self, topic: str) -> str:
+        return str(self.incarnations[topic])
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and make it anew; the groups' commits on it go with it."""
+        count = self.partitions(topic)
+        self.topics[topic] = [_Partition() for _ in range(count)]
+        self.incarnations[topic] += 1
+        for group in self.groups.values():
+            group.committed = {tp: at for tp, at in group.committed.items() if tp[0] != topic}
 
     def _of(self, topic: str) -> list[_Partition]:
         if topic not in self.topics:

@@ -368,6 +368,10 @@ class KafkaLog:
         self._check([topic])
         return self._counts[topic]
 
+    def topic_id(self, topic: str) -> str:
+        self._check([topic])
+        return Admin(self._settings).topic_ids([topic])[topic]
+
     def _check(self, topics: Sequence[str]) -> None:
         """A missing topic raises no error on subscribe under KIP-848, so ask first."""
         if any(topic not in self._counts for topic in topics):

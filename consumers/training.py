@@ -130,9 +130,10 @@ class Trainer:
         for reason in found.passed_over:
             log.warning("checkpoint_passed_over", reason=reason)
         curation = self.config.curation(self.run.run_id, self.run.policy_id)
+        scored, scored_id = self.topics.scored, self.log.topic_id(self.topics.scored)
         if found.checkpoint is None:
             self.buffer = Buffer(curation)
-            self.consumption = Consumption(self.topics.scored)
+            self.consumption = Consumption(scored, (), scored_id)
             self.learner.version = checkpoints.next_version(self.highest)
             self._save_and_announce({}, (), -1)
             return
@@ -142,7 +143,7 @@ class Trainer:
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
         self.buffer = Buffer(replace(curation, abandoned=self.abandoned))
         self.buffer.restore(held.recent, held.drops, held.used)
-        self.consumption = Consumption(self.topics.scored, held.consumed)
+        self.consumption = Consumption(scored, held.consumed, scored_id)
         self._dropped_before = {reason: tally.count for reason, tally in held.drops.items()}
         if seen.highest_announced < held.version:
             self._publish(self.topics.versions, held.pending["version"], "PolicyVersion")

@@ -11,7 +11,8 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + Unavailable      a service is away                      -> wait, say so once, try again
   + Unfit            this process must not go on            -> exit before the commit
-      + JournalGone, RequestsSkipped, TopicsDiffer, DeliveryFailed, StormOfDeadLetters
+      + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, DeliveryFailed,
+        StormOfDeadLetters
 """
 
 
@@ -108,6 +109,10 @@ class JournalGone(Unfit):
 
 class RequestsSkipped(Unfit):
     """The requests' position lies beyond the last counted start."""
+
+
+class TopicRecreated(Unfit):
+    """A topic is not the one that offsets were committed for."""
 
 
 class TopicsDiffer(Unfit):

@@ -1,12 +1,14 @@
 """One broker and registry for the whole run; a prefix of its own for every test that asks."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from compose.cluster import Cluster, answers
 from compose.services import Endpoints, down, up
@@ -42,11 +44,22 @@ class BrokerLog(KafkaLog):
 
     def __init__(self, servers: str) -> None:
         super().__init__({"bootstrap.servers": servers})
+        self.servers = servers
         self.admin = Admin({"bootstrap.servers": servers})
         self._out = self.publisher()
 
     def create(self, topic: str, partitions: int) -> None:
         self.admin.create([WantedTopic(topic, partitions, 1, {}, None, "", "")])
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and make it anew."""
+        count = self.partitions(topic)
+        client = AdminClient({"bootstrap.servers": self.servers})
+        client.delete_topics([topic])[topic].result(20)
+        deadline = time.monotonic() + 20
+        while topic in self.admin.partitions():
+            assert time.monotonic() < deadline, f"{topic} is still there"
+        self.create(topic, count)
 
     def append(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None

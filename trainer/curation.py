@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.errors import Refused
+from schemas.errors import Refused, TopicRecreated
 from schemas.messages import Consumed, ScoredTrajectory
 from trainer.plugins import plugin
 from trainer.samples import (
@@ -268,8 +268,17 @@ class Consumption:
     """
 
     def __init__(self, topic: str, restored: Iterable[Consumed] = (), topic_id: str = "") -> None:
+        """Raises TopicRecreated where the marks were made in another incarnation of the topic."""
         self.topic = topic
         self.topic_id = topic_id
+        restored = tuple(restored)
+        for mark in restored:
+            if mark.topic == topic and mark.topic_id not in ("", topic_id):
+                msg = (
+                    f"{topic} was deleted and made anew since the newest checkpoint: what it read "
+                    "there is gone, and its offsets mean nothing now; begin a new run"
+                )
+                raise TopicRecreated(msg)
         self._partitions = {
             mark.partition: _Partition(mark.next_offset, consumed=set(mark.above))
             for mark in restored

@@ -17,8 +17,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
+from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
 from consumers.agents.wishes import (
     Agent,
     CallModel,
@@ -74,6 +76,8 @@ FREE_FAILURES = {"history_needed", "prefix_needed"}
 REASON_CHARS = 4000
 RESULT_CHARS = 200_000
 """A result above this would not fit into the journal; it belongs into a file."""
+FEW_RECORDS = 20_000
+"""Folded in a second; a reader that has no more to read needs no stragglers named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -808,18 +812,40 @@ def _call_digest(
 class Journal:
     """The fold of one partition of rollout.events: its open rollouts and its chain of starts."""
 
-    def __init__(self, partition: int, world: World, writer: str, last: int | None = None) -> None:
+    def __init__(
+        self,
+        partition: int,
+        world: World,
+        writer: str,
+        begin: Watermark | None = None,
+        *,
+        few: int = FEW_RECORDS,
+    ) -> None:
+        self.few = few
         self.partition = partition
         self.world = world
         self.writer = writer
-        self.last = last
+        begin = begin or Watermark(0)
+        self.last = begin.last
         """The last counted request offset; None where none has been counted."""
+        self.bulk_low = begin.bulk_low
+        """Below this, only stragglers are read, and whether they count is known."""
         self.open: dict[str, Rollout] = {}
         self.just_ended: Rollout | None = None
         self.ignored: Counter[str] = Counter()
+        self._stragglers = frozenset(begin.stragglers)
+        self._keys: set[bytes | None] = set()
         self._starts: deque[tuple[int, int | None]] = deque()
         self._twice: deque[tuple[int, int]] = deque()
         self._ended: deque[tuple[int, Rollout]] = deque()
+
+    def needs(self, offset: int, key: bytes | None) -> bool:
+        """Whether a record has to be folded; asked in log order, it decides without decoding."""
+        if offset >= self.bulk_low:
+            return True
+        if offset in self._stragglers:
+            self._keys.add(key)
+        return key in self._keys
 
     def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
         """Apply one event, in log order. `now_ms` is its append time."""
@@ -847,13 +873,9 @@ class Journal:
     def _start(
         self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
     ) -> list[Effect]:
-        """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""
-        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
-            late = body.request_offset <= self.last
-            self.ignored["started_before" if late else "start_after_gap"] += 1
+        """Open a rollout, if its start counts."""
+        if not self._counts(body, offset):
             return []
-        before, self.last = self.last, body.request_offset
-        self._starts.append((offset, before))
         if event.rollout_id in self.open:
             self.ignored["already_open"] += 1
             self._twice.append((self.open[event.rollout_id].first_offset, offset))
@@ -871,26 +893,44 @@ class Journal:
         self.open[event.rollout_id] = rollout
         return rollout.begin(now_ms)
 
-    def low_watermark(self, commit: int) -> tuple[int, int | None]:
-        """Where a reader must begin to know all that is open at `commit`, and `last` as of there.
+    def _counts(self, body: RolloutStarted | RolloutRefused, offset: int) -> bool:
+        """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""
+        if offset < self.bulk_low:
+            return offset in self._stragglers
+        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
+            late = body.request_offset <= self.last
+            self.ignored["started_before" if late else "start_after_gap"] += 1
+            return False
+        before, self.last = self.last, body.request_offset
+        self._starts.append((offset, before))
+        return True
+
+    def watermark(self, commit: int) -> Watermark:
+        """Where a reader must begin to know all that is open at `commit`; commits go up only.
 
         A rollout whose end lies at or above the commit counts as open: its end will be read again.
-        Nobody may begin between a start and another of the same id that came while it was open.
+        So does one that was started twice while it was open, as long as the second start is read:
+        without the first it would count. Stragglers are named where that at least halves what has
+        to be read; `bulk_low` never goes back, for what lies below it may be unknown here.
         """
         while self._ended and self._ended[0][0] < commit:
             self._ended.popleft()
-        firsts = [rollout.first_offset for _, rollout in self._ended]
-        for rollout in self.open.values():
-            firsts.append(rollout.first_offset)
-            break  # in order of their starts
-        low = min([commit, *firsts])
+        open_there = [
+            *(rollout.first_offset for _, rollout in self._ended),
+            *(first for first, _ in self._twice),
+            *islice((r.first_offset for r in self.open.values()), MOST_STRAGGLERS + 1),
+        ]
+        firsts = sorted({first for first in open_there if first < commit})
+        lows = [*firsts, commit][: MOST_STRAGGLERS + 1]
+        near = commit - max(self.few, 2 * (commit - lows[-1]))
+        named = next(n for n, low in enumerate(lows) if low >= max(near, self.bulk_low))
+        self.bulk_low = low = lows[named]
         while self._twice and self._twice[0][1] < low:
             self._twice.popleft()
-        for first, second in sorted(self._twice, reverse=True):
-            low = first if first < low <= second else low
         while self._starts and self._starts[0][0] < low:
             self._starts.popleft()
-        return low, self._starts[0][1] if self._starts else self.last
+        last = self._starts[0][1] if self._starts else self.last
+        return Watermark(low, last, tuple(firsts[:named]))
 
 
 def _refused(

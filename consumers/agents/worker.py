@@ -20,13 +20,22 @@ import structlog
 from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
 from consumers.agents.programs import SHIPPED
 from consumers.agents.quota import Quota
+from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
 from schemas import names
 from schemas.codec import Codec
-from schemas.errors import Refused, RequestsSkipped, TooLarge, TopicsDiffer, Unavailable, WireError
+from schemas.errors import (
+    Refused,
+    RequestsSkipped,
+    TooLarge,
+    TopicRecreated,
+    TopicsDiffer,
+    Unavailable,
+    WireError,
+)
 from schemas.headers import full_headers, hot_headers
 from schemas.ids import digest
 from schemas.messages import (
@@ -44,7 +53,8 @@ from schemas.topics import Topics
 
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2
-SEPARATOR = ";"
+BESIDE = "1;"
+"""Before the id of the journal's topic, in the commit metadata of requests."""
 REASON = 2000
 """Characters of a reason that go into the journal."""
 
@@ -162,6 +172,7 @@ class Agents:
         self._from: dict[int, int] = {}
         self._unsent: list[tuple[str, Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
+        self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control = log_.reader([topics.control])
         self._control_due = self._due = 0.0
 
@@ -172,20 +183,32 @@ class Agents:
 
     def assigned(self, held: Held, progress: Progress) -> int:
         if held.topic == self.names.requests:
+            if held.metadata.startswith(BESIDE) and not self.accept:
+                self._check_id(self.names.events, held.metadata.removeprefix(BESIDE))
             self._from[held.partition] = 0 if self.accept else progress.next_offset
             return progress.next_offset
-        low, last = read_watermark(held.metadata)
-        reset = held.committed is None or low is None
-        if low is None or reset:
-            low, last = held.log_start, None
-            progress.next_offset = progress.floor = low
-        elif self.accept and low < held.log_start:
-            last = None
-        journal = Journal(held.partition, self.world, self.name, last)
+        found = read_watermark(held.metadata)
+        reset = held.committed is None or found is None
+        if found is None or reset:
+            begin = Watermark(held.log_start)
+            progress.next_offset = progress.floor = begin.low
+        else:
+            begin = found
+            self._check_id(self.names.requests, begin.requests)
+            if self.accept and begin.low < held.log_start:
+                begin = replace(begin, last=None)
+        journal = Journal(held.partition, self.world, self.name, begin)
         until = held.log_end if reset else progress.next_offset
         word = "" if reset else held.metadata
-        self.owned[held.partition] = Owned(journal, progress, word, reset, until, low >= until)
-        return low
+        folded = begin.low >= until
+        self.owned[held.partition] = Owned(journal, progress, word, reset, until, folded)
+        if begin.stragglers:
+            progress.needs = journal.needs
+        return begin.low
+
+    def _check_id(self, topic: str, known: str) -> None:
+        if known and known != self._ids[topic]:
+            raise TopicRecreated(_recreated(topic, self.names))
 
     def dropped(self, progress: Progress) -> None:
         if progress.topic == self.names.requests:
@@ -201,11 +224,12 @@ class Agents:
 
     def metadata(self, progress: Progress) -> str:
         if progress.topic == self.names.requests:
-            return ""
+            return BESIDE + self._ids[self.names.events]
         owned = self.owned[progress.number]
         if not owned.folded:
             return owned.word
-        return write_watermark(*owned.journal.low_watermark(progress.next_offset))
+        watermark = owned.journal.watermark(progress.next_offset)
+        return replace(watermark, requests=self._ids[self.names.requests]).write()
 
     def full(self, progress: Progress) -> bool:
         """Only requests are ever paused: answers must flow for capacity to come back."""
@@ -514,14 +538,14 @@ def _skipped(partition: int, body: RolloutStarted | RolloutRefused, journal: Jou
     )
 
 
-def write_watermark(low: int, last: int | None) -> str:
-    """The commit metadata of a journal partition, a version number first."""
-    return SEPARATOR.join(("1", str(low), "" if last is None else str(last)))
-
-
-def read_watermark(metadata: str) -> tuple[int | None, int | None]:
-    """Low watermark and last counted request; (None, None) for metadata that others wrote."""
-    parts = metadata.split(SEPARATOR)
-    if len(parts) != 3 or parts[0] != "1" or not parts[1].isdigit():
-        return None, None
-    return int(parts[1]), int(parts[2]) if parts[2].isdigit() else None
+def _recreated(topic: str, names: Topics) -> str:
+    if topic == names.requests:
+        return (
+            f"{topic} was deleted and made anew, but {names.events} was not: its new requests have "
+            "offsets that the journal has counted already, so none of them would ever start. "
+            f"Recreate {names.events} and {names.trajectories} too, or use another prefix"
+        )
+    return (
+        f"{topic} was deleted and made anew: the rollouts that were open are lost, and their "
+        "requests will not be read again. To go on without them restart with --accept-truncation"
+    )

@@ -7,6 +7,7 @@ from random import Random
 
 from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.programs import SHIPPED
+from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import (
     Agent,
     CallModel,
@@ -116,7 +117,7 @@ class Hand:
         last: int | None = None,
     ) -> None:
         named = {program.__name__: program for program in programs}
-        self.journal = Journal(3, world_of(named, guard), "owner", last)
+        self.journal = Journal(3, world_of(named, guard), "owner", Watermark(0, last))
         self.entries: list[Entry] = []
         self.now_ms = 1_000_000
         self._requests = 0
@@ -328,13 +329,14 @@ class Dice:
 
 
 def fold(
-    entries: Sequence[Entry], world: World, *, last: int | None = None, start: int = 0
+    entries: Sequence[Entry], world: World, begin: Watermark | None = None
 ) -> tuple[Journal, list[tuple[int, Effect]]]:
-    """Fold what lies at `start` or above; the effects by the offset of their cause."""
-    journal = Journal(0, world, "owner", last)
+    """Fold as a reader that begins there; the effects by the offset of their cause."""
+    journal = Journal(0, world, "owner", begin)
     effects: list[tuple[int, Effect]] = []
     for entry in entries:
-        if entry.offset >= start:
+        needed = journal.needs(entry.offset, entry.event.rollout_id.encode())
+        if needed and (begin is None or entry.offset >= begin.low):
             taken = journal.take(entry.event, entry.offset, entry.at_ms)
             effects += [(entry.offset, effect) for effect in taken]
     return journal, effects

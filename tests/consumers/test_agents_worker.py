@@ -1,22 +1,20 @@
 """The agents worker on the in-memory log: requests in, journals folded, commands out."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
 from consumers.agents.worker import (
     Capacity,
     program_digest,
     program_of,
-    read_watermark,
-    write_watermark,
 )
 from consumers.loop import Loop
 from inference.scripted import ScriptedEngine
-from schemas.errors import RequestsSkipped
+from schemas.errors import RequestsSkipped, TopicRecreated
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -343,17 +341,72 @@ def test_the_word_of_a_commit_names_the_oldest_open_rollout(rig: Rig) -> None:
 
     offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
 
-    assert (offset, read_watermark(word)) == (5, (1, 0))
+    assert (offset, read_watermark(word)) == (5, Watermark(1, 0, requests="0"))
 
 
-@pytest.mark.parametrize("word", ["", "1;", "1;2", "2;3;4", "1;x;4", "1;;", "by hand"])
-def test_words_of_others_are_no_watermarks(word: str) -> None:
-    assert read_watermark(word) == (None, None)
+def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig) -> None:
+    ask(rig, "old", WALKS)
+    first = rig.agents("a1")
+    rig.settle(first)
+    role_of(first).owned[0].journal.few = 10
+    for n in range(30):
+        ask(rig, f"r{n}")
+        rig.settle(first)
+        answer(rig, calls(rig)[-1])
+        rig.settle(first)
+    rig.commit(first)
+    offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
+    begin = read_watermark(word)
+    assert begin is not None
+    assert (begin.stragglers, begin.last) == ((0,), 30)
+    assert offset - 10 <= begin.bulk_low <= offset
+    killed(first)
+
+    second, folded = rig.agents("a2"), []
+    take = role_of(second).take
+    role_of(second).take = lambda batch: (folded.extend(batch), take(batch))
+    rig.settle(second)
+    answer(rig, steps(rig)[0])
+    rig.settle(second)
+
+    assert len(folded) <= 10
+    assert [step.index for step in steps(rig)] == [0, 0]
+    assert steps(rig)[1].kind == "step"
 
 
-def test_watermarks_are_read_as_they_were_written() -> None:
-    for low, last in itertools.product((0, 17, 10**12), (None, 0, 5)):
-        assert read_watermark(write_watermark(low, last)) == (low, last)
+@pytest.mark.parametrize("topic", ["requests", "events"])
+def test_a_topic_made_anew_stops_the_worker_before_it_reads(rig: Rig, topic: str) -> None:
+    ask(rig)
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    name = getattr(rig.topics, topic)
+    rig.log.recreate(name)
+
+    with pytest.raises(TopicRecreated, match=f"{name} was deleted and made anew"):
+        rig.settle(rig.agents("a2"))
+
+
+def test_a_lost_journal_may_be_accepted_and_topics_made_anew_together_are_new(rig: Rig) -> None:
+    ask(rig)
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    rig.log.recreate(rig.topics.events)
+    second = rig.agents("a2", accept=True)
+    ask(rig, "later")
+    rig.settle(second)
+    rig.commit(second)
+    assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["later"]
+    killed(second)
+
+    rig.log.recreate(rig.topics.events)
+    rig.log.recreate(rig.topics.requests)
+    ask(rig, "anew")
+    rig.settle(rig.agents("a3"))
+    assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["anew"]
 
 
 def test_a_worker_refuses_to_pass_over_requests_that_nobody_started(rig: Rig) -> None:

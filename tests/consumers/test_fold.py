@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.fold import Journal
+from consumers.agents.fold import FEW_RECORDS, Journal
+from consumers.agents.watermark import read_watermark
 from consumers.agents.wishes import (
     Agent,
     CallModel,
@@ -1179,18 +1180,24 @@ def test_bytes_that_nobody_can_read_are_refused_without_a_request() -> None:
 # The low watermark
 
 
+def at(hand: Hand, commit: int) -> tuple[int, int | None]:
+    begin = hand.journal.watermark(commit)
+    assert begin.stragglers == ()
+    return begin.low, begin.last
+
+
 def test_the_low_watermark_is_the_first_event_of_the_oldest_open_rollout() -> None:
     hand = Hand(asks_once)
     for number, name in enumerate("abc"):
         hand.read(started(name, number, number))
     call = hand.journal.open["a"].resend()[0]
-    assert hand.journal.low_watermark(3) == (0, None)
+    assert at(hand, 3) == (0, None)
 
     decision = one(hand.say(call, "yes"))
-    assert hand.journal.low_watermark(4) == (0, None)
+    assert at(hand, 4) == (0, None)
     hand.read(decision)
 
-    assert hand.journal.low_watermark(5) == (1, 0)
+    assert at(hand, 5) == (1, 0)
 
 
 def test_a_rollout_ended_above_the_commit_counts_as_open() -> None:
@@ -1198,14 +1205,14 @@ def test_a_rollout_ended_above_the_commit_counts_as_open() -> None:
     decision = one(hand.say(one(hand.read(started("a", 0, 0))), "yes"))
     hand.read(decision)
 
-    assert hand.journal.low_watermark(2) == (0, None)
-    assert hand.journal.low_watermark(3) == (3, 0)
+    assert at(hand, 2) == (0, None)
+    assert at(hand, 3) == (3, 0)
 
 
 def test_with_nothing_open_the_low_watermark_is_the_commit() -> None:
     hand = Hand(asks_once, last=41)
 
-    assert hand.journal.low_watermark(17) == (17, 41)
+    assert at(hand, 17) == (17, 41)
 
 
 def test_nobody_may_begin_between_two_starts_of_one_open_rollout() -> None:
@@ -1217,9 +1224,10 @@ def test_nobody_may_begin_between_two_starts_of_one_open_rollout() -> None:
     hand.read(started("x", 2, 2))
     hand.read(one(hand.say(call, "yes")))
 
-    low, last = hand.journal.low_watermark(6)
-    again, _ = fold(hand.entries, world_of({"asks_once": asks_once}), last=last, start=low)
+    begin = hand.journal.watermark(6)
+    again, _ = fold(hand.entries, world_of({"asks_once": asks_once}), begin)
 
+    assert begin.low == 0
     assert list(again.open) == opened(hand) == ["y"]
 
 
@@ -1279,20 +1287,43 @@ def test_every_start_that_counts_has_exactly_one_end(seed: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(SEEDS)
 def test_a_fold_begun_at_any_commit_goes_on_as_if_it_had_read_everything(seed: int) -> None:
-    dice, random = Dice(Random(seed), rollouts=4).live(), Random(seed)
-    journal, commit = Journal(0, dice.world, "owner"), 0
+    """Whether stragglers are named or not, and whoever read on from an earlier commit."""
+    dice, random = Dice(Random(seed), rollouts=6).live(), Random(seed)
+    few = random.choice((0, 1, 5, FEW_RECORDS))
+    journal, commit = Journal(0, dice.world, "owner", few=few), 0
 
     for entry in dice.entries:
-        journal.take(entry.event, entry.offset, entry.at_ms)
+        if journal.needs(entry.offset, entry.event.rollout_id.encode()):
+            journal.take(entry.event, entry.offset, entry.at_ms)
         if random.random() < 0.2:
             commit = random.randint(commit, entry.offset + 1)
-            low, last = journal.low_watermark(commit)
-            _, effects = fold(dice.entries, dice.world, last=last, start=low)
+            begin = read_watermark(journal.watermark(commit).write())
+            assert begin is not None
+            _, effects = fold(dice.entries, dice.world, begin)
 
             after = [effect for effect in effects if effect[0] >= commit]
             assert after == [effect for effect in dice.effects if effect[0] >= commit]
-            wanted = [e for e in dice.effects if e[0] >= commit]
-            assert trajectories(after) == trajectories(wanted)
+            if random.random() < 0.3:
+                journal = Journal(0, dice.world, "owner", begin, few=few)
+                for known in dice.entries[: dice.entries.index(entry) + 1]:
+                    key = known.event.rollout_id.encode()
+                    if known.offset >= begin.low and journal.needs(known.offset, key):
+                        journal.take(known.event, known.offset, known.at_ms)
+
+
+def test_one_old_rollout_does_not_make_everybody_read_again_what_came_since() -> None:
+    hand = Hand(asks_once)
+    hand.journal.few = 10
+    hand.read(started("old", 0, 0))
+    for number in range(1, 40):
+        hand.read(one(hand.say(one(hand.read(started(f"r{number}", number, number))), "yes")))
+    begin = hand.journal.watermark(hand.entries[-1].offset + 1)
+
+    assert begin.stragglers == (0,)
+    assert begin.bulk_low >= hand.entries[-1].offset - 10
+    again, _ = fold(hand.entries, world_of({"asks_once": asks_once}), begin)
+    assert list(again.open) == ["old"]
+    assert again.last == hand.journal.last
 
 
 @settings(max_examples=100, deadline=None)

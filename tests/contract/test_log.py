@@ -489,6 +489,23 @@ class TestLog:
     def test_a_topic_has_as_many_partitions_as_it_was_given(self) -> None:
         assert self.log.partitions(self.topic(3)) == 3
 
+    def test_a_topic_made_anew_has_another_id_and_no_commits(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(2))
+        member = self.member(group, topic)
+        until(lambda: len(member.records) == 2, [member])
+        member.source.commit_now([Commit(topic, 0, 2, "word")])
+        self.leave(member)
+        before = self.log.topic_id(topic)
+        assert self.log.topic_id(topic) == before
+
+        self.log.recreate(topic)
+
+        assert self.log.topic_id(topic) != before
+        heir = self.member(group, topic)
+        until(lambda: heir.assignments, [heir])
+        assert (heir.assignments[0].committed, heir.assignments[0].metadata) == (None, "")
+
     def test_a_role_that_needs_what_retention_took_stops_its_worker(self) -> None:
         topic = self.topic()
 

@@ -1,0 +1,82 @@
+"""The word that goes with a commit of a journal partition: where a reader must begin.
+
+`2;low;last;bulk_low;stragglers;requests`. From `bulk_low` on a reader needs every record. Between
+`low` and `bulk_low` it needs only those of the stragglers, the few rollouts that are open since
+then; they are named by the offsets of their first events, as differences to the one before, in
+base64. `last` is the last counted request offset as of `bulk_low`, and `requests` the id of the
+requests' topic, since an offset holds for one incarnation of a topic.
+"""
+
+import base64
+from dataclasses import dataclass
+
+VERSION = "2"
+SEPARATOR = ";"
+MOST_STRAGGLERS = 300
+"""However far apart they lie, so many fit into the broker's limit of a commit's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """What must be read to know all that was open at a commit."""
+
+    bulk_low: int
+    last: int | None = None
+    stragglers: tuple[int, ...] = ()
+    """First offsets below `bulk_low`, ascending."""
+    requests: str = ""
+
+    @property
+    def low(self) -> int:
+        """The offset to start from."""
+        return self.stragglers[0] if self.stragglers else self.bulk_low
+
+    def write(self) -> str:
+        last = "" if self.last is None else str(self.last)
+        named = base64.b64encode(_packed(self.stragglers)).decode()
+        words = VERSION, str(self.low), last, str(self.bulk_low), named, self.requests
+        return SEPARATOR.join(words)
+
+
+def read_watermark(metadata: str) -> Watermark | None:
+    """The watermark in a commit's metadata; None for what others wrote there."""
+    words = metadata.split(SEPARATOR)
+    if len(words) != 6 or words[0] != VERSION:
+        return None
+    _, low, last, bulk_low, named, requests = words
+    if not (low.isdecimal() and bulk_low.isdecimal() and (last.isdecimal() or not last)):
+        return None
+    try:
+        stragglers = _unpacked(base64.b64decode(named, validate=True))
+    except ValueError:
+        return None
+    read = Watermark(int(bulk_low), int(last) if last else None, stragglers, requests)
+    return read if read.low == int(low) and read.low <= read.bulk_low else None
+
+
+def _packed(offsets: tuple[int, ...]) -> bytes:
+    """Ascending offsets as differences, seven bits a byte, low ones first."""
+    packed, before = bytearray(), 0
+    for offset in offsets:
+        left, before = offset - before, offset
+        while left > 0x7F:
+            packed.append(left & 0x7F | 0x80)
+            left >>= 7
+        packed.append(left)
+    return bytes(packed)
+
+
+def _unpacked(packed: bytes) -> tuple[int, ...]:
+    """Raises ValueError where the last number is cut."""
+    offsets, at, value, shift = [], 0, 0, 0
+    for byte in packed:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            at += value
+            offsets.append(at)
+            value = shift = 0
+    if shift:
+        msg = "the last straggler is cut"
+        raise ValueError(msg)
+    return tuple(offsets)

@@ -176,6 +176,7 @@ class Stop:
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Cluster"]:
     """What a worker process needs, once broker, registry and topics are there."""
     from compose.logs import set_up
+    from compose.readable import check_readable
     from compose.waiting import wait_until_fit
     from compose.workers import Workshop
 
@@ -183,6 +184,7 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Cluster"]:
     worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     set_up(role, worker)
     wait_until_fit(here)
+    check_readable(here)
     return Workshop(here.log, here.codec, here.topics, here.settings), worker, here
 
 

@@ -13,7 +13,7 @@ import orjson
 
 from compose.plain import plain, text_of
 from consumers.log import Log, Reader, Record
-from schemas.errors import Refused, Unfit, WireError
+from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory
 from schemas.names import unknown
 
@@ -106,13 +106,9 @@ def _reader(cluster: "Cluster", topic: str, last: int) -> Reader:
     log: Log = cluster.log
     if not last:
         return log.reader([topic])
-    ends = cluster.admin.ends({topic: log.partitions(topic)})
-    starts = {tp: max(0, end - last) for tp, end in ends.items()}
-    try:
-        return log.reader([topic], starts)
-    except Unfit:
-        # Retention has passed one of the starts; what is left of the topic is read whole.
-        return log.reader([topic])
+    bounds = log.bounds(topic)
+    starts = {(topic, number): max(low, end - last) for number, (low, end) in bounds.items()}
+    return log.reader([topic], starts)
 
 
 def _by_time(record: Record) -> tuple[int, int, int]:

@@ -198,6 +198,10 @@ class Log(Protocol):
         """Raises TopicsDiffer for a topic that is not there."""
         ...
 
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Of every partition the offset it begins at now and the one it ends before."""
+        ...
+
     def topic_id(self, topic: str) -> str:
         """Names one incarnation of a topic: offsets of another mean nothing in it."""
         ...

@@ -60,6 +60,9 @@ class MemoryLog:
     def partitions(self, topic: str) -> int:
         return len(self._of(topic))
 
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        return {number: (held.start, held.end) for number, held in enumerate(self._of(topic))}
+
     def topic_id(self, topic: str) -> str:
         return str(self.incarnations[topic])
 

@@ -6,6 +6,7 @@ first, and its start is given with the assignment, never by a seek (librdkafka #
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import structlog
@@ -370,12 +371,21 @@ class KafkaLog:
 
     def topic_id(self, topic: str) -> str:
         self._check([topic])
-        return Admin(self._settings).topic_ids([topic])[topic]
+        return self._admin.topic_ids([topic])[topic]
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        asked = {topic: self.partitions(topic)}
+        starts, ends = self._admin.starts(asked), self._admin.ends(asked)
+        return {number: (starts[topic, number], end) for (_, number), end in ends.items()}
+
+    @cached_property
+    def _admin(self) -> Admin:
+        return Admin(self._settings)
 
     def _check(self, topics: Sequence[str]) -> None:
         """A missing topic raises no error on subscribe under KIP-848, so ask first."""
         if any(topic not in self._counts for topic in topics):
-            self._counts = Admin(self._settings).partitions()
+            self._counts = self._admin.partitions()
         missing = [topic for topic in topics if topic not in self._counts]
         if missing:
             msg = f"topics {', '.join(missing)} are missing; run `rollcall topics apply`"

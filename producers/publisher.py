@@ -246,12 +246,17 @@ class Admin:
                 raise Refused(msg) from error
 
     def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """The end offset of every partition; raises Unavailable.
+        """The end offset of every partition; raises Unavailable."""
+        return self._offsets(topics, OffsetSpec.latest())
 
-        A topic that was just made has no leader for a moment, so it is asked for again.
-        """
+    def starts(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
+        """The offset at which every partition begins now; raises Unavailable."""
+        return self._offsets(topics, OffsetSpec.earliest())
+
+    def _offsets(self, topics: Mapping[str, int], which: OffsetSpec) -> dict[tuple[str, int], int]:
+        """A topic that was just made has no leader for a moment, so it is asked for again."""
         asked = {
-            TopicPartition(topic, number): OffsetSpec.latest()
+            TopicPartition(topic, number): which
             for topic, count in topics.items()
             for number in range(count)
         }
@@ -262,7 +267,7 @@ class Admin:
                 return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
             except KafkaException as error:
                 if time.monotonic() > until:
-                    what = f"the ends of {', '.join(topics)} are not to be had"
+                    what = f"the offsets of {', '.join(topics)} are not to be had"
                     msg = f"{what}: {error.args[0].str()}"
                     raise Unavailable(msg) from error
             time.sleep(RETRY_S)

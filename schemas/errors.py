@@ -11,8 +11,8 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + Unavailable      a service is away                      -> wait, say so once, try again
   + Unfit            this process must not go on            -> exit before the commit
-      + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, DeliveryFailed,
-        StormOfDeadLetters
+      + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
+        DeliveryFailed, StormOfDeadLetters
 """
 
 
@@ -117,6 +117,10 @@ class TopicRecreated(Unfit):
 
 class TopicsDiffer(Unfit):
     """Topics or schemas are missing, or are not what the manifest says."""
+
+
+class RegistryEmptied(Unfit):
+    """A registry that does not know the schemas which the log was written with."""
 
 
 class DeliveryFailed(Unfit):

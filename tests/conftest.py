@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition as Tp
 from confluent_kafka.admin import AdminClient
 
 from compose.cluster import Cluster, answers
@@ -60,6 +61,12 @@ class BrokerLog(KafkaLog):
         while topic in self.admin.partitions():
             assert time.monotonic() < deadline, f"{topic} is still there"
         self.create(topic, count)
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Let retention pass an offset."""
+        client = AdminClient({"bootstrap.servers": self.servers})
+        for deleted in client.delete_records([Tp(topic, partition, offset)]).values():
+            deleted.result(20)
 
     def append(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None

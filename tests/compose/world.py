@@ -94,13 +94,6 @@ class MemoryAdmin:
         known = {topic.name: dict(topic.config) for topic in wanted(PREFIX, [POLICY])}
         return {name: known[name] for name in topics}
 
-    def ends(self, topics: Mapping[str, int]) -> dict[TopicPartition, int]:
-        return {
-            (topic, number): self.log.topics[topic][number].end
-            for topic, count in topics.items()
-            for number in range(count)
-        }
-
 
 @dataclass
 class MemoryCluster:
@@ -112,6 +105,7 @@ class MemoryCluster:
     topics: Topics = field(default_factory=lambda: Topics(PREFIX))
     registry: Registered = field(default_factory=Registered)
     settings: Settings = field(default_factory=lambda: Settings(prefix=PREFIX))
+    registry_url: str = "in memory"
 
     def __post_init__(self) -> None:
         self.codec = Codec(self.registry)

@@ -489,6 +489,15 @@ class TestLog:
     def test_a_topic_has_as_many_partitions_as_it_was_given(self) -> None:
         assert self.log.partitions(self.topic(3)) == 3
 
+    def test_every_partition_says_where_it_begins_and_ends(self) -> None:
+        topic = self.topic(2)
+        assert self.log.bounds(topic) == {0: (0, 0), 1: (0, 0)}
+
+        fill(self.log, topic, numbered(3))
+        self.log.delete_before(topic, 0, 2)
+
+        assert self.log.bounds(topic) == {0: (2, 3), 1: (0, 0)}
+
     def test_a_topic_made_anew_has_another_id_and_no_commits(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(2))

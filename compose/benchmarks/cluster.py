@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,14 @@ def own_cluster(settings: Settings) -> Iterator[Cluster]:
 
 
 @contextmanager
-def processes(cluster: Cluster, *commands: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Run `compose.benchmarks.process` once per command; yields their pids by first word."""
-    logs = cluster.settings.state() / "bench"
+def processes(
+    cluster: Cluster, *commands: Sequence[str], doomed: Collection[str] = ()
+) -> Iterator[dict[str, int]]:
+    """Run `compose.benchmarks.process` once per command; yields their pids by first word.
+
+    Raises ServicesError where one that is not doomed ended before its time.
+    """
+    logs = logs_of(cluster)
     logs.mkdir(exist_ok=True)
     environment = {
         **os.environ,
@@ -68,8 +73,8 @@ def processes(cluster: Cluster, *commands: Sequence[str]) -> Iterator[dict[str, 
         try:
             yield {name: process.pid for name, process in running.items()}
         except TimeoutError as error:
-            raise ServicesError(_last_words(running, logs) or str(error)) from error
-        if said := _last_words(running, logs):
+            raise ServicesError(_last_words(running, logs, doomed) or str(error)) from error
+        if said := _last_words(running, logs, doomed):
             raise ServicesError(said)
     finally:
         for process in running.values():
@@ -82,12 +87,19 @@ def processes(cluster: Cluster, *commands: Sequence[str]) -> Iterator[dict[str, 
                 process.wait()
 
 
-def _last_words(running: dict[str, subprocess.Popen[bytes]], logs: Path) -> str:
+def logs_of(cluster: Cluster) -> Path:
+    """Where the measured processes log, each to a file of its name."""
+    return cluster.settings.state() / "bench"
+
+
+def _last_words(
+    running: dict[str, subprocess.Popen[bytes]], logs: Path, doomed: Collection[str]
+) -> str:
     """What the processes that have ended said at last; empty while all live."""
     return "\n".join(
         f"{name} ended while it was measured; its last words:\n{last_lines(logs / f'{name}.log')}"
         for name, process in running.items()
-        if process.poll() is not None
+        if process.poll() is not None and name not in doomed
     )
 
 

@@ -1,7 +1,7 @@
 """The processes that are measured: `python -m compose.benchmarks.process <role> <tokens> [live]`.
 
-Agents, models and environments are the workers of `rollcall worker`, the policy scripted; the
-echo roles are the ceiling. Nothing is scored.
+Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker`,
+the policy scripted; the echo roles are the ceiling. Nothing is scored.
 """
 
 import sys
@@ -23,7 +23,7 @@ def main(role: str, tokens: int, live: int) -> None:
         echo.run(role.removeprefix("echo-"), here, tokens, live, stop)
         return
     shop = Workshop(here.log, here.codec, here.topics, here.settings)
-    if role == "agents":
+    if role.startswith("agents"):
         loop = shop.agents(role)
     elif role == "models":
         loop = shop.models(role, ScriptedEngine(workload.POLICY, workload.script(tokens)))

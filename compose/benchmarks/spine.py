@@ -45,7 +45,7 @@ def turns(
     agents = settings.agents.model_copy(update={"max_live": live})
     with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
         echo.provide(cluster)
-        _submit(cluster, range(ahead))
+        submit(cluster, range(ahead))
         with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
             _await(cluster, cluster.topics.events, 4 * live, pids)
             time.sleep(warm_s)
@@ -67,7 +67,7 @@ def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64)
         topic, ended = cluster.topics.events, cluster.topics.trajectories
         with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
             for number in range(rollouts):
-                _submit(cluster, [number])
+                submit(cluster, [number])
                 _await(cluster, ended, number + 1, pids)
             ours = _spans(_shown(cluster, topic))
         topic = echo.topics_of(cluster).events
@@ -83,11 +83,12 @@ def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64)
     )
 
 
-def _submit(cluster: Cluster, numbers: Iterable[int]) -> None:
+def submit(cluster: Cluster, numbers: Iterable[int], turns: int = workload.TURNS) -> None:
+    """Publish one request for each number."""
     publisher = cluster.log.publisher()
     submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
     for number in numbers:
-        submitter.publish(workload.request(f"{number:032x}"))
+        submitter.publish(workload.request(f"{number:032x}", turns))
     publisher.flush(60)
 
 

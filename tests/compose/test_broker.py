@@ -27,10 +27,10 @@ def test_the_broker_listens_on_loopback_only_at_the_given_ports() -> None:
     assert settings["controller.quorum.bootstrap.servers"] == "127.0.0.1:2222"
 
 
-def test_a_killed_member_is_missed_after_ten_seconds_unless_asked_otherwise() -> None:
+def test_a_killed_member_is_missed_within_ten_seconds_unless_asked_otherwise() -> None:
     name = "group.consumer.session.timeout.ms"
 
-    assert properties(1, 2, {})[name] == "10000"
+    assert properties(1, 2, {})[name] == "8000"
     assert properties(1, 2, {name: "6000"})[name] == "6000"
 
 

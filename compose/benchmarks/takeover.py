@@ -1,0 +1,117 @@
+"""A worker that holds 10,000 live rollouts is killed: how long until every one of them goes on.
+
+Counted from the moment when its heir is given the first journal partition, which is when the group
+has noticed, to the append time of the last rollout's next entry. The ceiling is what nobody could
+save: reading and decoding the journal as it stood, in one process.
+"""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+
+from compose.benchmarks.cluster import logs_of, own_cluster, processes, wait_for
+from compose.benchmarks.figure import Figure
+from compose.benchmarks.spine import submit
+from compose.cluster import Cluster
+from compose.settings import Settings
+from consumers.log import Record
+from schemas.messages import Event
+
+LIVE = 10_000
+TOKENS = "64"
+TURNS = 24
+"""More than the workers manage while they are measured, so that all rollouts stay open."""
+READ = 5
+"""Entries of each rollout in the journal, on average, when the worker is killed."""
+ENDS = {b"RolloutFinished", b"RolloutRefused", b"RolloutCancelled", b"DeadlinePassed"}
+VICTIM, HEIR = "agents", "agents-2"
+
+
+def kill(settings: Settings, *, live: int = LIVE) -> Figure:
+    """Seconds from the group's notice until all rollouts have gone on."""
+    agents = settings.agents.model_copy(update={"max_live": live + live // 4})
+    with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
+        submit(cluster, range(live), turns=TURNS)
+        events = {cluster.topics.events: cluster.log.partitions(cluster.topics.events)}
+        commands = [[role, TOKENS, "0"] for role in ("models", "environments", VICTIM)]
+        with processes(cluster, *commands, doomed=[VICTIM]) as pids:
+            wait_for(
+                lambda: sum(cluster.admin.ends(events).values()) >= READ * live,
+                f"{READ * live} entries",
+                pids.values(),
+            )
+            os.kill(pids[VICTIM], signal.SIGKILL)
+            killed = time.time()
+            with processes(cluster, [HEIR, TOKENS, "0"]) as heirs:
+                others = [pid for name, pid in pids.items() if name != VICTIM]
+                watched = [*others, *heirs.values()]
+                log = logs_of(cluster) / f"{HEIR}.log"
+                wait_for(lambda: bool(_noticed(cluster, log)), "a takeover", watched)
+                noticed = _noticed(cluster, log)
+                reading = _Reading(cluster, int(noticed * 1000))
+                wait_for(reading.all_went_on, "every rollout's next entry", watched)
+        bare_s = _bare(cluster, int(noticed * 1000))
+    return reading.figure(killed, noticed, bare_s)
+
+
+class _Reading:
+    """The journal, read while the heir works: who was open at the notice, and who went on."""
+
+    def __init__(self, cluster: Cluster, noticed_ms: int) -> None:
+        self.noticed_ms = noticed_ms
+        self.open: set[bytes | None] = set()
+        self.went_on: dict[bytes | None, int] = {}
+        self.answers: Counter[bytes] = Counter()
+        self.reader = cluster.log.reader([cluster.topics.events])
+
+    def all_went_on(self) -> bool:
+        for record in self.reader.poll(0.1, 5000):
+            self._take(record)
+        return self.reader.caught_up() and self.went_on.keys() >= self.open
+
+    def _take(self, record: Record) -> None:
+        headers = dict(record.headers or ())
+        kind = headers["ce_type"] or b""
+        if kind in (b"ModelAnswered", b"EnvironmentStepped"):
+            self.answers[headers["ce_id"] or b""] += 1
+        if record.timestamp_ms >= self.noticed_ms:
+            self.went_on.setdefault(record.key, record.timestamp_ms)
+        elif kind in ENDS:
+            self.open.discard(record.key)
+        else:
+            self.open.add(record.key)
+
+    def figure(self, killed: float, noticed: float, bare_s: float) -> Figure:
+        waits = sorted(self.went_on[key] - self.noticed_ms for key in self.open)
+        repeated = sum(count - 1 for count in self.answers.values())
+        note = (
+            f"{len(waits):,} rollouts were open, half had gone on after "
+            f"{waits[len(waits) // 2] / 1000:.1f} s; the group noticed {noticed - killed:.1f} s "
+            f"after the kill; {repeated:,} answers repeated"
+        )
+        return Figure(waits[-1] / 1000, "s", bare_s, lower_is_better=True, notes=(note,))
+
+
+def _noticed(cluster: Cluster, log: Path) -> float:
+    """When the heir was given its first journal partition; 0 before that."""
+    for line in log.read_text().splitlines():
+        word = json.loads(line) if line.startswith("{") else {}
+        if (word.get("event"), word.get("topic")) == ("partition_assigned", cluster.topics.events):
+            return datetime.fromisoformat(word["timestamp"]).timestamp()
+    return 0.0
+
+
+def _bare(cluster: Cluster, until_ms: int) -> float:
+    """Seconds to read and decode the journal as it stood at that time."""
+    began = time.monotonic()
+    with closing(cluster.log.reader([cluster.topics.events])) as reader:
+        while not reader.caught_up():
+            for record in reader.poll(1.0, 5000):
+                if record.timestamp_ms < until_ms:
+                    cluster.codec.decode(record.value, Event)
+    return time.monotonic() - began

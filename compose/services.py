@@ -227,8 +227,14 @@ def _raise(service: Service, plan: Record) -> _Raised:
     """Start a service unless it lives, and wait until it answers."""
     log = service.home / f"{service.name}.log"
     if plan.lives:
-        _wait_until_ready(service, plan, log, since=0)
-        return _Raised(plan, is_new=False)
+        try:
+            _wait_until_ready(service, plan, log, since=0)
+        except ServicesError:
+            if plan.lives:
+                raise
+            # It was dying when we looked: then it is started as if it had been dead.
+        else:
+            return _Raised(plan, is_new=False)
     service.home.mkdir(parents=True, exist_ok=True)
     require_space(service.home, STATE_BYTES, shutil.disk_usage(service.home).free)
     command = service.prepare()

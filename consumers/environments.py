@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from consumers.answers import Answers, Kept, expired
+from consumers.clock import Clock, steady_wall
 from consumers.log import Publisher, Record
 from consumers.loop import Progress, WorkRole
 from sandbox.sessions import Sessions
@@ -139,14 +140,14 @@ class Environments(WorkRole):
         *,
         threads: int = 2,
         make: Callable[[], Sessions] = Sessions,
-        wall: Callable[[], float] = time.time,
+        wall: Clock | None = None,
     ) -> None:
         self.name = name
         self.topics = [topics.steps]
         self.answers = Answers(name, codec, topics, publisher)
         self.kept: Kept[EnvironmentStepped] = Kept()
         self.make = make
-        self.wall = wall
+        self.wall = wall or steady_wall()
         self.counts: Counter[str] = Counter()
         self._threaded = threads > 0
         self._lock = threading.Lock()

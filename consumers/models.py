@@ -5,14 +5,14 @@ batch between steps and every token has one version. Nothing is served before th
 version is: a restarted server reads `policy.versions` to its end first.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
 
 from consumers.answers import Answers, Kept, expired
+from consumers.clock import Clock, steady_wall
 from consumers.log import Log, Publisher, Record
 from consumers.loop import Progress, WorkRole
 from inference.engine import Engine
@@ -42,7 +42,7 @@ class Models(WorkRole):
         engine: Engine,
         *,
         most_in_hand: int = 512,
-        wall: Callable[[], float] = time.time,
+        wall: Clock | None = None,
     ) -> None:
         self.name = name
         self.codec = codec
@@ -51,7 +51,7 @@ class Models(WorkRole):
         self.answers = Answers(name, codec, topics, publisher)
         self.kept: Kept[ModelAnswered | CallFailed] = Kept()
         self.most_in_hand = most_in_hand
-        self.wall = wall
+        self.wall = wall or steady_wall()
         self.counts: Counter[str] = Counter()
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
@@ -61,7 +61,7 @@ class Models(WorkRole):
         self._failed_canaries = 0
         self._was_current = False
         self._said = False
-        self._say_at = wall() + WAIT_SAID_S
+        self._say_at = self.wall() + WAIT_SAID_S
 
     def expects(self, topic: str) -> type:
         del topic

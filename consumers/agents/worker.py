@@ -6,7 +6,6 @@ event that caused it, so the journal's commit waits until all of it is acked.
 """
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from consumers.agents.programs import SHIPPED
 from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
+from consumers.clock import Clock, LogClock, steady_wall
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
@@ -148,7 +148,7 @@ class Agents:
         capacity: Capacity | None = None,
         guard: Guard | None = None,
         programs: Callable[[str], Program] = program_of,
-        wall: Callable[[], float] = time.time,
+        wall: Clock | None = None,
         accept: bool = False,
     ) -> None:
         self.name = name
@@ -163,7 +163,7 @@ class Agents:
         self.programs = programs
         guard_or_none: dict[str, Any] = {"guard": guard} if guard else {}
         self.world = World(programs, random.Random, **guard_or_none)
-        self.wall = wall
+        self.wall = LogClock(wall or steady_wall())
         self.accept = accept
         self.loop: Loop
         self.owned: dict[int, Owned] = {}
@@ -256,6 +256,8 @@ class Agents:
     # Records
 
     def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        if batch:
+            self.wall.saw(batch[-1][0].timestamp_ms)
         for record, message in batch:
             if record.topic == self.names.events:
                 self._event(record, message)

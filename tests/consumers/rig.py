@@ -69,6 +69,8 @@ class Rig:
         make_log: Callable[..., MemoryLog] = MemoryLog,
     ) -> None:
         self.clock = Clock()
+        self.wall: Callable[[], float] = self.clock
+        """What the next worker takes for the time; the log keeps its own."""
         self.topics = Topics("t.")
         self.registry = Fickle()
         self.codec = Codec(self.registry)
@@ -94,7 +96,7 @@ class Rig:
             self.topics,
             publisher,
             self.log.publisher(bulk=True),
-            wall=self.clock,
+            wall=self.wall,
             accept=accept,
             **options,
         )
@@ -109,7 +111,7 @@ class Rig:
             self.topics,
             publisher,
             engine,
-            wall=self.clock,
+            wall=self.wall,
             **options,
         )
         return self.loop(role, publisher, f"t.models.{engine.policy_id}")
@@ -129,7 +131,7 @@ class Rig:
             publisher,
             threads=threads,
             make=(lambda: Sessions(make)) if make else Sessions,
-            wall=self.clock,
+            wall=self.wall,
         )
         return self.loop(role, publisher, "t.environments")
 

@@ -1,6 +1,8 @@
 """The loop on the in-memory log: what is committed, what comes again, what is buried."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -170,6 +172,16 @@ def test_a_loop_runs_until_it_is_told_to_stop(rig: Rig) -> None:
     loop.run(lambda: role.close() or next(turns))  # type: ignore[func-returns-value]
 
     assert (len(role.seen), rig.committed("g", TOPIC)) == (2, 2)
+
+
+def test_a_loop_that_is_wedged_ends_its_process_and_shows_where() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.consumers.wedged"], capture_output=True, timeout=60
+    )
+
+    assert ended.returncode == 1
+    assert b"Timeout (0:00:05" in ended.stderr
+    assert b"in hang" in ended.stderr
 
 
 def test_a_record_given_up_stops_the_worker_before_the_commit(rig: Rig) -> None:

@@ -210,11 +210,13 @@ class Chaos:
         small_batches: bool = True,
         quotas: Sequence[int] = (0,),
         most_live: Sequence[int] = (4000,),
+        skews_s: Sequence[float] = (0.0,),
     ) -> None:
         self.random = Random(seed)
         self.small_batches = small_batches
         self.quotas = quotas
         self.most_live = most_live
+        self.skews_s = skews_s
         self.rig = Rig(partitions=2, make_log=HarmedLog)
         self.members: list[Member] = []
         self.requests = [self._request(n) for n in range(rollouts)]
@@ -248,6 +250,8 @@ class Chaos:
         log = self.rig.log
         assert isinstance(log, HarmedLog)
         log.life = life
+        skew_s = self.random.choice(self.skews_s)
+        self.rig.wall = lambda: self.rig.clock() + skew_s
         if kind == "models":
             loop = self.rig.models(ScriptedEngine("p", self._say), name)
         elif kind == "agents":

@@ -197,3 +197,9 @@ def test_whatever_dies_every_rollout_has_one_end_and_one_history(batch: int) -> 
 
     assert faults["killed in a turn"] > 20
     assert faults["expelled"] > 5
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_clocks_that_disagree_by_an_hour_change_no_order(seed: int) -> None:
+    """Deadlines come early, or late; whatever they decide is one history."""
+    Chaos(seed, skews_s=(0.0, 0.0, -3600.0, 3600.0)).run(steps=150).check()

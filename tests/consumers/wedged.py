@@ -1,0 +1,22 @@
+"""A process whose loop never turns again."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from consumers.log import Record
+from tests.consumers.rig import InHand, Rig
+
+
+class Hangs(InHand):
+    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        self.hang()
+
+    def hang(self) -> None:
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    rig = Rig()
+    rig.order("pause")
+    rig.loop(Hangs("t.control"), rig.log.publisher(), "g").run(lambda: False, wedged_s=0.1)

@@ -66,9 +66,11 @@ PASSING = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
-"""What a broker that starts, or a topic that was just made, answers for a moment; librdkafka does
-not call these retriable."""
+"""What a broker that starts, or a topic that was just made or grown, answers for a moment;
+librdkafka does not call these retriable."""
 CALL_S = 10.0
 RETRY_S = 0.1
 FEW = 4
@@ -144,8 +146,14 @@ class KafkaSource(_Polling):
     """A member of a consumer group under KIP-848."""
 
     def __init__(
-        self, settings: Mapping[str, Any], group: str, topics: Sequence[str], listener: Listener
+        self,
+        settings: Mapping[str, Any],
+        admin: Admin,
+        group: str,
+        topics: Sequence[str],
+        listener: Listener,
     ) -> None:
+        self._admin = admin
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
         self._fatal = []
         self._consumer = Consumer(quiet(config, self._fatal))
@@ -215,8 +223,10 @@ class KafkaSource(_Polling):
         consumer.resume(partitions)
         held = retried(lambda: consumer.committed(partitions, timeout=CALL_S))
         starts = []
+        # Not asked of the consumer: it does not know a partition that was added since it began.
+        bounds = self._admin.bounds([(tp.topic, tp.partition) for tp in held])
         for tp in held:
-            low, high = _watermarks(consumer, tp)
+            low, high = bounds[tp.topic, tp.partition]
             committed = None if tp.offset == OFFSET_INVALID else tp.offset
             known = Held(tp.topic, tp.partition, committed, tp.metadata or "", low, high)
             starts.append(Tp(tp.topic, tp.partition, self._listener.assigned(known)))
@@ -258,21 +268,13 @@ def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
             time.sleep(RETRY_S)
 
 
-def _watermarks(consumer: Consumer, tp: Tp) -> tuple[int, int]:
-    """Log start and end of a partition, asked of the broker."""
-    found: tuple[int, int] = retried(
-        lambda: consumer.get_watermark_offsets(tp, timeout=CALL_S, cached=False)
-    )
-    return found
-
-
 class KafkaReader(_Polling):
     """Reads every partition of some topics; no group, no commits."""
 
     def __init__(
         self,
         settings: Mapping[str, Any],
-        topics: Mapping[str, int],
+        bounds: Mapping[TopicPartition, tuple[int, int]],
         starts: Mapping[TopicPartition, int],
         *,
         from_end: bool = False,
@@ -283,16 +285,14 @@ class KafkaReader(_Polling):
         self._batches = Batches(self._consumer)
         self._waiting: dict[TopicPartition, int] = {}
         assigned = []
-        for topic, count in topics.items():
-            for number in range(count):
-                low, high = _watermarks(self._consumer, Tp(topic, number))
-                start = starts.get((topic, number), high if from_end else low)
-                if start < low:
-                    msg = f"{topic} {number} begins at {low}; offset {start} is past retention"
-                    raise Unfit(msg)
-                if start < high:
-                    self._waiting[topic, number] = high
-                assigned.append(Tp(topic, number, start))
+        for (topic, number), (low, high) in bounds.items():
+            start = starts.get((topic, number), high if from_end else low)
+            if start < low:
+                msg = f"{topic} {number} begins at {low}; offset {start} is past retention"
+                raise Unfit(msg)
+            if start < high:
+                self._waiting[topic, number] = high
+            assigned.append(Tp(topic, number, start))
         self._consumer.assign(assigned)
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
@@ -327,7 +327,7 @@ class KafkaLog:
 
     def source(self, group: str, topics: Sequence[str], listener: Listener) -> KafkaSource:
         self._check(topics)
-        return KafkaSource(self._settings, group, topics, listener)
+        return KafkaSource(self._settings, self._admin, group, topics, listener)
 
     def reader(
         self,
@@ -336,8 +336,9 @@ class KafkaLog:
         *,
         from_end: bool = False,
     ) -> KafkaReader:
-        counts = {topic: self.partitions(topic) for topic in topics}
-        return KafkaReader(self._settings, counts, starts or {}, from_end=from_end)
+        asked = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
+        bounds = self._admin.bounds(asked)
+        return KafkaReader(self._settings, bounds, starts or {}, from_end=from_end)
 
     def publisher(self, *, bulk: bool = False) -> KafkaPublisher:
         return KafkaPublisher(self._settings, bulk=bulk)
@@ -374,9 +375,8 @@ class KafkaLog:
         return self._admin.topic_ids([topic])[topic]
 
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        asked = {topic: self.partitions(topic)}
-        starts, ends = self._admin.starts(asked), self._admin.ends(asked)
-        return {number: (starts[topic, number], end) for (_, number), end in ends.items()}
+        found = self._admin.bounds([(topic, n) for n in range(self.partitions(topic))])
+        return {number: bounds for (_, number), bounds in found.items()}
 
     @cached_property
     def _admin(self) -> Admin:

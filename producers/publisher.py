@@ -6,11 +6,12 @@ restart does the work again. There is no partial recovery.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
 from confluent_kafka import (
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
@@ -37,6 +38,7 @@ VALUE_LIMIT_BYTES = 1_000_000
 LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
+REFRESH_S = 10.0
 BURST = 128
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
@@ -130,8 +132,20 @@ class KafkaPublisher:
                 self._producer.produce(*given, **named)
             except BufferError:
                 self._producer.poll(0.1)
+            except KafkaException as error:
+                self._learn_of_growth(error, given[0])
             else:
                 return
+
+    def _learn_of_growth(self, error: KafkaException, topic: str) -> None:
+        """Ask for the partitions of a topic that has grown; any other error is raised.
+
+        The client would learn it in five minutes by itself, and refuse the record until then.
+        """
+        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+            raise error
+        self._producer.list_topics(topic, timeout=REFRESH_S)
+        self._producer.poll(RETRY_S)
 
     def _report(self, cause: Cause | None) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
@@ -218,6 +232,16 @@ class Admin:
         ]
         if wanted:
             self._wait(self._client.create_topics(wanted))
+            self._until_listed({topic.topic for topic in wanted})
+
+    def _until_listed(self, topics: set[str]) -> None:
+        """The controller has made them; a broker hears of it a moment later."""
+        until = time.monotonic() + self._timeout_s
+        while not topics <= self.partitions().keys():
+            if time.monotonic() > until:
+                msg = f"{', '.join(sorted(topics))} were made, but no broker lists them yet"
+                raise Unavailable(msg)
+            time.sleep(RETRY_S)
 
     def add_partitions(self, counts: Mapping[str, int]) -> None:
         if counts:
@@ -247,27 +271,38 @@ class Admin:
 
     def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
         """The end offset of every partition; raises Unavailable."""
-        return self._offsets(topics, OffsetSpec.latest())
+        partitions = [(topic, n) for topic, count in topics.items() for n in range(count)]
+        return self._offsets(partitions, OffsetSpec.latest())
 
-    def starts(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """The offset at which every partition begins now; raises Unavailable."""
-        return self._offsets(topics, OffsetSpec.earliest())
+    def bounds(
+        self, partitions: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """Where each partition begins now, and its end as a committed reader sees it."""
+        starts = self._offsets(partitions, OffsetSpec.earliest())
+        ends = self._offsets(partitions, OffsetSpec.latest())
+        return {tp: (start, ends[tp]) for tp, start in starts.items()}
 
-    def _offsets(self, topics: Mapping[str, int], which: OffsetSpec) -> dict[tuple[str, int], int]:
-        """A topic that was just made has no leader for a moment, so it is asked for again."""
-        asked = {
-            TopicPartition(topic, number): which
-            for topic, count in topics.items()
-            for number in range(count)
-        }
+    def _offsets(
+        self, partitions: Collection[tuple[str, int]], which: OffsetSpec
+    ) -> dict[tuple[str, int], int]:
+        """A topic that was just made or grown has no leader for a moment, so it is asked again."""
+        asked = {TopicPartition(*tp): which for tp in partitions}
+        if not asked:
+            return {}
         until = time.monotonic() + self._timeout_s
         while True:
-            found = self._client.list_offsets(asked, request_timeout=self._timeout_s)
+            found = self._client.list_offsets(
+                asked,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self._timeout_s,
+            )
             try:
                 return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
             except KafkaException as error:
                 if time.monotonic() > until:
-                    what = f"the offsets of {', '.join(topics)} are not to be had"
-                    msg = f"{what}: {error.args[0].str()}"
+                    names = ", ".join(sorted({topic for topic, _ in partitions}))
+                    msg = f"the offsets of {names} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error
+            # What the client knows of a topic that has grown is asked for anew by this alone.
+            self.answers()
             time.sleep(RETRY_S)

@@ -1,0 +1,338 @@
+"""Faults of the broker, of time and of the group, each against real processes.
+
+`FAULTS` says for every fault of the design (kafka_notes.md §5) which tests inject it. Where a fault
+cannot be injected on one machine, the reason stands beside the tests that simulate it.
+"""
+
+import ast
+import os
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.cluster import Cluster, answers
+from compose.services import Endpoints, down, started, up
+from compose.settings import Kafka, Registry, Settings
+from producers import provision
+from schemas.topics import wanted
+from tests.conftest import BROKER, users_cache
+from tests.flow.crew import (
+    Crew,
+    Seen,
+    assert_nothing_lost_or_doubled,
+    everything,
+    lake_requests,
+    publish,
+    until,
+)
+
+pytestmark = pytest.mark.broker
+
+HERE = "tests/flow/test_faults.py"
+LOOP = "tests/consumers/test_loop.py"
+WORKER = "tests/consumers/test_agents_worker.py"
+MENDED = "tests/consumers/test_mended.py"
+MEMORY = "tests/flow/test_memory_flow.py"
+CONTRACT = "tests/contract/test_log.py"
+RELEASED = "tests/schemas/test_released.py"
+
+FAULTS: dict[str, list[str]] = {
+    "F1": [
+        "tests/flow/test_kafka_flow.py::test_sigkill_of_every_worker_loses_nothing_and_doubles_nothing",
+        f"{MEMORY}::test_whatever_dies_every_rollout_has_one_end_and_one_history",
+        "tests/flow/test_run.py::test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened",
+    ],
+    "F2": [f"{HERE}::test_what_ended_in_time_is_not_repeated_after_sigterm"],
+    "F3": [f"{HERE}::test_a_broker_that_is_killed_comes_back_with_all_it_acked"],
+    "F4": [f"{HERE}::test_a_broker_that_stands_still_past_the_session_loses_nothing"],
+    "F7": [f"{HERE}::test_a_zombie_that_wakes_up_changes_no_history"],
+    "F8": [
+        f"{MEMORY}::test_asking_everything_once_more_changes_nothing",
+        f"{MEMORY}::test_a_group_that_lost_its_commits_does_work_again_and_reaches_the_same_history",
+    ],
+    "F9": [f"{MEMORY}::test_whatever_dies_every_rollout_has_one_end_and_one_history"],
+    "F10": [
+        f"{LOOP}::test_what_cannot_be_read_is_buried_as_it_was",
+        f"{LOOP}::test_while_the_registry_is_away_records_wait_and_nothing_is_buried",
+        f"{WORKER}::test_an_unreadable_request_is_buried_and_refused",
+    ],
+    "F11": [f"{LOOP}::test_a_storm_of_unreadable_records_stops_the_worker"],
+    "F12": [
+        f"{CONTRACT}::test_a_value_that_the_topic_would_refuse_is_refused_at_once",
+        f"{WORKER}::test_a_command_that_is_too_large_fails_and_the_program_sees_it",
+        f"{WORKER}::test_a_trajectory_that_is_too_large_goes_bare",
+    ],
+    "F13": [f"{HERE}::test_a_broker_without_room_loses_nothing_it_acked"],
+    # The wall clock of a process cannot be moved without libfaketime; every role takes its clock
+    # as an argument, so each member of a schedule has another one.
+    "F14": [f"{MEMORY}::test_clocks_that_disagree_by_an_hour_change_no_order"],
+    "F15": [f"{HERE}::test_workers_that_come_and_go_all_the_time_do_not_stop_the_group"],
+    "F16": [
+        f"{LOOP}::test_a_loop_that_is_wedged_ends_its_process_and_shows_where",
+        "tests/consumers/test_environments.py::test_a_hung_environment_fails_its_own_step_and_the_others_go_on",
+        f"{WORKER}::test_a_call_without_an_answer_is_failed_and_asked_again",
+    ],
+    "F17": [
+        f"{WORKER}::test_a_full_worker_pauses_requests_and_never_the_journal",
+        f"{LOOP}::test_a_congested_partition_is_paused_and_resumed_at_half",
+    ],
+    "F18": [
+        f"{CONTRACT}::test_a_role_that_needs_what_retention_took_stops_its_worker",
+        f"{MENDED}::test_accepted_truncation_keeps_the_rollouts_that_are_still_there",
+    ],
+    "F19": [f"{HERE}::test_a_compacted_topic_is_read_to_its_end"],
+    "F20": [
+        f"{HERE}::test_partitions_added_under_load_are_used_and_move_no_rollout",
+        f"{WORKER}::test_a_topic_made_anew_stops_the_worker_before_it_reads",
+        f"{CONTRACT}::test_a_topic_made_anew_has_another_id_and_no_commits",
+    ],
+    # There is one release so far; what can be proven is that its frozen schemas get on.
+    "F21": [
+        "tests/schemas/test_released.py::test_all_released_versions_get_on_as_the_manifest_demands"
+    ],
+    "F23": [f"{CONTRACT}::test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back"],
+    "F24": [
+        f"{MENDED}::test_a_refused_commit_is_made_again",
+        f"{WORKER}::test_a_commit_that_somebody_else_wrote_is_treated_as_none",
+        f"{WORKER}::test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again",
+    ],
+    "F25": ["tests/compose/test_readable.py::test_a_journal_of_which_no_schema_is_known_is_named"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_has_tests_that_are_there(fault: str) -> None:
+    assert FAULTS[fault]
+    for named in FAULTS[fault]:
+        path, name = named.split("::")
+        tree = ast.parse((Path(__file__).parents[2] / path).read_text())
+        assert name in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}, named
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    """A broker that may be harmed; it cleans compacted topics at once."""
+    state = tmp_path_factory.mktemp("harmed")
+    quick = {**BROKER, "log.cleaner.backoff.ms": "200"}
+    yield up(state, users_cache(), ready=answers, broker_properties=quick)
+    down(state, wipe=True)
+
+
+@pytest.fixture
+def crew(broker: Endpoints, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Crew]:
+    settings = Settings(
+        state_dir=tmp_path / "state",
+        prefix=f"{request.node.originalname[5:40]}.".replace("_", "-"),
+        kafka=Kafka(bootstrap_servers=broker.bootstrap_servers),
+        registry=Registry(url=broker.registry_url),
+    )
+    cluster = Cluster(broker.bootstrap_servers, broker.registry_url, settings)
+    provision.apply(cluster.admin, cluster.registry, wanted(settings.prefix, ["p"], partitions=4))
+    crew = Crew(cluster, tmp_path)
+    yield crew
+    crew.close()
+    cluster.close()
+
+
+class Run:
+    """So many rollouts under way, and how far they are."""
+
+    def __init__(self, crew: Crew, rollouts: int) -> None:
+        self.crew = crew
+        self.requests = lake_requests(rollouts)
+        crew.start_all()
+        publish(crew.cluster, self.requests)
+        self.seen = Seen(crew.cluster)
+
+    def reach(self, count: int, deadline_s: float = 60) -> None:
+        def reached() -> bool:
+            assert not self.crew.dead()
+            return self.seen.count() >= count
+
+        until(reached, deadline_s, lambda: f"{self.seen.count()} of {count} were scored")
+
+    def finish(self) -> None:
+        """Let it come to its end; nothing may be lost, nothing doubled."""
+        self.reach(len(self.requests), 120)
+        assert_nothing_lost_or_doubled(self.crew.cluster, self.requests)
+
+
+def broker_pid(broker: Endpoints) -> int:
+    """Of now: it may have been put up again."""
+    again = up(broker.state_dir, users_cache(), ready=answers)
+    return again.kafka_pid
+
+
+def gone(pid: int) -> bool:
+    return started(pid) is None
+
+
+# The broker
+
+
+def test_a_broker_that_is_killed_comes_back_with_all_it_acked(
+    broker: Endpoints, crew: Crew
+) -> None:
+    run = Run(crew, 1200)
+    run.reach(200)
+
+    pid = broker_pid(broker)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid), 10, lambda: "the broker is still there")
+    killed = time.monotonic()
+    assert broker_pid(broker) != pid
+    before = run.seen.count()
+    run.reach(before + 50, 30)
+
+    assert time.monotonic() - killed < 30, "progress again in half a minute"
+    run.finish()
+
+
+def test_a_broker_that_stands_still_past_the_session_loses_nothing(
+    broker: Endpoints, crew: Crew
+) -> None:
+    run = Run(crew, 1200)
+    run.reach(200)
+
+    pid, stopped = broker_pid(broker), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: time.monotonic() - stopped > 7, 10, lambda: "time stands still")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    run.finish()
+
+
+def test_a_broker_without_room_loses_nothing_it_acked(broker: Endpoints, crew: Crew) -> None:
+    """A file that may not grow any more is what a full disk looks like to whoever writes."""
+    run = Run(crew, 1200)
+    run.reach(200)
+
+    pid = broker_pid(broker)
+    unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    assert unlimited[0] == resource.RLIM_INFINITY
+    until(lambda: gone(pid), 30, lambda: "the broker goes on although it cannot write")
+    assert broker_pid(broker) != pid
+
+    run.finish()
+
+
+def test_a_compacted_topic_is_read_to_its_end(crew: Crew) -> None:
+    cluster, topic = crew.cluster, crew.cluster.topics.versions
+    cluster.admin.alter(
+        {
+            topic: {
+                "min.compaction.lag.ms": "0",
+                "segment.ms": "1",
+                "min.cleanable.dirty.ratio": "0.001",
+                "delete.retention.ms": "0",
+            }
+        }
+    )
+    publisher = cluster.log.publisher()
+
+    def write(number: int) -> None:
+        policy = f"p{number % 3}"
+        publisher.send(topic, policy, None if policy == "p2" else b"%d" % number)
+        assert publisher.flush(10) == 0
+
+    for number in range(30):
+        write(number)
+
+    def compacted() -> bool:
+        write(30)  # only a closed segment is compacted, and only a new record closes one
+        return len(everything(cluster, topic)) < 20
+
+    until(compacted, 60, lambda: f"{len(everything(cluster, topic))} records are still there")
+    records = everything(cluster, topic)  # returns: the reader comes to the end over the holes
+    newest = {record.key: record.value for record in records}
+    assert newest[b"p0"] == b"30"
+    assert newest[b"p1"] == b"28"
+    assert newest.get(b"p2") is None
+
+
+# The group
+
+
+def test_what_ended_in_time_is_not_repeated_after_sigterm(crew: Crew) -> None:
+    run = Run(crew, 2000)
+
+    for number, role in enumerate(("environments", "models", "agents", "rewards")):
+        run.reach(150 + 350 * number)
+        crew.leave(f"{role}-1")
+        crew.start(role)
+    run.finish()
+
+    answers_ = Counter(
+        dict(record.headers or ())["ce_id"]
+        for record in everything(crew.cluster, crew.cluster.topics.events)
+        if (dict(record.headers or ())["ce_type"] or b"").decode()
+        in ("ModelAnswered", "EnvironmentStepped")
+    )
+    assert {ce_id: count for ce_id, count in answers_.items() if count > 1} == {}
+    assert set(run.seen.written.values()) == {1}
+
+
+def test_a_zombie_that_wakes_up_changes_no_history(crew: Crew) -> None:
+    run = Run(crew, 2500)
+    crew.start("agents", 2)
+    crew.start("environments", 2)
+    run.reach(200)
+
+    sleepers = [crew.processes[name] for name in ("agents-1", "environments-1")]
+    for sleeper in sleepers:
+        sleeper.send_signal(signal.SIGSTOP)
+    slept = time.monotonic()
+    # Past the session timeout of 5 s; the others go on with what the sleepers held.
+    until(lambda: time.monotonic() - slept > 8, 10, lambda: "time stands still")
+    before = run.seen.count()
+    run.reach(min(before + 100, 2500))
+    for sleeper in sleepers:
+        sleeper.send_signal(signal.SIGCONT)
+
+    run.finish()
+    assert crew.dead() == {}
+
+
+@pytest.mark.timeout(300)
+def test_workers_that_come_and_go_all_the_time_do_not_stop_the_group(crew: Crew) -> None:
+    run = Run(crew, 2500)
+    run.reach(100)
+
+    for number in range(2, 8):
+        before = run.seen.count()
+        names = [crew.start("agents", number), crew.start("models", number)]
+        for name in names:
+            until(lambda name=name: crew.joined(name), 60, lambda name=name: crew.words(name))
+        (crew.kill if number % 2 else crew.leave)(names[0])
+        crew.leave(names[1])
+        run.reach(min(before + 1, len(run.requests)), 30)
+
+    run.finish()
+
+
+def test_partitions_added_under_load_are_used_and_move_no_rollout(crew: Crew) -> None:
+    cluster, topics = crew.cluster, crew.cluster.topics
+    run = Run(crew, 1500)
+    run.reach(100)
+
+    grown = wanted(cluster.settings.prefix, ["p"], partitions=6)
+    provision.apply(cluster.admin, cluster.registry, grown)
+    # A producer that starts now spreads over all of them.
+    later = Cluster(cluster.bootstrap_servers, cluster.registry_url, cluster.settings)
+    more = lake_requests(2000)[1500:]
+    publish(later, more)
+    run.requests += more
+    run.reach(len(run.requests), 120)
+    crew.cluster = later
+
+    run.finish()
+    used = {record.partition for record in everything(later, topics.events)}
+    assert used == set(range(6))
+    later.close()

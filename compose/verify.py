@@ -5,6 +5,7 @@ committed is asked first, then the ends of the topics against the stream, effect
 so whatever lies below an end has its cause below another.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -46,10 +47,15 @@ def verify(
     drained: bool = False,
     most_repeated: int | None = None,
     progress: Progress = lambda done, total: None,
-    guard: Guard | None = None,
 ) -> Report:
-    """Audit what is on a cluster's topics. `guard` ends programs that do not come back."""
-    world = World(program_of, Random, **({"guard": guard} if guard else {}))
+    """Audit what is on a cluster's topics, with the programs that can be loaded here.
+
+    On the main thread a program that does not come back is ended, as it was in its worker.
+    """
+    guard = Guard("the program", cluster.settings.agents.program_timeout_s)
+    if threading.current_thread() is threading.main_thread():
+        guard.watch()
+    world = World(program_of, Random, guard)
     return audit(
         cluster.log,
         cluster.codec,

@@ -218,7 +218,7 @@ class Strand:
         if placed and not life.run_again:
             return
         effects = self.journal.take(event, offset, at_ms)
-        counted = self._counted()
+        counted = self._counted() and not self._broken(event)
         if life.run_again and counted == bool(ignored):
             self._differ(life, event, offset, counted=counted)
         if not life.counting.open:
@@ -233,6 +233,11 @@ class Strand:
         """Whether the fold has counted the event it was given last."""
         before, self._ignored = self._ignored, sum(self.journal.ignored.values())
         return before == self._ignored
+
+    def _broken(self, event: Event) -> bool:
+        """Whether the program asks something else than its journal answers."""
+        rollout = self.journal.open.get(event.rollout_id)
+        return rollout is not None and rollout.broken
 
     def _differ(self, life: _Life, event: Event, offset: int, *, counted: bool) -> None:
         words = ("ignores", "counts") if counted else ("counts", "does not")

@@ -426,6 +426,9 @@ def verify(
     if until and since and until_ms <= since_ms:
         msg = f"--until {until} is not later than --since {since}"
         raise Refused(msg)
+    if json is not None and not json.parent.is_dir():
+        msg = f"{str(json.parent)!r} is no directory; the report goes to {json}"
+        raise Refused(msg)
     terminal = Console()
     with reading(terminal) as told:
         report = run_audit(

@@ -194,8 +194,7 @@ class _Span:
         for (topic, partition), at_ms in firsts.items():
             horizon[topic] = max(horizon.get(topic, 0), at_ms)
             if topic == self.topics.events:
-                # What was asked for later than the first entry that is left cannot have begun before
-                # it; with --since that holds already for what was asked for then.
+                # A request later than the first entry that is left cannot have begun before it.
                 after_ms = at_ms if since_ms else at_ms + 1
                 asked = self.log.offsets_for_times([self.topics.requests], after_ms)
                 first_request[partition] = asked.get((self.topics.requests, partition), 0)

@@ -5,10 +5,11 @@ committed is asked first, then the ends of the topics against the stream, effect
 so whatever lies below an end has its cause below another.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from consumers.console.history import Window
 from consumers.console.report import Breach, Report
 from consumers.guard import Guard
 from consumers.log import Record, TopicPartition
+from consumers.loop import COLLECT
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.messages import RolloutStarted
@@ -95,16 +97,28 @@ def audit(
         drained=drained,
         most_repeated=most_repeated,
     )
-    done = 0
-    for stage in case.stages(there):
-        for records in span.read(stage):
-            case.take(records)
-            done += len(records)
-            progress(done, span.total)
-        case.stage_ended(stage)
-    report = case.finish()
+    with _seldom_collected():
+        done = 0
+        for stage in case.stages(there):
+            for records in span.read(stage):
+                case.take(records)
+                done += len(records)
+                progress(done, span.total)
+            case.stage_ended(stage)
+        report = case.finish()
     report.seconds = time.monotonic() - began
     return report
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python walk through live rollouts as seldom as a worker does."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _runnable(world: World) -> Callable[[RolloutStarted], bool]:

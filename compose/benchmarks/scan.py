@@ -36,13 +36,15 @@ from schemas.topics import Topics
 
 ROLLOUTS = 6000
 TOKENS = 64
+RECORDS = 39
+"""Of one rollout: request, start, 17 commands and their answers, end, trajectory, score."""
 AT_MS = 1_750_000_000_000
 FLUSH_EVERY = 200
 FLUSH_S = 60.0
 
 
 def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
-    """Audit so many rollouts of eight turns, 41 records each."""
+    """Audit so many rollouts of eight turns."""
     with own_cluster(settings) as cluster:
         fill(cluster.log, cluster.codec, cluster.topics, rollouts)
         bare, read = _bare(cluster.log, cluster.topics)

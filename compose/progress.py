@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from compose.story import Counting
+from consumers.console.law import Counting
 from consumers.log import Log, Reader, Record
 from schemas.errors import WireError
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory

@@ -135,6 +135,31 @@ class MemoryLog:
             for record in self.read(topic, number, held.start, len(held.records))[0]
         ]
 
+    def topic_names(self) -> list[str]:
+        return sorted(self.topics)
+
+    def group_names(self) -> list[str]:
+        return sorted(self.groups)
+
+    def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
+        """By partition the first offset whose record is not older; its end where there is none."""
+        return {
+            (topic, number): self._at_time(held, time_ms)
+            for topic in topics
+            for number, held in enumerate(self._of(topic))
+        }
+
+    def _at_time(self, held: _Partition, time_ms: int) -> int:
+        for at, stored in enumerate(held.records, held.start):
+            if stored is not None and stored[2] >= time_ms:
+                return at
+        return held.end
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """What a group has committed on a topic, by partition; nothing where it has not."""
+        found = self.groups[group].committed if group in self.groups else {}
+        return {tp[1]: offset for tp, (offset, _) in found.items() if tp[0] == topic}
+
     def group(self, name: str) -> _Group:
         return self.groups.setdefault(name, _Group())
 

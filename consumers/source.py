@@ -72,6 +72,8 @@ PASSING = {
 """What a broker that starts, or a topic that was just made or grown, answers for a moment;
 librdkafka does not call these retriable."""
 CALL_S = 10.0
+LOOKING = "rollcall-reader"
+"""The group id of readers of everything; nobody subscribes with it."""
 RETRY_S = 0.1
 FEW = 4
 GATHER_S = 0.0001
@@ -279,7 +281,7 @@ class KafkaReader(_Polling):
         *,
         from_end: bool = False,
     ) -> None:
-        config = {**COMMON, **settings, "group.id": "rollcall-reader", "group.protocol": "classic"}
+        config = {**COMMON, **settings, "group.id": LOOKING, "group.protocol": "classic"}
         self._fatal = []
         self._consumer = Consumer(quiet(config, self._fatal))
         self._batches = Batches(self._consumer)
@@ -349,16 +351,38 @@ class KafkaLog:
         Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
         ListConsumerGroupOffsets when the coordinator answers with an error.
         """
-        if group not in self._lookers:
-            config = {**self._settings, "group.id": group, "enable.auto.commit": False}
-            self._lookers[group] = Consumer(quiet(config))
         asked = [Tp(topic, number) for number in range(self.partitions(topic))]
         try:
-            found = self._lookers[group].committed(asked, timeout=CALL_S)
+            found = self._looker(group).committed(asked, timeout=CALL_S)
         except KafkaException as error:
             msg = f"the offsets of group {group!r} are not to be had: {error.args[0].str()}"
             raise Unavailable(msg) from error
         return {tp.partition: tp.offset for tp in found if tp.offset >= 0}
+
+    def topic_names(self) -> list[str]:
+        """Every topic there is; raises Unavailable."""
+        self._counts = self._admin.partitions()
+        return sorted(self._counts)
+
+    def group_names(self) -> list[str]:
+        """Every consumer group that the brokers know; raises Unavailable."""
+        return self._admin.groups()
+
+    def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
+        """By partition the first offset whose record is not older; its end where there is none."""
+        asked = [Tp(topic, n, time_ms) for topic in topics for n in range(self.partitions(topic))]
+        looker = self._looker(LOOKING)
+        found = retried(lambda: looker.offsets_for_times(asked, timeout=CALL_S)) if asked else []
+        beyond = [(tp.topic, tp.partition) for tp in found if tp.offset < 0]
+        ends = {tp: end for tp, (_, end) in self._admin.bounds(beyond).items()}
+        return ends | {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+
+    def _looker(self, group: str) -> Consumer:
+        """A consumer that never joins the group it asks about."""
+        if group not in self._lookers:
+            config = {**self._settings, "group.id": group, "enable.auto.commit": False}
+            self._lookers[group] = Consumer(quiet(config))
+        return self._lookers[group]
 
     def close(self) -> None:
         """Close what was opened for looking."""

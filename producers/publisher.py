@@ -208,6 +208,15 @@ class Admin:
             raise Unavailable(msg) from error
         return {name: len(topic.partitions) for name, topic in found.items()}
 
+    def groups(self) -> list[str]:
+        """The name of every consumer group; raises Unavailable."""
+        asked = self._client.list_consumer_groups(request_timeout=self._timeout_s)
+        try:
+            return sorted(group.group_id for group in asked.result().valid)
+        except KafkaException as error:
+            msg = f"the consumer groups are not to be had: {error.args[0].str()}"
+            raise Unavailable(msg) from error
+
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """The id of each topic's incarnation."""
         from confluent_kafka import TopicCollection

@@ -12,8 +12,8 @@ import pytest
 
 from compose.look import show_trajectory, tail
 from compose.plain import plain
-from compose.story import Counting
 from consumers.agents.fold import Journal
+from consumers.console.law import Counting
 from schemas.errors import Refused
 from schemas.messages import (
     AttemptStarted,

@@ -1,0 +1,149 @@
+"""The audit: whether the invariants hold, decided from the log alone.
+
+The journal is read first (`history`), then train.steps, then everything else against what these
+two imply. What an invariant means on a log that is still being written:
+
+* An effect is owed only by a cause below the offset that its group has committed: the commit waits
+  for the acks. Above it the effect is pending, unless the log is said to be drained.
+* A rollout without a terminal event is open, and a breach only where the log is drained.
+* A cause is looked for in the whole window. Where the window does not begin with the log, effects
+  of rollouts that began before it are counted and not judged.
+
+I1  A request below the last one started, or committed by the agents, is in the chain of starts;
+    every start is of a request that is there; every rollout begun has one terminal event.
+I2  Fold and law of counting count the same events. Where a program asks something else than its
+    journal answers, a new attempt or the end of the rollout must follow.
+I3  The command ids on the work topics are those that the fold implies; a call that is asked again
+    has the seed of its place.
+I4  No trajectory holds more answers than were counted, or one position twice.
+I5  Every trajectory on `trajectories` and inside `trajectories.scored` is byte for byte what the
+    fold gives, also where it was written again.
+I6  Below a group's commit: requests are started, commands answered (or their attempt is over),
+    trajectories scored.
+I7  In the steps that the last version of a run descends from, a (rollout, attempt) occurs once;
+    every reference is to a scored record of that rollout; no version has two different steps.
+I8  Each terminal event has a trajectory, each trajectory a scored record of every scoring id whose
+    group has come past it, and neither is without its cause. Later copies are counted.
+I9  Answers of finished work to a command whose work had been answered before are counted; a breach
+    where there are more than allowed.
+"""
+
+from collections.abc import Callable, Sequence
+
+from consumers.agents.fold import World
+from consumers.console.case import Case
+from consumers.console.columns import find_one, split
+from consumers.console.commands import Commands
+from consumers.console.history import History, Window
+from consumers.console.lineage import Lineage
+from consumers.console.outcomes import Outcomes
+from consumers.console.report import Breach, Report
+from consumers.console.requests import Requests
+from consumers.log import Record
+from schemas.codec import Codec
+from schemas.messages import RolloutStarted
+from schemas.topics import Topics
+
+
+class Audit:
+    """Fed with records, topic by topic in the order of `stages`; `finish` gives the report."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        topics: Topics,
+        world: World,
+        window: Window,
+        *,
+        runnable: Callable[[RolloutStarted], bool] = lambda body: True,
+        drained: bool = False,
+        most_repeated: int | None = None,
+    ) -> None:
+        self.topics = topics
+        self.window = window
+        self.drained = drained
+        self.most_repeated = most_repeated
+        self.report = Report()
+        self.history = History(codec, topics, world, runnable, window, self.report)
+        self.case = Case(codec, topics, window, self.history, self.report, drained)
+        self.lineage = Lineage(self.case)
+
+    def stages(self, there: Sequence[str]) -> list[list[str]]:
+        """The topics in the order in which they must be read; within a stage it does not matter."""
+        topics = self.topics
+        last = (
+            topics.requests, topics.steps, topics.trajectories, topics.scored, topics.dead_letters,
+        )  # fmt: skip
+        rest = [name for name in there if name.startswith(topics.calls("")) or name in last]
+        return [[topics.events], [topics.train_steps], rest]
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take records of the stage at hand, in order within each partition."""
+        self.report.records += len(records)
+        by_topic: dict[str, list[Record]] = {}
+        for record in records:
+            by_topic.setdefault(record.topic, []).append(record)
+        for topic, own in by_topic.items():
+            self._take(topic, own)
+
+    def _take(self, topic: str, records: Sequence[Record]) -> None:
+        if topic == self.topics.events:
+            self.history.take(records)
+        elif topic == self.topics.train_steps:
+            self.lineage.take(records)
+        elif topic == self.topics.requests:
+            self.requests.take(records)
+        elif topic == self.topics.trajectories:
+            self.outcomes.trajectories(records)
+        elif topic == self.topics.scored:
+            self.outcomes.scored(records)
+        elif topic == self.topics.dead_letters:
+            self.report.dead_letters += len(records)
+        else:
+            self.commands.take(topic, records)
+
+    def stage_ended(self, stage: Sequence[str]) -> None:
+        """The topics of a stage have been read to their ends."""
+        if self.topics.events in stage:
+            self.history.close()
+            self.requests = Requests(self.case)
+            self.commands = Commands(self.case)
+            self.outcomes = Outcomes(self.case, self.lineage)
+        elif self.topics.train_steps in stage:
+            self.lineage.close()
+
+    def finish(self) -> Report:
+        """Look for what is missing."""
+        self.requests.finish()
+        self.commands.finish()
+        self.outcomes.finish()
+        self.lineage.finish()
+        self._open()
+        self._repeated()
+        self._before_window()
+        return self.report
+
+    def _open(self) -> None:
+        self.report.checked["I1"] += self.report.accepted
+        if not self.drained:
+            return
+        for partition, strand in sorted(self.history.strands.items()):
+            for rollout_id in strand.lives:
+                text = f"rollout {rollout_id} began here and has not ended"
+                offset = strand.journal.open[rollout_id].first_offset
+                place = self.topics.events, partition, offset
+                self.report.add(Breach("I1", text, *place, "lost"))
+
+    def _repeated(self) -> None:
+        most, seen = self.most_repeated, self.report.repeated
+        if most is not None and seen > most:
+            text = f"{seen} answers repeat work that was done before, {most} are allowed; the last"
+            place = self.topics.events, *split(self.history.last_repeated)
+            self.report.add(Breach("I9", text, *place, "doubled"))
+
+    def _before_window(self) -> None:
+        """Rollouts that the journal speaks of and that began before it is read."""
+        for owner, first in self.history.strays.items():
+            cut = (self.topics.events, split(first)[0]) in self.window.starts
+            if cut and find_one(self.history.owners, owner) < 0:
+                self.report.before_window += 1

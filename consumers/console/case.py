@@ -1,0 +1,65 @@
+"""What every part of the audit needs: the window, the history, and where findings go."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from consumers.console.columns import find_one, place, split, word_of
+from consumers.console.history import History, Window, unreadable
+from consumers.console.report import Breach, Report
+from consumers.log import Record
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.topics import Topics
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One audit."""
+
+    codec: Codec
+    topics: Topics
+    window: Window
+    history: History
+    report: Report
+    drained: bool
+
+    def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
+        place_ = record.topic, record.partition, record.offset
+        self.report.add(Breach(invariant, text, *place_, kind))
+
+    def decoded(self, record: Record, kind: type[M]) -> M | None:
+        """The message, None where it cannot be read; that is counted."""
+        try:
+            return self.codec.decode(record.value, kind)
+        except WireError as error:
+            unreadable(self.report, record, error)
+            return None
+
+    def commit(self, group: str, topic: str, partition: int) -> int:
+        """What a group has committed of a partition; 0 where nothing is known."""
+        return self.window.commits.get(group, {}).get((topic, partition), 0)
+
+    def owed(self, cause: int) -> bool:
+        """Whether the effect of a journal entry, named by its place, must be there by now."""
+        partition, offset = split(cause)
+        below = self.commit(self.topics.group("agents"), self.topics.events, partition)
+        if self.drained or offset < below:
+            return True
+        self.report.pending += 1
+        return False
+
+    def after(self, record: Record) -> bool:
+        """Whether a record came after what is judged."""
+        return 0 < self.window.until_ms <= record.timestamp_ms
+
+    def before(self, rollout_id: str, partition: int) -> bool:
+        """Whether a rollout began before the window; such are counted at the end."""
+        if (self.topics.events, partition) not in self.window.starts:
+            return False
+        owner = word_of(rollout_id.encode())
+        if find_one(self.history.owners, owner) >= 0:
+            return False
+        self.history.strays.setdefault(owner, place(partition, 0))
+        return True

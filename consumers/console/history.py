@@ -1,0 +1,405 @@
+"""What the journal tells, read once: which rollouts began and ended, and what all of them imply.
+
+Every partition is read twice over: by the fold, which runs the programs again, and by the law of
+counting, which needs none. State of a rollout is kept while it is open; of what has to be joined
+with other topics a digest and a place remain.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from consumers.agents.fold import Journal, World
+from consumers.agents.watermark import Watermark
+from consumers.console.columns import Words, find, firsts, place, sort_together, word_of, words
+from consumers.console.law import JOINED, STARTS, Counting, Law
+from consumers.console.report import Breach, Report
+from consumers.log import Record, TopicPartition
+from schemas.codec import PREFIX, Codec
+from schemas.errors import WireError
+from schemas.ids import command_id
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutStarted,
+    Trajectory,
+)
+from schemas.topics import Topics
+
+ANSWERS = (ModelAnswered, EnvironmentStepped)
+NEVER_SENT = {"too_large", "unknown_policy"}
+"""Codes under which an owner answers a command that its topic would not take."""
+OPTIONAL = 1
+"""Mark: other topics need not hold what this entry implies, it lies before their beginning."""
+RETRIED = 2
+"""Mark: a model call that is not the first at its position."""
+LARGE_BYTES = 100_000
+"""Only a trajectory above this can have been written without its sequences and steps."""
+FORGET_EVERY = 1000
+FIRST = 20
+MISMATCH = (
+    "the law of counting {} answer {} of attempt {} of rollout {}, the fold of its program {}; "
+    "the rollout went on and ended all the same"
+)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of the log is read, and how far the groups had come before that was settled."""
+
+    ends: Mapping[TopicPartition, int]
+    starts: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Partitions that are not read from offset 0."""
+    horizon_ms: Mapping[str, int] = field(default_factory=dict)
+    """Before this a topic may lack records: retention took them, or nobody asked for them."""
+    first_request: Mapping[int, int] = field(default_factory=dict)
+    """Of journal partitions that are not read from 0: no earlier request is looked for."""
+    until_ms: int = 0
+    """Later records are not judged; 0 is no limit."""
+    commits: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
+    """By group, read before `ends`: so what lies below must have had its effects."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """An open rollout, as far as the audit needs more than fold and law."""
+
+    run_again: bool
+    counting: Counting
+    asked: dict[bytes, bool] = field(default_factory=dict)
+    """Command ids that the journal implies, and whether their work was done."""
+    dispute: Breach | None = None
+    """Where law and fold differ; a new attempt settles it."""
+
+
+@dataclass
+class Ends:
+    """One row for each counted terminal event, sorted by its place."""
+
+    places: Words
+    owners: Words
+    bodies: Words
+    """Digest of the trajectory that it implies; 0 where the program was not run."""
+    bare: Words
+    """The same without sequences and steps; 0 where it is too small to need that."""
+    applied: Words
+    """Answers counted in the attempt that ended."""
+    sizes: Words
+    """Bytes of the trajectory."""
+    marks: Words
+
+
+class History:
+    """The fold of all journal partitions."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        topics: Topics,
+        world: World,
+        runnable: Callable[[RolloutStarted], bool],
+        window: Window,
+        report: Report,
+    ) -> None:
+        self.codec = codec
+        self.topics = topics
+        self.world = world
+        self.runnable = runnable
+        self.window = window
+        self.report = report
+        self.strands: dict[int, Strand] = {}
+        self.command_ids, self.command_places = array("Q"), array("Q")
+        self.ended = tuple(array("Q") for _ in fields(Ends))
+        self.started = array("Q")
+        """Owners of all rollouts begun."""
+        self.not_run = array("Q")
+        self.seeds: dict[int, int] = {}
+        """Of model calls that are asked again: the seed that they must carry."""
+        self.excused: set[int] = set()
+        """Commands that were implied and perhaps rightly never sent."""
+        self.waiting: dict[int, int] = {}
+        """Commands that open rollouts wait for, by word of their id: place of the start."""
+        self.strays: dict[int, int] = {}
+        """Owners that events name while no rollout of theirs is open, and where first."""
+        self.late_ids, self.late_places = array("Q"), array("Q")
+        self._undone: set[int] = set()
+
+    def take(self, records: Iterable[Record]) -> None:
+        """Take records of the journal, in order within each partition."""
+        for record in records:
+            strand = self.strands.get(record.partition)
+            if strand is None:
+                strand = self.strands[record.partition] = Strand(self, record.partition)
+            try:
+                event = self.codec.decode(record.value, Event)
+            except WireError as error:
+                unreadable(self.report, record, error)
+                continue
+            strand.take(event, record.offset, record.timestamp_ms)
+
+    def close(self) -> None:
+        """The journal is read: sort what is joined, see what is open."""
+        for strand in self.strands.values():
+            strand.close()
+        ids, places = sort_together(self.command_ids, self.command_places)
+        first = firsts(ids)
+        self.ids, self.places = ids[first], places[first]
+        self.ends = Ends(*sort_together(*self.ended))
+        self.owners = words(sorted(self.started))
+        self.owners_not_run = words(sorted(self.not_run))
+        self.report.open = sum(len(strand.lives) for strand in self.strands.values())
+        self.report.not_run_again = len(self.owners_not_run)
+        self._count_late()
+
+    def _count_late(self) -> None:
+        """Work that was answered when its rollout had ended is repeated unless it was the first."""
+        found = find(self.ids, words(self.late_ids))
+        known = set(self.ids[found[found >= 0]].tolist())
+        for late, at in zip(self.late_ids, self.late_places, strict=True):
+            if late in self._undone:
+                self._undone.discard(late)
+            elif late in known:
+                self.repeated(at)
+
+    def repeated(self, at: int) -> None:
+        """One answer to a command whose work had been done before."""
+        self.report.repeated += 1
+        self.last_repeated = at
+
+    def work(self, life: _Life) -> None:
+        """A rollout has ended: only work that was asked for and not done is remembered."""
+        for asked, done in life.asked.items():
+            if not done:
+                self._undone.add(int.from_bytes(asked[:8], "big"))
+
+
+class Strand:
+    """One journal partition."""
+
+    def __init__(self, history: History, partition: int) -> None:
+        self.history = history
+        self.partition = partition
+        first = history.window.first_request.get(partition)
+        last = None if first is None else first - 1
+        self.law = Law(last)
+        self.journal = Journal(partition, history.world, "audit", Watermark(0, last))
+        self.lives: dict[str, _Life] = {}
+        self.requests = array("q")
+        """Offsets of the counted requests, rising."""
+        self._ignored = 0
+        self._events = 0
+        topics, horizon = history.topics, history.window.horizon_ms
+        self._steps_from = horizon.get(topics.steps, 0)
+        self._trajectories_from = horizon.get(topics.trajectories, 0)
+        self._calls_from: dict[str, int] = {}
+
+    def take(self, event: Event, offset: int, at_ms: int) -> None:
+        """Take one event, in log order."""
+        self._events += 1
+        if self._events % FORGET_EVERY == 0:
+            self.journal.watermark(offset + 1)  # lets it forget what has ended
+        body = event.body
+        if isinstance(body, STARTS):
+            self._start(event, body, offset, at_ms)
+            return
+        life = self.lives.get(event.rollout_id)
+        if life is None:
+            self._stray(event, offset)
+            return
+        ignored = self.law.take(event)
+        if isinstance(body, ANSWERS):
+            self._answer(life, event, offset)
+        elif isinstance(body, CallFailed) and body.code in NEVER_SENT:
+            self.history.excused.add(int.from_bytes(event.command_id[:8], "big"))
+        placed = body.__class__ in (ModelAnswered, EnvironmentStepped, CallFailed)
+        if placed and not life.run_again:
+            return
+        effects = self.journal.take(event, offset, at_ms)
+        counted = self._counted() and not self._broken(event)
+        if life.run_again and counted == bool(ignored):
+            self._differ(life, event, offset, counted=counted)
+        if not life.counting.open:
+            self._end(life, event, effects, offset, at_ms)
+        else:
+            if isinstance(body, AttemptStarted) and not ignored:
+                life.dispute = None
+            if life.run_again:
+                self._imply(life, effects, offset, at_ms)
+
+    def _counted(self) -> bool:
+        """Whether the fold has counted the event it was given last."""
+        before, self._ignored = self._ignored, sum(self.journal.ignored.values())
+        return before == self._ignored
+
+    def _broken(self, event: Event) -> bool:
+        """Whether the program asks something else than its journal answers."""
+        rollout = self.journal.open.get(event.rollout_id)
+        return rollout is not None and rollout.broken
+
+    def _differ(self, life: _Life, event: Event, offset: int, *, counted: bool) -> None:
+        words = ("ignores", "counts") if counted else ("counts", "does not")
+        place_ = f"{event.position}.{event.tries}"
+        text = MISMATCH.format(words[0], place_, event.attempt, event.rollout_id, words[1])
+        topic = self.history.topics.events
+        life.dispute = life.dispute or Breach("I2", text, topic, self.partition, offset)
+
+    # Starts
+
+    def _start(
+        self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, at_ms: int
+    ) -> None:
+        """Judge a start; the chain of requests decides which one counts."""
+        history = self.history
+        ignored = self.law.take(event)
+        effects = self.journal.take(event, offset, at_ms)
+        fold_counts = self._counted()
+        if fold_counts == bool(ignored):
+            text = f"law and fold do not agree whether the start of {event.rollout_id} counts"
+            history.report.add(Breach("I2", text, history.topics.events, self.partition, offset))
+            return
+        history.report.checked["I2"] += 1
+        if ignored and ignored != JOINED:
+            return
+        self.requests.append(body.request_offset)
+        if ignored == JOINED:
+            return
+        history.report.accepted += 1
+        history.started.append(word_of(event.rollout_id.encode()))
+        if isinstance(body, RolloutRefused):
+            self._ended(effects[0], event.rollout_id, 0, offset, at_ms)
+            return
+        life = _Life(history.runnable(body), self.law.open[event.rollout_id])
+        self.lives[event.rollout_id] = life
+        if life.run_again:
+            self._imply(life, effects, offset, at_ms)
+        else:
+            history.not_run.append(history.started[-1])
+
+    def _stray(self, event: Event, offset: int) -> None:
+        """A word about a rollout that is not open: late, or begun before what is read."""
+        history = self.history
+        owner = word_of(event.rollout_id.encode())
+        history.strays.setdefault(owner, place(self.partition, offset))
+        if isinstance(event.body, ANSWERS):
+            history.late_ids.append(int.from_bytes(event.command_id[:8], "big"))
+            history.late_places.append(place(self.partition, offset))
+
+    # Work
+
+    def _answer(self, life: _Life, event: Event, offset: int) -> None:
+        report = self.history.report
+        report.checked["I2"] += 1
+        report.checked["I9"] += 1
+        done = life.asked.get(event.command_id, None if life.run_again else False)
+        if done:
+            self.history.repeated(place(self.partition, offset))
+        elif done is not None:
+            life.asked[event.command_id] = True
+
+    def _imply(self, life: _Life, effects: Iterable[object], offset: int, at_ms: int) -> None:
+        """Note the commands that an entry of the journal gives rise to."""
+        history = self.history
+        for effect in effects:
+            if isinstance(effect, ModelCall):
+                horizon = self._calls_horizon(effect.policy_id)
+            elif isinstance(effect, EnvironmentStep):
+                horizon = self._steps_from
+            else:
+                continue
+            mark = OPTIONAL if at_ms < horizon else 0
+            word = int.from_bytes(effect.command_id[:8], "big")
+            if effect.tries and isinstance(effect, ModelCall):
+                mark |= RETRIED
+                history.seeds[word] = effect.seed
+            history.command_ids.append(word)
+            history.command_places.append(place(self.partition, offset, mark))
+            life.asked.setdefault(effect.command_id, False)
+
+    def _calls_horizon(self, policy_id: str) -> int:
+        horizon = self._calls_from.get(policy_id)
+        if horizon is None:
+            topic = self.history.topics.calls(policy_id)
+            horizon = self._calls_from[policy_id] = self.history.window.horizon_ms.get(topic, 0)
+        return horizon
+
+    # Ends
+
+    def _end(
+        self, life: _Life, event: Event, effects: Iterable[object], offset: int, at_ms: int
+    ) -> None:
+        del self.lives[event.rollout_id]
+        history, counting = self.history, life.counting
+        if isinstance(event.body, RolloutFinished):
+            self._finished(life, event.body)
+        trajectory, *courtesy = effects
+        applied = counting.turns + counting.steps
+        history.report.checked["I4"] += applied
+        run = trajectory if life.run_again else None
+        self._ended(run, event.rollout_id, applied, offset, at_ms)
+        if life.run_again:
+            self._imply(life, courtesy, offset, at_ms)
+        history.work(life)
+
+    def _finished(self, life: _Life, body: RolloutFinished) -> None:
+        """A program ended itself, so it waited for nothing; or a guard did, before it had asked."""
+        history, rollout = self.history, self.journal.just_ended
+        if life.dispute is not None and body.code != "determinism":
+            history.report.add(life.dispute)
+        if life.run_again and rollout is not None:
+            for waits in rollout.outstanding.values():
+                named = command_id(
+                    rollout.request.rollout_id, rollout.attempt, waits.position, waits.tries
+                )
+                history.excused.add(int.from_bytes(named[:8], "big"))
+
+    def _ended(
+        self, trajectory: object, rollout_id: str, applied: int, offset: int, at_ms: int
+    ) -> None:
+        history = self.history
+        history.report.ended += 1
+        body = bare = size = 0
+        if isinstance(trajectory, Trajectory):
+            encoded = history.codec.encode(history.topics.trajectories, trajectory)
+            body = word_of(memoryview(encoded)[PREFIX.size :])
+            size = len(encoded) - PREFIX.size
+            if size > LARGE_BYTES:
+                bare = bare_word(history.codec, history.topics, trajectory)
+        mark = OPTIONAL if at_ms < self._trajectories_from else 0
+        owner = word_of(rollout_id.encode())
+        row = (place(self.partition, offset), owner, body, bare, applied, size, mark)
+        for column, word in zip(history.ended, row, strict=True):
+            column.append(word)
+
+    def close(self) -> None:
+        """See what the open rollouts wait for."""
+        for rollout_id, life in self.lives.items():
+            rollout = self.journal.open[rollout_id]
+            if not life.run_again or rollout.broken:
+                continue
+            for waits in rollout.outstanding.values():
+                named = command_id(rollout_id, rollout.attempt, waits.position, waits.tries)
+                word = int.from_bytes(named[:8], "big")
+                self.history.waiting[word] = place(self.partition, rollout.first_offset)
+                if rollout.at_first_command():
+                    self.history.excused.add(word)  # a quota may hold it back
+
+
+def bare_word(codec: Codec, topics: Topics, trajectory: Trajectory) -> int:
+    """A trajectory as it is written where it is too large, its reason aside."""
+    bare = replace(trajectory, sequences=None, steps=None, code="", reason="")
+    return word_of(memoryview(codec.encode(topics.trajectories, bare))[PREFIX.size :])
+
+
+def unreadable(report: Report, record: Record, error: WireError) -> None:
+    """Count a record that no schema can read."""
+    report.unreadable[record.topic] = report.unreadable.get(record.topic, 0) + 1
+    if len(report.first_unreadable) < FIRST:
+        place_ = f"{record.topic} {record.partition}@{record.offset}"
+        report.first_unreadable.append(f"{place_}: {error}")

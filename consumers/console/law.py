@@ -1,0 +1,155 @@
+"""The rule of counting without any program: place in the log, attempt, position and try.
+
+An answer counts if its attempt is the current one and it is the first at its (position, try), where
+try is the number of failures counted there. A start counts if it carries the chain of requests on.
+It is written apart from the fold, so that the two can be compared.
+"""
+
+from dataclasses import dataclass
+
+from consumers.agents.fold import FREE_FAILURES
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStepped,
+    Event,
+    Limits,
+    ModelAnswered,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutStarted,
+)
+
+Start = RolloutStarted | RolloutRefused
+STARTS = (RolloutStarted, RolloutRefused)
+NOT_OPEN = "the rollout is not open"
+JOINED = "the rollout is open already"
+
+
+@dataclass(slots=True)
+class _Place:
+    """One position of the current attempt."""
+
+    tries: int = 0
+    failures: int = 0
+    with_history: bool = False
+    settled: bool = False
+
+    def fail(self, body: CallFailed, limits: Limits, attempt: int) -> None:
+        if body.code == "session_lost" and attempt < limits.max_attempts:
+            self.settled = True  # a new attempt follows
+            return
+        free = body.code in FREE_FAILURES and not self.with_history
+        self.failures += not free
+        self.tries += 1
+        self.with_history = self.with_history or free
+        self.settled = not body.retriable or self.failures >= limits.max_tries
+
+
+class Counting:
+    """The counting rule for one rollout in one journal partition."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.attempt = 0
+        self.turns = 0
+        """Model answers counted in the current attempt."""
+        self.steps = 0
+        """Observations counted in the current attempt."""
+        self.failures = 0
+        self._started = -1
+        self._limits = Limits()
+        self._places: dict[int, _Place] = {}
+
+    def take(self, event: Event) -> str:
+        """Take one event, in log order; return why it does not count, empty where it does."""
+        body = event.body
+        if isinstance(body, STARTS):
+            return self._start(body)
+        if not self.open:
+            return NOT_OPEN
+        if isinstance(body, AttemptStarted):
+            return self._new_attempt(event.attempt)
+        if isinstance(body, (RolloutCancelled, DeadlinePassed)):
+            self.open = False
+            return ""
+        if event.attempt != self.attempt:
+            return f"of attempt {event.attempt}, while {self.attempt} was current"
+        if isinstance(body, RolloutFinished):
+            self.open = False
+            return ""
+        return self._answer(event, body)
+
+    def _start(self, body: Start) -> str:
+        if body.request_offset <= self._started:
+            return "its request was started before"
+        self._started = body.request_offset
+        if self.open:
+            return JOINED
+        self.open = isinstance(body, RolloutStarted)
+        self._begin(1)
+        self._limits = body.request.limits if body.request else Limits()
+        return ""
+
+    def _new_attempt(self, attempt: int) -> str:
+        if attempt != self.attempt + 1:
+            return f"attempt {self.attempt} was current"
+        self._begin(attempt)
+        return ""
+
+    def _begin(self, attempt: int) -> None:
+        self.attempt, self.turns, self.steps, self.failures = attempt, 0, 0, 0
+        self._places.clear()
+
+    def _answer(self, event: Event, body: ModelAnswered | EnvironmentStepped | CallFailed) -> str:
+        place = self._places.setdefault(event.position, _Place())
+        if place.settled:
+            return "answered already"
+        if event.tries != place.tries:
+            return f"of try {event.tries}, while {place.tries} was current"
+        if isinstance(body, CallFailed):
+            before = place.failures
+            place.fail(body, self._limits, self.attempt)
+            self.failures += place.failures - before
+        else:
+            place.settled = True
+            said = isinstance(body, ModelAnswered)
+            self.turns += said
+            self.steps += not said
+        return ""
+
+
+class Law:
+    """The counting of one journal partition."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last = last
+        """The last counted request offset; None where none has been counted."""
+        self.open: dict[str, Counting] = {}
+
+    def take(self, event: Event) -> str:
+        """Take one event, in log order; return why it does not count, empty where it does."""
+        body = event.body
+        if isinstance(body, STARTS):
+            return self._start(event, body)
+        counting = self.open.get(event.rollout_id)
+        if counting is None:
+            return NOT_OPEN
+        ignored = counting.take(event)
+        if not counting.open:
+            del self.open[event.rollout_id]
+        return ignored
+
+    def _start(self, event: Event, body: Start) -> str:
+        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
+            return f"its request is {body.request_offset}, the last one started {self.last}"
+        self.last = body.request_offset
+        if event.rollout_id in self.open:
+            return JOINED
+        counting = Counting()
+        counting.take(event)
+        if counting.open:
+            self.open[event.rollout_id] = counting
+        return ""

@@ -1,0 +1,212 @@
+"""Trajectories and scored records against the terminal events of the journal."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.console.case import Case
+from consumers.console.columns import find, find_one, place, split, word_of
+from consumers.console.history import OPTIONAL, bare_word
+from consumers.console.lineage import Lineage
+from consumers.console.report import Breach
+from consumers.log import Record, TopicPartition
+from schemas.codec import PREFIX as WIRE
+from schemas.messages import ScoredTrajectory, Trajectory
+
+PREFIX = WIRE.size
+EMPTY = Trajectory("", 1, "finished", None, (), None, None, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class Outcomes:
+    """One row for each terminal event: what was written of it."""
+
+    def __init__(self, case: Case, lineage: Lineage) -> None:
+        self.case = case
+        self.lineage = lineage
+        ends = case.history.ends
+        self._by_body = np.argsort(ends.bodies, kind="stable")
+        self._bodies = ends.bodies[self._by_body]
+        self._first = np.zeros(len(ends.places), np.uint64)
+        self._written = np.zeros(len(ends.places), bool)
+        self._scores: dict[str, NDArray[np.bool_]] = {}
+        self._prefix = b""
+
+    def trajectories(self, records: Sequence[Record]) -> None:
+        bodies, readable = [], []
+        for record in records:
+            body = self._body(record)
+            if body is not None:
+                bodies.append(body)
+                readable.append(record)
+        if not readable:
+            return
+        at = find(self._bodies, np.array(bodies, np.uint64))
+        rows = np.where(at >= 0, self._by_body[at] if len(self._bodies) else -1, -1)
+        for row, body, record in zip(rows.tolist(), bodies, readable, strict=True):
+            found = row if row >= 0 else self._judge(record, body)
+            if found >= 0:
+                self._note_trajectory(found, record)
+
+    def _note_trajectory(self, row: int, record: Record) -> None:
+        self.case.report.checked["I5"] += 1
+        self.case.report.checked["I8"] += 1
+        if self._written[row]:
+            self.case.report.duplicates += 1
+            return
+        self._written[row] = True
+        self._first[row] = place(record.partition, record.offset)
+
+    def _body(self, record: Record) -> int | None:
+        """The word of a trajectory in today's schema."""
+        value = record.value
+        if not self._prefix:
+            self._prefix = self.case.codec.encode(self.case.topics.trajectories, EMPTY)[:PREFIX]
+        if value is not None and value.startswith(self._prefix):
+            return word_of(memoryview(value)[PREFIX:])
+        found = self.case.decoded(record, Trajectory)
+        return None if found is None else self._encoded(found)
+
+    def _encoded(self, trajectory: Trajectory) -> int:
+        return word_of(
+            memoryview(self.case.codec.encode(self.case.topics.trajectories, trajectory))[PREFIX:]
+        )
+
+    def _judge(self, record: Record, body: int) -> int:
+        """The row of a trajectory that no fold has given as it stands; -1 where it has none."""
+        trajectory = self.case.decoded(record, Trajectory)
+        row = -1 if trajectory is None else self._row_of(trajectory, record)
+        if trajectory is not None and row >= 0:
+            self._compare(row, trajectory, record, body)
+        return row
+
+    def _row_of(self, trajectory: Trajectory, record: Record) -> int:
+        """The row of the terminal event that a trajectory names; a breach where there is none."""
+        ends = self.case.history.ends
+        row = find_one(ends.places, place(trajectory.journal_partition, trajectory.last_offset))
+        if row >= 0 and ends.owners[row] == word_of(trajectory.rollout_id.encode()):
+            return row
+        self._of_no_end(trajectory, record)
+        return -1
+
+    def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
+        """A breach where a trajectory is not what its journal gives."""
+        ends = self.case.history.ends
+        if ends.bodies[row] == body:
+            return
+        counted = int(ends.applied[row])
+        bare = trajectory.sequences is None and trajectory.steps is None
+        if ends.bodies[row] == 0:
+            if not bare:
+                self._check_applied(trajectory, counted, record)
+                ends.bodies[row] = body  # whatever follows must be the same
+        elif bare and ends.bare[row]:
+            if bare_word(self.case.codec, self.case.topics, trajectory) != ends.bare[row]:
+                self._differs(trajectory, record)
+        elif self._check_applied(trajectory, counted, record):
+            self._differs(trajectory, record)
+
+    def _differs(self, trajectory: Trajectory, record: Record) -> None:
+        text = (
+            f"folding the journal of rollout {trajectory.rollout_id} to offset "
+            f"{trajectory.last_offset} of partition {trajectory.journal_partition} gives another "
+            "trajectory"
+        )
+        self.case.breach("I5", record, text)
+
+    def _check_applied(self, trajectory: Trajectory, counted: int, record: Record) -> bool:
+        steps, sequences = trajectory.steps, trajectory.sequences
+        if steps is None or sequences is None:
+            return True
+        said = sum(m.role == "assistant" for s in sequences for m in s.messages)
+        positions = [step.position for step in steps]
+        if len(steps) + said <= counted and len(set(positions)) == len(positions):
+            return True
+        text = (
+            f"the trajectory of rollout {trajectory.rollout_id} holds {len(steps)} observations "
+            f"and {said} model answers, the journal counted {counted} answers in all"
+        )
+        self.case.breach("I4", record, text, "doubled")
+        return False
+
+    def _of_no_end(self, trajectory: Trajectory, record: Record) -> None:
+        if self.case.after(record) or self.case.before(
+            trajectory.rollout_id, trajectory.journal_partition
+        ):
+            return
+        text = (
+            f"a trajectory of rollout {trajectory.rollout_id} that ended at "
+            f"{trajectory.journal_partition}@{trajectory.last_offset}, where the journal has no "
+            "counted end of it"
+        )
+        self.case.breach("I8", record, text, "doubled")
+
+    # Scores
+
+    def scored(self, records: Sequence[Record]) -> None:
+        for record in records:
+            scored = self.case.decoded(record, ScoredTrajectory)
+            if scored is None:
+                continue
+            trajectory = scored.trajectory
+            self.lineage.scored(record, trajectory)
+            row = self._row_of(trajectory, record)
+            if row < 0:
+                continue
+            if not self._holds(record, scored.scoring_id, row):
+                self._compare(row, trajectory, record, self._encoded(trajectory))
+            self.case.report.checked["I8"] += 1
+            self.case.report.checked["I5"] += 1
+            scores = self._scores.setdefault(
+                scored.scoring_id, np.zeros(len(self.case.history.ends.places), bool)
+            )
+            self.case.report.duplicates += bool(scores[row])
+            scores[row] = True
+
+    def _holds(self, record: Record, scoring_id: str, row: int) -> bool:
+        """Whether the bytes that the fold gave stand behind the scoring id: saves encoding again.
+
+        Where they do not, nothing is said: the id may be long, the schema another.
+        """
+        ends = self.case.history.ends
+        begin = PREFIX + 1 + len(scoring_id.encode())
+        inside = memoryview(record.value or b"")[begin : begin + int(ends.sizes[row])]
+        return bool(ends.bodies[row]) and word_of(inside) == ends.bodies[row]
+
+    def finish(self) -> None:
+        self._missing_trajectories()
+        for group, committed in self.case.window.commits.items():
+            scoring_id = group.removeprefix(self.case.topics.group("rewards", ""))
+            if scoring_id != group:
+                self._missing_scores(group, scoring_id, committed)
+
+    def _missing_trajectories(self) -> None:
+        ends = self.case.history.ends
+        for row in np.flatnonzero(~self._written & (ends.marks != OPTIONAL)):
+            cause = int(ends.places[row])
+            if self.case.owed(cause):
+                text = "a rollout ended here, but no trajectory of it was written"
+                self.case.report.add(
+                    Breach("I8", text, self.case.topics.events, *split(cause), "lost")
+                )
+
+    def _missing_scores(
+        self, group: str, scoring_id: str, committed: Mapping[TopicPartition, int]
+    ) -> None:
+        """What a group of scorers has come past, it has scored."""
+        topic, report = self.case.topics.trajectories, self.case.report
+        scores = self._scores.get(scoring_id, np.zeros(len(self._written), bool))
+        for row in np.flatnonzero(self._written):
+            partition, offset = split(int(self._first[row]))
+            below = committed.get((topic, partition), 0)
+            report.checked["I6"] += offset < below
+            if scores[row]:
+                continue
+            if offset < below:
+                text = f"{group} has committed {below}, but this trajectory was not scored"
+                report.add(Breach("I6", text, topic, partition, offset, "lost"))
+            elif self.case.drained:
+                text = f"this trajectory has no scored record of {scoring_id!r}"
+                report.add(Breach("I8", text, topic, partition, offset, "lost"))
+            else:
+                report.pending += 1

@@ -1,0 +1,96 @@
+"""What an audit found: how much was checked of each invariant, and every breach with its place."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+INVARIANTS = {
+    "I1": "every request starts once and every rollout ends once",
+    "I2": "every reader counts the same events",
+    "I3": "commands are those that the journal implies",
+    "I4": "an answer is applied at most once",
+    "I5": "folding again gives the same trajectory, byte for byte",
+    "I6": "nothing below a committed offset is unaccounted for",
+    "I7": "a rollout is trained on once, and each step says which",
+    "I8": "every end has its trajectory, every trajectory its scores",
+    "I9": "external work is repeated at most as often as allowed",
+}
+
+
+LISTED = 100_000
+"""So many breaches are kept with their places; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One place where an invariant does not hold."""
+
+    invariant: str
+    text: str
+    topic: str
+    partition: int
+    offset: int
+    kind: str = "wrong"
+    """`lost`, `doubled` or `wrong`."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic} {self.partition}@{self.offset}"
+
+
+@dataclass
+class Report:
+    """The outcome of one audit."""
+
+    checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(INVARIANTS, 0))
+    """Things looked at, by invariant."""
+    breaches: list[Breach] = field(default_factory=list)
+    """The first of them; `found` counts all."""
+    found: Counter[str] = field(default_factory=Counter)
+    """Breaches by invariant."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    accepted: int = 0
+    """Rollouts that were begun or refused."""
+    ended: int = 0
+    open: int = 0
+    pending: int = 0
+    """Outputs that the log's end may still owe."""
+    repeated: int = 0
+    """Answers of external work that had been answered before."""
+    duplicates: int = 0
+    """Trajectories and scored records written again; the first counts."""
+    not_run_again: int = 0
+    """Rollouts whose program is not here, or not the same: counted, not run."""
+    before_window: int = 0
+    """Rollouts that began before what was read."""
+    dead_letters: int = 0
+    records: int = 0
+    unreadable: dict[str, int] = field(default_factory=dict)
+    """Records that no schema can read, by topic."""
+    first_unreadable: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, breach: Breach) -> None:
+        self.found[breach.invariant] += 1
+        self.kinds[breach.kind] += 1
+        if len(self.breaches) < LISTED:
+            self.breaches.append(breach)
+
+    @property
+    def lost(self) -> int:
+        return self.kinds["lost"]
+
+    @property
+    def doubled(self) -> int:
+        return self.kinds["doubled"]
+
+    @property
+    def ok(self) -> bool:
+        return not self.found
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, as it is written to a file."""
+        counted = {"ok": self.ok, "lost": self.lost, "doubled": self.doubled}
+        values = {name: value for name, value in vars(self).items() if name != "kinds"}
+        breaches = [asdict(breach) for breach in self.breaches]
+        return {**counted, **values, "found": dict(self.found), "breaches": breaches}

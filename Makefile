@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := models,training,environments,embedded,plots,dev
+EXTRAS := models,training,environments,embedded,archive,plots,dev
 
 .PHONY: demo test bench chaos lint clean
 

@@ -175,8 +175,8 @@ class Stop:
 
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Cluster"]:
     """What a worker process needs, once broker, registry and topics are there."""
+    from compose.fit import wait_until_fit
     from compose.logs import set_up
-    from compose.waiting import wait_until_fit
     from compose.workers import Workshop
 
     here = cluster()

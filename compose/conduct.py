@@ -25,7 +25,7 @@ from compose.runs import RunFolder
 from compose.settings import Settings
 from compose.supervisor import Supervisor, peak_rss_bytes
 from compose.view import draw_curve, line, render
-from consumers.console import Console, Figures
+from consumers.console.figures import Console, Figures
 from consumers.heldout import HeldOut
 from producers import provision
 from schemas.errors import Unavailable, Unfit

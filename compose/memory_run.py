@@ -16,7 +16,7 @@ from compose.recipe import load_recipe
 from compose.settings import Settings
 from compose.view import line
 from compose.workers import Workshop, transformers_engine
-from consumers.console import Console, Figures
+from consumers.console.figures import Console, Figures
 from consumers.heldout import HeldOut
 from consumers.memory import MemoryLog
 from schemas.codec import Codec, LocalRegistry

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.console import Figures
+from consumers.console.figures import Figures
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48

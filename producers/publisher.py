@@ -7,6 +7,7 @@ restart does the work again. There is no partial recovery.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -22,6 +23,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    MemberDescription,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -52,7 +54,18 @@ COMMON = {
     "batch.num.messages": 10_000,
 }
 
+Offsets = dict[tuple[str, int], int]
+
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process in a consumer group, and the partitions in its hands."""
+
+    group: str
+    client_id: str
+    partitions: tuple[tuple[str, int], ...]
 
 
 class Cause(Protocol):
@@ -245,13 +258,24 @@ class Admin:
                 msg = f"the broker refuses {thing}: {error.args[0].str()}"
                 raise Refused(msg) from error
 
-    def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """The end offset of every partition; raises Unavailable.
+    def ends(self, topics: Mapping[str, int]) -> Offsets:
+        """The end offset of every partition; raises Unavailable."""
+        return self._offsets(topics, OffsetSpec.latest())
 
-        A topic that was just made has no leader for a moment, so it is asked for again.
-        """
+    def starts(self, topics: Mapping[str, int]) -> Offsets:
+        """The offset at which every partition begins now; raises Unavailable."""
+        return self._offsets(topics, OffsetSpec.earliest())
+
+    def since(self, topics: Mapping[str, int], at_ms: int) -> Offsets:
+        """The first offset appended at a moment or later, else the end; raises Unavailable."""
+        ends = self.ends(topics)
+        found = self._offsets(topics, OffsetSpec.for_timestamp(max(0, at_ms)))
+        return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
+
+    def _offsets(self, topics: Mapping[str, int], spec: OffsetSpec) -> Offsets:
+        """A topic that was just made has no leader for a moment, so it is asked for again."""
         asked = {
-            TopicPartition(topic, number): OffsetSpec.latest()
+            TopicPartition(topic, number): spec
             for topic, count in topics.items()
             for number in range(count)
         }
@@ -262,7 +286,45 @@ class Admin:
                 return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
             except KafkaException as error:
                 if time.monotonic() > until:
-                    what = f"the ends of {', '.join(topics)} are not to be had"
+                    what = f"the offsets of {', '.join(topics)} are not to be had"
                     msg = f"{what}: {error.args[0].str()}"
                     raise Unavailable(msg) from error
             time.sleep(RETRY_S)
+
+    def groups(self, prefix: str) -> list[str]:
+        """The consumer groups whose names begin so, also those without members."""
+        try:
+            found = self._client.list_consumer_groups(request_timeout=self._timeout_s).result()
+        except KafkaException as error:
+            msg = f"the consumer groups are not to be had: {error.args[0].str()}"
+            raise Unavailable(msg) from error
+        return sorted(g.group_id for g in found.valid if g.group_id.startswith(prefix))
+
+    def members(self, groups: Sequence[str]) -> list[Member]:
+        """Who is in some groups now, and with which partitions; raises Unavailable.
+
+        The first question about a group that nobody ever joined is answered with an error.
+        """
+        if not groups:
+            return []
+        until = time.monotonic() + self._timeout_s
+        while True:
+            asked = self._client.describe_consumer_groups(
+                list(groups), request_timeout=self._timeout_s
+            )
+            try:
+                return [
+                    Member(group, member.client_id, _assigned(member))
+                    for group, future in asked.items()
+                    for member in future.result().members
+                ]
+            except KafkaException as error:
+                if time.monotonic() > until:
+                    msg = f"the members of {', '.join(groups)} are not to be had: {error.args[0]}"
+                    raise Unavailable(msg) from error
+            time.sleep(RETRY_S)
+
+
+def _assigned(member: MemberDescription) -> tuple[tuple[str, int], ...]:
+    held = member.assignment.topic_partitions if member.assignment else []
+    return tuple((tp.topic, tp.partition) for tp in held)

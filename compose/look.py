@@ -35,15 +35,15 @@ def tail(
     In the order of each partition; with `last`, which is over all partitions, by time.
     """
     name = _topic(cluster, topic)
-    show = _decoder(cluster, name) if decode else _hex
-    with _quiet_pipes(), closing(_reader(cluster, name, last)) as reader:
+    show = decoder(cluster, name) if decode else _hex
+    with quiet_pipes(), closing(_reader(cluster, name, last)) as reader:
         records = to_the_end(reader)
         if last:
             records = iter(sorted(records, key=_by_time)[-last:])
         if follow:
             records = chain(records, _from_now_on(reader))
         for record in islice(records, limit or None):
-            print(orjson.dumps(_line(record) | show(record)).decode(), flush=follow)
+            print(orjson.dumps(line_of(record) | show(record)).decode(), flush=follow)
 
 
 def to_the_end(reader: Reader) -> Iterator[Record]:
@@ -78,7 +78,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_pipes() -> Iterator[None]:
+def quiet_pipes() -> Iterator[None]:
     """End without a word when whoever reads what we print has gone."""
     try:
         yield
@@ -119,17 +119,17 @@ def _by_time(record: Record) -> tuple[int, int, int]:
     return record.timestamp_ms, record.partition, record.offset
 
 
-def _line(record: Record) -> dict[str, Any]:
+def line_of(record: Record) -> dict[str, Any]:
     return {
         "partition": record.partition,
         "offset": record.offset,
-        "time": _iso(record.timestamp_ms),
+        "time": iso(record.timestamp_ms),
         "key": text_of(record.key),
         "headers": _headers(record),
     }
 
 
-def _iso(timestamp_ms: int) -> str | None:
+def iso(timestamp_ms: int) -> str | None:
     if timestamp_ms < 0:
         return None
     at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
@@ -148,7 +148,7 @@ def _hex(record: Record) -> dict[str, Any]:
     return {"value": None if record.value is None else record.value.hex()}
 
 
-def _decoder(cluster: "Cluster", topic: str) -> Show:
+def decoder(cluster: "Cluster", topic: str) -> Show:
     """Values as messages; dead letters as those of the topic that they were meant for."""
     expected = cluster.topics.record_of(topic)
 
@@ -185,7 +185,7 @@ def show_trajectory(cluster: "Cluster", rollout_id: str) -> None:
         for story in stories(rollout_id, records, cluster.codec):
             scored = _scored(cluster, story) if story.end else []
             terminal.print(told(story, scored))
-    with _quiet_pipes():
+    with quiet_pipes():
         print(page.get(), end="")
 
 

@@ -109,8 +109,6 @@ class Waits:
         self.journals: dict[int, Journal] = {}
         self.writers: dict[int, str] = {}
         """The agents worker that wrote the newest entry of an agents worker, by partition."""
-        self.sent: dict[bytes, Place] = {}
-        """Commands seen on the work topics."""
         self.oldest_ms: int | None = None
         """Nothing that matters was scored before."""
         self._commits: dict[int, int] = {}
@@ -121,6 +119,7 @@ class Waits:
         self._scored: dict[str, dict[Run, int]] = defaultdict(dict)
         self._members: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         self._sizes: dict[str, int] = {}
+        self._sent: dict[bytes, Place] = {}
         self._unloadable: dict[str, str] = {}
 
     # Taking
@@ -224,6 +223,10 @@ class Waits:
             rollout.request.rollout_id.encode() for rollout in self._open() if rollout.outstanding
         }
 
+    def take_command(self, name: bytes, place: Place) -> None:
+        """A command under one of these keys was sent; `name` is its id in hex, as its header is."""
+        self._sent[name] = place
+
     # Telling
 
     def told(self) -> list[Wait]:
@@ -273,7 +276,7 @@ class Waits:
     def _outstanding(self, rollout: Rollout, waits: Outstanding, journal: Place) -> Wait:
         request, limits = rollout.request, rollout.request.limits
         place = request.rollout_id, rollout.attempt, waits.position, waits.tries
-        sent = self.sent.get(command_id(*place))
+        sent = self._sent.get(command_id(*place).hex().encode())
         if sent is None and rollout.at_first_command():
             what = "started, but its first command is held back (its user's quota) or was not sent"
             return _wait(request, "admission", what, waits.opened_ms, None, journal)

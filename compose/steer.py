@@ -37,7 +37,8 @@ def cancel(cluster: "Cluster", name: str, reason: str) -> str:
     if name in groups or name in rollouts:
         kind = "every rollout of group" if name in groups else "rollout"
         return f"{kind} {name} has ended already; nothing to cancel"
-    msg = f"no rollout and no group {name!r} in the log; {hint(name, rollouts | groups)}"
+    near = hint(name, rollouts | groups) if rollouts else "nothing was ever asked for"
+    msg = f"no rollout and no group {name!r} in the log; {near}"
     raise Refused(msg)
 
 

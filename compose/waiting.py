@@ -306,7 +306,7 @@ def _print(found: Waiting, now_ms: int) -> None:
             terminal.print(_table(found, now_ms))
         if len(found.waits) > ROWS:
             terminal.print(
-                f"{len(found.waits) - ROWS:,} more waits, all younger; --json has all of them, "
+                f"{len(found.waits) - ROWS:,} more waits, none of them older; --json has all of them, "
                 "--rollout, --group and --older-than choose",
                 soft_wrap=True,
             )

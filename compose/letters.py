@@ -16,11 +16,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import orjson
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compose.look import decoder, iso, line_of, quiet_pipes, to_the_end
+from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
 from compose.plain import text_of
 from compose.times import moment_ms
 from consumers.log import Headers, Publisher, Record
@@ -192,13 +191,10 @@ def show_list(cluster: "Cluster", choice: Choice, *, handled: bool) -> None:
     box = Box(cluster)
     found = box.chosen(choice)
     shown = [letter for letter in found if handled or not letter.state]
-    terminal = Console(highlight=False)
-    with terminal.capture() as page:
+    with page() as terminal:
         if shown:
             terminal.print(_table(shown, handled=handled))
         terminal.print(_totals(found, box), soft_wrap=True)
-    with quiet_pipes():
-        print(page.get(), end="")
 
 
 def _table(letters: Sequence[Letter], *, handled: bool) -> Table:

@@ -18,10 +18,13 @@ from schemas.messages import ScoredTrajectory
 from schemas.names import unknown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from compose.cluster import Cluster
     from compose.story import Story
 
 POLL_S = 0.2
+WIDE = 240
 BURIED_FROM = "dlq_topic"
 
 Show = Callable[[Record], dict[str, Any]]
@@ -86,6 +89,19 @@ def quiet_pipes() -> Iterator[None]:
     except BrokenPipeError:
         # What is still buffered is written when the interpreter ends; it must go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def page() -> Iterator["Console"]:
+    """A terminal to write tables to, printed at the end; wide where it is a file or a pipe."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else WIDE
+    terminal = Console(highlight=False, width=wide)
+    with terminal.capture() as written:
+        yield terminal
+    with quiet_pipes():
+        print("\n".join(line.rstrip() for line in written.get().splitlines()))
 
 
 def _topic(cluster: "Cluster", given: str) -> str:

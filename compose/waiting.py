@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compose.look import quiet_pipes, to_the_end
+from compose.look import page, quiet_pipes, to_the_end
 from consumers.agents.fold import World
 from consumers.agents.worker import Words, program_of, read_watermark
 from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
@@ -91,11 +90,11 @@ def waiting(
     if group_id:
         kept = _of("group", group_id, kept, found.waits, lambda wait: wait.group_id)
     found = replace(found, waits=kept)
-    with quiet_pipes():
-        if as_json:
+    if as_json:
+        with quiet_pipes():
             print(orjson.dumps(_plain(found, now_ms), option=orjson.OPT_INDENT_2).decode())
-        else:
-            _print(found, now_ms)
+    else:
+        _print(found, now_ms)
 
 
 def _of(
@@ -297,8 +296,7 @@ def _plain(found: Waiting, now_ms: int) -> dict[str, Any]:
 
 
 def _print(found: Waiting, now_ms: int) -> None:
-    terminal = Console(highlight=False)
-    with terminal.capture() as page:
+    with page() as terminal:
         for remark in found.remarks:
             terminal.print(Text(f"note: {remark}", style="yellow"), soft_wrap=True)
         terminal.print(_headline(found, now_ms), soft_wrap=True)
@@ -306,11 +304,10 @@ def _print(found: Waiting, now_ms: int) -> None:
             terminal.print(_table(found, now_ms))
         if len(found.waits) > ROWS:
             terminal.print(
-                f"{len(found.waits) - ROWS:,} more waits, none of them older; --json has all of them, "
-                "--rollout, --group and --older-than choose",
+                f"{len(found.waits) - ROWS:,} more waits, none of them older; --json has all of "
+                "them, --rollout, --group and --older-than choose",
                 soft_wrap=True,
             )
-    print(page.get(), end="")
 
 
 def _headline(found: Waiting, now_ms: int) -> Text:

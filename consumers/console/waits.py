@@ -278,7 +278,7 @@ class Waits:
         place = request.rollout_id, rollout.attempt, waits.position, waits.tries
         sent = self._sent.get(command_id(*place).hex().encode())
         if sent is None and rollout.at_first_command():
-            what = "started, but its first command is held back (its user's quota) or was not sent"
+            what = "started, first command not sent: its user's quota, or its worker is gone"
             return _wait(request, "admission", what, waits.opened_ms, None, journal)
         is_call = isinstance(waits.wish, CallModel)
         timeout_s = limits.call_timeout_s if is_call else limits.step_timeout_s

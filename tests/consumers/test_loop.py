@@ -344,6 +344,14 @@ def test_a_storm_says_what_to_do_and_leaves_no_letter_on_its_way(rig: Rig) -> No
     assert loop.publishers[0].waiting() == 0
 
 
+def rain(rig: Rig, loop: Loop, at_a_time: int) -> None:
+    """Unreadable records, and a commit between them."""
+    for _ in range(60):
+        for _ in range(at_a_time):
+            bury_bytes(rig)
+        rig.commit(loop)
+
+
 @pytest.mark.parametrize("at_a_time", [1, 60])
 def test_a_storm_stops_every_restart_at_the_same_place(rig: Rig, at_a_time: int) -> None:
     # Given good records, then a storm that comes at once, or slowly between commits
@@ -357,10 +365,7 @@ def test_a_storm_stops_every_restart_at_the_same_place(rig: Rig, at_a_time: int)
     # When the worker is started again and again, then it stops each time where it did before
     for _ in range(3):
         with pytest.raises(StormOfDeadLetters):
-            for _ in range(60):
-                for _ in range(at_a_time):
-                    bury_bytes(rig)
-                rig.commit(loop)
+            rain(rig, loop, at_a_time)
         assert rig.committed("g", TOPIC) in (3, 4)
         source_of(loop).kill()
         loop, _ = working(rig)

@@ -218,9 +218,9 @@ def _one_line(text: str) -> str:
 
 def _totals(found: Sequence[Letter], box: Box) -> str:
     states = Counter(letter.state for letter in found)
-    words = [f"{states['']:,} dead letters wait"]
-    words += [f"{states[s]:,} were {s}" for s in MARKS.values() if states[s]]
-    words += [f"{box.foreign:,} records there are no letters of ours"] if box.foreign else []
+    words = [f"{states['']:,} dead letters waiting"]
+    words += [f"{states[s]:,} {s}" for s in MARKS.values() if states[s]]
+    words += [f"{box.foreign:,} there that we did not write"] if box.foreign else []
     hint = "; look at one with `rollcall dlq show PARTITION@OFFSET`" if states[""] else ""
     return ", ".join(words) + hint
 
@@ -262,7 +262,7 @@ def replay(cluster: "Cluster", choice: Choice, *, yes: bool, again: bool, rate: 
     fit = [x for x in found if not x.state or (again and x.state == "replayed")]
     passed = len(found) - len(fit)
     if passed:
-        print(f"{passed:,} were replayed or dropped before and are passed over")
+        print(f"{_counted(passed)} passed over: replayed or dropped before")
     there = cluster.admin.partitions()
     lost = [x for x in fit if x.origin[1] >= there.get(x.origin[0], 0)]
     for letter in lost:
@@ -274,7 +274,7 @@ def replay(cluster: "Cluster", choice: Choice, *, yes: bool, again: bool, rate: 
         _rehearse("send", fit)
     else:
         lost += _send(box, {letter.at: letter for letter in fit}, rate)
-        print(f"{len(found) - passed - len(lost):,} letters replayed")
+        print(f"{_counted(len(found) - passed - len(lost))} replayed")
     if lost:
         msg = (
             f"{len(lost):,} letters cannot be replayed; `rollcall dlq drop` takes them off the list"
@@ -282,10 +282,14 @@ def replay(cluster: "Cluster", choice: Choice, *, yes: bool, again: bool, rate: 
         raise NotReplayed(msg)
 
 
+def _counted(count: int) -> str:
+    return f"{count:,} letter{'' if count == 1 else 's'}"
+
+
 def _rehearse(verb: str, letters: Sequence[Letter]) -> None:
     for letter in letters:
         print(f"would {verb} {letter.place()}, from {letter.came_from()}")
-    print(f"{len(letters):,} letters; nothing was done, --yes does it")
+    print(f"{_counted(len(letters))}; nothing was done, --yes does it")
 
 
 def _send(box: Box, letters: dict[At, Letter], rate: float) -> list[Letter]:
@@ -346,7 +350,7 @@ def drop(cluster: "Cluster", choice: Choice, *, yes: bool) -> None:
         _rehearse("drop", found)
         return
     _mark(box, cluster.log.publisher(), "dlq_dropped", [(letter, None) for letter in found])
-    print(f"{len(found):,} letters dropped; their bytes stay until retention takes them")
+    print(f"{_counted(len(found))} dropped; their bytes stay until retention takes them")
 
 
 def _mark(

@@ -1,14 +1,14 @@
 """Words on `control`: cancel, pause, resume, drain."""
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compose.look import to_the_end
-from compose.waiting import look, words_of
+from compose.waiting import known, look, words_of
 from consumers.log import Publisher
-from schemas.errors import DeliveryFailed, Refused, WireError
+from schemas.errors import DeliveryFailed, Refused
 from schemas.headers import full_headers
-from schemas.messages import Control, Event, RolloutRequest, RolloutStarted
+from schemas.messages import Control
 from schemas.names import hint
 
 if TYPE_CHECKING:
@@ -33,32 +33,9 @@ def cancel(cluster: "Cluster", name: str, reason: str) -> str:
         count = len({name} & open_now.rollouts() | members)
         what = f"{count} open rollouts of group" if members else "rollout"
         return f"asked for the end of {what} {name}; `rollcall waiting` shows who is left"
-    rollouts, groups = _known(cluster)
-    if name in groups or name in rollouts:
-        kind = "every rollout of group" if name in groups else "rollout"
-        return f"{kind} {name} has ended already; nothing to cancel"
-    near = hint(name, rollouts | groups) if rollouts else "nothing was ever asked for"
-    msg = f"no rollout and no group {name!r} in the log; {near}"
-    raise Refused(msg)
-
-
-def _known(cluster: "Cluster") -> tuple[set[str], set[str]]:
-    """Every rollout and group that the journal and the requests still tell of."""
-    rollouts, groups = set(), set()
-    for topic, kind in ((cluster.topics.events, Event), (cluster.topics.requests, RolloutRequest)):
-        with closing(cluster.log.reader([topic])) as reader:
-            for record in to_the_end(reader):
-                if kind is Event and (record.key or b"").decode(errors="replace") in rollouts:
-                    continue
-                try:
-                    found: Any = cluster.codec.decode(record.value, kind)
-                except WireError:  # whoever reads it as a group buries it
-                    continue
-                rollouts.add(found.rollout_id)
-                told = found.body if kind is Event else None
-                request = told.request if isinstance(told, RolloutStarted) else found
-                groups.add(getattr(request, "group_id", ""))
-    return rollouts, groups - {""}
+    if name in known(cluster, name).groups:
+        return f"every rollout of group {name} has ended already; nothing to cancel"
+    return f"rollout {name} has ended already; nothing to cancel"
 
 
 def pause(cluster: "Cluster", reason: str) -> str:
@@ -79,9 +56,9 @@ def resume(cluster: "Cluster", reason: str) -> str:
 
 def drain(cluster: "Cluster", worker: str, reason: str) -> str:
     """Ask one worker to leave; raises Refused for a name that no worker has."""
-    known = _workers(cluster)
-    if worker not in known:
-        near = hint(worker, known) if known else "no worker is up"
+    workers = _workers(cluster)
+    if worker not in workers:
+        near = hint(worker, workers) if workers else "no worker is up"
         msg = (
             f"no worker {worker!r} in any group, nor a trainer that has announced a version under "
             f"that name; {near}"

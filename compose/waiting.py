@@ -7,7 +7,7 @@ now, that is named; where nobody owns it, that is what one came to learn.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.look import page, quiet_pipes, to_the_end
+from compose.plain import text_of
 from consumers.agents.fold import World
 from consumers.agents.worker import Words, program_of, read_watermark
 from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
@@ -25,8 +26,14 @@ from consumers.guard import Guard
 from consumers.log import Record
 from consumers.loop import finished_above
 from schemas.errors import Refused, Unavailable, WireError
-from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Trajectory
-from schemas.names import hint
+from schemas.messages import (
+    Event,
+    RolloutRequest,
+    RolloutStarted,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.names import nearest
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -81,31 +88,21 @@ def waiting(
     older_than_s: float = 0.0,
     as_json: bool = False,
 ) -> None:
-    """Print who waits for what; raises Refused for an id that nothing waits under."""
+    """Print who waits for what; raises Refused for an id that nobody knows."""
     found = look(cluster, group_id=group_id)
     now_ms = int(time.time() * 1000)
-    kept = [wait for wait in found.waits if wait.since_ms <= now_ms - older_than_s * 1000]
-    if rollout_id:
-        kept = _of("rollout", rollout_id, kept, found.waits, lambda wait: wait.rollout_id)
-    if group_id:
-        kept = _of("group", group_id, kept, found.waits, lambda wait: wait.group_id)
-    found = replace(found, waits=kept)
+    waits = [wait for wait in found.waits if not rollout_id or wait.rollout_id == rollout_id]
+    waits = [wait for wait in waits if not group_id or wait.group_id == group_id]
+    if not waits:
+        for name in filter(None, (rollout_id, group_id)):
+            known(cluster, name)
+    waits = [wait for wait in waits if wait.since_ms <= now_ms - older_than_s * 1000]
+    found = replace(found, waits=waits)
     if as_json:
         with quiet_pipes():
-            print(orjson.dumps(_plain(found, now_ms), option=orjson.OPT_INDENT_2).decode())
+            print(orjson.dumps(as_plain(found, now_ms), option=orjson.OPT_INDENT_2).decode())
     else:
-        _print(found, now_ms)
-
-
-def _of(
-    kind: str, name: str, kept: list[Wait], every: list[Wait], of: Callable[[Wait], str]
-) -> list[Wait]:
-    known = {of(wait) for wait in every} - {""}
-    if name not in known:
-        what = f"nothing is waited for in {kind} {name!r}: it has ended, or nobody asked for it"
-        msg = f"{what}; {hint(name, known)}" if known else what
-        raise Refused(msg)
-    return [wait for wait in kept if of(wait) == name]
+        show(found, now_ms)
 
 
 # Reading
@@ -124,6 +121,39 @@ def words_of(cluster: "Cluster") -> Words:
             for _, word in control.poll(0.1):
                 words.take(word)
     return words
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Every id that the journal and the requests still tell of."""
+
+    rollouts: set[str]
+    groups: set[str]
+
+
+def known(cluster: "Cluster", name: str) -> Known:
+    """Read who there ever was; raises Refused where `name` is neither a rollout nor a group."""
+    rollouts: set[str] = set()
+    groups: set[str] = set()
+    for topic, kind in ((cluster.topics.events, Event), (cluster.topics.requests, RolloutRequest)):
+        with closing(cluster.log.reader([topic])) as reader:
+            for record in to_the_end(reader):
+                if text_of(record.key) in rollouts:
+                    continue
+                try:
+                    found: Any = cluster.codec.decode(record.value, kind)
+                except WireError:  # whoever reads it as a group buries it
+                    continue
+                rollouts.add(found.rollout_id)
+                told = found.body if kind is Event else None
+                request = told.request if isinstance(told, RolloutStarted) else found
+                groups.add(getattr(request, "group_id", ""))
+    if name not in rollouts | groups - {""}:
+        near = nearest(name, rollouts | groups)
+        mean = f"did you mean {near!r}?" if near else f"it holds {len(rollouts):,} rollouts"
+        msg = f"no rollout and no group {name!r} in the log; {mean}"
+        raise Refused(msg)
+    return Known(rollouts, groups)
 
 
 class _Look:
@@ -285,7 +315,7 @@ def _totals(found: Waiting) -> Iterator[tuple[str, int, int]]:
             yield reason, len(since), min(since)
 
 
-def _plain(found: Waiting, now_ms: int) -> dict[str, Any]:
+def as_plain(found: Waiting, now_ms: int) -> dict[str, Any]:
     return {
         "at_ms": now_ms,
         "paused": found.words.paused,
@@ -295,7 +325,7 @@ def _plain(found: Waiting, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _print(found: Waiting, now_ms: int) -> None:
+def show(found: Waiting, now_ms: int) -> None:
     with page() as terminal:
         for remark in found.remarks:
             terminal.print(Text(f"note: {remark}", style="yellow"), soft_wrap=True)

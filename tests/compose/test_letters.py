@@ -72,7 +72,7 @@ def test_a_letter_is_listed_with_where_who_and_why(
     assert f"{REQUESTS} 1@7" in row
     assert "t.agents" in row
     assert "BadMagic: the value begins with b'bytes'" in row
-    assert total.startswith("1 dead letters wait;")
+    assert total.startswith("1 dead letters waiting;")
 
 
 def test_a_record_that_was_buried_more_than_once_is_one_letter(
@@ -85,7 +85,7 @@ def test_a_record_that_was_buried_more_than_once_is_one_letter(
     _, row, total = listed(cluster, capsys)
 
     assert "t.agents, t.archive" in row
-    assert total.startswith("1 dead letters wait")
+    assert total.startswith("1 dead letters waiting")
 
 
 def test_a_list_is_narrowed_by_source_error_and_time(
@@ -209,7 +209,7 @@ def test_a_letter_is_replayed_once_unless_it_is_asked_for_again(
     for _ in range(2):
         replay(cluster, EVERY, yes=True, again=False, rate=0)
     assert len(cluster.log.all(REQUESTS)) == 1
-    assert listed(cluster, capsys) == ["0 dead letters wait, 1 were replayed"]
+    assert listed(cluster, capsys) == ["0 dead letters waiting, 1 replayed"]
     assert "replayed" in listed(cluster, capsys, handled=True)[1]
 
     replay(cluster, EVERY, yes=True, again=True, rate=0)
@@ -228,7 +228,7 @@ def test_a_dropped_letter_is_neither_listed_nor_replayed_again_or_not(
     replay(cluster, EVERY, yes=True, again=True, rate=0)
 
     assert len(cluster.log.all(REQUESTS)) == 1
-    assert listed(cluster, capsys) == ["0 dead letters wait, 1 were replayed, 1 were dropped"]
+    assert listed(cluster, capsys) == ["0 dead letters waiting, 1 replayed, 1 dropped"]
 
 
 def test_a_record_that_is_buried_again_after_its_replay_is_a_letter_of_its_own(
@@ -245,7 +245,7 @@ def test_a_record_that_is_buried_again_after_its_replay_is_a_letter_of_its_own(
     last = cluster.log.all(REQUESTS)[-1]
     names = [name for name, _ in last.headers or []]
     assert names == ["mine", "mine", "dlq_replayed_from"]
-    assert listed(cluster, capsys) == ["0 dead letters wait, 2 were replayed"]
+    assert listed(cluster, capsys) == ["0 dead letters waiting, 2 replayed"]
 
 
 def test_a_letter_whose_topic_is_gone_or_refuses_it_stays_and_is_named(
@@ -261,8 +261,8 @@ def test_a_letter_whose_topic_is_gone_or_refuses_it_stays_and_is_named(
     said = capsys.readouterr().out
     assert "t.model.calls.gone 1 is not there" in said
     assert "above the limit" in said
-    assert "1 letters replayed" in said
-    assert listed(cluster, capsys)[-1].startswith("2 dead letters wait, 1 were replayed")
+    assert "1 letter replayed" in said
+    assert listed(cluster, capsys)[-1].startswith("2 dead letters waiting, 1 replayed")
 
 
 def test_what_others_wrote_there_is_no_letter_and_is_said_so(
@@ -270,9 +270,7 @@ def test_what_others_wrote_there_is_no_letter_and_is_said_so(
 ) -> None:
     cluster.log.append(LETTERS, b"k", b"v")
 
-    assert listed(cluster, capsys) == [
-        "0 dead letters wait, 1 records there are no letters of ours"
-    ]
+    assert listed(cluster, capsys) == ["0 dead letters waiting, 1 there that we did not write"]
 
 
 @dataclass

@@ -190,4 +190,4 @@ def test_dead_letters_are_listed_replayed_and_dropped(
     assert waiting() == 0
     capsys.readouterr()
     letters.show_list(cluster, every, handled=False)
-    assert capsys.readouterr().out == "0 dead letters wait, 3 were dropped\n"
+    assert capsys.readouterr().out == "0 dead letters waiting, 3 dropped\n"

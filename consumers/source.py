@@ -355,10 +355,12 @@ class KafkaLog:
             config = {**self._settings, "group.id": group, "enable.auto.commit": False}
             self._lookers[group] = Consumer(quiet(config))
         asked = [Tp(topic, number) for number in range(self.partitions(topic))]
+        looker = self._lookers[group]
         try:
-            found = self._lookers[group].committed(asked, timeout=CALL_S)
-        except KafkaException as error:
-            msg = f"the offsets of group {group!r} are not to be had: {error.args[0].str()}"
+            # The first question about a group that nobody knows yet is answered NOT_COORDINATOR.
+            found = retried(lambda: looker.committed(asked, timeout=CALL_S), CALL_S)
+        except (Unfit, Unavailable) as error:
+            msg = f"the offsets of group {group!r} are not to be had: {error}"
             raise Unavailable(msg) from error
         return {
             tp.partition: Commit(topic, tp.partition, tp.offset, tp.metadata or "")

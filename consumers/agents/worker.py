@@ -22,6 +22,7 @@ from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.clock import Clock, LogClock, steady_wall
+from consumers.control import ControlReader
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
@@ -173,7 +174,7 @@ class Agents:
         self._unsent: list[tuple[str, Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
-        self._control = log_.reader([topics.control])
+        self._control = ControlReader(log_, codec, topics, unreadable=self._bury_word)
         self._control_due = self._due = 0.0
 
     def expects(self, topic: str) -> type:
@@ -516,15 +517,13 @@ class Agents:
                         self._write(event, owned.journal.partition)
 
     def _listen(self) -> None:
-        for record in self._control.poll(0.0):
-            try:
-                word = self.codec.decode(record.value, Control)
-            except WireError as error:
-                self.loop.letters.bury(record, error)
-                continue
+        for _, word in self._control.poll():
             self.words.take(word)
             if word.kind == "cancel":
                 self._cancel()
+
+    def _bury_word(self, record: Record, error: WireError) -> None:
+        self.loop.letters.bury(record, error)
 
     def _cancel(self) -> None:
         for owned in self.owned.values():

@@ -8,6 +8,7 @@ several times, in turns, and the quickest of each counts: the rest is the machin
 import gc
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from random import Random
 
 from compose.benchmarks import workload
@@ -54,7 +55,7 @@ def record(codec: Codec, rollouts: int) -> Iterator[bytes]:
     """The journal of so many rollouts from start to end, `LIVE` of them open at a time."""
     player = workload.Player(codec, TOKENS, Topics())
     names = (f"{number:032x}" for number in range(rollouts))
-    live = [player.journal(workload.request(name)) for name, _ in zip(names, range(LIVE))]
+    live = [player.journal(workload.request(name)) for name in islice(names, LIVE)]
     while live:
         going = []
         for journal in live:
@@ -72,7 +73,7 @@ def fold(codec: Codec, values: list[bytes]) -> Journal:
     """What a new owner of the partition does; returns the journal as it knows it."""
     journal = Journal(0, World(program_of, Random), "bench")
     for offset, value in enumerate(values):
-        journal.take(codec.decode(value, Event), offset, workload.NOW_MS)
+        journal.take(codec.decode(value, Event), offset, workload.NOW_MS, silent=True)
     return journal
 
 

@@ -41,7 +41,7 @@ LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
 REFRESH_S = 10.0
-BURST = 128
+BURST = 1024
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
 BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}

@@ -333,7 +333,7 @@ class Agents:
         silent = record.offset < owned.silent_until
         owned.folded = owned.folded or not silent
         gaps = owned.journal.ignored["start_after_gap"]
-        effects = owned.journal.take(event, record.offset, record.timestamp_ms)
+        effects = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
             ours = event.body.request_offset in owned.starting
             owned.starting.discard(event.body.request_offset)

@@ -80,7 +80,10 @@ class Workshop:
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
-        role = Environments(name, self.codec, self.topics, publisher, threads=threads)
+        lease_s = self.settings.environments.lease_s
+        role = Environments(
+            name, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
+        )
         return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
 
     def rewards(

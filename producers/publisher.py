@@ -7,6 +7,7 @@ restart does the work again. There is no partial recovery.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
@@ -257,7 +258,8 @@ class Admin:
     def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
         """The end offset of every partition; raises Unavailable.
 
-        A topic that was just made has no leader for a moment, so it is asked for again.
+        A topic that was just made has no leader for a moment, so it is asked for again; and after a
+        restart of the broker the client's idea of its leaders is too old, so that is asked for too.
         """
         asked = {
             TopicPartition(topic, number): OffsetSpec.latest()
@@ -275,3 +277,5 @@ class Admin:
                     msg = f"{what}: {error.args[0].str()}"
                     raise Unavailable(msg) from error
             time.sleep(RETRY_S)
+            with suppress(KafkaException):
+                self._client.list_topics(timeout=RETRY_S)

@@ -189,15 +189,19 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Cluster"]:
 @worker_app.command("agents")
 def worker_agents(name: Name = "", accept_truncation: Accept = False) -> None:
     """Start requests, fold journals, run agent programs."""
+    from compose.waiting import patiently
+
     workshop, worker, _ = _workshop("agents", name)
-    workshop.agents(worker, accept=accept_truncation).run(Stop())
+    patiently(lambda: workshop.agents(worker, accept=accept_truncation)).run(Stop())
 
 
 @worker_app.command("environments")
 def worker_environments(name: Name = "", accept_truncation: Accept = False) -> None:
     """Keep environment sessions and step them."""
+    from compose.waiting import patiently
+
     workshop, worker, _ = _workshop("environments", name)
-    workshop.environments(worker, accept=accept_truncation).run(Stop())
+    patiently(lambda: workshop.environments(worker, accept=accept_truncation)).run(Stop())
 
 
 @worker_app.command("rewards")
@@ -210,8 +214,12 @@ def worker_rewards(
     accept_truncation: Accept = False,
 ) -> None:
     """Score trajectories."""
+    from compose.waiting import patiently
+
     workshop, worker, _ = _workshop("rewards", name)
-    loop = workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+    loop = patiently(
+        lambda: workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+    )
     loop.run(Stop())
 
 
@@ -225,6 +233,7 @@ def worker_models(
 ) -> None:
     """Serve one policy, adopting its versions as they are announced."""
     from compose import runs
+    from compose.waiting import patiently
     from compose.workers import transformers_engine
     from schemas.errors import Refused
 
@@ -236,7 +245,8 @@ def worker_models(
         raise Refused(msg)
     workshop, worker, here = _workshop("models", name)
     engine = transformers_engine(policy, directory, here.settings)
-    workshop.models(worker, engine, accept=accept_truncation).run(Stop(), wedged_s=300.0)
+    loop = patiently(lambda: workshop.models(worker, engine, accept=accept_truncation))
+    loop.run(Stop(), wedged_s=300.0)
 
 
 @worker_app.command("training")

@@ -412,6 +412,53 @@ def bench(
     run_benchmarks(names or [], settings(), json)
 
 
+@app.command()
+def chaos(
+    minutes: Annotated[float | None, typer.Option(help="Harm for so long.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the schedule and the workload.")] = 7,
+    kill: Annotated[
+        str, typer.Option(help="Whom, by comma; pauses and network cuts befall them too.")
+    ] = "agents,models,environments,rewards,training,broker,registry",
+    kills: Annotated[
+        int | None, typer.Option(help="Instead of --minutes: a soak of so many SIGKILLs.")
+    ] = None,
+    rollouts: Annotated[
+        int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
+    ] = None,
+) -> None:
+    """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
+
+    Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json; the soak: rollcall chaos
+    --kills 1000. Exit code 0 when nothing was lost, doubled or breached, else 1.
+    """
+    from rich.console import Console
+
+    from compose.chaos.run import run_chaos
+    from compose.conduct import Stopped
+
+    terminal = Console()
+    try:
+        ok = run_chaos(
+            settings(),
+            minutes=minutes,
+            seed=seed,
+            kill=kill,
+            kills=kills,
+            rollouts=rollouts,
+            json=json,
+            keep=keep,
+            terminal=terminal,
+        )
+    except Stopped:
+        terminal.print("stopped; everything was taken down")
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if ok else 1)
+
+
 def main() -> NoReturn:
     """The process entry: errors of ours become one line and an exit code."""
     sys.path.insert(0, os.getcwd())

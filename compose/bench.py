@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks import memory, spine, starts
+from compose.benchmarks import memory, scan, spine, starts
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from schemas.names import unknown
@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "turns_512": lambda settings: spine.turns(settings, 512),
     "turn_latency_ms": spine.turn_latency,
     "live_rollout_bytes": memory.live_rollout,
+    "scan_records_per_s": scan.records_per_s,
     "up_cold_s": starts.up_cold,
     "up_warm_s": starts.up_warm,
 }

@@ -402,6 +402,60 @@ def trajectory(rollout_id: str) -> None:
 
 
 @app.command()
+def verify(
+    since: Annotated[
+        str, typer.Option(help="Read from then on: 30m, 2h, 3d ago, or ISO 8601.")
+    ] = "",
+    until: Annotated[str, typer.Option(help="Judge what lies before then.")] = "",
+    drained: Annotated[
+        bool, typer.Option("--drained", help="All work has ended: open and pending are breaches.")
+    ] = False,
+    most_repeated: Annotated[
+        int | None, typer.Option(min=0, help="More repeated work than this is a breach.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the whole report there.")] = None,
+) -> None:
+    """Check from the log alone that nothing is lost and nothing is doubled.
+
+    Reads the topics, joins no group, changes nothing. Exit code 1 where an invariant is broken.
+
+    Example: rollcall verify --since 2h --json report.json
+    """
+    import time
+
+    import orjson
+    from rich.console import Console
+
+    from compose.showing import reading, show
+    from compose.times import time_ms
+    from compose.verify import verify as run_audit
+    from schemas.errors import Refused
+
+    now = time.time()
+    since_ms, until_ms = (time_ms(text, now) if text else 0 for text in (since, until))
+    if until and since and until_ms <= since_ms:
+        msg = f"--until {until} is not later than --since {since}"
+        raise Refused(msg)
+    if json is not None and not json.parent.is_dir():
+        msg = f"{str(json.parent)!r} is no directory; the report goes to {json}"
+        raise Refused(msg)
+    terminal = Console()
+    with reading(terminal) as told:
+        report = run_audit(
+            cluster(),
+            since_ms=since_ms,
+            until_ms=until_ms,
+            drained=drained,
+            most_repeated=most_repeated,
+            progress=told,
+        )
+    show(report, terminal)
+    if json is not None:
+        json.write_bytes(orjson.dumps(report.plain(), option=orjson.OPT_INDENT_2))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
 def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Which; all when left out.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,

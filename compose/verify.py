@@ -5,9 +5,11 @@ committed is asked first, then the ends of the topics against the stream, effect
 so whatever lies below an end has its cause below another.
 """
 
+import gc
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from consumers.console.history import Window
 from consumers.console.report import Breach, Report
 from consumers.guard import Guard
 from consumers.log import Record, TopicPartition
+from consumers.loop import COLLECT
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.messages import RolloutStarted
@@ -46,10 +49,15 @@ def verify(
     drained: bool = False,
     most_repeated: int | None = None,
     progress: Progress = lambda done, total: None,
-    guard: Guard | None = None,
 ) -> Report:
-    """Audit what is on a cluster's topics. `guard` ends programs that do not come back."""
-    world = World(program_of, Random, **({"guard": guard} if guard else {}))
+    """Audit what is on a cluster's topics, with the programs that can be loaded here.
+
+    On the main thread a program that does not come back is ended, as it was in its worker.
+    """
+    guard = Guard("the program", cluster.settings.agents.program_timeout_s)
+    if threading.current_thread() is threading.main_thread():
+        guard.watch()
+    world = World(program_of, Random, guard)
     return audit(
         cluster.log,
         cluster.codec,
@@ -89,16 +97,28 @@ def audit(
         drained=drained,
         most_repeated=most_repeated,
     )
-    done = 0
-    for stage in case.stages(there):
-        for records in span.read(stage):
-            case.take(records)
-            done += len(records)
-            progress(done, span.total)
-        case.stage_ended(stage)
-    report = case.finish()
+    with _seldom_collected():
+        done = 0
+        for stage in case.stages(there):
+            for records in span.read(stage):
+                case.take(records)
+                done += len(records)
+                progress(done, span.total)
+            case.stage_ended(stage)
+        report = case.finish()
     report.seconds = time.monotonic() - began
     return report
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python walk through live rollouts as seldom as a worker does."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _runnable(world: World) -> Callable[[RolloutStarted], bool]:
@@ -188,7 +208,9 @@ class _Span:
         for (topic, partition), at_ms in firsts.items():
             horizon[topic] = max(horizon.get(topic, 0), at_ms)
             if topic == self.topics.events:
-                asked = self.log.offsets_for_times([self.topics.requests], at_ms)
+                # A request later than the first entry that is left cannot have begun before it.
+                after_ms = at_ms if since_ms else at_ms + 1
+                asked = self.log.offsets_for_times([self.topics.requests], after_ms)
                 first_request[partition] = asked.get((self.topics.requests, partition), 0)
         return horizon, first_request
 

@@ -121,7 +121,7 @@ class Player:
         place = (asked.rollout_id, 1, -1, 0, b"", b"", "bench")
         effects = self._fold(self.codec.encode(self.topics.events, Event(*place, started)))
         while effects and isinstance(command := effects[0], ModelCall | EnvironmentStep):
-            written = self.codec.encode(self.topics.events, self._event(command))
+            written = self.codec.encode(self.topics.events, self.answer(command))
             yield command, written
             effects = self._fold(written)
 
@@ -130,7 +130,8 @@ class Player:
         event = self.codec.decode(written, Event)
         return self.journal.take(event, self._offset, 1_750_000_000_000)
 
-    def _event(self, command: ModelCall | EnvironmentStep) -> Event:
+    def answer(self, command: ModelCall | EnvironmentStep) -> Event:
+        """What a worker says to a command, at once."""
         body = self._answer(command) if isinstance(command, ModelCall) else _stepped(command)
         return Event(
             command.rollout_id,

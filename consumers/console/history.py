@@ -7,7 +7,7 @@ with other topics a digest and a place remain.
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from consumers.agents.fold import Journal, World
 from consumers.console.columns import Words, find, firsts, place, sort_together, word_of, words
@@ -85,11 +85,14 @@ class Ends:
     places: Words
     owners: Words
     bodies: Words
-    """Digest of the trajectory that it implies; 1-word 0 where the program was not run."""
+    """Digest of the trajectory that it implies; 0 where the program was not run."""
     bare: Words
     """The same without sequences and steps; 0 where it is too small to need that."""
     applied: Words
     """Answers counted in the attempt that ended."""
+    sizes: Words
+    """Bytes of the trajectory."""
+    marks: Words
 
 
 class History:
@@ -112,7 +115,7 @@ class History:
         self.report = report
         self.strands: dict[int, Strand] = {}
         self.command_ids, self.command_places = array("Q"), array("Q")
-        self.ended = tuple(array("Q") for _ in range(5))
+        self.ended = tuple(array("Q") for _ in fields(Ends))
         self.started = array("Q")
         """Owners of all rollouts begun."""
         self.not_run = array("Q")
@@ -218,7 +221,7 @@ class Strand:
         if placed and not life.run_again:
             return
         effects = self.journal.take(event, offset, at_ms)
-        counted = self._counted()
+        counted = self._counted() and not self._broken(event)
         if life.run_again and counted == bool(ignored):
             self._differ(life, event, offset, counted=counted)
         if not life.counting.open:
@@ -233,6 +236,11 @@ class Strand:
         """Whether the fold has counted the event it was given last."""
         before, self._ignored = self._ignored, sum(self.journal.ignored.values())
         return before == self._ignored
+
+    def _broken(self, event: Event) -> bool:
+        """Whether the program asks something else than its journal answers."""
+        rollout = self.journal.open.get(event.rollout_id)
+        return rollout is not None and rollout.broken
 
     def _differ(self, life: _Life, event: Event, offset: int, *, counted: bool) -> None:
         words = ("ignores", "counts") if counted else ("counts", "does not")
@@ -355,15 +363,17 @@ class Strand:
     ) -> None:
         history = self.history
         history.report.ended += 1
-        body = bare = 0
+        body = bare = size = 0
         if isinstance(trajectory, Trajectory):
             encoded = history.codec.encode(history.topics.trajectories, trajectory)
             body = word_of(memoryview(encoded)[PREFIX.size :])
-            if len(encoded) > LARGE_BYTES:
+            size = len(encoded) - PREFIX.size
+            if size > LARGE_BYTES:
                 bare = bare_word(history.codec, history.topics, trajectory)
         mark = OPTIONAL if at_ms < self._trajectories_from else 0
-        row = (place(self.partition, offset), word_of(rollout_id.encode()), body, bare, applied)
-        for column, word in zip(history.ended, (*row[:4], row[4] | mark << 32), strict=True):
+        owner = word_of(rollout_id.encode())
+        row = (place(self.partition, offset), owner, body, bare, applied, size, mark)
+        for column, word in zip(history.ended, row, strict=True):
             column.append(word)
 
     def close(self) -> None:

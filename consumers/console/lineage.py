@@ -103,6 +103,8 @@ class Lineage:
 
     def scored(self, record: Record, trajectory: Trajectory) -> None:
         """A scored record, to be compared with the references to its place."""
+        if not len(self.places):
+            return
         for at in rows_of(self.places, place(record.partition, record.offset)):
             self._met[at] = True
             if self.members[at] != member_word(trajectory.rollout_id, trajectory.attempt):

@@ -14,8 +14,6 @@ from consumers.log import Record, TopicPartition
 from schemas.codec import PREFIX as WIRE
 from schemas.messages import ScoredTrajectory, Trajectory
 
-COUNTED = 0xFFFFFFFF
-"""The bits of `Ends.applied` that hold the count."""
 PREFIX = WIRE.size
 EMPTY = Trajectory("", 1, "finished", None, (), None, None, 0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -77,26 +75,36 @@ class Outcomes:
     def _judge(self, record: Record, body: int) -> int:
         """The row of a trajectory that no fold has given as it stands; -1 where it has none."""
         trajectory = self.case.decoded(record, Trajectory)
-        return -1 if trajectory is None else self._row_of(trajectory, record, body)
+        row = -1 if trajectory is None else self._row_of(trajectory, record)
+        if trajectory is not None and row >= 0:
+            self._compare(row, trajectory, record, body)
+        return row
 
-    def _row_of(self, trajectory: Trajectory, record: Record, body: int) -> int:
-        """The row of a trajectory's terminal event; breaches where it is not what was implied."""
+    def _row_of(self, trajectory: Trajectory, record: Record) -> int:
+        """The row of the terminal event that a trajectory names; a breach where there is none."""
         ends = self.case.history.ends
         row = find_one(ends.places, place(trajectory.journal_partition, trajectory.last_offset))
-        if row < 0 or ends.owners[row] != word_of(trajectory.rollout_id.encode()):
-            self._of_no_end(trajectory, record)
-            return -1
-        if ends.bodies[row] == body:
+        if row >= 0 and ends.owners[row] == word_of(trajectory.rollout_id.encode()):
             return row
+        self._of_no_end(trajectory, record)
+        return -1
+
+    def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
+        """A breach where a trajectory is not what its journal gives."""
+        ends = self.case.history.ends
+        if ends.bodies[row] == body:
+            return
+        counted = int(ends.applied[row])
+        bare = trajectory.sequences is None and trajectory.steps is None
         if ends.bodies[row] == 0:
-            self._check_applied(trajectory, int(ends.applied[row]) & COUNTED, record)
-            ends.bodies[row] = body  # whatever follows must be the same
-        elif trajectory.sequences is None and trajectory.steps is None and ends.bare[row]:
+            if not bare:
+                self._check_applied(trajectory, counted, record)
+                ends.bodies[row] = body  # whatever follows must be the same
+        elif bare and ends.bare[row]:
             if bare_word(self.case.codec, self.case.topics, trajectory) != ends.bare[row]:
                 self._differs(trajectory, record)
-        elif self._check_applied(trajectory, int(ends.applied[row]) & COUNTED, record):
+        elif self._check_applied(trajectory, counted, record):
             self._differs(trajectory, record)
-        return row
 
     def _differs(self, trajectory: Trajectory, record: Record) -> None:
         text = (
@@ -142,9 +150,11 @@ class Outcomes:
                 continue
             trajectory = scored.trajectory
             self.lineage.scored(record, trajectory)
-            row = self._row_of_scored(trajectory, record)
+            row = self._row_of(trajectory, record)
             if row < 0:
                 continue
+            if not self._holds(record, scored.scoring_id, row):
+                self._compare(row, trajectory, record, self._encoded(trajectory))
             self.case.report.checked["I8"] += 1
             self.case.report.checked["I5"] += 1
             scores = self._scores.setdefault(
@@ -153,8 +163,15 @@ class Outcomes:
             self.case.report.duplicates += bool(scores[row])
             scores[row] = True
 
-    def _row_of_scored(self, trajectory: Trajectory, record: Record) -> int:
-        return self._row_of(trajectory, record, self._encoded(trajectory))
+    def _holds(self, record: Record, scoring_id: str, row: int) -> bool:
+        """Whether the bytes that the fold gave stand behind the scoring id: saves encoding again.
+
+        Where they do not, nothing is said: the id may be long, the schema another.
+        """
+        ends = self.case.history.ends
+        begin = PREFIX + 1 + len(scoring_id.encode())
+        inside = memoryview(record.value or b"")[begin : begin + int(ends.sizes[row])]
+        return bool(ends.bodies[row]) and word_of(inside) == ends.bodies[row]
 
     def finish(self) -> None:
         self._missing_trajectories()
@@ -165,8 +182,7 @@ class Outcomes:
 
     def _missing_trajectories(self) -> None:
         ends = self.case.history.ends
-        optional = (ends.applied >> np.uint64(32)) & np.uint64(OPTIONAL)
-        for row in np.flatnonzero(~self._written & (optional == 0)):
+        for row in np.flatnonzero(~self._written & (ends.marks != OPTIONAL)):
             cause = int(ends.places[row])
             if self.case.owed(cause):
                 text = "a rollout ended here, but no trajectory of it was written"

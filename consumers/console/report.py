@@ -90,5 +90,7 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """Everything, as it is written to a file."""
-        derived = {"ok": self.ok, "lost": self.lost, "doubled": self.doubled}
-        return {**derived, **asdict(self)}
+        counted = {"ok": self.ok, "lost": self.lost, "doubled": self.doubled}
+        values = {name: value for name, value in vars(self).items() if name != "kinds"}
+        breaches = [asdict(breach) for breach in self.breaches]
+        return {**counted, **values, "found": dict(self.found), "breaches": breaches}

@@ -85,9 +85,16 @@ class Rig:
         role.loop = loop
         return loop
 
-    def agents(self, name: str = "a1", *, accept: bool = False, **options: Any) -> Loop:
+    def agents(
+        self,
+        name: str = "a1",
+        *,
+        accept: bool = False,
+        make: type[Agents] = Agents,
+        **options: Any,
+    ) -> Loop:
         publisher = self.log.publisher()
-        role = Agents(
+        role = make(
             name,
             self.log,
             self.codec,

@@ -473,6 +473,40 @@ class TestLog:
             ])  # fmt: skip
             reader.close()
 
+    # Looking
+
+    def test_times_are_offsets_of_the_first_record_that_is_not_older(self) -> None:
+        topic = self.topic(2)
+        for value in (b"first", b"second"):
+            fill(self.log, topic, [value], 0)
+            written_s = time.time()
+            until(lambda since=written_s: time.time() > since + 0.01, [])
+        reader, read = self.log.reader([topic]), list[Record]()
+        until(lambda: len(read) == 2, [lambda: read.extend(reader.poll(POLL_S))])
+        reader.close()
+        first, second = (record.timestamp_ms for record in read)
+
+        def at(time_ms: int) -> list[int]:
+            found = self.log.offsets_for_times([topic], time_ms)
+            return [found[topic, 0], found[topic, 1]]
+
+        assert (at(0), at(first), at(first + 1)) == ([0, 0], [0, 0], [1, 0])
+        assert (at(second), at(second + 1), at(1 << 50)) == ([1, 0], [2, 0], [2, 0])
+
+    def test_commits_groups_and_topics_can_be_looked_at_from_outside(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        fill(self.log, topic, numbered(3))
+        member = self.member(group, topic)
+        until(lambda: len(member.owned) == 2, [member])
+
+        before = self.log.committed(group, topic)
+        member.source.commit_now([Commit(topic, 0, 2, "1;word")])
+
+        assert (before, self.log.committed(group, topic)) == ({}, {0: 2})
+        assert self.log.committed(self.named("nobody"), topic) == {}
+        assert topic in self.log.topic_names()
+        assert group in self.log.group_names()
+
     # What is not there
 
     def test_a_topic_that_is_not_there_is_named(self) -> None:

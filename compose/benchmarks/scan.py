@@ -1,0 +1,162 @@
+"""How fast `rollcall verify` reads: records a second in one process, from a warm broker.
+
+The log is that of whole rollouts of the workload, trajectories and scores included. The ceiling is
+the bare read of the same topics: no header looked at, nothing decoded, folded or joined.
+"""
+
+import resource
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+from typing import Any
+
+from compose.benchmarks import workload
+from compose.benchmarks.cluster import own_cluster
+from compose.benchmarks.figure import Figure
+from compose.errors import ServicesError
+from compose.settings import Settings
+from compose.verify import MOST, POLL_S, audit
+from consumers.agents.fold import Effect, Journal, World
+from consumers.agents.worker import program_digest, program_of
+from consumers.log import Publisher
+from schemas.codec import Codec
+from schemas.headers import full_headers, hot_headers
+from schemas.messages import (
+    EnvironmentStep,
+    Event,
+    ModelCall,
+    Reward,
+    RolloutStarted,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.topics import Topics
+
+ROLLOUTS = 6000
+TOKENS = 64
+AT_MS = 1_750_000_000_000
+FLUSH_EVERY = 200
+FLUSH_S = 60.0
+
+
+def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
+    """Audit so many rollouts of eight turns, 41 records each."""
+    with own_cluster(settings) as cluster:
+        fill(cluster.log, cluster.codec, cluster.topics, rollouts)
+        bare, read = _bare(cluster.log, cluster.topics)
+        report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    if not report.ok:
+        msg = f"the log that was made for the benchmark breaks: {report.breaches[0].text}"
+        raise ServicesError(msg)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    note = f"{report.records:,} records in {report.seconds:.1f} s, peak memory {peak:,.0f} MB"
+    return Figure(report.records / report.seconds, "records/s", read / bare, notes=(note,))
+
+
+def _bare(log: Any, topics: Topics) -> tuple[float, int]:
+    """Seconds and records of a read that looks at nothing."""
+    there = [name for name in log.topic_names() if name.startswith(topics.prefix)]
+    began, read = time.monotonic(), 0
+    reader = log.reader(there)
+    while not reader.caught_up():
+        read += len(reader.poll(POLL_S, MOST))
+    reader.close()
+    return time.monotonic() - began, read
+
+
+def fill(log: Any, codec: Codec, topics: Topics, rollouts: int) -> None:
+    """Write whole rollouts; trajectories last, for they hold the log's own times."""
+    publisher = log.publisher(bulk=True)
+    writer = Writer(codec, topics, publisher, log.partitions(topics.events))
+    for number in range(rollouts):
+        writer.rollout(number)
+        if number % FLUSH_EVERY == 0:
+            publisher.flush(FLUSH_S)
+    publisher.flush(FLUSH_S)
+    for number, trajectory in enumerate(_trajectories(log, codec, topics)):
+        writer.outcome(trajectory)
+        if number % FLUSH_EVERY == 0:
+            publisher.flush(FLUSH_S)
+    publisher.flush(FLUSH_S)
+
+
+def _trajectories(log: Any, codec: Codec, topics: Topics) -> Iterator[Trajectory]:
+    journals: dict[int, Journal] = {}
+    reader = log.reader([topics.events])
+    while not reader.caught_up():
+        for record in reader.poll(POLL_S, MOST):
+            journal = journals.setdefault(record.partition, _journal(record.partition))
+            event = codec.decode(record.value, Event)
+            effects = journal.take(event, record.offset, record.timestamp_ms)
+            yield from (effect for effect in effects if isinstance(effect, Trajectory))
+            journal.low_watermark(record.offset + 1)
+    reader.close()
+
+
+def _journal(partition: int) -> Journal:
+    return Journal(partition, World(program_of, Random), "bench")
+
+
+class Writer:
+    """Writes what workers would write about rollouts in which nothing goes wrong."""
+
+    def __init__(self, codec: Codec, topics: Topics, publisher: Publisher, partitions: int) -> None:
+        self.codec = codec
+        self.topics = topics
+        self.publisher = publisher
+        self.journals = [_journal(number) for number in range(partitions)]
+        self.offsets = [count() for _ in range(partitions)]
+        self.requests = [count() for _ in range(partitions)]
+        self.player = workload.Player(codec, TOKENS, topics)
+        self.digest = program_digest(program_of("react"))
+        self.scored_at = [count() for _ in range(partitions)]
+
+    def rollout(self, number: int) -> None:
+        """Request, journal and commands of one rollout."""
+        partition = number % len(self.journals)
+        asked = workload.request(f"{number:032x}")
+        at = next(self.requests[partition])
+        self._send(self.topics.requests, asked.rollout_id, asked, partition)
+        body = RolloutStarted(asked, at, at, self.digest)
+        place = (asked.rollout_id, 1, -1, 0, b"", b"", "bench")
+        pending: deque[Effect] = deque(self._append(Event(*place, body), partition))
+        while pending:
+            effect = pending.popleft()
+            if isinstance(effect, ModelCall | EnvironmentStep):
+                self._command(effect, partition)
+                pending += self._append(self.player.answer(effect), partition)
+            elif isinstance(effect, Event):
+                pending += self._append(effect, partition)
+
+    def _append(self, event: Event, partition: int) -> list[Effect]:
+        headers = hot_headers(type(event.body).__name__, event.command_id)
+        self._send(self.topics.events, event.rollout_id, event, partition, headers)
+        journal, offset = self.journals[partition], next(self.offsets[partition])
+        effects = journal.take(event, offset, AT_MS)
+        journal.low_watermark(offset + 1)
+        return effects
+
+    def _command(self, command: ModelCall | EnvironmentStep, partition: int) -> None:
+        is_call = isinstance(command, ModelCall)
+        topic = self.topics.calls(workload.POLICY) if is_call else self.topics.steps
+        headers = hot_headers(type(command).__name__, command.command_id)
+        self._send(topic, command.rollout_id, command, partition, headers)
+
+    def outcome(self, trajectory: Trajectory) -> None:
+        """The trajectory of a rollout, and what a scorer makes of it."""
+        partition, key = trajectory.journal_partition, trajectory.rollout_id
+        headers = full_headers("Trajectory", key, "bench", key, key)
+        self._send(self.topics.trajectories, key, trajectory, partition, headers)
+        place = self.topics.trajectories, partition, next(self.scored_at[partition])
+        rewards = (Reward("bench", 1.0),)
+        scored = ScoredTrajectory("bench", trajectory, rewards, 1.0, *place)
+        headers = full_headers("ScoredTrajectory", key, "bench", key, key)
+        self._send(self.topics.scored, key, scored, partition, headers)
+
+    def _send(
+        self, topic: str, key: str, message: Any, partition: int, headers: Any = None
+    ) -> None:
+        value = self.codec.encode(topic, message)
+        self.publisher.send(topic, key, value, partition=partition, headers=headers)

@@ -1,0 +1,75 @@
+"""The report of an audit as people read it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from compose.verify import Progress as Told
+from consumers.console.report import INVARIANTS, Report
+
+SHOWN = 20
+
+
+@contextmanager
+def reading(terminal: Console) -> Iterator[Told]:
+    """A bar while the log is read; nothing where there is no terminal."""
+    columns = (
+        TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as p:
+        task = p.add_task("reading", total=None)
+        yield lambda done, total: p.update(task, completed=done, total=total)
+
+
+def show(report: Report, terminal: Console) -> None:
+    """The table of invariants, what was counted, and the first breaches."""
+    terminal.print(table(report))
+    for line in lines(report):
+        terminal.print(line, highlight=False, soft_wrap=True)
+    for breach in report.breaches[:SHOWN]:
+        text = Text(f"{breach.invariant}  {breach.place}  {breach.text}", style="red")
+        terminal.print(text, soft_wrap=True)
+    more = report.found.total() - min(SHOWN, len(report.breaches))
+    if more:
+        terminal.print(f"and {more:,} more breaches; --json FILE lists them", highlight=False)
+
+
+def table(report: Report) -> Table:
+    """What each invariant says, how much of it was checked, and how many breaches there are."""
+    shown = Table("", "invariant", "checked", "breaches")
+    for column in (2, 3):
+        shown.columns[column].justify = "right"
+    for name, says in INVARIANTS.items():
+        count = report.found[name]
+        breaches = Text(f"{count:,}", style="bold red" if count else "green")
+        shown.add_row(name, says, f"{report.checked[name]:,}", breaches)
+    return shown
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The counts, each line only where it says something."""
+    yield (
+        f"rollouts: {report.accepted:,} accepted, {report.ended:,} ended, {report.open:,} open, "
+        f"{report.before_window:,} began before what was read"
+    )
+    yield (
+        f"work: {report.repeated:,} answers repeated, {report.duplicates:,} records written again, "
+        f"{report.pending:,} outputs pending, {report.dead_letters:,} dead letters"
+    )
+    if report.not_run_again:
+        yield (
+            f"{report.not_run_again:,} rollouts were counted but not run again: their program is "
+            "not here, or no longer the same"
+        )
+    if report.unreadable:
+        counts = ", ".join(f"{topic} {n:,}" for topic, n in sorted(report.unreadable.items()))
+        yield f"unreadable records: {counts}; the first: {report.first_unreadable[0]}"
+    rate = report.records / report.seconds if report.seconds else 0.0
+    verdict = "every invariant holds" if report.ok else f"{report.found.total():,} breaches"
+    yield f"{verdict}; {report.records:,} records in {report.seconds:.1f} s ({rate:,.0f}/s)"

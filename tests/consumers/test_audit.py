@@ -1,0 +1,540 @@
+"""What the audit finds in logs that are whole, and in logs that were harmed by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from compose.verify import Report, audit
+from consumers.agents.fold import NO_POSITION
+from consumers.memory import MemoryLog
+from inference.scripted import ScriptedEngine
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import WorkFailed
+from schemas.messages import (
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutStarted,
+    ScoredTrajectory,
+    TrainStep,
+    Trajectory,
+    TrajectoryRef,
+)
+from schemas.topics import Topics, wanted
+from tests.consumers.journals import DICED, Dice, world_of
+from tests.consumers.rig import Rig
+from tests.flow.test_memory_flow import crossing, walk
+
+MEANT = {"I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9"}
+
+
+def audited(rig: Rig, *, drained: bool = True, **options: Any) -> Report:
+    return audit(rig.log, rig.codec, rig.topics, drained=drained, **options)
+
+
+def found(report: Report) -> set[str]:
+    return {breach.invariant for breach in report.breaches}
+
+
+class Whole(Rig):
+    """Some rollouts that ran in peace, on one partition, and two training steps made of them."""
+
+    def __init__(self, rollouts: int = 4) -> None:
+        super().__init__()
+        self.loops = [
+            self.agents(),
+            self.models(ScriptedEngine("p", stumbling())),
+            self.environments(),
+            self.rewards(),
+        ]
+        for number in range(rollouts):
+            self.ask(replace(crossing(number, f"g{number // 2}"), run_id="run"))
+            self.settle(*self.loops)
+            self.clock.pass_by(2.0)
+        self.commit(*self.loops)
+        self.train(1, 0, 1)
+        self.train(2, 2, 3)
+
+    def train(self, version: int, *offsets: int, parent: int | None = None, **over: Any) -> None:
+        """Write a step made of the scored records at these offsets."""
+        records = {r.offset: r for r in self.log.all(self.topics.scored)}
+        refs = []
+        for offset in offsets:
+            scored = self.codec.decode(records[offset].value, ScoredTrajectory)
+            refs.append(ref_to(scored, self.topics.scored, offset))
+        step = TrainStep("p", "run", version, version, parent or version - 1, tuple(refs), {})
+        self.write(self.topics.train_steps, "p", replace(step, **over))
+
+    def lose(self, topic: str, offset: int) -> None:
+        self.log.topics[topic][0].records[offset - self.log.topics[topic][0].start] = None
+
+    def offset_of(self, topic: str, kind: type, wish: Callable[[Any], bool]) -> int:
+        """Where the first record lies that is as wished."""
+        for record in self.log.all(topic):
+            if wish(self.codec.decode(record.value, kind)):
+                return record.offset
+        raise AssertionError(topic)
+
+    def commit_by_hand(self, group: str, topic: str, offset: int) -> None:
+        self.log.group(group).committed[topic, 0] = offset, ""
+
+
+def ref_to(scored: ScoredTrajectory, topic: str, offset: int) -> TrajectoryRef:
+    trajectory = scored.trajectory
+    return TrajectoryRef(topic, 0, offset, trajectory.rollout_id, trajectory.attempt)
+
+
+def stumbling() -> Callable[[ModelCall], str]:
+    """Walks, but the first try of every rollout's first call fails."""
+
+    def say(call: ModelCall) -> str:
+        if call.position == 1 and call.tries == 0:
+            code = "overloaded"
+            raise WorkFailed(code, "once", retriable=True)
+        return walk(call)
+
+    return say
+
+
+@pytest.fixture
+def whole() -> Whole:
+    return Whole()
+
+
+def test_a_whole_log_holds_every_invariant_and_something_was_checked_of_each(
+    whole: Whole,
+) -> None:
+    report = audited(whole)
+
+    assert found(report) == set()
+    assert {name for name, count in report.checked.items() if count} == MEANT
+    assert (report.accepted, report.ended, report.open, report.pending) == (4, 4, 0, 0)
+    assert (report.repeated, report.duplicates, report.not_run_again) == (0, 0, 0)
+    assert report.records == sum(len(whole.log.all(t)) for t in whole.log.topics)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_journal_that_fold_and_dice_made_holds_every_invariant(seed: int) -> None:
+    """Answers in any order, twice, late, by zombies: law and fold count the same."""
+    dice = Dice(Random(seed), rollouts=4).live()
+    topics, codec = Topics("t."), Codec(LocalRegistry())
+    log = MemoryLog(wanted("t.", ["p"], partitions=1))
+    written = [(topics.events, e.event, e.offset, e.at_ms) for e in dice.entries]
+    for topic, message, offset, at_ms in written:
+        while log.topics[topic][0].end < offset:
+            log.hole(topic, 0)
+        log.wall = lambda at_ms=at_ms: (at_ms + 0.5) / 1000  # type: ignore[misc]
+        log.append(topic, message.rollout_id.encode(), codec.encode(topic, message), 0)
+    for _ in range(dice.rollouts):
+        log.append(topics.requests, None, b"never decoded", 0)
+    for _, effect in dice.effects:
+        if not isinstance(effect, Event):
+            topic = topic_of(topics, effect)
+            log.append(topic, effect.rollout_id.encode(), codec.encode(topic, effect), 0)
+
+    report = audit(log, codec, topics, world_of(DICED), drained=True)
+
+    assert found(report) == set()
+    assert report.ended == report.accepted > 0
+
+
+def topic_of(topics: Topics, effect: Any) -> str:
+    if isinstance(effect, Trajectory):
+        return topics.trajectories
+    return topics.calls("p") if isinstance(effect, ModelCall) else topics.steps
+
+
+# I1
+
+
+def test_a_start_of_a_request_that_is_not_there_breaks_i1(whole: Whole) -> None:
+    whole.lose(whole.topics.requests, 1)
+
+    report = audited(whole)
+
+    assert found(report) == {"I1"}
+    assert report.breaches[0].place == "t.rollout.requests 0@1"
+
+
+def started(whole: Whole, number: int, begin: int, offset: int) -> None:
+    body = RolloutStarted(crossing(number), begin, offset)
+    event = Event(f"r{number}", 1, NO_POSITION, 0, b"", b"", "hand", body)
+    whole.write(whole.topics.events, f"r{number}", event, 0)
+
+
+def test_a_request_that_a_start_hides_breaks_i1_and_is_lost(whole: Whole) -> None:
+    whole.ask(crossing(4))
+    whole.ask(crossing(5))
+    started(whole, 5, 4, 5)
+
+    report = audited(whole, drained=False)
+
+    assert [(b.invariant, b.place) for b in report.breaches] == [("I1", "t.rollout.requests 0@4")]
+    assert (report.lost, report.doubled, report.ok) == (1, 0, False)
+
+
+def test_an_open_rollout_breaks_i1_only_where_the_log_is_drained(whole: Whole) -> None:
+    whole.ask(crossing(4))
+    started(whole, 4, 4, 4)
+
+    running, drained = audited(whole, drained=False), audited(whole)
+
+    assert (running.ok, running.open) == (True, 1)
+    assert found(drained) == {"I1"}
+    assert "r4 began here and has not ended" in drained.breaches[0].text
+
+
+# I2
+
+
+def test_an_answer_that_nobody_asked_for_and_nothing_followed_breaks_i2() -> None:
+    rig = Rig()
+    loops = [rig.agents(), rig.models(ScriptedEngine("p", walk)), rig.environments()]
+    rig.ask(crossing(0))
+    while not any(e.body.terminated for e in rig.events(EnvironmentStepped)):  # type: ignore[union-attr]
+        for loop in loops:
+            loop.turn(0.0)
+    rig.log.hole(rig.topics.events, 0)
+    hole = rig.log.topics[rig.topics.events][0].end - 1
+    rig.settle(*loops)
+    assert audited(rig).ok
+
+    said = rig.events(ModelAnswered)[0]
+    stray = replace(said, position=77, body_digest=b"another")
+    value = rig.codec.encode(rig.topics.events, stray)
+    at_ms = int(rig.clock() * 1000)
+    rig.log.topics[rig.topics.events][0].records[hole] = (b"r0", value, at_ms, None)
+
+    report = audited(rig)
+
+    assert [(b.invariant, b.offset) for b in report.breaches] == [("I2", hole)]
+
+
+# I3
+
+
+def test_a_command_that_the_journal_does_not_imply_breaks_i3(whole: Whole) -> None:
+    call = whole.read(whole.topics.calls("p"), ModelCall)[0]
+    foreign = replace(call, position=90, command_id=b"0123456789abcdef")
+    whole.write(whole.topics.calls("p"), "r0", foreign)
+
+    report = audited(whole)
+
+    assert found(report) == {"I3"}
+    last = whole.log.topics[whole.topics.calls("p")][0].end - 1
+    assert report.breaches[0].place == f"t.model.calls.p 0@{last}"
+
+
+def test_an_implied_command_that_is_not_there_breaks_i3_below_the_commit_only(
+    whole: Whole,
+) -> None:
+    whole.lose(whole.topics.steps, 3)
+
+    below = audited(whole, drained=False)
+    whole.log.groups.clear()
+    above = audited(whole, drained=False)
+
+    assert (found(below), below.lost) == ({"I3"}, 1)
+    assert (above.ok, above.pending) == (True, 1)
+
+
+def test_a_retry_with_another_seed_breaks_i3(whole: Whole) -> None:
+    calls = whole.topics.calls("p")
+    at = whole.offset_of(calls, ModelCall, lambda call: call.tries == 1)
+    call = next(c for c in whole.read(calls, ModelCall) if c.tries == 1)
+    whole.lose(calls, at)
+    whole.write(calls, call.rollout_id, replace(call, seed=call.seed + 1))
+
+    report = audited(whole)
+
+    assert found(report) == {"I3"}
+    assert "a retry must not sample anew" in report.breaches[0].text
+
+
+# I4, I5
+
+
+def test_an_answer_that_stands_twice_in_a_trajectory_breaks_i4(whole: Whole) -> None:
+    (one, *_) = whole.trajectories()
+    doubled = replace(one, steps=(*(one.steps or ()), (one.steps or ())[-1]))
+    whole.write(whole.topics.trajectories, one.rollout_id, doubled, 0)
+
+    report = audited(whole, drained=False)
+
+    assert (found(report), report.doubled) == ({"I4"}, 1)
+
+
+def test_another_trajectory_than_the_folds_breaks_i5_also_where_it_comes_second(
+    whole: Whole,
+) -> None:
+    (one, *_) = whole.trajectories()
+    whole.write(whole.topics.trajectories, one.rollout_id, replace(one, result="better"), 0)
+
+    report = audited(whole, drained=False)
+
+    assert found(report) == {"I5"}
+    assert report.breaches[0].place == "t.trajectories 0@4"
+
+
+def test_another_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -> None:
+    scored = whole.read(whole.topics.scored, ScoredTrajectory)[0]
+    other = replace(scored, trajectory=replace(scored.trajectory, result="better"))
+    whole.write(whole.topics.scored, "g0", other)
+
+    assert found(audited(whole)) == {"I5"}
+
+
+def test_the_same_trajectory_written_again_is_counted_and_no_breach(whole: Whole) -> None:
+    (one, *_) = whole.trajectories()
+    whole.write(whole.topics.trajectories, one.rollout_id, one, 0)
+
+    report = audited(whole)
+
+    assert (report.ok, report.duplicates) == (True, 1)
+
+
+# I6
+
+
+def test_a_committed_request_that_never_started_breaks_i6(whole: Whole) -> None:
+    whole.ask(crossing(4))
+    whole.commit_by_hand("t.agents", whole.topics.requests, 5)
+
+    report = audited(whole, drained=False)
+
+    assert (found(report), report.lost) == ({"I6"}, 1)
+
+
+def test_a_committed_command_that_nothing_answered_breaks_i6(whole: Whole) -> None:
+    whole.loops[2].stop()
+    whole.ask(crossing(4))
+    whole.settle(*whole.loops[:2])
+    waiting = whole.log.topics[whole.topics.steps][0].end
+
+    before = audited(whole, drained=False)
+    whole.commit_by_hand("t.environments", whole.topics.steps, waiting)
+    report = audited(whole, drained=False)
+
+    assert before.ok
+    assert [(b.invariant, b.offset) for b in report.breaches] == [("I6", waiting - 1)]
+
+
+def test_a_committed_trajectory_that_was_not_scored_breaks_i6(whole: Whole) -> None:
+    whole.lose(whole.topics.scored, 3)
+    whole.lose(whole.topics.train_steps, 1)  # it names that record
+
+    report = audited(whole, drained=False)
+
+    assert [(b.invariant, b.place) for b in report.breaches] == [("I6", "t.trajectories 0@3")]
+
+
+# I7
+
+
+def test_a_rollout_that_is_trained_on_twice_breaks_i7(whole: Whole) -> None:
+    whole.train(3, 1)
+
+    report = audited(whole)
+
+    assert [(b.invariant, b.place, b.kind) for b in report.breaches] == [
+        ("I7", "t.train.steps 0@2", "doubled")
+    ]
+    assert "0@0 has consumed" in report.breaches[0].text
+
+
+def test_what_an_abandoned_branch_consumed_may_be_consumed_again(whole: Whole) -> None:
+    whole.train(3, 2, 3, parent=1)
+
+    assert audited(whole).ok
+
+
+def test_a_reference_to_another_rollouts_record_breaks_i7(whole: Whole) -> None:
+    whole.lose(whole.topics.train_steps, 1)
+    whole.train(2, 2)
+    step = whole.read(whole.topics.train_steps, TrainStep)[-1]
+    wrong = replace(step.trajectories[0], offset=3)
+    whole.write(whole.topics.train_steps, "p", replace(step, version=3, trajectories=(wrong,)))
+
+    report = audited(whole)
+
+    assert found(report) == {"I7"}
+    assert "as another rollout's" in report.breaches[0].text
+
+
+def test_a_reference_to_no_record_breaks_i7(whole: Whole) -> None:
+    step = whole.read(whole.topics.train_steps, TrainStep)[-1]
+    nowhere = replace(step.trajectories[0], offset=99, rollout_id="another")
+    whole.write(whole.topics.train_steps, "p", replace(step, version=3, trajectories=(nowhere,)))
+
+    report = audited(whole)
+
+    assert found(report) == {"I7"}
+    assert "t.trajectories.scored 0@99" in report.breaches[0].text
+
+
+def test_a_version_with_two_different_steps_breaks_i7_the_same_step_again_does_not(
+    whole: Whole,
+) -> None:
+    step = whole.read(whole.topics.train_steps, TrainStep)[-1]
+    whole.write(whole.topics.train_steps, "p", step)
+    again = audited(whole)
+    whole.write(whole.topics.train_steps, "p", replace(step, parent=0))
+
+    assert (again.ok, again.duplicates) == (True, 1)
+    assert found(audited(whole)) == {"I7"}
+
+
+# I8
+
+
+def test_an_end_without_a_trajectory_breaks_i8_below_the_commit_only(whole: Whole) -> None:
+    whole.lose(whole.topics.trajectories, 2)
+
+    below = audited(whole, drained=False)
+    whole.log.groups.clear()
+    above = audited(whole, drained=False)
+
+    assert (found(below), below.lost) == ({"I8"}, 1)
+    assert (above.ok, above.pending) == (True, 1)
+
+
+def test_a_trajectory_without_an_end_breaks_i8(whole: Whole) -> None:
+    (one, *_) = whole.trajectories()
+    whole.write(whole.topics.trajectories, "r0", replace(one, last_offset=1), 0)
+
+    report = audited(whole, drained=False)
+
+    assert (found(report), report.doubled) == ({"I8"}, 1)
+
+
+def test_a_trajectory_that_is_not_scored_when_all_is_drained_breaks_i8(whole: Whole) -> None:
+    whole.commit_by_hand("t.rewards.other", whole.topics.trajectories, 0)
+
+    report = audited(whole)
+
+    assert (found(report), len(report.breaches)) == ({"I8"}, 4)
+    assert audited(whole, drained=False).pending == 4
+
+
+# I9
+
+
+def test_work_that_is_done_again_is_counted_and_breaks_i9_where_too_much(whole: Whole) -> None:
+    answered = whole.events(ModelAnswered)[3]
+    whole.write(whole.topics.events, answered.rollout_id, answered, 0)
+
+    free = audited(whole)
+    allowed, broken = (audited(whole, most_repeated=most) for most in (1, 0))
+
+    assert (free.ok, free.repeated, allowed.ok) == (True, 1, True)
+    last = whole.log.topics[whole.topics.events][0].end - 1
+    assert [(b.invariant, b.offset) for b in broken.breaches] == [("I9", last)]
+
+
+# What is not a breach
+
+
+def test_records_that_cannot_be_read_are_counted_and_named(whole: Whole) -> None:
+    for topic in whole.log.topics:
+        if topic not in (whole.topics.requests, whole.topics.versions, whole.topics.control):
+            whole.log.append(topic, b"k", b"rubbish", 0)
+    whole.log.append(whole.topics.steps, b"k", None, 0)
+
+    report = audited(whole)
+
+    assert report.ok
+    assert report.dead_letters == 1
+    assert report.unreadable == {
+        whole.topics.events: 1,
+        whole.topics.train_steps: 1,
+        whole.topics.calls("p"): 1,
+        whole.topics.steps: 2,
+        whole.topics.trajectories: 1,
+        whole.topics.scored: 1,
+    }
+    assert report.first_unreadable[0].startswith("t.rollout.events 0@")
+
+
+def test_rollouts_whose_program_is_not_here_are_counted_and_not_run(whole: Whole) -> None:
+    none = world_of({})
+    world = replace(none, program_of=only("single_turn", none.program_of))
+
+    report = audit(whole.log, whole.codec, whole.topics, world, drained=True)
+
+    assert (found(report), report.not_run_again, report.ended) == (set(), 4, 4)
+    whole.write(
+        whole.topics.trajectories, "r0", replace(whole.trajectories()[0], result="better"), 0
+    )
+    assert found(audit(whole.log, whole.codec, whole.topics, world)) == {"I5"}
+
+
+def only(name: str, programs: Callable[[str], Any]) -> Callable[[str], Any]:
+    def program_of(asked: str) -> Any:
+        return programs(asked if asked == name else f"{asked} is not here")
+
+    return program_of
+
+
+@pytest.mark.parametrize("cut", range(0, 80, 3))
+def test_a_log_whose_beginning_is_gone_holds_what_can_be_judged(whole: Whole, cut: int) -> None:
+    whole.log.delete_before(whole.topics.events, 0, cut)
+
+    report = audited(whole)
+
+    assert found(report) == set()
+    assert report.accepted + report.before_window == 4
+
+
+def test_what_retention_took_from_a_work_topic_is_not_missed(whole: Whole) -> None:
+    whole.clock.pass_by(3600)
+    whole.ask(replace(crossing(4, "g2"), run_id="run"))
+    whole.settle(*whole.loops)
+    for topic in (whole.topics.steps, whole.topics.calls("p"), whole.topics.trajectories):
+        held = whole.log.topics[topic][0]
+        young = next(
+            at for at, stored in enumerate(held.records) if stored and stored[2] > 1.7e12 + 3.6e6
+        )
+        whole.log.delete_before(topic, 0, young)
+
+    assert audited(whole).ok
+
+
+def test_since_and_until_judge_what_lies_between_them(whole: Whole) -> None:
+    whole.clock.pass_by(3600)
+    began_ms = int(whole.clock() * 1000)
+    for number in (4, 5):
+        whole.ask(replace(crossing(number, "g2"), run_id="run"))
+    whole.settle(*whole.loops)
+    whole.clock.pass_by(3600)
+    later_ms = int(whole.clock() * 1000)
+    whole.ask(replace(crossing(6), run_id="run"))
+    whole.settle(*whole.loops)
+
+    young = audited(whole, since_ms=began_ms)
+    old = audited(whole, until_ms=began_ms)
+    middle = audited(whole, since_ms=began_ms, until_ms=later_ms)
+
+    assert [found(report) for report in (young, old, middle)] == [set(), set(), set()]
+    assert (young.accepted, old.accepted, middle.accepted) == (3, 4, 2)
+    assert young.records < middle.records + old.records
+
+
+def test_several_runs_share_a_log(whole: Whole) -> None:
+    step = whole.read(whole.topics.train_steps, TrainStep)[-1]
+    whole.write(whole.topics.train_steps, "p", replace(step, run_id="another"))
+
+    assert audited(whole).ok
+
+
+def test_a_report_is_plain_values(whole: Whole) -> None:
+    whole.lose(whole.topics.trajectories, 2)
+
+    plain = orjson.loads(orjson.dumps(audited(whole).plain()))
+
+    assert (plain["ok"], plain["lost"], plain["found"]) == (False, 1, {"I8": 1})
+    assert plain["breaches"][0]["topic"] == "t.rollout.events"

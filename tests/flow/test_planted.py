@@ -1,0 +1,158 @@
+"""Five known mistakes, planted into the in-memory run: the audit must find each of them.
+
+Each is tried over a few schedules; the first in which it is found is named, and that same schedule
+without the mistake must pass.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import structlog
+
+from consumers.agents.fold import START, Command, Effect, Journal
+from consumers.agents.worker import Agents
+from consumers.log import Headers, Held, Record
+from consumers.loop import Progress
+from schemas.messages import (
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutStarted,
+)
+from tests.flow.chaos import Chaos, HarmedLog, LazyPublisher, NoPeace
+
+SCHEDULES = 60
+STEPS = 150
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+class NoCause(LazyPublisher):
+    """Its records wait for nobody's commit."""
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Record | None = None,
+    ) -> None:
+        del cause
+        super().send(topic, key, value, partition=partition, headers=headers)
+
+
+class CommitsBeforeAcks(HarmedLog):
+    def publisher(self, *, bulk: bool = False) -> LazyPublisher:
+        del bulk
+        return NoCause(self, self.life)
+
+
+class TryInTheSeed(Agents):
+    """Samples anew when it asks again."""
+
+    def _command(self, topic: str, command: Command, cause: Record | None) -> None:
+        if isinstance(command, ModelCall):
+            command = replace(command, seed=command.seed + command.tries)
+        super()._command(topic, command, cause)
+
+
+class OwnJournal(Agents):
+    """Folds its partitions with a journal that has its own idea of the law."""
+
+    journal: type[Journal] = Journal
+
+    def assigned(self, held: Held, progress: Progress) -> int:
+        start = super().assigned(held, progress)
+        if held.topic == self.names.events:
+            owned = self.owned[held.partition]
+            owned.journal = self.journal(held.partition, self.world, self.name, owned.journal.last)
+        return start
+
+
+class ReadsSettings(Journal):
+    """Every worker goes by its own settings, not by what was stored with the start."""
+
+    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+        if isinstance(event.body, RolloutStarted):
+            asked = event.body.request
+            limits = replace(asked.limits, max_tries=1 + len(self.writer) % 2)
+            body = replace(event.body, request=replace(asked, limits=limits))
+            event = replace(event, body=body)
+        return super().take(event, offset, now_ms)
+
+
+class StartsAgain(Journal):
+    """A request that is delivered again starts again."""
+
+    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+        last = self.last
+        if isinstance(event.body, START) and last is not None:
+            self.last = min(last, event.body.request_offset - 1)
+        effects = super().take(event, offset, now_ms)
+        if last is not None:
+            self.last = max(last, self.last or 0)
+        return effects
+
+
+class AppliesLateAnswers(Journal):
+    """Takes an answer to an earlier try for one to the present try."""
+
+    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+        rollout = self.open.get(event.rollout_id)
+        waits = rollout.outstanding.get(event.position) if rollout else None
+        late = waits is not None and event.tries < waits.tries
+        if late and waits and isinstance(event.body, ModelAnswered | EnvironmentStepped):
+            event = replace(event, tries=waits.tries)
+        return super().take(event, offset, now_ms)
+
+
+def folding(journal_: type[Journal]) -> type[Agents]:
+    class Planted(OwnJournal):
+        journal = journal_
+
+    return Planted
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "commit before ack": ({"make_log": CommitsBeforeAcks}, {"I1", "I3", "I6", "I8"}),
+    "try in the seed": ({"agents": TryInTheSeed}, {"I3"}),
+    "settings read by the fold": ({"agents": folding(ReadsSettings)}, {"I2", "I3", "I5"}),
+    "a start counted below the last one": ({"agents": folding(StartsAgain)}, {"I8"}),
+    "a late answer applied": ({"agents": folding(AppliesLateAnswers)}, {"I2", "I3", "I5"}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found_and_the_same_schedule_without_it_passes(mistake: str) -> None:
+    plant, expected = MISTAKES[mistake]
+
+    for seed in range(SCHEDULES):
+        found = breaches(seed, **plant)
+        if found & expected:
+            break
+    else:
+        pytest.fail(f"{mistake} was not found in {SCHEDULES} schedules")
+
+    print(f"{mistake}: found in Chaos({seed}) as {sorted(found)}")
+    Chaos(seed).run(STEPS).check()
+
+
+def breaches(seed: int, **plant: Any) -> set[str]:
+    """The invariants that a schedule breaks. One that finds no peace has still left a log."""
+    chaos = Chaos(seed, **plant)
+    with suppress(NoPeace):
+        chaos.run(STEPS)
+    return {breach.invariant for breach in chaos.unexplained(chaos.report())}

@@ -18,6 +18,7 @@ from compose.chaos.table import Outcome, plain, table
 from compose.conduct import Stopped, interruptible
 from compose.logs import set_up
 from compose.settings import Settings
+from compose.showing import reading, show
 from compose.verify import Report, verify
 from schemas.errors import Refused
 
@@ -45,7 +46,7 @@ def run_chaos(
             terminal.print(f"seed {seed}, in {directory}", highlight=False, soft_wrap=True)
             outcome, report = _conduct(plan, settings, directory, terminal)
         terminal.print(table(outcome))
-        terminal.print(json_.dumps(report.plain()), highlight=False, soft_wrap=True)
+        show(report, terminal)
         if json is not None:
             json.write_text(json_.dumps(plain(outcome), indent=2) + "\n")
         if not outcome.ok:
@@ -84,8 +85,9 @@ def _conduct(
             conductor.run()
         finally:
             conductor.close()
-        terminal.print("verifying")
-        report = verify(stage.cluster, drained=True, most_repeated=conductor.most_repeated())
+        most = conductor.most_repeated()
+        with reading(terminal) as told:
+            report = verify(stage.cluster, drained=True, most_repeated=most, progress=told)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
     outcome = Outcome(
         seed=plan.seed,

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from multiprocessing import get_context
 from pathlib import Path
 
 from compose import runs, services
@@ -111,7 +113,11 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
 def _training_run(cluster: Cluster, seed: int) -> RunFolder:
     """A run of the recipe beside this module."""
     text = (files("compose.chaos") / RECIPE).read_text()
-    folder = runs.create(cluster.settings.state(), parse_recipe(text, RECIPE), text, seed)
+    # In a process of its own: what makes a policy holds half a gigabyte of libraries
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
+        recipe = parse_recipe(text, RECIPE)
+        made = elsewhere.submit(runs.create, cluster.settings.state(), recipe, text, seed)
+        folder = made.result()
     topics = wanted(cluster.settings.prefix, [folder.policy_id])
     provision.complete(cluster.admin, cluster.registry, topics)
     return runs.begin(folder, cluster)

@@ -80,7 +80,7 @@ def table(outcome: Outcome) -> Table:
         "external work repeated": outcome.repeated,
     }
     if outcome.fell:
-        rows["workers that ended by themselves"] = sum(map(len, outcome.fell.values()))
+        rows["ended by themselves"] = sum(map(len, outcome.fell.values()))
     for what, count in rows.items():
         shown.add_row(what, "", f"{count:,}", "", "")
     return shown

@@ -486,8 +486,11 @@ def chaos(
 ) -> None:
     """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
 
-    Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json; the soak: rollcall chaos
-    --kills 1000. Exit code 0 when nothing was lost, doubled or breached, else 1.
+    Exit code 0 when nothing was lost, doubled or breached, else 1.
+
+    Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
+
+    The soak: rollcall chaos --kills 1000
     """
     from rich.console import Console
 

@@ -15,9 +15,9 @@ import structlog
 from rich.console import Console
 
 from compose.chaos import workload
-from compose.chaos.faults import SERVICES, Fault
+from compose.chaos.faults import KILL, SERVICES, Fault
 from compose.chaos.stage import Stage
-from compose.chaos.victims import Service, Stack, Victim, Worker
+from compose.chaos.victims import Service, Stack, Victim
 from compose.chaos.watch import Watch
 from compose.errors import ServicesError
 from compose.supervisor import GRACE_S
@@ -225,7 +225,7 @@ class Conductor:
         self.watch.close()
         self.pool.shutdown()
         for lane in self.lanes.values():
-            if isinstance(lane.victim, Worker):
+            if lane.now is not None and lane.now.kind != KILL:
                 lane.end()
         running = [worker for worker in self.workers if worker.process is not None]
         for worker in running:
@@ -236,4 +236,5 @@ class Conductor:
 
     def most_repeated(self) -> int:
         """Work in flight, for every fault: an open rollout asks for at most two things at once."""
-        return 2 * OPEN * len(self.watch.progress)
+        trained = self.stage.run.recipe.max_running if self.stage.run else 0
+        return 2 * (OPEN + trained) * len(self.watch.progress)

@@ -22,6 +22,8 @@ from compose.showing import reading, show
 from compose.verify import Report, verify
 from schemas.errors import Refused
 
+WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
+
 
 def run_chaos(
     settings: Settings,
@@ -40,37 +42,42 @@ def run_chaos(
     if json is not None and not json.absolute().parent.is_dir():
         msg = f"--json {json}: there is no directory {json.absolute().parent}"
         raise Refused(msg)
-    with interruptible(), _directory(keep) as directory:
+    with interruptible(), _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
             set_up("conductor", "conductor", log)
-            terminal.print(f"seed {seed}, in {directory}", highlight=False, soft_wrap=True)
+            beginning = f"seed {seed}, session timeout {plan.session_s:g} s, in {directory}"
+            terminal.print(beginning, highlight=False, soft_wrap=True)
             outcome, report = _conduct(plan, settings, directory, terminal)
         terminal.print(table(outcome))
         show(report, terminal)
         if json is not None:
             json.write_text(json_.dumps(plain(outcome), indent=2) + "\n")
         if not outcome.ok:
-            terminal.print(f"the log and the workers' logs are in {directory}", soft_wrap=True)
+            terminal.print(WHERE.format(directory), soft_wrap=True)
         elif keep is None:
             shutil.rmtree(directory)
     return outcome.ok
 
 
 @contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
+def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
     """A state directory of our own; a temporary one goes when the run is interrupted."""
-    if keep is not None:
-        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            msg = f"--keep {keep} is no empty directory; give one that is, or a new one"
-            raise Refused(msg)
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.absolute()
-        return
-    directory = Path(tempfile.mkdtemp(prefix="rollcall-chaos-"))
+    if keep is None:
+        directory = Path(tempfile.mkdtemp(prefix="rollcall-chaos-"))
+    elif keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        msg = f"--keep {keep} is no empty directory; give one that is, or a new one"
+        raise Refused(msg)
+    else:
+        directory = keep.absolute()
+        directory.mkdir(parents=True, exist_ok=True)
     try:
         yield directory
     except Stopped:
-        shutil.rmtree(directory)
+        if keep is None:
+            shutil.rmtree(directory)
+        raise
+    except Exception:
+        terminal.print(WHERE.format(directory), soft_wrap=True)
         raise
 
 

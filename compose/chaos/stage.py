@@ -103,8 +103,10 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
         policies = [workload.POLICY]
         provision.apply(cluster.admin, cluster.registry, wanted(own.prefix, policies))
         run = _training_run(cluster, plan.seed) if plan.trains else None
-        yield Stage(plan, cluster, proxy, run)
-        cluster.close()
+        try:
+            yield Stage(plan, cluster, proxy, run)
+        finally:
+            cluster.close()
     finally:
         proxy.close()
         services.down(directory, wipe=False)

@@ -231,7 +231,8 @@ class Service:
     def begin(self, fault: Fault) -> None:
         pid = self._pid()
         if pid is None:
-            return  # killed just before; the start of both is still to come
+            msg = f"{self.name} ended by itself; see its log below {self.stack.state_dir}"
+            raise ServicesError(msg)
         os.kill(pid, signal.SIGKILL if fault.kind == KILL else signal.SIGSTOP)
         if fault.kind == KILL:
             wait_for(lambda: self._pid() is None, GONE_S, f"{self.name} outlives SIGKILL")

@@ -6,14 +6,16 @@ import pytest
 from rich.console import Console
 
 from compose import bench
-from compose.benchmarks import memory, workload
+from compose.benchmarks import memory, scan, workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
+from compose.verify import audit
+from consumers.memory import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
 from schemas.messages import EnvironmentStep, Event, ModelAnswered, ModelCall
 from schemas.packed import ids_of
-from schemas.topics import Topics
+from schemas.topics import Topics, wanted
 
 TOPICS = Topics()
 
@@ -67,6 +69,16 @@ def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
     kinds = (ModelCall, Event, EnvironmentStep, Event)
     for number, value in enumerate(values):
         codec.decode(value, kinds[number % workload.HOPS])
+
+
+def test_the_log_that_is_scanned_is_whole() -> None:
+    codec, log = Codec(LocalRegistry()), MemoryLog(wanted("rl.", [workload.POLICY], partitions=2))
+
+    scan.fill(log, codec, TOPICS, 5)
+
+    report = audit(log, codec, TOPICS, drained=True)
+    assert report.ok
+    assert (report.ended, report.not_run_again, report.records) == (5, 0, 5 * scan.RECORDS)
 
 
 def test_the_environment_that_is_measured_ends_after_its_turns_and_tells_the_time() -> None:

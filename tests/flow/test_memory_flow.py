@@ -13,6 +13,7 @@ from random import Random
 import pytest
 import structlog
 
+from compose.verify import audit
 from consumers.agents.fold import Journal, World
 from consumers.agents.worker import program_of
 from inference.scripted import ScriptedEngine
@@ -28,7 +29,7 @@ from schemas.messages import (
     Trajectory,
 )
 from tests.consumers.rig import Rig
-from tests.flow.chaos import LAKE, Chaos
+from tests.flow.chaos import KINDS, LAKE, Chaos
 
 SCHEDULES = 360
 BATCHES = 12
@@ -197,3 +198,20 @@ def test_whatever_dies_every_rollout_has_one_end_and_one_history(batch: int) -> 
 
     assert faults["killed in a turn"] > 20
     assert faults["expelled"] > 5
+
+
+def test_an_audit_of_a_log_that_is_being_written_finds_nothing_that_will_still_come() -> None:
+    audits = pending = 0
+    for seed in range(40):
+        chaos = Chaos(seed, small_batches=bool(seed % 2))
+        for kind in KINDS:
+            chaos.join(kind)
+        for step in range(150):
+            chaos.act()
+            if step % 25 == seed % 25:
+                report = audit(chaos.rig.log, chaos.rig.codec, chaos.rig.topics)
+                assert chaos.unexplained(report) == [], f"Chaos({seed}), step {step}"
+                audits, pending = audits + 1, pending + report.pending
+
+    assert audits == 240
+    assert pending > 100

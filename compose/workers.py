@@ -152,10 +152,12 @@ class Workshop:
         """Train a run; while another process does so, stand by for it."""
         import torch
 
+        from compose.fit import patiently
+
         torch.set_num_threads(self.settings.training.threads)
         with sole_trainer(folder.directory, stopping) as ours:
             if ours:
-                self.trainer(name, folder).go_on(stopping)
+                patiently(lambda: self.trainer(name, folder)).go_on(stopping)
 
     def _guard(self, what: str, timeout_s: float) -> Guard:
         guard = Guard(what, timeout_s)

@@ -57,7 +57,9 @@ ENDING = {
 }
 PASSING = {
     KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
+    KafkaError._UNKNOWN_PARTITION,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._WAIT_COORD,
     KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -59,7 +59,6 @@ PASSING = {
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
-    KafkaError._UNKNOWN_PARTITION,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._WAIT_COORD,
     KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -217,7 +217,7 @@ def test_down_ends_both_and_keeps_data_and_ports_but_not_properties(machine: Mac
 
     after = machine.up()
     assert after == replace(before, kafka_pid=after.kafka_pid, registry_pid=after.registry_pid)
-    assert machine.session_timeout() == "10000"
+    assert machine.session_timeout() == "8000"
     assert read(after) == b"acked"
     assert "last" in ask(after, "GET", "/subjects")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from compose.cli_control import add_to as add_control_commands
+from compose.cli_history import add_to as add_history_commands
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -385,6 +386,7 @@ def trajectory(rollout_id: str) -> None:
 
 
 add_control_commands(app, cluster)
+add_history_commands(app, cluster)
 
 
 @app.command()

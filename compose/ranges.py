@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -76,10 +76,17 @@ class Range:
         words += [f"since {_iso(self.since_ms)}"] if self.since_ms else []
         words += [f"until {_iso(self.until_ms)}"] if self.until_ms else []
         words += [f"run {self.run_id}"] if self.run_id else []
-        version = "" if self.version is None else f"@{self.version}"
-        words += [f"policy {self.policy_id}{version}"] if self.policy_id else []
+        words += [f"policy {self.policy()}"] if self.policy_id else []
         words += [f"{len(self.ids):,} rollout ids"] if self.ids else []
         return ", ".join(words) or "all that is there"
+
+    def policy(self) -> str:
+        """P or P@VERSION, as it was given."""
+        return self.policy_id if self.version is None else f"{self.policy_id}@{self.version}"
+
+    def beyond_policy(self) -> bool:
+        """Whether anything but a policy is named."""
+        return replace(self, policy_id="", version=None) != Range()
 
     def has(self, rollout: "Rollout") -> bool:
         """Whether a rollout is in the range, as far as that does not hang on its place."""

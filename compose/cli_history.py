@@ -1,6 +1,7 @@
 """Commands that read history again: rescore, eval, replay."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +13,55 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
+SuccessAt = Annotated[float, typer.Option(help="This total reward is a success.")]
+
 
 def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
     """Register these commands; `cluster` connects when one of them runs."""
+
+    @app.command()
+    @takes_range
+    def rescore(
+        chosen: Range,
+        scorer: Annotated[
+            list[str], typer.Option(help="name or module:function, optionally *weight; repeatable.")
+        ],
+        scoring_id: Annotated[
+            str, typer.Option(help="Write the rewards under this id; else named after the scorer.")
+        ] = "",
+        parquet: Annotated[
+            Path | None, typer.Option(help="Write to this empty directory, not to the topic.")
+        ] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare.")] = False,
+        success_at: SuccessAt = 1.0,
+        rate: Rate = RATE,
+        json: Json = False,
+    ) -> None:
+        """Reward recorded trajectories anew, and compare with the rewards that are there.
+
+        A scorer that raises is survived: that trajectory is listed, the others are rewarded.
+
+        Example: rollcall rescore --scorer mine:score --since 2h --dry-run
+        """
+        import orjson
+        from rich.console import Console
+
+        from compose import rescore as rescoring
+
+        found = rescoring.rescore(
+            cluster(),
+            scorer,
+            chosen,
+            scoring_id=scoring_id,
+            parquet=parquet,
+            dry_run=dry_run,
+            success_at=success_at,
+            rate=rate,
+        )
+        if json:
+            typer.echo(orjson.dumps(found.plain()))
+        else:
+            rescoring.show(found, Console())
 
     @app.command("eval")
     @takes_range
@@ -37,7 +84,7 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         scoring_id: Annotated[
             str, typer.Option(help="Whose rewards, where there are several.")
         ] = "",
-        success_at: Annotated[float, typer.Option(help="This total reward is a success.")] = 1.0,
+        success_at: SuccessAt = 1.0,
         resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
         seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap and live rollouts.")] = 0,
         timeout_s: Annotated[float, typer.Option(help="How long to wait for live ones.")] = 600.0,

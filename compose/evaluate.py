@@ -209,7 +209,7 @@ def _table(made: Sequence[Row]) -> Table:
     title = made[0].policy_id + (f", {made[0].family}" if len(families) == 1 else "")
     ks = sorted({k for row in made for k in row.pass_at} - {1})
     table = Table(title=title, title_justify="left")
-    table.add_column("version", justify="right")
+    table.add_column("version", justify="right", no_wrap=True)
     if len(families) > 1:
         table.add_column("tasks of")
     for name in ("tasks", "rollouts", "pass@1", *(f"pass@{k}" for k in ks), "mean reward"):

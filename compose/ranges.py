@@ -46,6 +46,8 @@ NEAR = 1000
 OFFSETS = re.compile(r"(\d+):(\d+)-(\d+)")
 
 M = TypeVar("M")
+Extent = tuple[dict[TopicPartition, int], dict[TopicPartition, int]]
+"""The first offset of each partition, and the one to end before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ def records(
     Raises Refused, before the first record, where there are none or where offsets are gone.
     """
     starts, ends = extent(cluster.log, topic, chosen)
-    return _paced(cluster.log, starts, ends, rate)
+    return paced(cluster.log, starts, ends, rate)
 
 
 def trajectories(
@@ -301,10 +303,21 @@ def requests(
     )
 
 
-def extent(
-    log: Any, topic: str, chosen: Range
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where a range begins and ends in each partition of a topic as it stands now."""
+def extent(log: Any, topic: str, chosen: Range) -> Extent:
+    """Where a range begins and ends in each partition of a topic; raises Refused where it is empty.
+
+    Offsets that are not there are refused, each with what is.
+    """
+    starts, ends = settled(log, topic, chosen)
+    if all(starts[tp] >= end for tp, end in ends.items()):
+        when = Range(chosen.since_ms, chosen.until_ms)
+        msg = f"nothing in {topic} ({when}); there is {_there(log.bounds(topic))}"
+        raise Refused(msg)
+    return starts, ends
+
+
+def settled(log: Any, topic: str, chosen: Range) -> Extent:
+    """As `extent`; may be empty."""
     bounds: dict[int, tuple[int, int]] = log.bounds(topic)
     if chosen.offsets:
         _require_offsets(topic, chosen.offsets, bounds)
@@ -321,10 +334,6 @@ def extent(
     if chosen.since_ms:
         found = log.offsets_for_times([topic], chosen.since_ms)
         starts = {tp: min(found[tp], ends[tp]) for tp in starts}
-    if all(starts[tp] >= end for tp, end in ends.items()):
-        when = Range(chosen.since_ms, chosen.until_ms)
-        msg = f"nothing in {topic} ({when}); there is {_there(bounds)}"
-        raise Refused(msg)
     return starts, ends
 
 
@@ -351,7 +360,7 @@ def between(
                 yield found
 
 
-def _paced(
+def paced(
     log: Any,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],

@@ -143,3 +143,34 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
             evaluating.show_difference(difference, terminal)
         if run_id:
             terminal.print(f"again from the record: rollcall eval --run {run_id}", highlight=False)
+
+    @app.command()
+    @takes_range
+    def replay(
+        chosen: Range,
+        to: Annotated[
+            str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")
+        ],
+        name: Annotated[
+            str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")
+        ] = "",
+        of: Annotated[
+            str, typer.Option(help="What the range names: requests, or trajectories' requests.")
+        ] = "",
+        yes: Annotated[
+            bool, typer.Option("--yes", help="Do it; without this it is only shown.")
+        ] = False,
+        rate: Rate = RATE,
+    ) -> None:
+        """Publish requests again under new ids, or trajectories as they are.
+
+        A dry run without --yes. A replay of the same name asks for nothing twice.
+
+        Example: rollcall replay --since 2h --to rollout.requests --name again --yes
+        """
+        from compose.replay import lines
+        from compose.replay import replay as replay_range
+
+        found = replay_range(cluster(), chosen, to, name=name, of=of, yes=yes, rate=rate)
+        for line in lines(found, yes=yes):
+            typer.echo(line)

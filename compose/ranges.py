@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from compose.pace import Pace
 from compose.times import time_ms
 from consumers.log import Record, TopicPartition
 from schemas.errors import Refused, WireError
@@ -368,12 +369,17 @@ def paced(
 ) -> Iterator[Record]:
     """One by one, and on average no more than `rate` a second, in small lots."""
     most = max(1, min(MOST, int(rate / BATCHES_PER_S))) if rate else MOST
-    began, read = time.monotonic(), 0
+    pace = Pace(rate)
     for batch in between(log, starts, ends, most):
+        pace.wait(len(batch))
         yield from batch
-        read += len(batch)
-        if rate:
-            time.sleep(max(0.0, began + read / rate - time.monotonic()))
+
+
+def keys(cluster: "Cluster", topic: str, chosen: Range) -> Iterator[str]:
+    """The keys within a range's offsets and times, as text; nothing is decoded."""
+    for batch in between(cluster.log, *settled(cluster.log, topic, chosen)):
+        for record in batch:
+            yield (record.key or b"").decode(errors="replace")
 
 
 def _require_offsets(
@@ -404,10 +410,10 @@ def _require_ids(cluster: "Cluster", topic: str, chosen: Range) -> None:
     """Look for the ids among a topic's keys, before anybody acts on the first that is there."""
     if not chosen.ids:
         return
+    extent(cluster.log, topic, chosen)
     met = _Met(chosen)
-    for batch in between(cluster.log, *extent(cluster.log, topic, chosen)):
-        for record in batch:
-            met.note_id((record.key or b"").decode(errors="replace"))
+    for key in keys(cluster, topic, chosen):
+        met.note_id(key)
     met.require_ids(topic)
 
 

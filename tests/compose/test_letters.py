@@ -8,7 +8,6 @@ import pytest
 from compose.letters import (
     Choice,
     NotReplayed,
-    Pace,
     choice_of,
     drop,
     replay,

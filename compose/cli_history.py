@@ -142,7 +142,7 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         if difference:
             evaluating.show_difference(difference, terminal)
         if run_id:
-            terminal.print(f"again from the record: rollcall eval --run {run_id}", highlight=False)
+            typer.echo(f"again from the record: rollcall eval --run {run_id}")
 
     @app.command()
     @takes_range

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 MOST = 500
-RATE = 1000.0
-"""Records a second, unless said otherwise: beside a running run its speed falls by less than a
-tenth."""
+RATE = 500.0
+"""Records a second, unless said otherwise. Reading one costs 90 us of CPU at 2 kB and 250 at 20 kB,
+so of two cores that a run keeps busy this takes less than a tenth."""
 BATCHES_PER_S = 20
 NAMED = 5
 NEAR = 1000

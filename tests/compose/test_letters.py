@@ -14,6 +14,7 @@ from compose.letters import (
     show,
     show_list,
 )
+from compose.pace import Pace
 from consumers.log import Record
 from consumers.loop import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError

@@ -536,7 +536,8 @@ def test_any_field_of_a_message_not_read_from_bytes_is_written_anew(field: str) 
 
 
 def test_a_field_that_others_wrote_with_their_own_schema_is_written_anew() -> None:
-    codec, scored = Codec(LocalRegistry()), example(ScoredTrajectory)
+    bare = example(Trajectory, sequences=None, steps=None, request=None, claim=None)
+    codec, scored = Codec(LocalRegistry()), example(ScoredTrajectory, trajectory=bare)
     theirs = inlined(Trajectory, WRITTEN)
     theirs["fields"] = [field for field in theirs["fields"] if field["name"] != "result"]
     out = io.BytesIO()

@@ -93,7 +93,8 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
     ) -> None:
         """Say how good the versions of a policy are: from the record, or with --tasks from now.
 
-        pass@k is unbiased; intervals are 95% of a bootstrap over tasks.
+        pass@k is unbiased; intervals are 95% of a bootstrap over tasks. A rollout counts for the
+        version that it was asked of, which --policy P@VERSION names here.
 
         Example: rollcall eval --run lake-any-start-20261121-155458-s7
         """

@@ -1,9 +1,9 @@
 """A range of history: how people name one, and how it is read.
 
 Whoever reads a range disturbs nothing that runs: it joins no group, commits nothing, holds one poll
-in memory, and reads no faster than its rate. What is read is settled before the first record: from
-the start to the end as it stands then, in the order of each partition. What is written meanwhile is
-not in it.
+in memory, and reads no faster than its rate (where only keys are looked at nothing is held back).
+What is read is settled before the first record: from the start to the end as it stands then, in the
+order of each partition. What is written meanwhile is not in it.
 
 A range names offsets, or times (when a record was written to the topic that is read), and of these
 the records of one run, one policy or some rollouts. A rollout belongs to a policy that sampled in

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from compose.ranges import Range
 
 FLUSH_S = 60.0
-ROWS = 2000
+ROWS = 500
 NAMES = ("rollout_id", "run_id", "policy_id", "group_id")
 LISTED = 20
 PICKED = ("scoring_id", "trajectory.rollout_id", "trajectory.attempt", "total")
@@ -137,7 +137,8 @@ def rescore(
             scored = role.judge(record, trajectory)
             found.take(scored)
             write(scored, record)
-            publisher.poll()
+            if not found.trajectories % ROWS:
+                publisher.poll()
     if missing := publisher.flush(FLUSH_S):
         msg = f"{missing:,} rewards were not acked within {FLUSH_S:g} s; it is safe to do it again"
         raise DeliveryFailed(msg)

@@ -8,10 +8,11 @@ import pytest
 
 from compose import rescore
 from compose.ranges import Range, parse
+from compose.settings import Rewards, Settings
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory, Trajectory
 from tests.compose.history import SCORED, page, recorded, scored
-from tests.compose.world import MemoryCluster
+from tests.compose.world import PREFIX, MemoryCluster
 
 HERE = __name__
 
@@ -140,3 +141,21 @@ def test_what_cannot_be_rescored_is_refused_before_anything_is_written(
         rescore.rescore(cluster, scorers, Range(), rate=0, **options)  # type: ignore[arg-type]
 
     assert len(cluster.log.all(SCORED)) == before
+
+
+def never_comes_back(trajectory: Trajectory) -> float:
+    """Hangs over the third rollout."""
+    while trajectory.rollout_id == "r3":
+        pass
+    return 1.0
+
+
+def test_a_scorer_that_does_not_come_back_is_ended_and_the_others_are_rewarded(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.settings = Settings(prefix=PREFIX, rewards=Rewards(scorer_timeout_s=0.2))
+
+    found = rescore.rescore(cluster, [f"{HERE}:never_comes_back"], Range(), rate=0)  # type: ignore[arg-type]
+
+    assert (found.rewarded, found.failed) == (7, 1)
+    assert "the scorer did not come back within 0.2 s" in found.first_failed[0].reason

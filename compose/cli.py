@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from compose.cli_control import add_to as add_control_commands
+from compose.cli_history import add_to as add_history_commands
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -27,6 +28,8 @@ app = typer.Typer(
     add_completion=False,
     help="Agentic reinforcement learning for language models on Apache Kafka.",
 )
+# Newer typers bring a click of their own, whose errors are not those of the package `click`.
+USAGE: Any = next(kind for kind in typer.BadParameter.mro() if kind.__name__ == "ClickException")
 topics_app = typer.Typer(no_args_is_help=True, help="Provision topics and schemas.")
 worker_app = typer.Typer(no_args_is_help=True, help="Run one process of a group.")
 app.add_typer(topics_app, name="topics")
@@ -396,6 +399,7 @@ def trajectory(rollout_id: str) -> None:
 
 
 add_control_commands(app, cluster)
+add_history_commands(app, cluster)
 
 
 @app.command()
@@ -520,8 +524,6 @@ def main() -> NoReturn:
 
 
 def _guarded(command: Callable[[], object]) -> int:
-    import click
-
     from compose.errors import ServicesError
     from schemas.errors import Refused, RollcallError, TopicsDiffer, Unavailable
 
@@ -533,11 +535,11 @@ def _guarded(command: Callable[[], object]) -> int:
     except (RollcallError, ServicesError) as error:
         typer.echo(f"rollcall: {type(error).__name__}: {error}", err=True)
         return 1
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as error:
+    except USAGE as error:
         error.show()
-        return error.exit_code
+        return int(error.exit_code)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -8,13 +8,13 @@ import pytest
 from compose.letters import (
     Choice,
     NotReplayed,
-    Pace,
     choice_of,
     drop,
     replay,
     show,
     show_list,
 )
+from compose.pace import Pace
 from consumers.log import Record
 from consumers.loop import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError

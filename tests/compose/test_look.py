@@ -32,7 +32,8 @@ from schemas.messages import (
 )
 from schemas.packed import pack_ids, pack_logprobs
 from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
-from tests.consumers.journals import DICED, Dice, world_of
+from tests.consumers.journals import Dice, world_of
+from tests.journals.programs import DICED
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
 SAID = ModelAnswered(

@@ -849,7 +849,7 @@ def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
 
 
 def test_a_program_of_ones_own_is_named_by_module_and_function() -> None:
-    assert program_of("tests.consumers.journals:stubborn") is DICED["stubborn"]
+    assert program_of("tests.journals.programs:stubborn") is DICED["stubborn"]
 
 
 def test_a_program_ends_where_its_generator_does() -> None:

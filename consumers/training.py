@@ -42,6 +42,7 @@ KEEP_WEIGHTS = 16
 FLUSH_S = 30.0
 MAX_RUNNING = 4096
 IDLE_SAID_S = 30.0
+CHANGED = "put [learner] and seed of the run back as they were, or begin a new run"
 
 M = TypeVar("M")
 
@@ -138,6 +139,7 @@ class Trainer:
             self._save_and_announce({}, (), -1)
             return
         held = found.checkpoint
+        checkpoints.require_recipe(held, self.config.digest(), CHANGED)
         self.learner.load(held.state)
         self.parent = held.parent
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
@@ -353,7 +355,7 @@ class Trainer:
         )
         pending = {"version": self.codec.encode(self.topics.versions, self._version(weights))}
         if samples:
-            step = self._train_step(metrics, samples)
+            step = self._train_step(metrics, samples, weights.weights_digest)
             pending["step"] = self.codec.encode(self.topics.train_steps, step)
         checkpoints.save(
             self.run.directory / "checkpoints",
@@ -374,7 +376,11 @@ class Trainer:
             self._publish(self.topics.train_steps, pending["step"], "TrainStep")
         self.publisher.flush(FLUSH_S)
         self.highest = self.learner.version
-        checkpoints.prune(self.run.directory / "checkpoints", KEEP_CHECKPOINTS)
+        checkpoints.prune(
+            self.run.directory / "checkpoints",
+            KEEP_CHECKPOINTS,
+            self.config.checkpoint_keep_every,
+        )
         self._prune_weights()
 
     def _version(self, weights: WeightsFile) -> PolicyVersion:
@@ -392,7 +398,9 @@ class Trainer:
             consumed=self.consumption.marks(),
         )
 
-    def _train_step(self, metrics: Mapping[str, float], samples: tuple[Sample, ...]) -> TrainStep:
+    def _train_step(
+        self, metrics: Mapping[str, float], samples: tuple[Sample, ...], weights_digest: str
+    ) -> TrainStep:
         drops = {
             reason: tally.count
             for reason, tally in self.buffer.drops().items()
@@ -412,6 +420,7 @@ class Trainer:
             metrics=dict(metrics),
             dropped={reason: count for reason, count in since.items() if count},
             checkpoint=f"v{self.learner.version:08d}",
+            weights_digest=weights_digest,
         )
 
     def _publish(self, topic: str, value: bytes, kind: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from compose.cluster import Cluster
 from consumers.log import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
-from tests.consumers.test_training import RECIPE
+from tests.consumers.tiny import RECIPE
 from tests.flow.crew import ROOT, everything, until
 
 pytestmark = pytest.mark.broker

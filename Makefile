@@ -16,6 +16,9 @@ test: $(STAMP) lint
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)
 
+chaos: $(STAMP)
+	$(BIN)/rollcall chaos --minutes 10 $(CHAOS_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

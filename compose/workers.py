@@ -80,7 +80,10 @@ class Workshop:
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
-        role = Environments(name, self.codec, self.topics, publisher, threads=threads)
+        lease_s = self.settings.environments.lease_s
+        role = Environments(
+            name, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
+        )
         return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
 
     def rewards(
@@ -149,10 +152,12 @@ class Workshop:
         """Train a run; while another process does so, stand by for it."""
         import torch
 
+        from compose.fit import patiently
+
         torch.set_num_threads(self.settings.training.threads)
         with sole_trainer(folder.directory, stopping) as ours:
             if ours:
-                self.trainer(name, folder).go_on(stopping)
+                patiently(lambda: self.trainer(name, folder)).go_on(stopping)
 
     def _guard(self, what: str, timeout_s: float) -> Guard:
         guard = Guard(what, timeout_s)

@@ -8,8 +8,9 @@ all its sessions, and what waited behind it moves to a new one, which rebuilds f
 import threading
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -26,7 +27,8 @@ from schemas.errors import RollcallError, WorkFailed
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 from schemas.topics import Topics
 
-IDLE_S = 3600.0
+LEASE_S = 3600.0
+"""As long as a rollout may take unless it says otherwise: after that nobody can ask any more."""
 REAP_EVERY_S = 30.0
 
 log = structlog.get_logger()
@@ -70,28 +72,38 @@ class Shard:
         self.began: float | None = None
         self.current: Work | None = None
         self.abandoned = False
-        self.inbox: SimpleQueue[Work | Callable[[], object]] = SimpleQueue()
+        self.inbox: deque[Work | Callable[[], object]] = deque()
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        """Once for all that was put together: to wake a thread costs more than a quick step."""
         self._threaded = threaded
         if threaded:
             threading.Thread(target=self._live, name="environments", daemon=True).start()
 
     def put(self, works: list[Work]) -> None:
         self.given += len(works)
-        for work in works:
-            self.ask(work)
+        self.ask(*works)
 
-    def ask(self, request: Work | Callable[[], object]) -> None:
+    def ask(self, *requests: Work | Callable[[], object]) -> None:
         """Have something done in turn, where the sessions live."""
+        self.inbox.extend(requests)
         if self._threaded:
-            self.inbox.put(request)
+            self._rung.put(None)
         else:
-            self._serve(request)
+            self._serve_all()
 
     def _live(self) -> None:
         while not self.abandoned:
-            self._serve(self.inbox.get())
-            if self.inbox.empty():
-                self.push()
+            self._rung.get()
+            self._serve_all()
+            self.push()
+
+    def _serve_all(self) -> None:
+        while not self.abandoned:
+            try:
+                request = self.inbox.popleft()
+            except IndexError:
+                return
+            self._serve(request)
 
     def _serve(self, request: Work | Callable[[], object]) -> None:
         if not isinstance(request, Work):
@@ -140,6 +152,7 @@ class Environments(WorkRole):
         *,
         threads: int = 2,
         make: Callable[[], Sessions] = Sessions,
+        lease_s: float = LEASE_S,
         wall: Clock | None = None,
     ) -> None:
         self.name = name
@@ -147,6 +160,7 @@ class Environments(WorkRole):
         self.answers = Answers(name, codec, topics, publisher)
         self.kept: Kept[EnvironmentStepped] = Kept()
         self.make = make
+        self.lease_s = lease_s
         self.wall = wall or steady_wall()
         self.counts: Counter[str] = Counter()
         self._threaded = threads > 0
@@ -198,19 +212,31 @@ class Environments(WorkRole):
             if work is not None and work.claim():
                 self._replace(number, work)
         if now >= self._reap_due:
-            self._reap_due = now + REAP_EVERY_S
+            self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
             for shard in self.shards:
-                shard.ask(lambda shard=shard: shard.sessions.reap(now, IDLE_S))  # type: ignore[misc]
+                shard.ask(lambda shard=shard: self._reap(shard, now))  # type: ignore[misc]
+
+    def _reap(self, shard: Shard, now: float) -> None:
+        """End the sessions whose rollouts have not been heard of for a lease; runs on its thread.
+
+        A rollout that ended while its agents worker died sends no close.
+        """
+        lapsed = shard.sessions.reap(now, self.lease_s)
+        if lapsed:
+            self.counts["lapsed"] += lapsed
+            log.info("sessions_lapsed", count=lapsed, lease_s=self.lease_s)
 
     def _replace(self, number: int, work: Work) -> None:
         """Abandon a thread that hangs; what waited behind its step goes to a new one."""
         old, new = self.shards[number], self._shard()
         old.abandoned = True
         self.shards[number] = new
-        while not old.inbox.empty():
-            request = old.inbox.get()
-            new.given += isinstance(request, Work)
-            new.ask(request)
+        waiting = []
+        with suppress(IndexError):  # one by one: its thread may be taking the next just now
+            while True:
+                waiting.append(old.inbox.popleft())
+        new.given += sum(isinstance(request, Work) for request in waiting)
+        new.ask(*waiting)
         msg = f"no answer within {work.step.timeout_s:g} s; its environment was abandoned"
         self._give(work.step, CallFailed("deadline", msg, True), work.record)
         self.counts["abandoned"] += 1

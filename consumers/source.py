@@ -57,6 +57,7 @@ ENDING = {
 }
 PASSING = {
     KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._WAIT_COORD,
@@ -132,10 +133,9 @@ class _Polling:
         log.warning("poll_error", topic=where, error=error.str())
 
 
-def _record(message: Message) -> Record:
+def _record(message: Message, tp: TopicPartition) -> Record:
     return Record(
-        message.topic() or "",
-        message.partition() or 0,
+        *tp,
         message.offset() or 0,
         message.key(),
         message.value(),
@@ -179,7 +179,7 @@ class KafkaSource(_Polling):
                 continue
             error = message.error()
             if error is None:
-                records.append(_record(message))
+                records.append(_record(message, tp))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._ended.append((*tp, message.offset() or 0))
             else:
@@ -303,7 +303,7 @@ class KafkaReader(_Polling):
             tp = message.topic() or "", message.partition() or 0
             error = message.error()
             if error is None:
-                records.append(_record(message))
+                records.append(_record(message, tp))
                 if records[-1].offset + 1 >= self._waiting.get(tp, -1):
                     self._waiting.pop(tp, None)
             elif error.code() == KafkaError._PARTITION_EOF:

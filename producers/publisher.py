@@ -41,7 +41,7 @@ LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
 REFRESH_S = 10.0
-BURST = 128
+BURST = 1024
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
 BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
@@ -324,7 +324,8 @@ class Admin:
                     names = ", ".join(sorted({topic for topic, _ in partitions}))
                     msg = f"the offsets of {names} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error
-            # What the client knows of a topic that has grown is asked for anew by this alone.
+            # What the client knows of a topic that has grown, or of leaders after a restart of the
+            # broker, is asked for anew by this alone.
             self.answers()
             time.sleep(RETRY_S)
 

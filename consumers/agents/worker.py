@@ -90,6 +90,8 @@ class Owned:
     """Nobody left word where to begin: fold all of it, then send again what is outstanding."""
     silent_until: int
     """Below this, what the fold gives rise to was done before."""
+    quota: bool
+    """Whether first commands may have been held back, here or by whoever had it before."""
     folded: bool = False
     """Whether everything below `silent_until` is known."""
     caught_up: bool = False
@@ -192,7 +194,8 @@ class Agents:
         until = held.log_end if reset else progress.next_offset
         word = "" if reset else held.metadata
         folded = begin.low >= until
-        self.owned[held.partition] = Owned(journal, progress, word, reset, until, folded)
+        quota = bool(self.quota.most) or begin.quota
+        self.owned[held.partition] = Owned(journal, progress, word, reset, until, quota, folded)
         if begin.stragglers:
             progress.needs = journal.needs
         return begin.low
@@ -220,7 +223,8 @@ class Agents:
         if not owned.folded:
             return owned.word
         watermark = owned.journal.watermark(progress.next_offset)
-        return replace(watermark, requests=self._ids[self.names.requests]).write()
+        requests, quota = self._ids[self.names.requests], bool(self.quota.most)
+        return replace(watermark, requests=requests, quota=quota).write()
 
     def full(self, progress: Progress) -> bool:
         """Only requests are ever paused: answers must flow for capacity to come back."""
@@ -319,7 +323,7 @@ class Agents:
         silent = record.offset < owned.silent_until
         owned.folded = owned.folded or not silent
         gaps = owned.journal.ignored["start_after_gap"]
-        effects = owned.journal.take(event, record.offset, record.timestamp_ms)
+        effects = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
             ours = event.body.request_offset in owned.starting
             owned.starting.discard(event.body.request_offset)
@@ -368,7 +372,7 @@ class Agents:
         owned.caught_up = True
         for rollout in list(owned.journal.open.values()):
             self._cancel_if_asked(rollout)
-            held_before = bool(self.quota.most) and rollout.at_first_command()
+            held_before = owned.quota and rollout.at_first_command()
             if rollout.admitted and (owned.reset or held_before):
                 self._send_again(rollout, fresh=held_before)
             elif rollout.decision is not None:

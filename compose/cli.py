@@ -16,6 +16,7 @@ import typer
 from compose.cli_again import add_to as add_again_commands
 from compose.cli_again import refuse_no_folder
 from compose.cli_control import add_to as add_control_commands
+from compose.cli_history import add_to as add_history_commands
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -399,6 +400,7 @@ def trajectory(rollout_id: str) -> None:
 
 add_control_commands(app, cluster)
 add_again_commands(app, cluster)
+add_history_commands(app, cluster)
 
 
 @app.command()

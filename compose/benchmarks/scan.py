@@ -16,8 +16,9 @@ from compose.benchmarks import workload
 from compose.benchmarks.cluster import own_cluster
 from compose.benchmarks.figure import Figure
 from compose.errors import ServicesError
+from compose.ranges import POLL_S
 from compose.settings import Settings
-from compose.verify import MOST, POLL_S, audit
+from compose.verify import MOST, audit
 from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.worker import program_digest, program_of
 from consumers.log import Publisher

@@ -362,9 +362,8 @@ class Rollout:
             return known[0]
         if known:
             return max(known, key=lambda c: (len(c.messages), c.index))
-        begun = Conversation(len(self.conversations), policy_id)
-        if given is not None:
-            begun = Conversation(begun.index, policy_id, messages[: given.messages], given.ids)
+        first, ids = (messages[: given.messages], given.ids) if given else ((), b"")
+        begun = Conversation(len(self.conversations), policy_id, first, ids)
         self.conversations.append(begun)
         return begun
 

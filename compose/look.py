@@ -191,7 +191,7 @@ def show_trajectory(cluster: "Cluster", rollout_id: str) -> None:
     from compose.story import stories
     from compose.telling import told
 
-    records = _journal(cluster, rollout_id)
+    records = journal_of(cluster, rollout_id)
     terminal = Console(highlight=False)
     with terminal.capture() as page:
         for story in stories(rollout_id, records, cluster.codec):
@@ -201,7 +201,7 @@ def show_trajectory(cluster: "Cluster", rollout_id: str) -> None:
         print(page.get(), end="")
 
 
-def _journal(cluster: "Cluster", rollout_id: str) -> list[Record]:
+def journal_of(cluster: "Cluster", rollout_id: str) -> list[Record]:
     """The records under a rollout's key, by partition in log order; they may lie in any."""
     key = rollout_id.encode(errors="surrogateescape")
     found, others = _under_key(cluster, cluster.topics.events, key)

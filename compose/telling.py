@@ -154,26 +154,18 @@ def _step_remarks(step: EnvironmentStepped) -> str:
 
 def end_line(story: Story) -> str:
     """How it ended, or that it has not, and what was counted on the way."""
-    answers = [e.event.body for e in _last_attempt(story) if _is(e, ModelAnswered) and e.event]
+    answers = [e.event.body for e in story.last_attempt() if _is(e, ModelAnswered) and e.event]
     tokens = sum(len(a.token_ids) // 4 for a in answers if isinstance(a, ModelAnswered))
     ignored = sum(bool(entry.ignored) for entry in story.entries)
-    attempt = max((e.event.attempt for e in story.counted() if e.event), default=1)
     counts = (
-        f"{len(answers)} turns, {tokens} tokens, {story.failures} failures in attempt {attempt}, "
-        f"{ignored} ignored events"
+        f"{len(answers)} turns, {tokens} tokens, {story.failures} failures in attempt "
+        f"{story.attempt}, {ignored} ignored events"
     )
     end = story.end
     if end is None or end.event is None:
         return f"still open: {counts}"
     kind = _telling(end.event, story)[0]
     return f"{kind} after {(end.at_ms - story.started_ms) / 1000:.3f} s: {counts}"
-
-
-def _last_attempt(story: Story) -> list[Entry]:
-    """What counted since the last attempt began."""
-    entries = list(story.counted())
-    starts = [n for n, entry in enumerate(entries) if _is(entry, AttemptStarted)]
-    return entries[starts[-1] :] if starts else entries
 
 
 def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:

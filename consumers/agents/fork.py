@@ -259,7 +259,5 @@ def _told(outcome: object) -> str:
 
 
 def _diverged(position: int, what: str) -> ProgramFailed:
-    msg = (
-        f"the fork cannot live its parent's past again: at the parent's position {position} {what}"
-    )
+    msg = f"the past cannot be lived again: at position {position} of its parent {what}"
     return ProgramFailed("fork_diverged", msg)

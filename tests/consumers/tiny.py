@@ -60,9 +60,8 @@ class World:
         self.topics = Topics("m.")
         self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
         self.settings = Settings()
-        self.shop = Workshop(
-            self.log, Codec(LocalRegistry()), self.topics, self.settings, watched=False
-        )
+        self.codec = Codec(LocalRegistry())
+        self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
         engine = transformers_engine(self.folder.policy_id, self.folder.policy, self.settings)
         self.loops = [
             self.shop.agents("agents"),
@@ -85,7 +84,7 @@ class World:
         pytest.fail(f"{trainer.learner.steps_done} steps, {trainer.running()} running")
 
     def read(self, topic: str, kind: type) -> list[Any]:
-        return [self.shop.codec.decode(record.value, kind) for record in self.log.all(topic)]
+        return [self.codec.decode(record.value, kind) for record in self.log.all(topic)]
 
     def steps(self) -> list[TrainStep]:
         return self.read(self.topics.train_steps, TrainStep)

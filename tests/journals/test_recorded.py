@@ -49,7 +49,7 @@ def test_a_recorded_journal_is_folded_to_the_trajectories_of_its_day(path: Path)
 
     found = digests((effect for _, effect in effects), journal["trajectory_schema"])
     assert [list(each) for each in found] == journal["trajectories"]
-    assert len(found) > 3
+    assert found
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -390,14 +390,6 @@ def tail(
     print_tail(cluster(), topic, decode=decode, limit=limit, follow=follow, last=last)
 
 
-@app.command()
-def trajectory(rollout_id: str) -> None:
-    """Show what happened in one rollout, turn by turn, from its journal."""
-    from compose.look import show_trajectory
-
-    show_trajectory(cluster(), rollout_id)
-
-
 add_control_commands(app, cluster)
 add_again_commands(app, cluster)
 add_history_commands(app, cluster)

@@ -8,6 +8,7 @@ refused here: a program that has changed, an environment that does not replay.
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from compose.here import watched_world
@@ -53,14 +54,10 @@ class Parent:
         return sorted(event.position for event in self.settled() if _is_answer(event))
 
     def settled(self) -> Iterator[Event]:
-        """What closed a wish of the last attempt, the last event of each position."""
-        last: dict[int, Event] = {}
-        for entry in self.story.last_attempt():
-            event = entry.event
-            if event is not None and event.position >= 0:
-                last[event.position] = event
-        for position in sorted(last.keys() - self.rollout.outstanding.keys()):
-            yield last[position]
+        """What closed a wish of the last attempt, by position."""
+        for event in sorted(self.story.outcomes(), key=attrgetter("position")):
+            if event.position >= 0 and event.position not in self.rollout.outstanding:
+                yield event
 
     def seed_key(self) -> str:
         """What its sampling seeds are derived from."""

@@ -97,7 +97,7 @@ def plan(
     branch.require(first, last)
     config = folder.learner()
     path, start = _checkpoint(folder, branch, first)
-    checkpoints.require_recipe(start, config.digest(), CHANGED)
+    checkpoints.require_recipe(path, config.digest(), CHANGED)
     wanted = [branch.steps[number] for number in range(start.state.step + 1, last + 1)]
     records = fetch(log, wanted)
     announced = {step.version: step.weights_digest for step in wanted}
@@ -154,8 +154,9 @@ def lines(plan: Plan, threads: int) -> Iterator[str]:
         f"{'' if threads == 1 else 's'}"
     )
     if begin < plan.first:
-        between = f"{begin}..{plan.first - 1}" if begin < plan.first - 1 else f"{begin}"
-        yield f"no checkpoint of step {plan.first - 1} was kept: step {between} is trained too"
+        last = plan.first - 1
+        between = f"step {last} is" if begin == last else f"steps {begin}..{last} are"
+        yield f"no checkpoint of step {last} was kept: {between} trained too"
 
 
 def line(again: Again) -> str:
@@ -243,7 +244,9 @@ def retrain(
 ) -> dict[str, Any]:
     """Plan, train, tell; return the report."""
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     torch.set_num_threads(threads)
     planned = plan(log, codec, topics, folder, *steps, version)
     for text in lines(planned, threads):

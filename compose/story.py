@@ -81,6 +81,12 @@ class Story:
         """The last one that began."""
         return max((entry.event.attempt for entry in self.counted() if entry.event), default=1)
 
+    def outcomes(self) -> list[Event]:
+        """The last attempt's events without failures that were tried again, in log order."""
+        events = [entry.event for entry in self.last_attempt() if entry.event]
+        last = {event.position: event for event in events}
+        return [e for e in events if e.position < 0 or last[e.position] is e]
+
     def last_attempt(self) -> list[Entry]:
         """What counted since the last attempt began."""
         entries = list(self.counted())

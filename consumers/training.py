@@ -42,7 +42,6 @@ KEEP_WEIGHTS = 16
 FLUSH_S = 30.0
 MAX_RUNNING = 4096
 IDLE_SAID_S = 30.0
-CHANGED = "put [learner] and seed of the run back as they were, or begin a new run"
 
 M = TypeVar("M")
 
@@ -132,14 +131,14 @@ class Trainer:
             log.warning("checkpoint_passed_over", reason=reason)
         curation = self.config.curation(self.run.run_id, self.run.policy_id)
         scored, scored_id = self.topics.scored, self.log.topic_id(self.topics.scored)
-        if found.checkpoint is None:
+        if found.checkpoint is None or found.path is None:
             self.buffer = Buffer(curation)
             self.consumption = Consumption(scored, (), scored_id)
             self.learner.version = checkpoints.next_version(self.highest)
             self._save_and_announce({}, (), -1)
             return
         held = found.checkpoint
-        checkpoints.require_recipe(held, self.config.digest(), CHANGED)
+        checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
         self.learner.load(held.state)
         self.parent = held.parent
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)

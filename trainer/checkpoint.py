@@ -36,6 +36,7 @@ from trainer.step import LearnerState
 FORMAT = 1
 MANIFEST = "manifest.json"
 SHARDS = ("weights", "optimiser", "rng")
+CHANGED = "put [learner] and seed of the run's recipe back as they were, or begin a new run"
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -133,13 +134,13 @@ def kept(root: str | Path) -> dict[int, Path]:
     return {int(path.name.removeprefix("v")): path for path in whole}
 
 
-def require_recipe(checkpoint: Checkpoint, config_digest: str, remedy: str) -> None:
-    """Raise Refused where the checkpoint was made by a learner of another configuration."""
-    if checkpoint.config_digest != config_digest:
+def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
+    """Raise Refused where a checkpoint was made by a learner of another configuration."""
+    made_with = orjson.loads((path / MANIFEST).read_bytes())["body"]["config_digest"]
+    if made_with != config_digest:
         msg = (
-            f"checkpoint v{checkpoint.version:08d} was made with the learner configuration "
-            f"{checkpoint.config_digest[:16] or 'unknown'}, but the recipe gives "
-            f"{config_digest[:16]}; {remedy}"
+            f"checkpoint {path.name} was made with the learner configuration "
+            f"{made_with[:16] or 'unknown'}, but the recipe gives {config_digest[:16]}; {remedy}"
         )
         raise Refused(msg)
 

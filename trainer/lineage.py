@@ -42,10 +42,8 @@ class Branch:
             if others
             else ""
         )
-        msg = (
-            f"steps {first}..{last} are not all there: the branch of version {self.version} has "
-            f"{low}..{high}{also}"
-        )
+        asked = f"step {first} is not" if first == last else f"steps {first}..{last} are not all"
+        msg = f"{asked} there: the branch of version {self.version} has steps {low}..{high}{also}"
         raise Refused(msg)
 
     def _others(self, number: int) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from compose.look import show_trajectory, tail
+from compose.look import tail
 from compose.plain import plain
+from compose.trajectory import show_trajectory
 from consumers.agents.fold import Journal
 from consumers.console.law import Counting
 from schemas.errors import Refused

@@ -10,7 +10,7 @@ import torch
 
 from compose.recipe import parse_recipe
 from compose.retrain import asked_for, retrain
-from compose.runs import RunFolder
+from compose.runs import RunFolder, require_unchanged
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import TrainStep
 from tests.consumers.tiny import RECIPE, World
@@ -108,7 +108,7 @@ def test_the_abandoned_branch_is_trained_again_only_when_it_is_named(world: Worl
     assert [step["version"] for step in newest["steps"]] == [1, 3]
     assert [step["version"] for step in abandoned["steps"]] == [1, 2]
     assert newest["differing"] == abandoned["differing"] == []
-    with pytest.raises(Refused, match=r"version 2 has 1\.\.2.*made versions 4: name one"):
+    with pytest.raises(Refused, match=r"version 2 has steps 1\.\.2.*made versions 4: name one"):
         again(world, "3", version=2)
     with pytest.raises(Refused, match=r"no step made version 9; there are versions 1\.\.5"):
         again(world, "2", version=9)
@@ -153,8 +153,10 @@ def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
 
 
 def test_steps_that_are_not_there_are_named_with_those_that_are(finished: World) -> None:
-    with pytest.raises(Refused, match=r"steps 3\.\.9 are not all there.*version 4 has 1\.\.4"):
+    with pytest.raises(Refused, match=r"steps 3\.\.9 are not all there.* 4 has steps 1\.\.4"):
         again(finished, "3..9")
+    with pytest.raises(Refused, match="step 5 is not there"):
+        again(finished, "5")
 
 
 def test_a_run_without_steps_is_said_to_have_none(world: World) -> None:
@@ -203,6 +205,9 @@ def test_a_changed_recipe_is_refused_by_retrain_and_by_the_trainer(world: World)
         again(world, "1", folder=changed)
     with pytest.raises(Refused, match="or begin a new run"):
         world.shop.trainer("training", changed)
+    with pytest.raises(Refused, match="or begin a new run"):
+        require_unchanged(changed)
+    require_unchanged(world.folder)
 
 
 def test_how_many_checkpoints_stay_changes_nothing_that_is_learned(world: World) -> None:

@@ -149,12 +149,13 @@ def test_pruning_leaves_the_first_and_one_in_so_many_however_often_it_is_done(
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_with_the_remedy(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    require_recipe(checkpoint, CONFIG.digest(), "never said")
+    path = save(tmp_path, checkpoint)
+    require_recipe(path, CONFIG.digest(), "never said")
 
     with pytest.raises(Refused, match=r"v00000005 was made with .*; put it back"):
-        require_recipe(checkpoint, replace(CONFIG, lr=1.0).digest(), "put it back")
+        require_recipe(path, replace(CONFIG, lr=1.0).digest(), "put it back")
 
 
 def test_pruning_never_takes_the_last_one(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def answer_remarks(answer: ModelAnswered) -> str:
     """Sampled tokens, their mean log-probability, their versions, and why sampling ended."""
     versions = sorted(set(ids_of(answer.versions).tolist()))
     count = len(answer.token_ids) // 4
-    words = [_tokens(count)]
+    words = [_counted(count, "token")]
     if count:
         words.append(f"mean log-prob {float(logprobs_of(answer.logprobs).mean()):.3f}")
         span = f" {versions[0]}" if len(versions) == 1 else f"s {versions[0]} to {versions[-1]}"
@@ -169,8 +169,8 @@ def answer_remarks(answer: ModelAnswered) -> str:
     return ", ".join([*words, answer.finish_reason])
 
 
-def _tokens(count: int) -> str:
-    return f"{count} token{'' if count == 1 else 's'}"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _step_remarks(step: EnvironmentStepped) -> str:
@@ -234,7 +234,8 @@ CONTEXT = 2
 
 def parted(left: Story, right: Story, parting: Parting, relation: str) -> RenderableType:
     """Two rollouts side by side from where they part."""
-    common = f"the same for {len(parting.same)} events, {parting.turns} turns of the model"
+    events, turns = _counted(len(parting.same), "event"), _counted(parting.turns, "turn")
+    common = f"the same for {events}, {turns} of the model"
     if not parting.left and not parting.right:
         return Group(*map(Text, filter(None, (relation, f"{common}: they do not part"))))
     table = Table(box=None, padding=(0, 2), show_edge=False)
@@ -254,7 +255,7 @@ def _lived(moment: Moment) -> str:
     """One moment in a cell."""
     remarks = []
     if moment.kind == "model":
-        remarks.append(_tokens(len(moment.token_ids)))
+        remarks.append(_counted(len(moment.token_ids), "token"))
     if moment.kind == "environment":
         remarks.append(f"reward {moment.reward:+g}")
     remarks += ["ends"] * moment.ends + ["recorded"] * moment.recorded

@@ -204,7 +204,7 @@ def test_two_of_a_group_part_where_their_answers_do(
 
     page = capsys.readouterr().out
     assert "both are of group g" in page
-    assert "the same for 1 events, 0 turns of the model, then they part" in page
+    assert "the same for 1 event, 0 turns of the model, then they part" in page
     [first] = [line for line in page.splitlines() if line.lstrip().startswith("1 ")]
     assert first.count("model  go ") == 2
 

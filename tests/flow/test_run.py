@@ -11,7 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
+from compose import runs
 from compose.cluster import Cluster
+from compose.retrain import retrain
 from consumers.log import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from tests.consumers.tiny import RECIPE
@@ -101,6 +103,21 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
     done = [request for request in requests.values() if request.purpose == "evaluate"]
     assert len(done) >= 2 * 6
     assert workers_of(conductor.pid) == {}
+
+    # And what the killed trainers left behind trains again to the same weights
+    folder = runs.find(cluster.settings.state(), result["run_id"])
+    threads = cluster.settings.training.threads
+    report = retrain(
+        cluster.log,
+        cluster.codec,
+        cluster.topics,
+        folder,
+        (1, 6),
+        version=None,
+        threads=threads,
+        tell=print,
+    )
+    assert [step["identical"] for step in report["steps"]] == [True] * 6
 
 
 def assert_each_once(cluster: Cluster, steps: list[TrainStep]) -> None:

@@ -164,7 +164,7 @@ def topics_diff(policy: Policies = None, partitions: Partitions = None, big: Big
 
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """What a worker process needs, once broker, registry and topics are there."""
-    from compose.fit import wait_until_fit
+    from compose.fit import patiently, wait_until_fit
     from compose.logs import set_up
     from compose.readable import check_readable
     from compose.stop import Drained, Stop
@@ -175,8 +175,8 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     here = replace(cluster(), name=worker)
     set_up(role, worker)
     wait_until_fit(here)
-    check_readable(here)
-    control = ControlReader(here.log, here.codec, here.topics, from_end=True)
+    patiently(lambda: check_readable(here))
+    control = patiently(lambda: ControlReader(here.log, here.codec, here.topics, from_end=True))
     shop = Workshop(here.log, here.codec, here.topics, here.settings)
     return shop, worker, Stop(Drained(worker, control))
 

@@ -12,7 +12,7 @@ from schemas.errors import Unavailable
 from schemas.topics import wanted
 
 RETRY_S = 1.0
-GIVE_UP_S = 60.0
+GIVE_UP_S = 600.0
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def wait_until_fit(cluster: Cluster) -> None:
 def patiently(
     call: Callable[[], T], *, retry_s: float = RETRY_S, give_up_s: float = GIVE_UP_S
 ) -> T:
-    """Call again while broker or registry is away, which is said once; Unavailable after a minute.
+    """Call again while broker or registry is away; said once, given up after ten minutes.
 
     What is put together at a worker's start goes through here: either may leave at any moment.
     """

@@ -1,10 +1,11 @@
 """What the journal shows while things break, and how long after each fault there was progress.
 
 *Time to progress*: from the fault until every partition that its victim worked for has a new entry
-by a worker of the victim's group; for broker and registry, until there is any entry at all; for
-training, until there is a train step. Times are the broker's append times. Entries of the first
-moment do not count: they were on the wire already. Agents show progress by ending, failing or
-beginning anew, for anybody of the group may write a start.
+by a worker of the victim's group; for broker and registry, until there is any entry at all; for the
+trainer, until there is a train step; for its model server, until that answers. Times are the
+broker's append times. Entries of the first moment do not count: they were on the wire already.
+Agents show progress by ending, failing or beginning anew, for anybody of the group may write a
+start.
 """
 
 import threading

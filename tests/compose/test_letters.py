@@ -115,7 +115,7 @@ def test_a_list_is_narrowed_by_source_error_and_time(
     [
         ({"source": "env.step"}, "did you mean 'env.steps'"),
         ({"error": "BadMagik"}, "did you mean 'BadMagic'"),
-        ({"since": "soon"}, "no moment"),
+        ({"since": "soon"}, "no time"),
     ],
 )
 def test_a_filter_that_nobody_knows_is_refused(

@@ -59,7 +59,7 @@ def chaos(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Path) -> None:
     run = chaos("--minutes", "1", "--kill", "agents,model", cwd=tmp_path)
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=150)
 
     assert run.returncode == 2
     assert said == "rollcall: unknown role 'model'; did you mean 'models'?\n"
@@ -400,13 +400,14 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.timeout(300)
 def test_an_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
     run = chaos("--minutes", "5", "--kill", "agents", "--keep", "kept", cwd=tmp_path)
     logs = tmp_path / "kept" / "logs"
     until(lambda: len(list(logs.glob("*.log"))) == 9, 60, lambda: "no workers yet")
 
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=150)
 
     assert run.returncode == 130
     assert "everything was taken down" in said

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.agents.fold import FEW_RECORDS, Journal
+from consumers.agents.programs import program_of
 from consumers.agents.watermark import read_watermark
 from consumers.agents.wishes import (
     Agent,
@@ -25,7 +26,6 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from consumers.agents.worker import program_of
 from schemas.errors import DeterminismError, ProgramFailed
 from schemas.ids import call_seed, command_id
 from schemas.messages import (

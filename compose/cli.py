@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from compose.cli_again import add_to as add_again_commands
+from compose.cli_again import refuse_no_folder
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
 
@@ -390,15 +392,8 @@ def tail(
     print_tail(cluster(), topic, decode=decode, limit=limit, follow=follow, last=last)
 
 
-@app.command()
-def trajectory(rollout_id: str) -> None:
-    """Show what happened in one rollout, turn by turn, from its journal."""
-    from compose.look import show_trajectory
-
-    show_trajectory(cluster(), rollout_id)
-
-
 add_control_commands(app, cluster)
+add_again_commands(app, cluster)
 add_history_commands(app, cluster)
 
 
@@ -437,9 +432,7 @@ def verify(
     if until and since and until_ms <= since_ms:
         msg = f"--until {until} is not later than --since {since}"
         raise Refused(msg)
-    if json is not None and not json.parent.is_dir():
-        msg = f"{str(json.parent)!r} is no directory; the report goes to {json}"
-        raise Refused(msg)
+    refuse_no_folder(json)
     terminal = Console()
     with reading(terminal) as told:
         report = run_audit(

@@ -71,6 +71,8 @@ def conduct(
     began = time.monotonic()
     recipe, text = load_recipe(recipe_name)
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
+    if folder is not None:
+        runs.require_unchanged(folder)
     with interruptible(), _services(settings, terminal) as (cluster, pids):
         if folder is None:
             folder = runs.create(settings.state(), recipe, text, seed)

@@ -1,4 +1,4 @@
-"""Looking at the log: records as lines of JSON, and one rollout as its journal tells it."""
+"""Looking at the log: records as lines of JSON, and all that lies under one rollout's key."""
 
 import os
 import signal
@@ -184,24 +184,7 @@ def _buried(cluster: "Cluster", record: Record) -> type | None:
         return None
 
 
-def show_trajectory(cluster: "Cluster", rollout_id: str) -> None:
-    """Print what happened in a rollout, whatever its state; raises Refused for an unknown one."""
-    from rich.console import Console
-
-    from compose.story import stories
-    from compose.telling import told
-
-    records = _journal(cluster, rollout_id)
-    terminal = Console(highlight=False)
-    with terminal.capture() as page:
-        for story in stories(rollout_id, records, cluster.codec):
-            scored = _scored(cluster, story) if story.end else []
-            terminal.print(told(story, scored))
-    with quiet_pipes():
-        print(page.get(), end="")
-
-
-def _journal(cluster: "Cluster", rollout_id: str) -> list[Record]:
+def journal_of(cluster: "Cluster", rollout_id: str) -> list[Record]:
     """The records under a rollout's key, by partition in log order; they may lie in any."""
     key = rollout_id.encode(errors="surrogateescape")
     found, others = _under_key(cluster, cluster.topics.events, key)
@@ -228,7 +211,7 @@ def _under_key(cluster: "Cluster", topic: str, key: bytes) -> tuple[list[Record]
     return found, others
 
 
-def _scored(cluster: "Cluster", story: "Story") -> list[ScoredTrajectory]:
+def scored_of(cluster: "Cluster", story: "Story") -> list[ScoredTrajectory]:
     """What scorers made of a rollout that has ended, the first of each scoring id."""
     group = story.request.group_id if story.request else ""
     key = (group or story.rollout_id).encode()

@@ -1,5 +1,6 @@
 """Runs on disk: one folder each, with the recipe, the policy it began with, and its checkpoints."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,6 +142,20 @@ def find(state: Path, name: str) -> RunFolder:
             raise Refused(msg)
         raise unknown("run", name, known)
     return load(state / "runs" / name)
+
+
+def require_unchanged(folder: RunFolder) -> None:
+    """Raise Refused where a run's recipe is not the one that its newest checkpoint was made with.
+
+    Its trainer would refuse it too, but only once everything is up.
+    """
+    from trainer import checkpoint as checkpoints
+
+    kept = list(checkpoints.kept(folder.directory / "checkpoints").values())
+    # A damaged manifest is passed over by the trainer, which says so.
+    with suppress(OSError, ValueError, KeyError):
+        if kept:
+            checkpoints.require_recipe(kept[-1], folder.learner().digest(), checkpoints.CHANGED)
 
 
 def latest_unfinished(state: Path, recipe_name: str) -> RunFolder:

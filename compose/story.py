@@ -12,6 +12,7 @@ from consumers.log import Record
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.messages import (
+    AttemptStarted,
     DeadlinePassed,
     Event,
     RolloutCancelled,
@@ -35,6 +36,10 @@ class Entry:
     event: Event | None
     """None for bytes that cannot be read."""
     ignored: str
+
+    @property
+    def begins_attempt(self) -> bool:
+        return self.event is not None and isinstance(self.event.body, AttemptStarted)
 
 
 @dataclass(slots=True)
@@ -70,6 +75,23 @@ class Story:
 
     def counted(self) -> Iterator[Entry]:
         return (entry for entry in self.entries if not entry.ignored)
+
+    @property
+    def attempt(self) -> int:
+        """The last one that began."""
+        return max((entry.event.attempt for entry in self.counted() if entry.event), default=1)
+
+    def outcomes(self) -> list[Event]:
+        """The last attempt's events without failures that were tried again, in log order."""
+        events = [entry.event for entry in self.last_attempt() if entry.event]
+        last = {event.position: event for event in events}
+        return [e for e in events if e.position < 0 or last[e.position] is e]
+
+    def last_attempt(self) -> list[Entry]:
+        """What counted since the last attempt began."""
+        entries = list(self.counted())
+        starts = [n for n, entry in enumerate(entries) if entry.begins_attempt]
+        return entries[starts[-1] :] if starts else entries
 
 
 def stories(rollout_id: str, records: Iterable[Record], codec: Codec) -> list[Story]:

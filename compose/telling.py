@@ -1,12 +1,15 @@
 """A rollout's story in a terminal, turn by turn."""
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from compose.parting import Moment, Parting
 from compose.story import Entry, Story
+from compose.timers import timers_of
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -29,11 +32,14 @@ Told = tuple[str, str, str]
 """The kind of an event in a word, what it says, and remarks in small print."""
 
 
-def told(story: Story, scored: Sequence[ScoredTrajectory]) -> RenderableType:
-    """The whole story: request, events in order, end, rewards."""
+def told(
+    story: Story, scored: Sequence[ScoredTrajectory], *, tokens: bool = False
+) -> RenderableType:
+    """The whole story: request, events in order, end, time, rewards; with `tokens` each of them."""
     head = [Text(story.rollout_id, style="bold"), *map(Text, request_lines(story.request))]
     rewards = reward_lines(scored) or (["not scored yet"] if story.end else [])
-    return Group(*head, _events(story), Text(end_line(story)), *map(Text, rewards), "")
+    ends = [end_line(story), timers_of(story).line(), *rewards]
+    return Group(*head, _events(story, tokens=tokens), *map(Text, ends), "")
 
 
 def request_lines(request: RolloutRequest | None) -> list[str]:
@@ -47,6 +53,10 @@ def request_lines(request: RolloutRequest | None) -> list[str]:
     words += [f"run {request.run_id}"] if request.run_id else []
     words += [f"group {request.group_id} of {request.group_size}"] if request.group_id else []
     words += [f"user {request.user}"] if request.user else []
+    if request.parent_rollout_id:
+        words.append(
+            f"fork of {request.parent_rollout_id} from its position {request.parent_position}"
+        )
     bounds = (
         f"turns {limits.max_turns}, tokens a turn {request.sampling.max_tokens}, "
         f"tries {limits.max_tries}, attempts {limits.max_attempts}, "
@@ -56,7 +66,7 @@ def request_lines(request: RolloutRequest | None) -> list[str]:
     return [", ".join(words), f"{bounds}, {_short(asked)!r}" if asked else bounds]
 
 
-def _events(story: Story) -> Table:
+def _events(story: Story, *, tokens: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     for style in ("dim", "cyan", "bold"):
         table.add_column(style=style, no_wrap=True)
@@ -65,7 +75,20 @@ def _events(story: Story) -> Table:
         if title:
             table.add_row("", "", Text(title, style="bold magenta"), "")
         table.add_row(*_row(entry, story))
+        if tokens and entry.event is not None and isinstance(entry.event.body, ModelAnswered):
+            for line in token_lines(entry.event.body):
+                table.add_row("", "", "", Text(line, style="dim"))
     return table
+
+
+def token_lines(answer: ModelAnswered) -> Iterator[str]:
+    """The ids that were added to the prompt, then each sampled one with log-prob and version."""
+    if answer.added_ids:
+        yield f"read    {' '.join(map(str, ids_of(answer.added_ids)))}"
+    sampled = zip(
+        ids_of(answer.token_ids), logprobs_of(answer.logprobs), ids_of(answer.versions), strict=True
+    )
+    yield f"sampled {'  '.join(f'{token} {logprob:.3f} v{v}' for token, logprob, v in sampled)}"
 
 
 def titles(story: Story) -> Iterator[str]:
@@ -138,12 +161,16 @@ def answer_remarks(answer: ModelAnswered) -> str:
     """Sampled tokens, their mean log-probability, their versions, and why sampling ended."""
     versions = sorted(set(ids_of(answer.versions).tolist()))
     count = len(answer.token_ids) // 4
-    words = [f"{count} token{'' if count == 1 else 's'}"]
+    words = [_counted(count, "token")]
     if count:
         words.append(f"mean log-prob {float(logprobs_of(answer.logprobs).mean()):.3f}")
         span = f" {versions[0]}" if len(versions) == 1 else f"s {versions[0]} to {versions[-1]}"
         words.append(f"version{span}")
     return ", ".join([*words, answer.finish_reason])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _step_remarks(step: EnvironmentStepped) -> str:
@@ -154,26 +181,18 @@ def _step_remarks(step: EnvironmentStepped) -> str:
 
 def end_line(story: Story) -> str:
     """How it ended, or that it has not, and what was counted on the way."""
-    answers = [e.event.body for e in _last_attempt(story) if _is(e, ModelAnswered) and e.event]
+    answers = [e.event.body for e in story.last_attempt() if _is(e, ModelAnswered) and e.event]
     tokens = sum(len(a.token_ids) // 4 for a in answers if isinstance(a, ModelAnswered))
     ignored = sum(bool(entry.ignored) for entry in story.entries)
-    attempt = max((e.event.attempt for e in story.counted() if e.event), default=1)
     counts = (
-        f"{len(answers)} turns, {tokens} tokens, {story.failures} failures in attempt {attempt}, "
-        f"{ignored} ignored events"
+        f"{len(answers)} turns, {tokens} tokens, {story.failures} failures in attempt "
+        f"{story.attempt}, {ignored} ignored events"
     )
     end = story.end
     if end is None or end.event is None:
         return f"still open: {counts}"
     kind = _telling(end.event, story)[0]
     return f"{kind} after {(end.at_ms - story.started_ms) / 1000:.3f} s: {counts}"
-
-
-def _last_attempt(story: Story) -> list[Entry]:
-    """What counted since the last attempt began."""
-    entries = list(story.counted())
-    starts = [n for n, entry in enumerate(entries) if _is(entry, AttemptStarted)]
-    return entries[starts[-1] :] if starts else entries
 
 
 def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
@@ -207,3 +226,38 @@ def _short(text: str) -> str:
 def _shown(text: str) -> str:
     """A text without what a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+CONTEXT = 2
+"""So many of the common moments are shown before two rollouts part."""
+
+
+def parted(left: Story, right: Story, parting: Parting, relation: str) -> RenderableType:
+    """Two rollouts side by side from where they part."""
+    events, turns = _counted(len(parting.same), "event"), _counted(parting.turns, "turn")
+    common = f"the same for {events}, {turns} of the model"
+    if not parting.left and not parting.right:
+        return Group(*map(Text, filter(None, (relation, f"{common}: they do not part"))))
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for name in ("", left.rollout_id, right.rollout_id):
+        table.add_column(name, overflow="fold")
+    begin = max(0, len(parting.same) - CONTEXT)
+    for number, moment in enumerate(parting.same[begin:], begin):
+        table.add_row(Text(f"{number}", style="dim"), Text(_lived(moment), style="dim"), "=")
+    pairs = zip_longest(parting.left, parting.right)
+    for number, (one, other) in enumerate(pairs, len(parting.same)):
+        table.add_row(f"{number}", *(Text(_lived(each) if each else "-") for each in (one, other)))
+    strange = "they share neither group nor parent"
+    return Group(Text(relation or strange), Text(f"{common}, then they part"), table)
+
+
+def _lived(moment: Moment) -> str:
+    """One moment in a cell."""
+    remarks = []
+    if moment.kind == "model":
+        remarks.append(_counted(len(moment.token_ids), "token"))
+    if moment.kind == "environment":
+        remarks.append(f"reward {moment.reward:+g}")
+    remarks += ["ends"] * moment.ends + ["recorded"] * moment.recorded
+    small = f"  ({', '.join(remarks)})" if remarks else ""
+    return f"{moment.kind}  {_shown(_short(moment.text))}{small}"

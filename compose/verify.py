@@ -6,7 +6,6 @@ so whatever lies below an end has its cause below another.
 """
 
 import gc
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,13 +13,14 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from compose.here import watched_world
 from compose.ranges import POLL_S, between
 from consumers.agents.fold import World
-from consumers.agents.worker import program_digest, program_of
+from consumers.agents.programs import program_of
+from consumers.agents.worker import program_digest
 from consumers.console.audit import Audit
 from consumers.console.history import Window
 from consumers.console.report import Breach, Report
-from consumers.guard import Guard
 from consumers.log import Record, TopicPartition
 from consumers.loop import COLLECT
 from schemas.codec import Codec
@@ -50,14 +50,8 @@ def verify(
     most_repeated: int | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
-    """Audit what is on a cluster's topics, with the programs that can be loaded here.
-
-    On the main thread a program that does not come back is ended, as it was in its worker.
-    """
-    guard = Guard("the program", cluster.settings.agents.program_timeout_s)
-    if threading.current_thread() is threading.main_thread():
-        guard.watch()
-    world = World(program_of, Random, guard)
+    """Audit what is on a cluster's topics, with the programs that can be loaded here."""
+    world = watched_world(cluster)
     return audit(
         cluster.log,
         cluster.codec,

@@ -4,7 +4,6 @@ Only the broker and the registry must be up. Where the broker says which process
 now, that is named; where nobody owns it, that is what one came to learn.
 """
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +15,13 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
+from compose.here import watched_world
 from compose.look import page, quiet_pipes, to_the_end
 from compose.plain import text_of
-from consumers.agents.fold import World
 from consumers.agents.watermark import Watermark, read_watermark
-from consumers.agents.worker import Words, program_of
+from consumers.agents.worker import Words
 from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.control import ControlReader
-from consumers.guard import Guard
 from consumers.log import Record
 from consumers.loop import finished_above
 from schemas.errors import Refused, Unavailable, WireError
@@ -161,9 +159,7 @@ class _Look:
     """One reading; each stage begins where the one before says that it matters."""
 
     def __init__(self, cluster: "Cluster", group_id: str) -> None:
-        guard = Guard("the program", cluster.settings.agents.program_timeout_s)
-        guard.watch()
-        world = World(program_of, random.Random, guard)
+        world = watched_world(cluster)
         self.cluster = cluster
         self.topics = cluster.topics
         self.remarks: list[str] = []

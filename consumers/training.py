@@ -131,13 +131,14 @@ class Trainer:
             log.warning("checkpoint_passed_over", reason=reason)
         curation = self.config.curation(self.run.run_id, self.run.policy_id)
         scored, scored_id = self.topics.scored, self.log.topic_id(self.topics.scored)
-        if found.checkpoint is None:
+        if found.checkpoint is None or found.path is None:
             self.buffer = Buffer(curation)
             self.consumption = Consumption(scored, (), scored_id)
             self.learner.version = checkpoints.next_version(self.highest)
             self._save_and_announce({}, (), -1)
             return
         held = found.checkpoint
+        checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
         self.learner.load(held.state)
         self.parent = held.parent
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
@@ -353,7 +354,7 @@ class Trainer:
         )
         pending = {"version": self.codec.encode(self.topics.versions, self._version(weights))}
         if samples:
-            step = self._train_step(metrics, samples)
+            step = self._train_step(metrics, samples, weights.weights_digest)
             pending["step"] = self.codec.encode(self.topics.train_steps, step)
         checkpoints.save(
             self.run.directory / "checkpoints",
@@ -374,7 +375,11 @@ class Trainer:
             self._publish(self.topics.train_steps, pending["step"], "TrainStep")
         self.publisher.flush(FLUSH_S)
         self.highest = self.learner.version
-        checkpoints.prune(self.run.directory / "checkpoints", KEEP_CHECKPOINTS)
+        checkpoints.prune(
+            self.run.directory / "checkpoints",
+            KEEP_CHECKPOINTS,
+            self.config.checkpoint_keep_every,
+        )
         self._prune_weights()
 
     def _version(self, weights: WeightsFile) -> PolicyVersion:
@@ -392,7 +397,9 @@ class Trainer:
             consumed=self.consumption.marks(),
         )
 
-    def _train_step(self, metrics: Mapping[str, float], samples: tuple[Sample, ...]) -> TrainStep:
+    def _train_step(
+        self, metrics: Mapping[str, float], samples: tuple[Sample, ...], weights_digest: str
+    ) -> TrainStep:
         drops = {
             reason: tally.count
             for reason, tally in self.buffer.drops().items()
@@ -412,6 +419,7 @@ class Trainer:
             metrics=dict(metrics),
             dropped={reason: count for reason, count in since.items() if count},
             checkpoint=f"v{self.learner.version:08d}",
+            weights_digest=weights_digest,
         )
 
     def _publish(self, topic: str, value: bytes, kind: str) -> None:

@@ -86,6 +86,8 @@ class RolloutRequest:
     sampling_seed: str = ""
     min_policy_version: int = 0
     claim: Claim | None = None
+    parent_rollout_id: str = ""
+    parent_position: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +456,7 @@ class TrainStep:
     metrics: dict[str, float]
     dropped: dict[str, int] = field(default_factory=dict)
     checkpoint: str = ""
+    weights_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

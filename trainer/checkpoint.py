@@ -8,6 +8,9 @@ checkpoint is ever unpickled: shards are safetensors, the manifest is JSON.
 `pending` holds the records that announce this version. Between the save and the announcement lies
 a crash that loses them; whoever loads the checkpoint publishes them again, bytes unchanged.
 
+Which checkpoints stay is `prune`'s policy: the newest to go on from, some older ones to train again
+from the record.
+
 A version number is never used twice: after a restart numbering goes on above the highest that was
 announced, and announced versions above the checkpoint belong to an abandoned branch.
 """
@@ -17,14 +20,14 @@ import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from schemas.errors import RollcallError, WeightsDiffer
+from schemas.errors import Refused, RollcallError, WeightsDiffer
 from schemas.messages import Consumed, WeightsFile
 from schemas.weights import RawTensor, read_weights, write_weights
 from trainer.curation import Tally
@@ -33,6 +36,7 @@ from trainer.step import LearnerState
 FORMAT = 1
 MANIFEST = "manifest.json"
 SHARDS = ("weights", "optimiser", "rng")
+CHANGED = "put [learner] and seed of the run's recipe back as they were, or begin a new run"
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -124,20 +128,50 @@ def load(directory: Path) -> Checkpoint:
     )
 
 
-def prune(root: str | Path, keep: int) -> tuple[Path, ...]:
-    """Delete all but the newest `keep` checkpoints, and what is no checkpoint and older than them.
+def kept(root: str | Path) -> dict[int, Path]:
+    """What is there with a manifest, by version, oldest first; not verified."""
+    whole = [path for path in reversed(_newest_first(Path(root))) if (path / MANIFEST).exists()]
+    return {int(path.name.removeprefix("v")): path for path in whole}
 
-    The manifest goes first: a deletion cut short leaves a directory that is none. Keep two or
-    more, so that a damaged one costs a step and not the run.
+
+def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
+    """Raise Refused where a checkpoint was made by a learner of another configuration."""
+    made_with = orjson.loads((path / MANIFEST).read_bytes())["body"]["config_digest"]
+    if made_with != config_digest:
+        msg = (
+            f"checkpoint {path.name} was made with the learner configuration "
+            f"{made_with[:16] or 'unknown'}, but the recipe gives {config_digest[:16]}; {remedy}"
+        )
+        raise Refused(msg)
+
+
+def prune(root: str | Path, keep: int, every: int = 0) -> tuple[Path, ...]:
+    """Delete all but the newest `keep` checkpoints, the first, and one in every `every` versions.
+
+    With 0 none stays for good, the first neither. What is no checkpoint and older than the newest
+    goes too. The manifest goes first: a deletion cut short leaves a directory that is none. Keep
+    two or more, so that a damaged one costs a step and not the run.
     """
-    directories = _newest_first(Path(root))
-    whole = [directory for directory in directories if (directory / MANIFEST).exists()]
-    kept = whole[: max(keep, 1)]
-    gone = [d for d in directories if kept and d.name < kept[-1].name]
+    whole = kept(root)
+    newest = list(whole)[-max(keep, 1) :]
+    if not newest:
+        return ()
+    staying = {whole[version] for version in _lasting(whole, every)}
+    older = [path for path in _newest_first(Path(root)) if path.name < whole[newest[0]].name]
+    gone = [path for path in older if path not in staying]
     for directory in gone:
         (directory / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(directory)
     return tuple(gone)
+
+
+def _lasting(versions: Iterable[int], every: int) -> set[int]:
+    """The first, and each that lies `every` or more above the last one chosen."""
+    chosen: list[int] = []
+    for version in sorted(versions) if every else ():
+        if not chosen or version >= chosen[-1] + every:
+            chosen.append(version)
+    return set(chosen)
 
 
 def next_version(highest_announced: int, held: int = -1) -> int:

@@ -73,6 +73,12 @@ class LearnerConfig:
     micro_batch_tokens: int = 16384
     max_skipped: int = 3
     """So many steps in a row without a finite gradient end the process."""
+    checkpoint_keep_every: int = 20
+    """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.
+
+    One takes 12 bytes a parameter (weights and two moments in float32), so a run of 120 steps keeps
+    seven: 35 MB where there are 413,184 parameters, 42 GB where there are 500 million.
+    """
 
     def __post_init__(self) -> None:
         for key, known in PLUGINS.items():
@@ -143,8 +149,9 @@ class LearnerConfig:
         return self.lr * plugin("schedule", self.schedule, SCHEDULES)(done, self.steps)
 
     def digest(self) -> str:
-        """sha256 over all values, for the checkpoint."""
+        """sha256 over all values that decide what is learned, for the checkpoint."""
         values = dataclasses.asdict(self)
+        del values["checkpoint_keep_every"]
         return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -172,4 +179,5 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda x: x > 0, "greedy samples teach nothing; give a number above 0"),
     "micro_batch_tokens": (lambda x: x >= 1, "give what fits into memory, such as 16384"),
     "max_skipped": (lambda x: x >= 1, "give at least 1"),
+    "checkpoint_keep_every": (lambda x: x >= 0, "give 0 (none) or a number of versions"),
 }

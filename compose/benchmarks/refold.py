@@ -15,7 +15,7 @@ from compose.benchmarks import workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from consumers.agents.fold import Journal, World
-from consumers.agents.worker import program_of
+from consumers.agents.programs import program_of
 from consumers.loop import COLLECT
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import Event

@@ -20,7 +20,8 @@ from compose.ranges import POLL_S
 from compose.settings import Settings
 from compose.verify import MOST, audit
 from consumers.agents.fold import Effect, Journal, World
-from consumers.agents.worker import program_digest, program_of
+from consumers.agents.programs import program_of
+from consumers.agents.worker import program_digest
 from consumers.log import Publisher
 from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 
 from consumers.agents.fold import Effect, Journal, World
-from consumers.agents.worker import program_of
+from consumers.agents.programs import program_of
 from inference.scripted import Script
 from sandbox.environment import Observation
 from schemas.codec import Codec

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
 from consumers.agents.wishes import (
     Agent,
+    Begun,
     CallModel,
     Finish,
     ModelAnswer,
@@ -126,14 +127,18 @@ Outcome = Outstanding | Effect
 class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
-    __slots__ = ("answers", "busy", "index", "length", "messages", "policy_id")
+    __slots__ = ("answers", "begun", "busy", "index", "length", "messages", "policy_id")
 
-    def __init__(self, index: int, policy_id: str) -> None:
+    def __init__(
+        self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b""
+    ) -> None:
         self.index = index
         self.policy_id = policy_id
-        self.messages: list[Message] = []
+        self.messages: list[Message] = list(messages)
         self.answers: list[ModelAnswered] = []
-        self.length = 0
+        self.begun = begun
+        """Tokens that were there before the first answer; they stand for the first messages."""
+        self.length = len(begun) // 4
         self.busy = False
 
     def extended_by(self, messages: Sequence[Message], policy_id: str) -> bool:
@@ -153,7 +158,8 @@ class Conversation:
 
     def packed(self) -> bytes:
         """All token ids; put together anew, for the answers hold them already."""
-        return b"".join(ids for a in self.answers for ids in (a.added_ids, a.token_ids))
+        said = [ids for a in self.answers for ids in (a.added_ids, a.token_ids)]
+        return b"".join([self.begun, *said])
 
 
 @dataclass(slots=True)
@@ -333,7 +339,7 @@ class Rollout:
             raise ProgramFailed("token_limit", msg)
         _check_call(wish)
         policy_id = wish.policy_id or self.request.policy_id
-        sequence = self._conversation(wish.messages, policy_id)
+        sequence = self._conversation(wish.messages, policy_id, wish.begun)
         new = tuple(wish.messages[len(sequence.messages) :])
         _check_messages(new)
         sequence.busy = True
@@ -342,14 +348,22 @@ class Rollout:
         digest = _call_digest(wish, sequence, new, policy_id, sampling)
         return Outstanding(wish, self.next_position, digest, now_ms, sequence, new, sampling)
 
-    def _conversation(self, messages: Sequence[Message], policy_id: str) -> Conversation:
-        """The longest one that the messages extend, the latest among equals; else a new one."""
+    def _conversation(
+        self, messages: Sequence[Message], policy_id: str, given: Begun | None
+    ) -> Conversation:
+        """The longest one that the messages extend, the latest among equals; else a new one.
+
+        Tokens that are given begin a new one, unless one that is known reaches as far.
+        """
         known = [c for c in self.conversations if c.extended_by(messages, policy_id)]
+        if given is not None:
+            known = [c for c in known if len(c.messages) >= given.messages]
         if len(known) == 1:
             return known[0]
         if known:
             return max(known, key=lambda c: (len(c.messages), c.index))
-        begun = Conversation(len(self.conversations), policy_id)
+        first, ids = (messages[: given.messages], given.ids) if given else ((), b"")
+        begun = Conversation(len(self.conversations), policy_id, first, ids)
         self.conversations.append(begun)
         return begun
 
@@ -728,7 +742,9 @@ def _ending(body: Terminal) -> tuple[str, str, str, str]:
 
 def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
     """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes."""
-    ids, mask, logprobs, versions, policy = [], [], [], [], []
+    begun = len(conversation.begun) // 4
+    ids, mask, logprobs = [conversation.begun], [b"\0" * begun], [bytes(4 * begun)]
+    versions, policy = [b"\xff" * (4 * begun)], [b"\xff" * begun]
     for answer in conversation.answers:
         added, sampled = len(answer.added_ids) // 4, len(answer.token_ids) // 4
         ids += [answer.added_ids, answer.token_ids]
@@ -785,6 +801,9 @@ def _check_call(wish: CallModel) -> None:
     if not isinstance(messages, (list, tuple)) or not messages:
         msg = f"CallModel needs a list of Message, found {_shown(messages)}"
         raise ProgramFailed("rubbish", msg)
+    if wish.begun is not None and not _is_begun(wish.begun, len(messages)):
+        msg = f"CallModel needs as begun whole tokens of its first messages, found {_shown(wish)}"
+        raise ProgramFailed("rubbish", msg)
     if not _is_text(wish.tools, wish.policy_id or ""):
         msg = f"CallModel needs texts as policy_id and tools, found {_shown(wish)}"
         raise ProgramFailed("rubbish", msg)
@@ -799,6 +818,18 @@ def _check_call(wish: CallModel) -> None:
     ):
         msg = f"CallModel needs a Sampling, found {_shown(how)}"
         raise ProgramFailed("rubbish", msg)
+
+
+def _is_begun(begun: object, messages: int) -> bool:
+    """Whether these are tokens of fewer messages than there are."""
+    return (
+        isinstance(begun, Begun)
+        and isinstance(begun.ids, bytes)
+        and len(begun.ids) >= 4
+        and len(begun.ids) % 4 == 0
+        and _is_whole(begun.messages, 32)
+        and 0 < begun.messages < messages
+    )
 
 
 def _check_messages(messages: Sequence[object]) -> None:
@@ -823,7 +854,9 @@ def _call_digest(
 ) -> bytes:
     said = "\1".join(f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new)
     how = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop)
-    return _digest("call", policy_id, sequence.index, sequence.length, how, wish.tools, said)
+    place = (policy_id, sequence.index, sequence.length, how, wish.tools, said)
+    begun = () if sequence.answers or not sequence.begun else (sequence.begun.hex(),)
+    return _digest("call", *place, *begun)
 
 
 class Journal:

@@ -1,17 +1,22 @@
 """The agent programs that ship. A program of one's own is named `module:function`."""
 
+from typing import cast
+
+from consumers.agents.fork import forking
 from consumers.agents.wishes import (
     Agent,
     CallModel,
     Finish,
     ModelAnswer,
     Observation,
+    Program,
     Reset,
     Step,
     Task,
     system,
     user,
 )
+from schemas import names
 
 
 def react(task: Task) -> Agent:
@@ -40,4 +45,17 @@ def single_turn(task: Task) -> Agent:
     yield Finish(answer.text)
 
 
-SHIPPED = {"react": react, "single_turn": single_turn}
+def program_of(name: str) -> Program:
+    """A shipped program, or the user's `module:function`; raises Refused."""
+    if name in SHIPPED:
+        return SHIPPED[name]
+    if ":" not in name:
+        raise names.unknown("program", name, SHIPPED)
+    return cast(Program, names.load("program", name))
+
+
+SHIPPED: dict[str, Program] = {
+    "react": react,
+    "single_turn": single_turn,
+    "fork": forking(program_of),
+}

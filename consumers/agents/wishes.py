@@ -27,17 +27,29 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """Tokens that the first messages of a conversation are known to be, with mask 0."""
+
+    messages: int
+    """So many, fewer than the call has."""
+    ids: bytes
+    """int32 little-endian, not empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallModel:
     """Continue the conversation; the answer is a ModelAnswer. What is None is the request's.
 
     The messages are the whole conversation so far. Where it extends one that the rollout already
-    has, only the new ones are rendered; otherwise a new token sequence begins.
+    has, only the new ones are rendered; otherwise a new token sequence begins: with the tokens of
+    `begun` where they are given, and then only the messages after those are rendered.
     """
 
     messages: Sequence[Message]
     policy_id: str | None = None
     sampling: Sampling | None = None
     tools: str = ""
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 from inspect import getsource
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
 from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
-from consumers.agents.programs import SHIPPED
+from consumers.agents.programs import program_of
 from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
@@ -26,7 +26,6 @@ from consumers.control import ControlReader
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
-from schemas import names
 from schemas.codec import Codec
 from schemas.errors import (
     Refused,
@@ -60,15 +59,6 @@ REASON = 2000
 """Characters of a reason that go into the journal."""
 
 log = structlog.get_logger()
-
-
-def program_of(name: str) -> Program:
-    """A shipped program, or the user's `module:function`; raises Refused."""
-    if name in SHIPPED:
-        return SHIPPED[name]
-    if ":" not in name:
-        raise names.unknown("program", name, SHIPPED)
-    return cast(Program, names.load("program", name))
 
 
 @cache

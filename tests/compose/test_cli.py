@@ -98,6 +98,22 @@ def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> N
     assert "no unfinished run" in said
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("retrain some-run --steps 4..2", "write a..b with 1 <= a <= b"),
+        ("retrain some-run --steps 1 --json nowhere/report.json", "'nowhere' is no directory"),
+        ("trajectory", "found neither"),
+        ("trajectory a --diff b c", "found both"),
+        ("trajectory --diff b c --tokens", "leave it out with --diff"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    assert said in refused(rollcall(*line.split(), cwd=tmp_path))
+
+
 @pytest.mark.broker
 def test_a_worker_refuses_a_cluster_without_its_topics(
     make_cluster: Callable[..., Cluster], tmp_path: Path

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from compose.look import show_trajectory, tail
+from compose.look import tail
 from compose.plain import plain
+from compose.trajectory import show_trajectory
 from consumers.agents.fold import Journal
 from consumers.console.law import Counting
 from schemas.errors import Refused
@@ -32,7 +33,8 @@ from schemas.messages import (
 )
 from schemas.packed import pack_ids, pack_logprobs
 from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
-from tests.consumers.journals import DICED, Dice, world_of
+from tests.consumers.journals import Dice, world_of
+from tests.journals.programs import DICED
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
 SAID = ModelAnswered(

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.agents.fold import FEW_RECORDS, Journal
+from consumers.agents.programs import program_of
 from consumers.agents.watermark import read_watermark
 from consumers.agents.wishes import (
     Agent,
+    Begun,
     CallModel,
     Finish,
     ModelAnswer,
@@ -24,7 +26,6 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from consumers.agents.worker import program_of
 from schemas.errors import DeterminismError, ProgramFailed
 from schemas.ids import call_seed, command_id
 from schemas.messages import (
@@ -45,7 +46,7 @@ from schemas.messages import (
     StepTaken,
     Trajectory,
 )
-from schemas.packed import ids_of, logprobs_of, mask_of
+from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids
 from tests.consumers.journals import (
     CODEC,
     DICED,
@@ -263,6 +264,58 @@ def test_calls_side_by_side_on_one_history_become_two_sequences() -> None:
     assert (left.sequence, left.messages) == (0, (user("b"),))
     assert (right.sequence, right.prefix_length) == (1, 0)
     assert [m.content for m in right.messages] == ["a", "x", "c"]
+
+
+def test_tokens_that_are_given_begin_a_conversation_and_are_not_trained_on() -> None:
+    def heir(task: Task) -> Agent:
+        known = [user("a"), Message("assistant", "x")]
+        given = Begun(2, pack_ids(map(ord, "ax")))
+        first = yield CallModel([*known, user("b")], begun=given)
+        second = yield CallModel([*known, user("b"), first.message, user("c")], begun=given)
+        yield Finish(second.text)
+
+    hand = Hand(heir)
+    call = one(hand.start("heir"))
+    assert (call.prefix_length, call.messages) == (2, (user("b"),))
+    later = one(hand.say(call, "yes"))
+    assert (later.sequence, later.messages) == (0, (user("c"),))
+    assert spelt(later.prefix_ids) == "axbyes"
+
+    [sequence] = hand.end(one(hand.say(later, "no"))).sequences
+
+    assert spelt(sequence.token_ids) == "axbyescno"
+    assert [*mask_of(sequence.loss_mask)] == [0, 0, 0, 1, 1, 1, 0, 1, 1]
+    assert [*ids_of(sequence.versions)[:3]] == [-1, -1, -1]
+    assert [*mask_of(sequence.policy_index)[:4]] == [255, 255, 255, 0]
+    assert [*logprobs_of(sequence.behaviour_logprobs)[:2]] == [0, 0]
+    assert [m.content for m in sequence.messages] == ["a", "x", "b", "yes", "c", "no"]
+
+
+def spelt(packed: bytes) -> str:
+    """Tokens made by hand are characters."""
+    return "".join(map(chr, ids_of(packed)))
+
+
+def test_other_tokens_are_another_body() -> None:
+    def heir(task: Task) -> Agent:
+        yield CallModel([user("a"), user("b")], begun=Begun(1, pack_ids([task.rng.randrange(9)])))
+
+    digests = {one(Hand(heir).start("heir", sampling_seed=str(n))).body_digest for n in range(30)}
+
+    assert 1 < len(digests) <= 9
+
+
+@pytest.mark.parametrize(
+    "given", [Begun(0, b"0000"), Begun(2, b"0000"), Begun(1, b""), Begun(1, b"000"), "tokens"]
+)
+def test_tokens_that_cannot_begin_a_conversation_end_their_rollout(given: Any) -> None:
+    def heir(task: Task) -> Agent:
+        yield CallModel([user("a"), user("b")], begun=given)
+
+    decision = one(Hand(heir).start("heir"))
+
+    assert decision.body.code == "rubbish"
+    assert "as begun whole tokens of its first messages" in decision.body.reason
 
 
 def test_each_policy_has_its_own_sequences_and_its_own_index() -> None:
@@ -849,7 +902,7 @@ def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
 
 
 def test_a_program_of_ones_own_is_named_by_module_and_function() -> None:
-    assert program_of("tests.consumers.journals:stubborn") is DICED["stubborn"]
+    assert program_of("tests.journals.programs:stubborn") is DICED["stubborn"]
 
 
 def test_a_program_ends_where_its_generator_does() -> None:

@@ -102,7 +102,7 @@ def test_a_cancel_read_before_the_takeover_is_obeyed_after_it(rig: Rig) -> None:
 def test_a_request_too_large_for_the_journal_is_refused(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a")
-    task = WireTask("maze", prompt="x" * 999_870)
+    task = WireTask("maze", prompt="x" * 999_860)
     rig.ask(RolloutRequest("big", task, ASKS, policy_id="p"))
     ask(rig, "next")
     rig.settle(loop)
@@ -113,7 +113,7 @@ def test_a_request_too_large_for_the_journal_is_refused(rig: Rig) -> None:
 def test_a_large_request_for_an_unknown_program_is_refused(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a")
-    rig.ask(RolloutRequest("big", WireTask("maze", prompt="x" * 999_870), "nobody", policy_id="p"))
+    rig.ask(RolloutRequest("big", WireTask("maze", prompt="x" * 999_860), "nobody", policy_id="p"))
     ask(rig, "next")
     rig.settle(loop)
     assert [t.status for t in rig.trajectories()] == ["refused"]

@@ -7,98 +7,16 @@ from typing import Any
 
 import pytest
 
-from compose import runs
 from compose.memory_run import run_in_memory
-from compose.recipe import parse_recipe
 from compose.settings import Settings
-from compose.workers import Workshop, sole_trainer, transformers_engine
+from compose.workers import sole_trainer
 from consumers.memory import MemoryLog, MemoryPublisher
-from consumers.training import Trainer
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
-from schemas.topics import Topics, wanted
-
-RECIPE = """
-name = "tiny"
-[task]
-environment = "gymnasium"
-seeds = [0, 1000]
-[task.environment_config]
-id = "FrozenLake-v1"
-observation = "s{observation}"
-actions = ["L", "D", "R", "U"]
-max_turns = 4
-[limits]
-max_turns = 4
-[sampling]
-max_tokens = 1
-[policy]
-tokens = "lake"
-template = { kind = "words", bos = "<bos>", turn = "<a>" }
-[policy.config]
-model_type = "gpt2"
-vocab_size = 32
-n_positions = 32
-n_embd = 16
-n_layer = 1
-n_head = 2
-bos_token_id = 0
-eos_token_id = 0
-[learner]
-steps = 4
-groups_per_step = 2
-group_size = 4
-[evaluation]
-seeds = [5000, 5006]
-every = 2
-"""
+from schemas.messages import RolloutRequest, ScoredTrajectory
+from tests.consumers.tiny import RECIPE, World
 
 
 class Died(Exception):
     """Where a test lets a trainer die."""
-
-
-class World:
-    """One run on one in-memory log, whose trainer may be replaced."""
-
-    def __init__(self, directory: Path) -> None:
-        recipe = parse_recipe(RECIPE, "tiny")
-        self.folder = runs.create(directory, recipe, RECIPE, seed=3)
-        self.topics = Topics("m.")
-        self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
-        self.settings = Settings()
-        self.shop = Workshop(
-            self.log, Codec(LocalRegistry()), self.topics, self.settings, watched=False
-        )
-        engine = transformers_engine(self.folder.policy_id, self.folder.policy, self.settings)
-        self.loops = [
-            self.shop.agents("agents"),
-            self.shop.models("models", engine),
-            self.shop.environments("environments"),
-            self.shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
-        ]
-
-    def trainer(self) -> Trainer:
-        return self.shop.trainer("training", self.folder)
-
-    def train(self, trainer: Trainer, steps: int | None = None) -> None:
-        """Let everybody take turns until so many steps are done, or the run is."""
-        for _ in range(20_000):
-            if trainer.done() or (steps is not None and trainer.learner.steps_done >= steps):
-                return
-            for loop in self.loops:
-                loop.turn(0.0)
-            trainer.turn(0.0)
-        pytest.fail(f"{trainer.learner.steps_done} steps, {trainer.running()} running")
-
-    def read(self, topic: str, kind: type) -> list[Any]:
-        return [self.shop.codec.decode(record.value, kind) for record in self.log.all(topic)]
-
-    def steps(self) -> list[TrainStep]:
-        return self.read(self.topics.train_steps, TrainStep)
-
-    def versions(self) -> list[PolicyVersion]:
-        return self.read(self.topics.versions, PolicyVersion)
 
 
 @pytest.fixture

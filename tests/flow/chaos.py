@@ -37,7 +37,7 @@ LAKE = {
     "actions": ["L", "D", "R", "U"],
 }
 KINDS = ("agents", "models", "environments", "rewards")
-AGENTS = ("react", "react", "tests.consumers.journals:side_by_side", "tests.flow.chaos:patient")
+AGENTS = ("react", "react", "tests.journals.programs:side_by_side", "tests.flow.chaos:patient")
 
 
 def patient(task: Any) -> Any:

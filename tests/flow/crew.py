@@ -13,7 +13,7 @@ from random import Random
 
 from compose.cluster import Cluster
 from consumers.agents.fold import Journal, World
-from consumers.agents.worker import program_of
+from consumers.agents.programs import program_of
 from consumers.log import Record
 from producers.submit import Submitter
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Task, Trajectory

@@ -100,9 +100,9 @@ FAULTS: dict[str, list[str]] = {
         f"{WORKER}::test_a_topic_made_anew_stops_the_worker_before_it_reads",
         f"{CONTRACT}::test_a_topic_made_anew_has_another_id_and_no_commits",
     ],
-    # There is one release so far; what can be proven is that its frozen schemas get on.
     "F21": [
-        "tests/schemas/test_released.py::test_all_released_versions_get_on_as_the_manifest_demands"
+        f"{RELEASED}::test_all_released_versions_get_on_as_the_manifest_demands",
+        "tests/journals/test_recorded.py::test_a_recorded_journal_is_folded_to_the_trajectories_of_its_day",
     ],
     "F23": [f"{CONTRACT}::test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back"],
     "F24": [

@@ -16,7 +16,7 @@ import structlog
 
 from compose.verify import audit
 from consumers.agents.fold import Journal, World
-from consumers.agents.worker import program_of
+from consumers.agents.programs import program_of
 from inference.scripted import ScriptedEngine
 from schemas.messages import (
     EnvironmentStep,

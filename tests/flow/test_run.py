@@ -11,11 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
+from compose import runs
 from compose.cluster import Cluster
+from compose.retrain import retrain
 from consumers.log import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from tests.compose.test_cli import addresses, rollcall
-from tests.consumers.test_training import RECIPE
+from tests.consumers.tiny import RECIPE
 from tests.flow.crew import ROOT, everything, until
 
 pytestmark = pytest.mark.broker
@@ -103,6 +105,21 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
     assert len(done) >= 2 * 6
     assert workers_of(conductor.pid) == {}
     assert_read_again_as_it_was(cluster, result, tmp_path)
+
+    # And what the killed trainers left behind trains again to the same weights
+    folder = runs.find(cluster.settings.state(), result["run_id"])
+    threads = cluster.settings.training.threads
+    report = retrain(
+        cluster.log,
+        cluster.codec,
+        cluster.topics,
+        folder,
+        (1, 6),
+        version=None,
+        threads=threads,
+        tell=print,
+    )
+    assert [step["identical"] for step in report["steps"]] == [True] * 6
 
 
 def assert_read_again_as_it_was(cluster: Cluster, result: dict[str, Any], folder: Path) -> None:

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from schemas.errors import Refused
 from schemas.messages import Consumed
 from tests.trainer.test_step import some_samples
 from trainer.checkpoint import (
     MANIFEST,
     Checkpoint,
     abandon,
+    kept,
     load_latest,
     next_version,
     prune,
+    require_recipe,
     save,
 )
 from trainer.config import LearnerConfig
@@ -128,6 +131,31 @@ def test_pruning_keeps_the_newest_and_clears_what_is_no_checkpoint(
     assert sorted(path.name for path in gone) == ["v00000000", "v00000001"]
     left = ["v00000002", "v00000003", "v00000009"]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize(
+    ("every", "left"),
+    [(0, [10, 11, 12]), (1, [*range(1, 13)]), (4, [1, 5, 9, 10, 11, 12]), (99, [1, 10, 11, 12])],
+)
+def test_pruning_leaves_the_first_and_one_in_so_many_however_often_it_is_done(
+    every: int, left: list[int], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for version in range(1, 13):
+        save(tmp_path, replace(checkpoint, state=replace(checkpoint.state, version=version)))
+        prune(tmp_path, keep=3, every=every)
+
+    assert list(kept(tmp_path)) == left
+    assert prune(tmp_path, keep=3, every=every) == ()
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_with_the_remedy(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = save(tmp_path, checkpoint)
+    require_recipe(path, CONFIG.digest(), "never said")
+
+    with pytest.raises(Refused, match=r"v00000005 was made with .*; put it back"):
+        require_recipe(path, replace(CONFIG, lr=1.0).digest(), "put it back")
 
 
 def test_pruning_never_takes_the_last_one(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -1,0 +1,236 @@
+"""`rollcall fork`: publish rollouts whose first turns are those of a recorded one.
+
+The parent's journal is counted and folded here with its program, as its owner did; what the fork
+needs of it goes into the request (`consumers.agents.fork`). Whatever could not be lived again is
+refused here: a program that has changed, an environment that does not replay.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from compose.here import watched_world
+from compose.look import journal_of
+from compose.progress import Progress
+from compose.story import Story, stories
+from compose.submission import Door, publish, watch
+from consumers.agents.fold import NO_POSITION, Journal, Rollout, World
+from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
+from consumers.agents.programs import program_of
+from consumers.agents.worker import program_digest
+from producers import provision
+from producers.submit import grouped, new_rollout_id
+from sandbox.environment import make_environment
+from schemas.errors import Refused, WorkFailed
+from schemas.ids import call_seed
+from schemas.messages import (
+    CallFailed,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    RolloutFinished,
+    RolloutRequest,
+    RolloutStarted,
+)
+from schemas.topics import wanted
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A rollout that can be forked, in its last attempt."""
+
+    story: Story
+    request: RolloutRequest
+    rollout: Rollout
+
+    @property
+    def turns(self) -> list[int]:
+        """The positions at which its model answered."""
+        return sorted(event.position for event in self.settled() if _is_answer(event))
+
+    def settled(self) -> Iterator[Event]:
+        """What closed a wish of the last attempt, by position."""
+        for event in sorted(self.story.outcomes(), key=attrgetter("position")):
+            if event.position >= 0 and event.position not in self.rollout.outstanding:
+                yield event
+
+    def seed_key(self) -> str:
+        """What its sampling seeds are derived from."""
+        return self.request.sampling_seed or self.request.rollout_id
+
+
+def fork(
+    cluster: "Cluster",
+    rollout_id: str,
+    *,
+    turn: int,
+    policy_id: str,
+    seed: str,
+    count: int,
+    wait: bool,
+    timeout_s: float,
+) -> None:
+    """Publish `count` forks and say what they are; raises Refused before anything is sent.
+
+    With `wait`, raises NotScored after `timeout_s`.
+    """
+    provision.require(cluster.admin, cluster.registry, wanted(cluster.settings.prefix, []))
+    parent = parent_of(cluster, rollout_id)
+    request = forked(parent, turn, policy_id=policy_id, seed=seed)
+    requests = list(members(request, count))
+    door = Door(cluster)
+    for each in requests:
+        door.check(each)
+    print(
+        f"fork of {rollout_id} at turn {turn} (its position {request.parent_position}): "
+        f"{turn} turn{'' if turn == 1 else 's'} from the record; its own seed is "
+        f"{parent.seed_key()!r}"
+    )
+    if not wait:
+        publish(cluster, requests)
+        return
+    with closing(Progress(cluster, requests)) as progress:
+        publish(cluster, requests)
+        watch(progress, timeout_s)
+
+
+def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
+    """The rollout as its journal tells, folded again; raises Refused where that cannot be."""
+    story = stories(rollout_id, journal_of(cluster, rollout_id), cluster.codec)[-1]
+    start = story.entries[0].event
+    if start is None or not isinstance(start.body, RolloutStarted):
+        found = "was refused" if story.request else "cannot be read, or is past retention"
+        msg = f"rollout {rollout_id!r} cannot be forked: its start {found}"
+        raise Refused(msg)
+    request = start.body.request
+    today, then = program_digest(program_of(request.agent)), start.body.program_digest
+    if today and then and today != then:
+        raise _changed(request)
+    return Parent(story, request, _folded(story, request, watched_world(cluster)))
+
+
+def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:
+    """The rollout with what its program wished for; raises Refused where they disagree."""
+    journal = Journal(story.partition, world, "fork")
+    for entry in story.entries:
+        if entry.event is not None:
+            journal.take(entry.event, entry.offset, entry.at_ms, silent=True)
+    rollout = journal.open.get(request.rollout_id, journal.just_ended)
+    if rollout is None or rollout.broken or rollout.attempt != story.attempt:
+        raise _changed(request)
+    return rollout
+
+
+def _changed(request: RolloutRequest) -> Refused:
+    return Refused(
+        f"rollout {request.rollout_id!r} cannot be forked: its program {request.agent!r} is no "
+        "longer the one that it ran; bring that one back under its name"
+    )
+
+
+def forked(parent: Parent, turn: int, *, policy_id: str = "", seed: str = "") -> RolloutRequest:
+    """The request of one fork; raises Refused for a turn or an environment that will not do."""
+    position = _position_of(parent, turn)
+    recorded = tuple(_recorded(event) for event in parent.settled() if event.position < position)
+    _require_replayable(parent, position)
+    request = parent.request
+    past = Past(
+        request.agent,
+        request.agent_config,
+        call_seed(parent.seed_key(), parent.rollout.attempt, NO_POSITION),
+        turn,
+        recorded,
+    )
+    policy = policy_id or request.policy_id
+    return replace(
+        request,
+        rollout_id=new_rollout_id(),
+        agent="fork",
+        agent_config=past.config(),
+        policy_id=policy,
+        run_id="",
+        purpose="replay",
+        group_id="",
+        group_size=1,
+        sampling_seed=seed,
+        min_policy_version=request.min_policy_version if policy == request.policy_id else 0,
+        parent_rollout_id=request.rollout_id,
+        parent_position=position,
+    )
+
+
+def members(request: RolloutRequest, count: int) -> Iterator[RolloutRequest]:
+    """So many forks of one group; a seed that is given is told apart by the member's number."""
+    for number, member in enumerate(grouped(request, count)):
+        seed = member.sampling_seed
+        yield replace(member, sampling_seed=f"{seed}-{number}") if seed and count > 1 else member
+
+
+def _position_of(parent: Parent, turn: int) -> int:
+    """The parent's position that is live first: that of the turn, or the one after the last."""
+    turns, rollout_id = parent.turns, parent.request.rollout_id
+    if 0 <= turn < len(turns):
+        return turns[turn]
+    ended = parent.story.end
+    finished = (
+        ended is not None
+        and ended.event is not None
+        and isinstance(ended.event.body, RolloutFinished)
+        and ended.event.body.status == "finished"
+    )
+    if turn == len(turns) and not finished:
+        return max((event.position for event in parent.settled()), default=-1) + 1
+    most = len(turns) - finished
+    there = f"0 to {most}" if most >= 0 else "none: it finished without calling its model"
+    msg = f"--at {turn}: rollout {rollout_id!r} can be forked at turn {there}"
+    raise Refused(msg)
+
+
+def _recorded(event: Event) -> Recorded:
+    body = event.body
+    if isinstance(body, ModelAnswered):
+        return Said(
+            event.position,
+            body.sequence,
+            body.text,
+            body.tool_calls,
+            body.finish_reason,
+            body.added_ids,
+            body.token_ids,
+        )
+    if isinstance(body, EnvironmentStepped):
+        return Saw(event.position, body.text, body.reward, body.terminated, body.truncated)
+    assert isinstance(body, CallFailed)
+    return Missed(event.position, body.code, body.message)
+
+
+def _require_replayable(parent: Parent, position: int) -> None:
+    """Actions are applied again: their environments must show the same. A reset shows it always."""
+    acted = {
+        step.session
+        for step in parent.rollout.steps
+        if step.action is not None and step.position < position
+    }
+    for session in sorted(acted):
+        opened = parent.rollout.sessions[session].reset
+        try:
+            environment = make_environment(opened.environment, opened.environment_config)
+        except WorkFailed as error:
+            raise Refused(str(error)) from error
+        environment.close()
+        if not environment.replayable:
+            msg = (
+                f"rollout {parent.request.rollout_id!r} cannot be forked there: its environment "
+                f"{opened.environment!r} is not replayable, so its first steps cannot be rebuilt; "
+                "fork it at turn 0"
+            )
+            raise Refused(msg)
+
+
+def _is_answer(event: Event) -> bool:
+    return isinstance(event.body, ModelAnswered)

@@ -1,0 +1,124 @@
+"""What a run was trained on, read back from the log: its steps, and trajectories by place."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+from compose.look import to_the_end
+from compose.runs import RunFolder
+from consumers.log import Log, Record
+from schemas.codec import Codec
+from schemas.errors import Refused, TopicRecreated
+from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
+from schemas.topics import Topics
+from trainer.samples import Curation, Sample, judge
+
+CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+
+def steps_of(log: Log, codec: Codec, topics: Topics, folder: RunFolder) -> Iterator[TrainStep]:
+    with closing(log.reader([topics.train_steps])) as reader:
+        for record in to_the_end(reader):
+            if record.key == folder.policy_id.encode():
+                step = codec.decode(record.value, TrainStep)
+                if step.run_id == folder.run_id:
+                    yield step
+
+
+def digests_of(
+    log: Log, codec: Codec, topics: Topics, folder: RunFolder, versions: set[int]
+) -> Iterator[tuple[int, str]]:
+    """Digests of steps whose records were written before they carried them."""
+    with closing(log.reader([topics.versions])) as reader:
+        for record in to_the_end(reader):
+            if record.key == folder.policy_id.encode() and record.value is not None:
+                version = codec.decode(record.value, PolicyVersion)
+                if version.version in versions:
+                    yield version.version, version.weights_digest
+
+
+def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[Place, Record]:
+    """The record at every place that the steps name; raises Refused where retention took some."""
+    refs = [ref for step in steps for ref in step.trajectories]
+    topics = sorted({ref.topic for ref in refs})
+    starts: dict[tuple[str, int], int] = {}
+    for topic in topics:
+        bounds = log.bounds(topic)
+        _refuse_gone(topic, bounds, steps)
+        # Partitions of which nothing is wanted are not read.
+        starts |= {(topic, number): end for number, (_, end) in bounds.items()}
+    for ref in refs:
+        at = ref.topic, ref.partition
+        starts[at] = min(ref.offset, starts.get(at, ref.offset))
+    wanted = {_place(ref) for ref in refs}
+    found: dict[Place, Record] = {}
+    with closing(log.reader(topics, starts)) as reader:
+        for record in to_the_end(reader):
+            place = record.topic, record.partition, record.offset
+            if place in wanted:
+                found[place] = record
+                if len(found) == len(wanted):
+                    break
+    if len(found) < len(wanted):
+        raise _made_anew(min(wanted - found.keys()))
+    return found
+
+
+def _refuse_gone(
+    topic: str, bounds: dict[int, tuple[int, int]], steps: Sequence[TrainStep]
+) -> None:
+    """Name what lies beyond retention, and which steps are whole."""
+    gone: dict[int, list[TrajectoryRef]] = {}
+    for step in steps:
+        for ref in step.trajectories:
+            if ref.topic == topic and ref.offset < bounds.get(ref.partition, (0, 0))[0]:
+                gone.setdefault(step.step, []).append(ref)
+    if not gone:
+        return
+    number, refs = next(iter(gone.items()))
+    whole = [step.step for step in steps if step.step > max(gone)]
+    still = f"steps {whole[0]}..{whole[-1]} are whole" if whole else "no step of these is whole"
+    named = ", ".join(f"{ref.partition}:{ref.offset}" for ref in refs[:3])
+    more = f" and {len(refs) - 3} more" if len(refs) > 3 else ""
+    lows = ", ".join(f"{p} from {bounds[p][0]}" for p in sorted({ref.partition for ref in refs}))
+    msg = (
+        f"step {number} was made of trajectories that retention has taken: {topic} {named}{more}; "
+        f"still there are partitions {lows}; {still}"
+    )
+    raise Refused(msg)
+
+
+def _place(ref: TrajectoryRef) -> Place:
+    return ref.topic, ref.partition, ref.offset
+
+
+def _made_anew(place: Place) -> TopicRecreated:
+    topic, partition, offset = place
+    return TopicRecreated(
+        f"{topic} {partition}:{offset} is not what the step's record names; was the topic deleted "
+        "and made anew? then what it was trained on is gone"
+    )
+
+
+def samples_of(
+    step: TrainStep, records: Mapping[Place, Record], codec: Codec, curation: Curation
+) -> tuple[Sample, ...]:
+    """The step's samples in the order of its record, judged as they were then."""
+    samples = []
+    for ref in step.trajectories:
+        scored = codec.decode(records[_place(ref)].value, ScoredTrajectory)
+        if (scored.trajectory.rollout_id, scored.trajectory.attempt) != (
+            ref.rollout_id,
+            ref.attempt,
+        ):
+            raise _made_anew(_place(ref))
+        member = judge(scored, ref.partition, ref.offset, curation)
+        if member.sample is None:
+            msg = (
+                f"step {step.step} was trained on rollout {ref.rollout_id!r}, which the recipe of "
+                f"now would not train on: {member.reason}; {CHANGED}"
+            )
+            raise Refused(msg)
+        samples.append(member.sample)
+    return tuple(samples)

@@ -1,0 +1,263 @@
+"""The agent program `fork`: another rollout's program, its first turns from the record, then live.
+
+A generator that drives a generator. Where the parent's model answered, its answer is given again
+and nobody is asked; where the parent's environment showed something, the same wish is made again,
+live, and what it shows must be what was recorded: so an environment is rebuilt by stepping it. From
+the first position on of which nothing is recorded, every wish is the parent's program's own. The
+first live call of a conversation carries the recorded tokens as they are (`Begun`): they are read,
+not sampled, so nothing of the parent is trained on under the fork.
+
+All of it is in the request's `agent_config`: the fork's own journal tells its whole story.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from consumers.agents.wishes import (
+    Agent,
+    Begun,
+    CallModel,
+    ModelAnswer,
+    Observation,
+    Program,
+    Reset,
+    Step,
+    Task,
+    WishFailed,
+)
+from schemas.errors import ProgramFailed
+from schemas.messages import Message
+
+if TYPE_CHECKING:
+    from random import Random
+
+WISHES = (Reset, CallModel, Step)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the parent's model answered at a position."""
+
+    position: int
+    sequence: int
+    text: str
+    tool_calls: str
+    finish_reason: str
+    added_ids: bytes
+    token_ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Saw:
+    """What the parent's environment showed at a position."""
+
+    position: int
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A wish of the parent's that failed after all its tries."""
+
+    position: int
+    code: str
+    message: str
+
+
+Recorded = Said | Saw | Missed
+KINDS: Mapping[str, Callable[..., Recorded]] = {"said": Said, "saw": Saw, "missed": Missed}
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a fork knows of its parent."""
+
+    program: str
+    agent_config: str
+    rng_seed: int
+    """Of the parent's program, so that it draws again what it drew then."""
+    turn: int
+    """So many model answers are recorded."""
+    recorded: tuple[Recorded, ...]
+    """By position, all below the first that is live."""
+
+    def config(self) -> str:
+        """As the request's `agent_config`."""
+        recorded = [{"kind": type(each).__name__.lower(), **_plain(each)} for each in self.recorded]
+        return json.dumps(asdict(self) | {"recorded": recorded}, separators=(",", ":"))
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Past":
+        """Raises KeyError, TypeError or ValueError for a config that is none."""
+        recorded = []
+        for each in config["recorded"]:
+            fields = {
+                key: b64decode(value) if key.endswith("_ids") else value
+                for key, value in each.items()
+                if key != "kind"
+            }
+            recorded.append(KINDS[each["kind"]](**fields))
+        return cls(**{**config, "recorded": tuple(recorded)})
+
+
+def _plain(recorded: Recorded) -> dict[str, Any]:
+    return {
+        key: b64encode(value).decode() if isinstance(value, bytes) else value
+        for key, value in asdict(recorded).items()
+    }
+
+
+def forking(program_of: Callable[[str], Program]) -> Program:
+    """The program `fork`, which finds its parent's program by name."""
+
+    def fork(task: Task) -> Agent:
+        """Live again what is recorded, then go on."""
+        past = Past.of(task.config)
+        own = cache(partial(_seeded, task, past.rng_seed))
+        given = replace(task, agent_config=past.agent_config, drawn=own)
+        replay = Replay(past)
+        with closing(program_of(past.program)(given)) as agent:
+            go_on: Callable[[], Any] = partial(next, agent)
+            while True:
+                try:
+                    wished = go_on()
+                except StopIteration:
+                    return
+                answer = yield from replay.answer(wished)
+                single = not isinstance(wished, list | tuple)
+                failed = single and isinstance(answer, WishFailed)
+                go_on = partial(agent.throw if failed else agent.send, answer)
+
+    return fork
+
+
+def _seeded(task: Task, seed: int) -> "Random":
+    task.rng.seed(seed)
+    return task.rng
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """One of the parent's token sequences, as far as it is recorded."""
+
+    policy_id: str | None
+    messages: list[Message]
+    ids: bytes
+
+
+@dataclass(slots=True)
+class Replay:
+    """Answers the parent's program: from the record, or by asking for it live."""
+
+    past: Past
+    recorded: dict[int, Recorded] = field(init=False)
+    position: int = 0
+    """The parent's own, for what is answered from the record takes none of the fork's."""
+    conversations: dict[int, _Conversation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.recorded = {each.position: each for each in self.past.recorded}
+
+    def answer(self, wished: Any) -> Generator[Any, Any, Any]:
+        """What comes of a wish or a list of them; WishFailed is returned, never raised."""
+        single = not isinstance(wished, list | tuple)
+        wishes = [wished] if single else wished
+        if not wishes or not all(isinstance(wish, WISHES) for wish in wishes):
+            return (yield wished)  # the end, or rubbish, which the fold refuses
+        first, self.position = self.position, self.position + len(wishes)
+        asked = dict(enumerate(wishes, first))
+        answers = {
+            position: self._said(position, wish)
+            for position, wish in asked.items()
+            if isinstance(wish, CallModel) and position in self.recorded
+        }
+        live = {position: self._live(w) for position, w in asked.items() if position not in answers}
+        if live:
+            found = yield from _ask(list(live.values()), single=single)
+            answers |= zip(live, found, strict=True)
+        for position in live:
+            self._compare(position, asked[position], answers[position])
+        together = [answers[position] for position in asked]
+        return together[0] if single else together
+
+    def _said(self, position: int, wish: CallModel) -> ModelAnswer | WishFailed:
+        """The recorded outcome of a call."""
+        recorded = self.recorded[position]
+        if isinstance(recorded, Missed):
+            return WishFailed(recorded.code, recorded.message)
+        if isinstance(recorded, Saw):
+            raise _diverged(position, "its program calls the model where it stepped then")
+        message = Message("assistant", recorded.text, recorded.tool_calls)
+        begun = wish.begun.ids if wish.begun else b""
+        known = self.conversations.setdefault(
+            recorded.sequence, _Conversation(wish.policy_id, [], begun)
+        )
+        if list(wish.messages[: len(known.messages)]) != known.messages:
+            raise _diverged(position, "its program tells another conversation than then")
+        known.messages = [*wish.messages, message]
+        known.ids += recorded.added_ids + recorded.token_ids
+        return ModelAnswer(message, recorded.finish_reason)
+
+    def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
+        """The wish as it is made; a call that extends a recorded conversation brings its tokens."""
+        if not isinstance(wish, CallModel):
+            return wish
+        fitting = [
+            (len(known.messages), sequence)
+            for sequence, known in self.conversations.items()
+            if known.policy_id == wish.policy_id and _extends(wish.messages, known.messages)
+        ]
+        length, sequence = max(fitting, default=(0, -1))
+        if not fitting or (wish.begun and wish.begun.messages >= length):
+            return wish
+        # From here on the rollout has this conversation itself.
+        return replace(wish, begun=Begun(length, self.conversations.pop(sequence).ids))
+
+    def _compare(self, position: int, wish: object, answer: object) -> None:
+        """Raise ProgramFailed where the past shows itself otherwise than it was."""
+        recorded = self.recorded.get(position)
+        if recorded is None or isinstance(wish, CallModel):
+            return
+        if isinstance(recorded, Said):
+            raise _diverged(position, "its program steps where it called the model then")
+        now: object = answer
+        if isinstance(answer, Observation):
+            now = Saw(position, answer.text, answer.reward, answer.terminated, answer.truncated)
+        if isinstance(answer, WishFailed) and isinstance(recorded, Missed):
+            now = replace(recorded, code=answer.code)
+        if now != recorded:
+            raise _diverged(position, f"the environment shows {_told(now)}, then {_told(recorded)}")
+
+
+def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
+    """The outcomes of wishes made live, as a list."""
+    if not single:
+        return (yield wishes)
+    try:
+        return [(yield wishes[0])]
+    except WishFailed as failed:
+        return [failed]
+
+
+def _extends(messages: Sequence[Message], known: Sequence[Message]) -> bool:
+    return len(messages) > len(known) and list(messages[: len(known)]) == list(known)
+
+
+def _told(outcome: object) -> str:
+    if isinstance(outcome, Saw):
+        ends = " and ends" if outcome.terminated or outcome.truncated else ""
+        return f"{outcome.text!r:.200} for {outcome.reward:+g}{ends}"
+    return f"a failure ({getattr(outcome, 'code', outcome)})"
+
+
+def _diverged(position: int, what: str) -> ProgramFailed:
+    msg = f"the past cannot be lived again: at position {position} of its parent {what}"
+    return ProgramFailed("fork_diverged", msg)

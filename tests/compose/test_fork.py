@@ -1,0 +1,417 @@
+"""A fork lives its parent's first turns again from the record, and the rest for itself."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.fork import fork, forked, members, parent_of
+from compose.verify import audit
+from consumers.agents.fork import Past
+from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, WishFailed, user
+from producers.submit import Submitter
+from sandbox.environment import Observation
+from schemas.errors import Refused, WorkFailed
+from schemas.messages import (
+    AttemptStarted,
+    EnvironmentStep,
+    Event,
+    Limits,
+    ModelCall,
+    RolloutRequest,
+    RolloutStarted,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.messages import Task as WireTask
+from schemas.packed import ids_of, mask_of
+from tests.compose.world import CORRIDOR, POLICY, Corridor, MemoryCluster
+from tests.consumers.tiny import World
+
+HERE = __name__
+TASK = WireTask(CORRIDOR, seed=7, system="Find the door.")
+
+
+class OneWay(Corridor):
+    """The same corridor, of which nobody can say what it will show again."""
+
+    replayable = False
+
+
+class Moody(Corridor):
+    """It says that it replays, and does not."""
+
+    opened = 0
+
+    def open(self, seed: int) -> Observation:
+        Moody.opened += 1
+        self.mood = Moody.opened
+        return super().open(seed)
+
+    def step(self, action: str) -> Observation:
+        seen = super().step(action)
+        return replace(seen, text=f"{seen.text}, mood {self.mood}")
+
+
+def drawing(task: Task) -> Agent:
+    """Says what it draws, and takes two ways at once."""
+    yield [Reset("left"), Reset("right")]
+    messages = {"left": [user("left")], "right": [user("right")]}
+    for _ in range(2):
+        drawn = str(task.rng.random())
+        answers = yield [CallModel([*said, user(drawn)]) for said in messages.values()]
+        for said, answer in zip(messages.values(), answers, strict=True):
+            said += [user(drawn), answer.message]
+        yield [Step(answers[0].text, "left"), Step(answers[1].text, "right")]
+    yield Finish(str(task.rng.random()))
+
+
+def by_seed(call: ModelCall) -> str:
+    """An answer that depends on everything a call has: tokens, messages and seed."""
+    said = "".join(message.content for message in call.messages)
+    if said == "a long story":
+        raise WorkFailed("too_long", "it was too long", retriable=False)
+    if "short" in said or "and on" in said:
+        return "fall"
+    return f"go {(call.seed + sum(call.prefix_ids or b'') + sum(said.encode())) % 1000}"
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    cluster = MemoryCluster()
+    cluster.hire(by_seed)
+    return cluster
+
+
+def run(cluster: MemoryCluster, request: RolloutRequest) -> Trajectory:
+    cluster.ask(request)
+    cluster.finish()
+    return trajectory(cluster, request.rollout_id)
+
+
+def trajectory(cluster: MemoryCluster, rollout_id: str) -> Trajectory:
+    found = read(cluster, cluster.topics.trajectories, Trajectory)
+    return next(each for each in found if each.rollout_id == rollout_id)
+
+
+def read(cluster: MemoryCluster, topic: str, kind: type) -> list[Any]:
+    return [cluster.codec.decode(record.value, kind) for record in cluster.log.all(topic)]
+
+
+def calls(cluster: MemoryCluster, rollout_id: str) -> list[ModelCall]:
+    """What was asked of the model, without the courtesies."""
+    found = read(cluster, cluster.topics.calls(POLICY), ModelCall)
+    return [call for call in found if call.rollout_id == rollout_id and call.kind == "sample"]
+
+
+def forks_of(cluster: MemoryCluster, rollout_id: str) -> list[RolloutRequest]:
+    requests = read(cluster, cluster.topics.requests, RolloutRequest)
+    return [request for request in requests if request.parent_rollout_id == rollout_id]
+
+
+def make(cluster: MemoryCluster, rollout_id: str, **options: Any) -> list[Trajectory]:
+    """Fork it, let everybody work, and return what became of the forks."""
+    given = {"turn": 0, "policy_id": "", "seed": "", "count": 1, "wait": False, "timeout_s": 1.0}
+    before = {request.rollout_id for request in forks_of(cluster, rollout_id)}
+    fork(cluster, rollout_id, **(given | options))
+    cluster.finish()
+    new = {request.rollout_id for request in forks_of(cluster, rollout_id)} - before
+    return [trajectory(cluster, each) for each in sorted(new)]
+
+
+def parent(rollout_id: str = "parent", **fields: Any) -> RolloutRequest:
+    given = {"task": TASK, "policy_id": POLICY, "run_id": "run", "purpose": "train"}
+    return RolloutRequest(rollout_id, **(given | {"group_id": "g"} | fields))
+
+
+def actions(found: Trajectory) -> list[tuple[str | None, str]]:
+    return [(step.action, step.text) for step in found.steps or ()]
+
+
+def test_a_fork_at_turn_0_with_its_parents_seed_gives_its_first_answer_and_all_others(
+    cluster: MemoryCluster,
+) -> None:
+    then = run(cluster, parent())
+
+    [now] = make(cluster, "parent", seed="parent")
+    [other] = make(cluster, "parent")
+
+    assert now.sequences == then.sequences
+    assert now.steps == then.steps
+    assert actions(other) != actions(then)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_live_call_goes_on_from_the_recorded_tokens_to_the_bit(
+    turn: int, cluster: MemoryCluster
+) -> None:
+    then = run(cluster, parent())
+    [recorded] = then.sequences or ()
+
+    [now] = make(cluster, "parent", turn=turn)
+
+    first = calls(cluster, now.rollout_id)[0]
+    theirs = calls(cluster, "parent")[turn]
+    assert first.prefix_ids == theirs.prefix_ids
+    assert first.messages == theirs.messages
+    [sequence] = now.sequences or ()
+    assert theirs.prefix_ids is not None
+    begun = theirs.prefix_length
+    assert sequence.token_ids[: 4 * begun] == recorded.token_ids[: 4 * begun]
+    assert not mask_of(sequence.loss_mask)[:begun].any()
+    assert set(ids_of(sequence.versions)[:begun]) == {-1}
+    assert now.sampled_tokens == int(mask_of(sequence.loss_mask).sum()) < then.sampled_tokens
+    assert sequence.messages[: 2 * turn + 2] == recorded.messages[: 2 * turn + 2]
+    assert now.model_calls == then.model_calls - turn
+    assert (now.status, actions(now)[: turn + 1]) == ("finished", actions(then)[: turn + 1])
+
+
+def test_its_request_names_parent_and_position_and_belongs_to_no_run(
+    cluster: MemoryCluster,
+) -> None:
+    run(cluster, parent(user="ada", min_policy_version=0))
+
+    [now] = make(cluster, "parent", turn=1)
+
+    assert now.request is not None
+    assert (now.request.parent_rollout_id, now.request.parent_position) == ("parent", 3)
+    assert (now.request.run_id, now.request.group_id, now.request.purpose) == ("", "", "replay")
+    assert (now.request.user, now.request.task) == ("ada", TASK)
+    scored = read(cluster, cluster.topics.scored, ScoredTrajectory)
+    assert now.rollout_id in {each.trajectory.rollout_id for each in scored}
+
+
+def test_several_forks_are_one_group_with_seeds_of_their_own(cluster: MemoryCluster) -> None:
+    run(cluster, parent())
+
+    forks = make(cluster, "parent", turn=1, count=3, seed="s")
+
+    requests = [each.request for each in forks if each.request]
+    assert [request.sampling_seed for request in requests] == ["s-0", "s-1", "s-2"]
+    assert len({request.group_id for request in requests}) == 1
+    assert {request.group_size for request in requests} == {3}
+    assert len({actions(each)[2] for each in forks}) > 1
+
+
+def test_a_fork_of_a_fork_brings_all_that_is_recorded_of_both(cluster: MemoryCluster) -> None:
+    then = run(cluster, parent())
+    [child] = make(cluster, "parent", turn=1)
+
+    [grandchild] = make(cluster, child.rollout_id, turn=1)
+
+    asked = calls(cluster, grandchild.rollout_id)[0]
+    assert asked.prefix_ids == calls(cluster, child.rollout_id)[1].prefix_ids
+    assert actions(grandchild)[:2] == actions(then)[:2]
+    assert actions(grandchild)[:3] == actions(child)[:3]
+    assert grandchild.status == "finished"
+
+
+def test_a_program_draws_again_what_it_drew_and_several_conversations_go_on(
+    cluster: MemoryCluster,
+) -> None:
+    then = run(cluster, parent(agent=f"{HERE}:drawing"))
+
+    [now] = make(cluster, "parent", turn=2)
+    [askew] = make(cluster, "parent", turn=1)
+
+    assert now.result == then.result == askew.result, "its generator is the parent's"
+    left, right = calls(cluster, now.rollout_id)
+    assert [left.prefix_ids, right.prefix_ids] == [
+        call.prefix_ids for call in calls(cluster, "parent")[2:]
+    ]
+    assert len(now.sequences or ()) == 2
+    assert [call.prefix_length for call in calls(cluster, askew.rollout_id)][:1] == [0]
+    assert len(calls(cluster, askew.rollout_id)) == 3
+
+
+def test_what_failed_then_fails_again_without_being_asked(cluster: MemoryCluster) -> None:
+    run(cluster, parent(agent=f"{HERE}:clumsy"))
+    assert trajectory(cluster, "parent").result == "too_long, fall, fall"
+
+    [now] = make(cluster, "parent", turn=1)
+
+    assert now.result == "too_long, fall, fall"
+    assert [call.messages[-1].content for call in calls(cluster, now.rollout_id)] == ["and on"]
+
+
+def clumsy(task: Task) -> Agent:
+    """Goes on after a call that failed."""
+    code = ""
+    try:
+        yield CallModel([user("a long story")])
+    except WishFailed as failed:
+        code = failed.code
+    first = yield CallModel([user("a short one")])
+    second = yield CallModel([user("a short one"), first.message, user("and on")])
+    yield Finish(f"{code}, {first.text}, {second.text}")
+
+
+def test_an_environment_that_shows_something_else_ends_the_fork_with_the_reason(
+    cluster: MemoryCluster,
+) -> None:
+    run(cluster, parent(task=replace(TASK, environment=f"{HERE}:Moody")))
+
+    [now] = make(cluster, "parent", turn=2)
+
+    assert (now.status, now.code) == ("failed", "fork_diverged")
+    assert "at position 2 of its parent the environment shows 'door 1, mood 2'" in now.reason
+    assert "then 'door 1, mood 1'" in now.reason
+    assert calls(cluster, now.rollout_id) == []
+
+
+def test_an_environment_that_does_not_replay_is_refused_beyond_turn_0(
+    cluster: MemoryCluster,
+) -> None:
+    then = run(cluster, parent(task=replace(TASK, environment=f"{HERE}:OneWay")))
+
+    with pytest.raises(Refused, match=r"OneWay' is not replayable.*fork it at turn 0"):
+        make(cluster, "parent", turn=1)
+    [now] = make(cluster, "parent", turn=0, seed="parent")
+
+    assert now.sequences == then.sequences
+
+
+@pytest.mark.parametrize("turn", [3, 99])
+def test_a_turn_that_a_finished_rollout_never_took_is_refused(
+    turn: int, cluster: MemoryCluster
+) -> None:
+    run(cluster, parent())
+
+    with pytest.raises(Refused, match=rf"--at {turn}: .* can be forked at turn 0 to 2"):
+        make(cluster, "parent", turn=turn)
+
+
+def test_a_rollout_that_stopped_short_can_go_on_after_its_last_turn(
+    cluster: MemoryCluster,
+) -> None:
+    then = run(cluster, parent(limits=Limits(max_turns=1)))
+    assert then.status == "finished"
+    longer = run(cluster, parent("failed", agent=f"{HERE}:greedy", limits=Limits(max_turns=2)))
+    assert (longer.status, longer.code) == ("failed", "turn_limit")
+
+    [now] = make(cluster, "failed", turn=2)
+
+    assert now.model_calls == 2, "the recorded turns use up none of its own"
+    assert calls(cluster, now.rollout_id)[0].prefix_length > 0
+
+
+def greedy(task: Task) -> Agent:
+    """Asks on and on."""
+    messages = [user("more")]
+    while True:
+        answer = yield CallModel(messages)
+        messages = [*messages, answer.message, user("more")]
+
+
+def test_the_last_attempt_is_forked_and_what_was_ignored_is_not(cluster: MemoryCluster) -> None:
+    cluster.ask(parent())
+    while not (journal := cluster.log.all(cluster.topics.events)):
+        cluster.log.work()
+    lost = Event("parent", 2, -1, 0, b"", b"", "agents-1", AttemptStarted("lost"))
+    cluster.write(lost, journal[0].partition)
+    cluster.finish()
+    then = trajectory(cluster, "parent")
+    assert then.attempt == 2
+
+    [now] = make(cluster, "parent", turn=2)
+
+    assert actions(now)[:3] == actions(then)[:3]
+    assert now.attempt == 1
+
+
+def test_a_program_that_has_changed_since_is_refused(cluster: MemoryCluster) -> None:
+    body = RolloutStarted(parent(), 0, 0, "another digest")
+    cluster.write(Event("parent", 1, -1, 0, b"", b"", "agents-1", body))
+
+    with pytest.raises(Refused, match="its program 'react' is no longer the one that it ran"):
+        make(cluster, "parent")
+
+
+def test_unknown_rollouts_policies_and_programs_are_refused(cluster: MemoryCluster) -> None:
+    run(cluster, parent())
+    cluster.start(parent("elsewhere", agent="nowhere_at_all:f"), request_offset=90)
+
+    with pytest.raises(Refused, match=r"no rollout 'paren'.*did you mean 'parent'"):
+        make(cluster, "paren")
+    with pytest.raises(Refused, match="policy 'q' has no topic"):
+        make(cluster, "parent", policy_id="q")
+    with pytest.raises(Refused, match="nowhere_at_all"):
+        make(cluster, "elsewhere")
+    assert forks_of(cluster, "parent") == []
+
+
+def test_what_a_fork_knows_of_its_parent_survives_its_config(cluster: MemoryCluster) -> None:
+    run(cluster, parent())
+    request = forked(parent_of(cluster, "parent"), 2)
+
+    past = Past.of(Task("", "", "", 1, request.agent_config, lambda: None).config)  # type: ignore[arg-type]
+
+    assert past.config() == request.agent_config
+    assert (past.program, past.turn, [r.position for r in past.recorded]) == (
+        "react",
+        2,
+        [*range(5)],
+    )
+    assert [each.rollout_id for each in members(request, 2)] == [
+        f"{request.rollout_id}-0",
+        f"{request.rollout_id}-1",
+    ]
+
+
+def test_environments_are_rebuilt_by_the_recorded_actions_with_the_same_seed(
+    cluster: MemoryCluster,
+) -> None:
+    then = run(cluster, parent())
+
+    [now] = make(cluster, "parent", turn=2)
+
+    steps = [
+        step
+        for step in read(cluster, cluster.topics.steps, EnvironmentStep)
+        if step.rollout_id == now.rollout_id and step.kind != "close"
+    ]
+    assert [(step.kind, step.seed) for step in steps[:3]] == [
+        ("reset", 7),
+        ("step", 7),
+        ("step", 7),
+    ]
+    assert [step.action for step in steps[1:3]] == [action for action, _ in actions(then)[1:3]]
+
+
+def test_the_audit_of_a_log_with_forks_finds_nothing_wrong(cluster: MemoryCluster) -> None:
+    run(cluster, parent())
+    run(cluster, parent("two", agent=f"{HERE}:drawing"))
+    make(cluster, "parent", turn=1, count=3)
+    [fork_of_two] = make(cluster, "two", turn=2)
+    make(cluster, fork_of_two.rollout_id, turn=1)
+
+    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+
+    assert report.breaches == []
+    assert (report.ended, report.not_run_again) == (7, 0)
+
+
+def test_with_real_weights_a_greedy_fork_says_what_its_parent_said(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.train(world.trainer())
+    version = max(version.version for version in world.versions())
+    found = world.read(world.topics.trajectories, Trajectory)
+    newest = [each for each in found if each.request.min_policy_version == version]
+    then = next(each for each in newest if each.model_calls > 2)
+    assert then.request.sampling.temperature == 0.0
+
+    request = forked(parent_of(world, then.rollout_id), 2)
+    Submitter(world.log.publisher(), world.codec, world.topics).publish(request)
+    while len(after := world.read(world.topics.trajectories, Trajectory)) == len(found):
+        for loop in world.loops:
+            loop.turn(0.0)
+
+    now = next(each for each in after if each.rollout_id == request.rollout_id)
+    [recorded], [live] = then.sequences, now.sequences
+    assert [replace(step, position=0) for step in now.steps] == [
+        replace(step, position=0) for step in then.steps
+    ]
+    assert live.token_ids == recorded.token_ids
+    assert mask_of(live.loss_mask).sum() == mask_of(recorded.loss_mask).sum() - 2
+    assert live.messages == recorded.messages

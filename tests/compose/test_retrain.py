@@ -1,0 +1,228 @@
+"""What was trained can be trained again from the record, to the bit, and nothing is written."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compose.recipe import parse_recipe
+from compose.retrain import asked_for, retrain
+from compose.runs import RunFolder, require_unchanged
+from schemas.errors import Refused, TopicRecreated
+from schemas.messages import TrainStep
+from tests.consumers.tiny import RECIPE, World
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Four steps; kept are the checkpoints of 0, 2, 3 and 4."""
+    world = World(tmp_path_factory.mktemp("run"))
+    world.train(world.trainer())
+    return world
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A run of one's own, to be harmed."""
+    return World(tmp_path)
+
+
+def again(
+    world: World, steps: str, *, version: int | None = None, folder: RunFolder | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    told: list[str] = []
+    report = retrain(
+        world.log,
+        world.shop.codec,
+        world.topics,
+        folder or world.folder,
+        asked_for(steps),
+        version=version,
+        threads=torch.get_num_threads(),
+        tell=told.append,
+    )
+    return report, told
+
+
+def everything(world: World) -> tuple[dict[str, int], dict[str, str]]:
+    """How much is on each topic, and a digest of every file of the run."""
+    counts = {topic: len(list(world.log.all(topic))) for topic in world.log.topics}
+    files = {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in world.folder.directory.rglob("*")
+        if path.is_file()
+    }
+    return counts, files
+
+
+def test_a_run_trained_again_from_its_first_checkpoint_has_the_same_bits(finished: World) -> None:
+    before = everything(finished)
+
+    report, told = again(finished, "1..4")
+
+    announced = {version.version: version.weights_digest for version in finished.versions()}
+    assert report["checkpoint_step"] == 0
+    assert [step["digest"] for step in report["steps"]] == [announced[n] for n in (1, 2, 3, 4)]
+    assert report["differing"] == []
+    assert all("identical" in line for line in told[1:])
+    assert everything(finished) == before
+
+
+def test_it_begins_at_the_newest_checkpoint_before_and_trains_what_lies_between(
+    finished: World,
+) -> None:
+    near, _ = again(finished, "4")
+    far, told = again(finished, "2..3")
+
+    assert (near["checkpoint"], [s["step"] for s in near["steps"]]) == ("v00000003", [4])
+    assert (far["checkpoint"], [s["asked"] for s in far["steps"]]) == (
+        "v00000000",
+        [False, True, True],
+    )
+    assert "step 1 is trained too" in told[1]
+    assert near["differing"] == far["differing"] == []
+
+
+def test_every_step_carries_the_digest_that_policy_versions_forgets(finished: World) -> None:
+    announced = {version.version: version.weights_digest for version in finished.versions()}
+
+    assert {step.version: step.weights_digest for step in finished.steps()} == {
+        version: digest for version, digest in announced.items() if version
+    }
+
+
+def test_the_abandoned_branch_is_trained_again_only_when_it_is_named(world: World) -> None:
+    # Given steps 1 and 2, of which the second's checkpoint was lost, and a run that went on
+    world.train(world.trainer(), steps=2)
+    (world.folder.directory / "checkpoints" / "v00000002" / "manifest.json").unlink()
+    world.train(world.trainer())
+    made = {step.version: step for step in world.steps()}
+    assert (made[2].step, made[3].step, made[3].parent) == (2, 2, 1)
+
+    newest, _ = again(world, "2")
+    abandoned, _ = again(world, "2", version=2)
+
+    assert [step["version"] for step in newest["steps"]] == [1, 3]
+    assert [step["version"] for step in abandoned["steps"]] == [1, 2]
+    assert newest["differing"] == abandoned["differing"] == []
+    with pytest.raises(Refused, match=r"version 2 has steps 1\.\.2.*made versions 4: name one"):
+        again(world, "3", version=2)
+    with pytest.raises(Refused, match=r"no step made version 9; there are versions 1\.\.5"):
+        again(world, "2", version=9)
+
+
+def test_other_weights_are_said_to_differ_and_by_how_much(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    told_otherwise(world)
+
+    report, told = again(world, "1")
+
+    assert report["differing"] == [1]
+    assert 0 < report["steps"][0]["difference"] < 1
+    assert "differs from" in told[-1]
+    weights = next((world.folder.directory / "weights").glob("v00000001-*"))
+    weights.unlink()
+    (world.folder.directory / "checkpoints" / "v00000001" / "manifest.json").unlink()
+    assert "its weights file is gone" in again(world, "1")[1][-1]
+
+
+def say_again(world: World, step: TrainStep) -> None:
+    """Write another record of a step; the last one counts."""
+    value = world.shop.codec.encode(world.topics.train_steps, step)
+    world.log.append(world.topics.train_steps, step.policy_id.encode(), value)
+
+
+def told_otherwise(world: World) -> None:
+    """Announce step 1 as if it had left the weights where they were before it."""
+    version0, weights = world.versions()[0], world.folder.directory / "weights"
+    [step] = world.steps()
+    say_again(world, replace(step, weights_digest=version0.weights_digest))
+    for path in weights.glob("v00000001-*"):
+        path.unlink()
+    [file] = weights.glob("v00000000-*")
+    (weights / file.name.replace("v00000000", "v00000001")).write_bytes(file.read_bytes())
+
+
+@pytest.mark.parametrize("text", ["", "4..2", "0..3", "a..b", "1-3", "..3"])
+def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match=r"write a\.\.b with 1 <= a <= b"):
+        asked_for(text)
+
+
+def test_steps_that_are_not_there_are_named_with_those_that_are(finished: World) -> None:
+    with pytest.raises(Refused, match=r"steps 3\.\.9 are not all there.* 4 has steps 1\.\.4"):
+        again(finished, "3..9")
+    with pytest.raises(Refused, match="step 5 is not there"):
+        again(finished, "5")
+
+
+def test_a_run_without_steps_is_said_to_have_none(world: World) -> None:
+    with pytest.raises(Refused, match=r"has no record in m\.train\.steps"):
+        again(world, "1")
+
+
+def test_what_retention_has_taken_is_named_with_what_is_still_there(world: World) -> None:
+    world.train(world.trainer())
+    first = world.steps()[0].trajectories[0]
+    world.log.delete_before(world.topics.scored, first.partition, first.offset + 1)
+
+    with pytest.raises(Refused) as refused:
+        again(world, "1..4")
+
+    text = str(refused.value)
+    assert f"{world.topics.scored} {first.partition}:{first.offset}" in text
+    assert f"still there are partitions {first.partition} from {first.offset + 1}" in text
+    assert "steps 2..4 are whole" in text
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_old_one(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    world.log.recreate(world.topics.scored)
+
+    with pytest.raises(TopicRecreated, match="made anew"):
+        again(world, "1")
+
+
+def test_without_a_checkpoint_before_the_first_step_it_says_where_one_may_begin(
+    world: World,
+) -> None:
+    world.train(world.trainer())
+    (world.folder.directory / "checkpoints" / "v00000000" / "manifest.json").unlink()
+
+    with pytest.raises(Refused, match=r"kept are those after steps 2, 3, 4; begin with step 3"):
+        again(world, "2..3")
+
+
+def test_a_changed_recipe_is_refused_by_retrain_and_by_the_trainer(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    recipe = parse_recipe(RECIPE.replace("steps = 4", "steps = 5"), "tiny")
+    changed = replace(world.folder, recipe=recipe)
+
+    with pytest.raises(Refused, match=r"was made with the learner configuration"):
+        again(world, "1", folder=changed)
+    with pytest.raises(Refused, match="or begin a new run"):
+        world.shop.trainer("training", changed)
+    with pytest.raises(Refused, match="or begin a new run"):
+        require_unchanged(changed)
+    require_unchanged(world.folder)
+
+
+def test_how_many_checkpoints_stay_changes_nothing_that_is_learned(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    text = RECIPE.replace("[learner]", "[learner]\ncheckpoint_keep_every = 1")
+    folder = replace(world.folder, recipe=parse_recipe(text, "tiny"))
+
+    assert again(world, "1", folder=folder)[0]["differing"] == []
+
+
+def test_a_step_that_was_recorded_before_steps_carried_digests_is_compared_too(
+    world: World,
+) -> None:
+    world.train(world.trainer(), steps=1)
+    [step] = world.steps()
+    say_again(world, replace(step, weights_digest=""))
+
+    assert again(world, "1")[0]["steps"][0]["identical"] is True

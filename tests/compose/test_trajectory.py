@@ -1,0 +1,260 @@
+"""One rollout in full, where its time went, and two of them side by side."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compose.fork import fork
+from compose.parting import moments_of, parting_of, relation
+from compose.story import Story, stories
+from compose.timers import Timers, timers_of
+from compose.trajectory import show_difference, show_trajectory
+from consumers.log import Record
+from schemas.errors import Refused
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutFinished,
+    RolloutRequest,
+    RolloutStarted,
+    Task,
+)
+from schemas.packed import pack_ids, pack_logprobs
+from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.consumers.journals import CODEC, Dice
+
+REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7), policy_id=POLICY, group_id="g", group_size=2)
+SAID = ModelAnswered(
+    "left",
+    pack_ids([1, 2]),
+    pack_ids([3, -4]),
+    pack_logprobs([-0.5, -1.5]),
+    pack_ids([8, 9]),
+    "stop",
+    POLICY,
+    0,
+)
+STARTED = RolloutStarted(REQUEST, 0, 0)
+STEPPED = EnvironmentStepped("a room")
+LATE = CallFailed("deadline", "late", True)
+FINISHED = RolloutFinished("finished")
+
+
+def told(*events: tuple[int, Any, int, int]) -> Story:
+    """A story of (milliseconds, body, position, tries), the attempts by their starts."""
+    records, attempt = [], 1
+    for offset, (at_ms, body, position, tries) in enumerate(events):
+        attempt += isinstance(body, AttemptStarted)
+        ids = (b"\x01" * 16, b"\xab" * 16) if position >= 0 else (b"", b"")
+        event = Event("r", attempt, position, tries, *ids, "somebody", body)
+        value = CODEC.encode("t", event)
+        records.append(Record("t", 0, offset, b"r", value, at_ms))
+    [story] = stories("r", records, CODEC)
+    return story
+
+
+def by_number(call: ModelCall) -> str:
+    return f"go {call.seed % 1000}"
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
+    monkeypatch.setenv("COLUMNS", "200")
+    cluster = MemoryCluster()
+    cluster.hire(by_number)
+    return cluster
+
+
+def run(cluster: MemoryCluster, *rollout_ids: str, **fields: Any) -> None:
+    for rollout_id in rollout_ids:
+        given_ = {"task": REQUEST.task, "policy_id": POLICY, "group_id": "g", "group_size": 2}
+        cluster.ask(RolloutRequest(rollout_id, **(given_ | fields)))
+    cluster.finish()
+
+
+def forked(cluster: MemoryCluster, rollout_id: str, turn: int) -> str:
+    fork(
+        cluster, rollout_id, turn=turn, policy_id="", seed="", count=1, wait=False, timeout_s=1
+    )  # fmt: skip
+    cluster.finish()
+    requests = [
+        cluster.codec.decode(record.value, RolloutRequest)
+        for record in cluster.log.all(cluster.topics.requests)
+    ]
+    return next(r.rollout_id for r in requests if r.parent_rollout_id == rollout_id)
+
+
+def story_of(cluster: MemoryCluster, rollout_id: str) -> Story:
+    records = [r for r in cluster.log.all(cluster.topics.events) if r.key == rollout_id.encode()]
+    return stories(rollout_id, records, cluster.codec)[-1]
+
+
+# Time
+
+
+def test_each_interval_belongs_to_what_the_event_at_its_end_brought() -> None:
+    story = told(
+        (1000, STARTED, -1, 0),
+        (1100, STEPPED, 0, 0),
+        (3100, LATE, 1, 0),
+        (3400, SAID, 1, 1),
+        (3401, SAID, 1, 1),
+        (7400, CallFailed("history_needed", "", True), 2, 0),
+        (7450, CallFailed("session_lost", "", False), 2, 1),
+        (7500, AttemptStarted("session lost"), -1, 0),
+        (7600, CallFailed("too_long", "", False), 0, 0),
+        (7700, CallFailed("deadline", "", False), 1, 0),
+        (7710, FINISHED, -1, 0),
+    )
+
+    assert timers_of(story) == approx_timers(2.1, 0.3, 4.15, 0.16)
+
+
+def approx_timers(*seconds: float) -> Any:
+    return Timers(*(pytest.approx(each) for each in seconds))
+
+
+@given(st.integers(0, 10_000))
+def test_the_four_timers_add_up_to_the_whole(seed: int) -> None:
+    dice = Dice(Random(seed), 2).live()
+    records = [
+        Record("t", 0, e.offset, e.event.rollout_id.encode(), CODEC.encode("t", e.event), e.at_ms)
+        for e in dice.entries
+    ]
+    for rollout_id in {entry.event.rollout_id for entry in dice.entries}:
+        own = [record for record in records if record.key == rollout_id.encode()]
+        for story in stories(rollout_id, own, CODEC):
+            found = timers_of(story)
+            parts = (found.waiting_for_model, found.model, found.environment, found.overhead)
+            last = max((e.at_ms for e in story.counted()), default=story.started_ms)
+            assert sum(parts) == pytest.approx((last - story.started_ms) / 1000, abs=1e-6)
+            assert min(parts) >= 0
+
+
+# One rollout
+
+
+def test_tokens_are_shown_with_their_log_probabilities_and_versions(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.start(REQUEST)
+    cluster.write(Event("r", 1, 1, 0, b"\x01" * 16, b"\xab" * 16, "somebody", SAID))
+
+    show_trajectory(cluster, "r", tokens=True)
+    page = capsys.readouterr().out
+    show_trajectory(cluster, "r")
+
+    assert "read    1 2\n" in page
+    assert "sampled 3 -0.500 v8  -4 -1.500 v9\n" in page
+    assert "time    waiting for model 0.000 s (tries without an answer)" in page
+    assert "sampled" not in capsys.readouterr().out
+
+
+def test_json_has_every_event_the_timers_and_the_rewards(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "a")
+    capsys.readouterr()
+
+    show_trajectory(cluster, "a", as_json=True)
+
+    [found] = json.loads(capsys.readouterr().out)["rollouts"]
+    assert found["request"]["task"]["seed"] == 7
+    bodies = [next(iter(event["event"]["body"])) for event in found["events"]]
+    assert bodies == [
+        "RolloutStarted",
+        *["EnvironmentStepped", "ModelAnswered"] * 3,
+        "EnvironmentStepped",
+        "RolloutFinished",
+    ]
+    assert found["scored"][0]["rewards"][0]["scorer"] == "environment_return"
+    assert found["ended"] is True
+    assert set(found["seconds"]) == {"waiting_for_model", "model", "environment", "overhead"}
+
+
+def test_a_fork_says_whose_it_is(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "a")
+    child = forked(cluster, "a", 1)
+    capsys.readouterr()
+
+    show_trajectory(cluster, child)
+
+    assert "fork of a from its position 3" in capsys.readouterr().out
+
+
+# Two rollouts
+
+
+def test_two_of_a_group_part_where_their_answers_do(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "a", "b")
+
+    show_difference(cluster, "a", "b")
+
+    page = capsys.readouterr().out
+    assert "both are of group g" in page
+    assert "the same for 1 event, 0 turns of the model, then they part" in page
+    [first] = [line for line in page.splitlines() if line.lstrip().startswith("1 ")]
+    assert first.count("model  go ") == 2
+
+
+def test_a_fork_and_its_parent_have_the_recorded_turns_in_common(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "a")
+    child = forked(cluster, "a", 2)
+    capsys.readouterr()
+
+    parting = parting_of(story_of(cluster, "a"), story_of(cluster, child))
+    show_difference(cluster, child, "a", as_json=True)
+
+    assert (len(parting.same), parting.turns) == (5, 2)
+    assert parting.left[0].kind == parting.right[0].kind == "model"
+    assert parting.left[0] != parting.right[0]
+    found = json.loads(capsys.readouterr().out)
+    assert found["relation"] == "the first is a fork of the second, from its position 5"
+    assert [moment["recorded"] for moment in found["same"]] == [False, True] * 2 + [False]
+    again = relation(story_of(cluster, "a"), story_of(cluster, child))
+    assert again == "the second is a fork of the first, from its position 5"
+
+
+def test_equal_rollouts_do_not_part(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "a", "b", sampling_seed="same")
+
+    show_difference(cluster, "a", "b")
+
+    assert "the same for 8 events, 3 turns of the model: they do not part" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_failure_that_was_tried_again_parts_nobody() -> None:
+    smooth = told((0, STARTED, -1, 0), (1, STEPPED, 0, 0), (2, SAID, 1, 0))
+    rough = told((0, STARTED, -1, 0), (1, STEPPED, 0, 0), (2, LATE, 1, 0), (9, SAID, 1, 1))
+
+    parting = parting_of(smooth, rough)
+
+    assert (parting.left, parting.right, parting.turns) == ((), (), 1)
+    assert [moment.kind for moment in moments_of(rough)] == ["environment", "model"]
+
+
+def test_the_same_rollout_twice_and_an_unknown_one_are_refused(cluster: MemoryCluster) -> None:
+    run(cluster, "a")
+
+    with pytest.raises(Refused, match="'a' twice"):
+        show_difference(cluster, "a", "a")
+    with pytest.raises(Refused, match="no rollout 'z'"):
+        show_difference(cluster, "a", "z")

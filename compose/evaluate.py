@@ -70,7 +70,7 @@ def live(
     """
     policy_id, asked = ranges.parse_policy(policy)
     door = Door(cluster)
-    wanted = list(_tasks(tasks, policy_id, n, door))
+    wanted = list(tasks_of(tasks, policy_id, n, door))
     version = _served(cluster, policy_id, asked)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = f"eval-{policy_id}-{stamp}-{new_rollout_id()[:6]}"
@@ -106,7 +106,7 @@ def members(
             )
 
 
-def _tasks(source: str, policy_id: str, n: int, door: Door) -> Iterator[RolloutRequest]:
+def tasks_of(source: str, policy_id: str, n: int, door: Door) -> Iterator[RolloutRequest]:
     """A recipe's held-out seeds, greedy where each is asked once; or what the lines of a file say.
 
     Of a line its task, program, sampling and limits count.

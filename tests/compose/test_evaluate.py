@@ -216,7 +216,7 @@ def test_what_cannot_be_evaluated_live_is_refused_before_anything_is_asked(
 def test_a_recipe_is_asked_greedily_once_and_else_as_it_samples(cluster: MemoryCluster) -> None:
     recipe, _ = load_recipe("lake-any-start")
     asked = {
-        n: list(evaluate._tasks("lake-any-start", POLICY, n, Door(cluster)))  # type: ignore[arg-type]
+        n: list(evaluate.tasks_of("lake-any-start", POLICY, n, Door(cluster)))  # type: ignore[arg-type]
         for n in (1, 4)
     }
 

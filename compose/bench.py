@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks import memory, scan, spine, starts, takeover
+from compose.benchmarks import memory, refold, scan, spine, starts, takeover
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from schemas.names import unknown
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "turns_64": lambda settings: spine.turns(settings, 64),
     "turns_512": lambda settings: spine.turns(settings, 512),
     "turn_latency_ms": spine.turn_latency,
+    "refold_events_per_s": refold.refold,
     "kill_10000_s": takeover.kill,
     "live_rollout_bytes": memory.live_rollout,
     "scan_records_per_s": scan.records_per_s,

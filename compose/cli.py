@@ -4,19 +4,21 @@ Exit codes: 0 done, 1 something failed, 2 refused at the door, 130 interrupted.
 """
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from compose.cli_control import add_to as add_control_commands
+
 if TYPE_CHECKING:
     from compose.cluster import Cluster
     from compose.settings import Settings
+    from compose.stop import Stop
     from compose.workers import Workshop
 
 app = typer.Typer(
@@ -157,49 +159,37 @@ def topics_diff(policy: Policies = None, partitions: Partitions = None, big: Big
 # Workers
 
 
-class Stop:
-    """Becomes true at SIGTERM or SIGINT."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self.asked = True
-
-    def __call__(self) -> bool:
-        return self.asked
-
-
-def _workshop(role: str, name: str) -> tuple["Workshop", str, "Cluster"]:
+def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """What a worker process needs, once broker, registry and topics are there."""
+    from compose.fit import wait_until_fit
     from compose.logs import set_up
     from compose.readable import check_readable
-    from compose.waiting import wait_until_fit
+    from compose.stop import Drained, Stop
     from compose.workers import Workshop
+    from consumers.control import ControlReader
 
-    here = cluster()
     worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
+    here = replace(cluster(), name=worker)
     set_up(role, worker)
     wait_until_fit(here)
     check_readable(here)
-    return Workshop(here.log, here.codec, here.topics, here.settings), worker, here
+    control = ControlReader(here.log, here.codec, here.topics, from_end=True)
+    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    return shop, worker, Stop(Drained(worker, control))
 
 
 @worker_app.command("agents")
 def worker_agents(name: Name = "", accept_truncation: Accept = False) -> None:
     """Start requests, fold journals, run agent programs."""
-    workshop, worker, _ = _workshop("agents", name)
-    workshop.agents(worker, accept=accept_truncation).run(Stop())
+    workshop, worker, stop = _workshop("agents", name)
+    workshop.agents(worker, accept=accept_truncation).run(stop, patient=stop.patient)
 
 
 @worker_app.command("environments")
 def worker_environments(name: Name = "", accept_truncation: Accept = False) -> None:
     """Keep environment sessions and step them."""
-    workshop, worker, _ = _workshop("environments", name)
-    workshop.environments(worker, accept=accept_truncation).run(Stop())
+    workshop, worker, stop = _workshop("environments", name)
+    workshop.environments(worker, accept=accept_truncation).run(stop, patient=stop.patient)
 
 
 @worker_app.command("rewards")
@@ -212,9 +202,9 @@ def worker_rewards(
     accept_truncation: Accept = False,
 ) -> None:
     """Score trajectories."""
-    workshop, worker, _ = _workshop("rewards", name)
+    workshop, worker, stop = _workshop("rewards", name)
     loop = workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
-    loop.run(Stop())
+    loop.run(stop, patient=stop.patient)
 
 
 @worker_app.command("models")
@@ -236,9 +226,10 @@ def worker_models(
     if not policy or directory is None:
         msg = "give --run, or --policy and --directory"
         raise Refused(msg)
-    workshop, worker, here = _workshop("models", name)
-    engine = transformers_engine(policy, directory, here.settings)
-    workshop.models(worker, engine, accept=accept_truncation).run(Stop(), wedged_s=300.0)
+    workshop, worker, stop = _workshop("models", name)
+    engine = transformers_engine(policy, directory, workshop.settings)
+    loop = workshop.models(worker, engine, accept=accept_truncation)
+    loop.run(stop, wedged_s=300.0, patient=stop.patient)
 
 
 @worker_app.command("training")
@@ -249,9 +240,9 @@ def worker_training(
     """Train one run's policy; a second process of the same run stands by for the first."""
     from compose import runs
 
-    workshop, worker, here = _workshop("training", name)
-    folder = runs.find(here.settings.state(), run)
-    workshop.training(worker, folder, Stop())
+    workshop, worker, stop = _workshop("training", name)
+    folder = runs.find(workshop.settings.state(), run)
+    workshop.training(worker, folder, stop)
 
 
 # Runs
@@ -391,6 +382,9 @@ def trajectory(rollout_id: str) -> None:
     from compose.look import show_trajectory
 
     show_trajectory(cluster(), rollout_id)
+
+
+add_control_commands(app, cluster)
 
 
 @app.command()

@@ -18,6 +18,8 @@ class Cluster:
     bootstrap_servers: str
     registry_url: str
     settings: Settings
+    name: str = ""
+    """What the clients call themselves: a worker's name, so that a group's members can be told."""
 
     @property
     def topics(self) -> Topics:
@@ -25,7 +27,8 @@ class Cluster:
 
     @property
     def client(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.bootstrap_servers, **self.settings.kafka.client}
+        named = {"client.id": self.name} if self.name else {}
+        return {"bootstrap.servers": self.bootstrap_servers, **named, **self.settings.kafka.client}
 
     @cached_property
     def registry(self) -> HttpRegistry:

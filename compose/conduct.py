@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,9 +23,11 @@ from compose.cluster import Cluster, answers, cluster_of
 from compose.recipe import load_recipe
 from compose.runs import RunFolder
 from compose.settings import Settings
+from compose.stop import Drained
 from compose.supervisor import Supervisor, peak_rss_bytes
 from compose.view import draw_curve, line, render
 from consumers.console.figures import Console, Figures
+from consumers.control import ControlReader
 from consumers.heldout import HeldOut
 from producers import provision
 from schemas.errors import Unavailable, Unfit
@@ -33,12 +35,13 @@ from schemas.topics import wanted
 
 LOOK_EVERY_S = 1.0
 LINE_EVERY_S = 5.0
+TRAINER = "training-1"
 
 log = structlog.get_logger()
 
 
 class Stopped(Exception):
-    """Somebody pressed Ctrl-C or sent SIGTERM."""
+    """Somebody pressed Ctrl-C, sent SIGTERM or drained the trainer."""
 
 
 @dataclass
@@ -138,7 +141,7 @@ def _provision(cluster: Cluster, folder: RunFolder) -> None:
 def _start(supervisor: Supervisor, folder: RunFolder) -> None:
     run = str(folder.directory)
     counts = folder.recipe.processes
-    supervisor.start("training-1", "training", "--run", run)
+    supervisor.start(TRAINER, "training", "--run", run)
     for number in range(1, counts.models + 1):
         supervisor.start(f"models-{number}", "models", "--run", run)
     for number in range(1, counts.agents + 1):
@@ -152,13 +155,16 @@ def _start(supervisor: Supervisor, folder: RunFolder) -> None:
 
 
 def _watch(run: Conducted, terminal: Terminal) -> None:
-    """Draw what happens until the trainer has come to its end."""
+    """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
     cluster = run.cluster
     console = Console(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
     steps = run.folder.learner().steps
     look_due = 0.0
-    with _screen(run, terminal, steps) as refresh:
-        while not run.supervisor.finished("training-1"):
+    control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)
+    drained = Drained(TRAINER, control)
+    with _screen(run, terminal, steps) as refresh, closing(control):
+        while not run.supervisor.finished(TRAINER):
+            drained()
             console.poll(time.monotonic())
             if time.monotonic() >= look_due:
                 look_due = time.monotonic() + LOOK_EVERY_S
@@ -167,6 +173,8 @@ def _watch(run: Conducted, terminal: Terminal) -> None:
         while console.poll(time.monotonic(), 0.3):
             pass
         refresh()
+        if drained.listen(0.3):
+            raise Stopped
     console.reader.close()
 
 

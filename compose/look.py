@@ -18,10 +18,13 @@ from schemas.messages import ScoredTrajectory
 from schemas.names import unknown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from compose.cluster import Cluster
     from compose.story import Story
 
 POLL_S = 0.2
+WIDE = 240
 BURIED_FROM = "dlq_topic"
 
 Show = Callable[[Record], dict[str, Any]]
@@ -35,15 +38,15 @@ def tail(
     In the order of each partition; with `last`, which is over all partitions, by time.
     """
     name = _topic(cluster, topic)
-    show = _decoder(cluster, name) if decode else _hex
-    with _quiet_pipes(), closing(_reader(cluster, name, last)) as reader:
+    show = decoder(cluster, name) if decode else _hex
+    with quiet_pipes(), closing(_reader(cluster, name, last)) as reader:
         records = to_the_end(reader)
         if last:
             records = iter(sorted(records, key=_by_time)[-last:])
         if follow:
             records = chain(records, _from_now_on(reader))
         for record in islice(records, limit or None):
-            print(orjson.dumps(_line(record) | show(record)).decode(), flush=follow)
+            print(orjson.dumps(line_of(record) | show(record)).decode(), flush=follow)
 
 
 def to_the_end(reader: Reader) -> Iterator[Record]:
@@ -78,7 +81,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_pipes() -> Iterator[None]:
+def quiet_pipes() -> Iterator[None]:
     """End without a word when whoever reads what we print has gone."""
     try:
         yield
@@ -86,6 +89,19 @@ def _quiet_pipes() -> Iterator[None]:
     except BrokenPipeError:
         # What is still buffered is written when the interpreter ends; it must go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def page() -> Iterator["Console"]:
+    """A terminal to write tables to, printed at the end; wide where it is a file or a pipe."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else WIDE
+    terminal = Console(highlight=False, width=wide)
+    with terminal.capture() as written:
+        yield terminal
+    with quiet_pipes():
+        print("\n".join(line.rstrip() for line in written.get().splitlines()))
 
 
 def _topic(cluster: "Cluster", given: str) -> str:
@@ -115,17 +131,17 @@ def _by_time(record: Record) -> tuple[int, int, int]:
     return record.timestamp_ms, record.partition, record.offset
 
 
-def _line(record: Record) -> dict[str, Any]:
+def line_of(record: Record) -> dict[str, Any]:
     return {
         "partition": record.partition,
         "offset": record.offset,
-        "time": _iso(record.timestamp_ms),
+        "time": iso(record.timestamp_ms),
         "key": text_of(record.key),
         "headers": _headers(record),
     }
 
 
-def _iso(timestamp_ms: int) -> str | None:
+def iso(timestamp_ms: int) -> str | None:
     if timestamp_ms < 0:
         return None
     at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
@@ -144,7 +160,7 @@ def _hex(record: Record) -> dict[str, Any]:
     return {"value": None if record.value is None else record.value.hex()}
 
 
-def _decoder(cluster: "Cluster", topic: str) -> Show:
+def decoder(cluster: "Cluster", topic: str) -> Show:
     """Values as messages; dead letters as those of the topic that they were meant for."""
     expected = cluster.topics.record_of(topic)
 
@@ -181,7 +197,7 @@ def show_trajectory(cluster: "Cluster", rollout_id: str) -> None:
         for story in stories(rollout_id, records, cluster.codec):
             scored = _scored(cluster, story) if story.end else []
             terminal.print(told(story, scored))
-    with _quiet_pipes():
+    with quiet_pipes():
         print(page.get(), end="")
 
 

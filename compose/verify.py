@@ -14,6 +14,7 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from compose.ranges import POLL_S, between
 from consumers.agents.fold import World
 from consumers.agents.worker import program_digest, program_of
 from consumers.console.audit import Audit
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Breach", "Report", "audit", "verify"]
 
-POLL_S = 0.2
 MOST = 5000
 NEVER_MS = 1 << 50
 """A time that no record has: what is first then lies at the end."""
@@ -228,17 +228,4 @@ class _Span:
         """The records of some topics, from start to end, in order within each partition."""
         starts = {tp: at for tp, at in self.starts.items() if tp[0] in stage}
         ends = {tp: self.ends[tp] for tp in starts}
-        left = {tp for tp, at in starts.items() if at < ends[tp]}
-        if not left:
-            return
-        with closing(self.log.reader(sorted({tp[0] for tp in left}), starts)) as reader:
-            while left and not reader.caught_up():
-                records = []
-                for record in reader.poll(POLL_S, MOST):
-                    tp = record.topic, record.partition
-                    if record.offset < ends[tp]:
-                        records.append(record)
-                    if record.offset + 1 >= ends[tp]:
-                        left.discard(tp)
-                if records:
-                    yield records
+        yield from between(self.log, starts, ends, MOST)

@@ -8,8 +8,9 @@ all its sessions, and what waited behind it moves to a new one, which rebuilds f
 import threading
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -70,28 +71,38 @@ class Shard:
         self.began: float | None = None
         self.current: Work | None = None
         self.abandoned = False
-        self.inbox: SimpleQueue[Work | Callable[[], object]] = SimpleQueue()
+        self.inbox: deque[Work | Callable[[], object]] = deque()
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        """Once for all that was put together: to wake a thread costs more than a quick step."""
         self._threaded = threaded
         if threaded:
             threading.Thread(target=self._live, name="environments", daemon=True).start()
 
     def put(self, works: list[Work]) -> None:
         self.given += len(works)
-        for work in works:
-            self.ask(work)
+        self.ask(*works)
 
-    def ask(self, request: Work | Callable[[], object]) -> None:
+    def ask(self, *requests: Work | Callable[[], object]) -> None:
         """Have something done in turn, where the sessions live."""
+        self.inbox.extend(requests)
         if self._threaded:
-            self.inbox.put(request)
+            self._rung.put(None)
         else:
-            self._serve(request)
+            self._serve_all()
 
     def _live(self) -> None:
         while not self.abandoned:
-            self._serve(self.inbox.get())
-            if self.inbox.empty():
-                self.push()
+            self._rung.get()
+            self._serve_all()
+            self.push()
+
+    def _serve_all(self) -> None:
+        while not self.abandoned:
+            try:
+                request = self.inbox.popleft()
+            except IndexError:
+                return
+            self._serve(request)
 
     def _serve(self, request: Work | Callable[[], object]) -> None:
         if not isinstance(request, Work):
@@ -207,10 +218,12 @@ class Environments(WorkRole):
         old, new = self.shards[number], self._shard()
         old.abandoned = True
         self.shards[number] = new
-        while not old.inbox.empty():
-            request = old.inbox.get()
-            new.given += isinstance(request, Work)
-            new.ask(request)
+        waiting = []
+        with suppress(IndexError):  # one by one: its thread may be taking the next just now
+            while True:
+                waiting.append(old.inbox.popleft())
+        new.given += sum(isinstance(request, Work) for request in waiting)
+        new.ask(*waiting)
         msg = f"no answer within {work.step.timeout_s:g} s; its environment was abandoned"
         self._give(work.step, CallFailed("deadline", msg, True), work.record)
         self.counts["abandoned"] += 1

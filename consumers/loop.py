@@ -41,6 +41,10 @@ garbage, are walked through so often that it takes a sixth of a worker's time.""
 STORM_IN_A_ROW = 50
 STORM_SHARE = 0.1
 STORM_WINDOW = 1000
+STORM_FLUSH_S = 20.0
+BREWING_S = 60.0
+"""While unreadable records follow one another within this time, nothing behind them is committed:
+a restart counts the same ones again and stops too, instead of creeping on."""
 
 log = structlog.get_logger()
 NOTHING = (-1, "")
@@ -130,12 +134,20 @@ class Role(Protocol):
 class DeadLetters:
     """Buries what nobody can read, and stops the worker when that becomes a storm."""
 
-    def __init__(self, publisher: Publisher, topics: Topics, group: str) -> None:
+    def __init__(
+        self, publisher: Publisher, topics: Topics, group: str, clock: Callable[[], float]
+    ) -> None:
         self.publisher = publisher
+        self.clock = clock
         self.topic = topics.dead_letters
         self.group = group
         self.in_a_row = 0
         self.recent: deque[bool] = deque(maxlen=STORM_WINDOW)
+        self._last = 0.0
+
+    def brewing(self) -> bool:
+        """Whether this may become a storm."""
+        return self.in_a_row > 1 and self.clock() < self._last + BREWING_S
 
     def read(self) -> None:
         """One more record was readable."""
@@ -162,13 +174,16 @@ class DeadLetters:
             error=type(error).__name__,
         )
         self.in_a_row += 1
+        self._last = self.clock()
         self.recent.append(True)
         share = sum(self.recent) / STORM_WINDOW
         if self.in_a_row > STORM_IN_A_ROW or share > STORM_SHARE:
+            self.publisher.flush(STORM_FLUSH_S)
             msg = (
                 f"{self.in_a_row} unreadable records in a row, {share:.0%} of the last "
                 f"{STORM_WINDOW}, last on {record.topic} {record.partition}@{record.offset}: "
-                f"{error}; look at `rollcall tail {self.topic}` before starting this group again"
+                f"{error}; look at them with `rollcall dlq list --source {record.topic}` and stop "
+                "whoever writes them before starting this group again: it would stop again here"
             )
             raise StormOfDeadLetters(msg)
 
@@ -195,7 +210,7 @@ class Loop:
         self.accept_truncation = accept_truncation
         self.partitions: dict[TopicPartition, Progress] = {}
         self.counts: Counter[str] = Counter()
-        self.letters = DeadLetters(publishers[0], topics, group)
+        self.letters = DeadLetters(publishers[0], topics, group, clock)
         self._commit_due = clock() + COMMIT_EVERY_S
         self._retry_due = 0.0
         self._since_commit = 0
@@ -224,7 +239,13 @@ class Loop:
         self._pause_and_resume()
         return len(records)
 
-    def run(self, stopping: Callable[[], bool], *, wedged_s: float = 60.0) -> None:
+    def run(
+        self,
+        stopping: Callable[[], bool],
+        *,
+        wedged_s: float = 60.0,
+        patient: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Turn until told to stop; then let work in flight finish, commit, and leave the group.
 
         A loop that does not turn for `wedged_s` dumps all stacks and exits the process.
@@ -237,7 +258,7 @@ class Loop:
                 faulthandler.dump_traceback_later(wedged_s + ARM_EVERY_S, exit=True)
             self.turn(self.wait_s())
         faulthandler.cancel_dump_traceback_later()
-        self.stop()
+        self.stop(patient=patient)
 
     def wait_s(self) -> float:
         """How long the next poll may wait: briefly while work is in flight elsewhere."""
@@ -245,11 +266,16 @@ class Loop:
             return self.role.poll_s
         return 0.02 if self._waiting() else 0.1
 
-    def stop(self, drain_s: float = DRAIN_S) -> None:
-        """Take nothing more, finish what was taken, wait for acks, commit, close."""
+    def stop(
+        self, drain_s: float = DRAIN_S, *, patient: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Take nothing more, finish what was taken, wait for acks, commit, close.
+
+        Work in flight has `drain_s`, and longer while whoever waits for it is patient.
+        """
         self.source.pause(self.partitions)
         until = self.clock() + drain_s
-        while self.role.in_flight() and self.clock() < until:
+        while self.role.in_flight() and (self.clock() < until or patient()):
             self.source.poll(self.role.poll_s)
             self.role.tick()
             self._count_acks()
@@ -363,6 +389,8 @@ class Loop:
     def _commit_finished(self, now: float) -> None:
         self._commit_due = now + COMMIT_EVERY_S
         self._since_commit = 0
+        if self.letters.brewing():
+            return
         if self.source.refused != self._refused:
             self._refused = self.source.refused
             for progress in self.partitions.values():

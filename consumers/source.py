@@ -132,10 +132,9 @@ class _Polling:
         log.warning("poll_error", topic=where, error=error.str())
 
 
-def _record(message: Message) -> Record:
+def _record(message: Message, tp: TopicPartition) -> Record:
     return Record(
-        message.topic() or "",
-        message.partition() or 0,
+        *tp,
         message.offset() or 0,
         message.key(),
         message.value(),
@@ -179,7 +178,7 @@ class KafkaSource(_Polling):
                 continue
             error = message.error()
             if error is None:
-                records.append(_record(message))
+                records.append(_record(message, tp))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._ended.append((*tp, message.offset() or 0))
             else:
@@ -303,7 +302,7 @@ class KafkaReader(_Polling):
             tp = message.topic() or "", message.partition() or 0
             error = message.error()
             if error is None:
-                records.append(_record(message))
+                records.append(_record(message, tp))
                 if records[-1].offset + 1 >= self._waiting.get(tp, -1):
                     self._waiting.pop(tp, None)
             elif error.code() == KafkaError._PARTITION_EOF:
@@ -346,18 +345,28 @@ class KafkaLog:
         return KafkaPublisher(self._settings, bulk=bulk)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """What a group has committed on a topic, by partition; nothing where it has not.
+        """What a group has committed on a topic, by partition; nothing where it has not."""
+        return {number: held.offset for number, held in self.commits(group, topic).items()}
+
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        """The same with the words that were committed with it.
 
         Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
         ListConsumerGroupOffsets when the coordinator answers with an error.
         """
         asked = [Tp(topic, number) for number in range(self.partitions(topic))]
+        looker = self._looker(group)
         try:
-            found = self._looker(group).committed(asked, timeout=CALL_S)
-        except KafkaException as error:
-            msg = f"the offsets of group {group!r} are not to be had: {error.args[0].str()}"
+            # The first question about a group that nobody knows yet is answered NOT_COORDINATOR.
+            found = retried(lambda: looker.committed(asked, timeout=CALL_S), CALL_S)
+        except (Unfit, Unavailable) as error:
+            msg = f"the offsets of group {group!r} are not to be had: {error}"
             raise Unavailable(msg) from error
-        return {tp.partition: tp.offset for tp in found if tp.offset >= 0}
+        return {
+            tp.partition: Commit(topic, tp.partition, tp.offset, tp.metadata or "")
+            for tp in found
+            if tp.offset >= 0
+        }
 
     def topic_names(self) -> list[str]:
         """Every topic there is; raises Unavailable."""

@@ -7,6 +7,7 @@ restart does the work again. There is no partial recovery.
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    MemberDescription,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -39,7 +41,7 @@ LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
 REFRESH_S = 10.0
-BURST = 128
+BURST = 1024
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
 BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
@@ -54,7 +56,17 @@ COMMON = {
     "batch.num.messages": 10_000,
 }
 
+
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process in a consumer group, and the partitions in its hands."""
+
+    group: str
+    client_id: str
+    partitions: tuple[tuple[str, int], ...]
 
 
 class Cause(Protocol):
@@ -315,3 +327,32 @@ class Admin:
             # What the client knows of a topic that has grown is asked for anew by this alone.
             self.answers()
             time.sleep(RETRY_S)
+
+    def members(self, groups: Sequence[str]) -> list[Member]:
+        """Who is in some groups now, and with which partitions; raises Unavailable.
+
+        The first question about a group that nobody ever joined is answered with an error.
+        """
+        if not groups:
+            return []
+        until = time.monotonic() + self._timeout_s
+        while True:
+            asked = self._client.describe_consumer_groups(
+                list(groups), request_timeout=self._timeout_s
+            )
+            try:
+                return [
+                    Member(group, member.client_id, _assigned(member))
+                    for group, future in asked.items()
+                    for member in future.result().members
+                ]
+            except KafkaException as error:
+                if time.monotonic() > until:
+                    msg = f"the members of {', '.join(groups)} are not to be had: {error.args[0]}"
+                    raise Unavailable(msg) from error
+            time.sleep(RETRY_S)
+
+
+def _assigned(member: MemberDescription) -> tuple[tuple[str, int], ...]:
+    held = member.assignment.topic_partitions if member.assignment else []
+    return tuple((tp.topic, tp.partition) for tp in held)

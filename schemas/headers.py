@@ -11,6 +11,8 @@ from schemas.ids import digest
 
 Headers = list[tuple[str, bytes]]
 MESSAGE_BYTES = 1024
+DLQ_PREFIX = "dlq_"
+"""What burying adds begins so, and replaying takes it off again."""
 
 
 def hot_headers(ce_type: str, ce_id: bytes) -> Headers:

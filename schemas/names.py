@@ -19,10 +19,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:
 def hint(name: str, known: Iterable[str]) -> str:
     """The known name that was probably meant, or else some that exist."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = nearest(name, names)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {near!r}?"
     return f"known are {', '.join(names[:MOST])}{', ...' if len(names) > MOST else ''}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant."""
+    return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def fold(live: int) -> dict[str, float]:
         _open(player, f"{number:032x}")
     gc.collect()
     after = resident()
-    rollouts = list(player.journal.open.values())[1:]
+    rollouts = list(player.folded.open.values())[1:]
     payload = sum(payload_bytes(rollout) for rollout in rollouts)
     return {"resident": (after - before) / live, "payload": payload / live}
 

@@ -7,10 +7,10 @@ the policy scripted; the echo roles are the ceiling. Nothing is scored.
 import sys
 
 from compose.benchmarks import echo, workload
-from compose.cli import Stop
 from compose.cluster import cluster_of
 from compose.logs import set_up
 from compose.settings import load_settings
+from compose.stop import Stop
 from compose.workers import Workshop
 from inference.scripted import ScriptedEngine
 

@@ -27,11 +27,13 @@ from schemas.messages import (
     RolloutRequest,
     RolloutStarted,
     Task,
+    Trajectory,
 )
 from schemas.topics import Topics
 
 POLICY = "bench"
 TURNS = 8
+NOW_MS = 1_750_000_000_000
 HOPS = 4
 SEEN = (
     "the corridor goes on; there is a door to the left and one ahead. What do you do, and why? " * 2
@@ -111,24 +113,41 @@ class Player:
     def __init__(self, codec: Codec, tokens: int, topics: Topics, partition: int = 0) -> None:
         self.codec = codec
         self.topics = topics
-        self.journal = Journal(partition, World(program_of, Random), "bench")
+        self.folded = Journal(partition, World(program_of, Random), "bench")
         self._answer = script(tokens)
         self._offset = -1
+        self._requests = 0
 
     def play(self, asked: RolloutRequest) -> Iterator[tuple[ModelCall | EnvironmentStep, bytes]]:
         """Each command with the bytes of its answer, which is folded when the next is asked for."""
-        started = RolloutStarted(asked, len(self.journal.open), len(self.journal.open))
-        place = (asked.rollout_id, 1, -1, 0, b"", b"", "bench")
-        effects = self._fold(self.codec.encode(self.topics.events, Event(*place, started)))
+        effects = self._fold(self._start(asked))
         while effects and isinstance(command := effects[0], ModelCall | EnvironmentStep):
-            written = self.codec.encode(self.topics.events, self.answer(command))
+            written = self._encode(self.answer(command))
             yield command, written
             effects = self._fold(written)
+
+    def journal(self, asked: RolloutRequest) -> Iterator[bytes]:
+        """All entries of a rollout's journal, each folded when the next is asked for."""
+        written = self._start(asked)
+        while True:
+            yield written
+            effect = self._fold(written)[0]
+            if isinstance(effect, Trajectory):
+                return
+            written = self._encode(effect if isinstance(effect, Event) else self.answer(effect))
+
+    def _start(self, asked: RolloutRequest) -> bytes:
+        number, self._requests = self._requests, self._requests + 1
+        started = RolloutStarted(asked, number, number)
+        return self._encode(Event(asked.rollout_id, 1, -1, 0, b"", b"", "bench", started))
+
+    def _encode(self, event: Event) -> bytes:
+        return self.codec.encode(self.topics.events, event)
 
     def _fold(self, written: bytes) -> list[Effect]:
         self._offset += 1
         event = self.codec.decode(written, Event)
-        return self.journal.take(event, self._offset, 1_750_000_000_000)
+        return self.folded.take(event, self._offset, NOW_MS)
 
     def answer(self, command: ModelCall | EnvironmentStep) -> Event:
         """What a worker says to a command, at once."""

@@ -109,6 +109,19 @@ class Outstanding:
     told: bool = False
     """Whether its deadline was already written; forgotten in a crash, harmlessly."""
 
+    def fits(self, event: Event) -> bool:
+        """Whether the event answers just this wish and try."""
+        if event.body_digest != self.digest or event.tries > self.tries:
+            return False
+        body = event.body
+        return isinstance(body, CallFailed) or (
+            isinstance(body, ModelAnswered) == isinstance(self.wish, CallModel)
+        )
+
+
+Outcome = Outstanding | Effect
+"""What an event gives rise to, as long as wishes have not been made into commands."""
+
 
 class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
@@ -219,7 +232,7 @@ class Rollout:
 
     # Going on
 
-    def begin(self, now_ms: int) -> list[Effect]:
+    def begin(self, now_ms: int) -> list[Outcome]:
         """Start the program of the current attempt; `now_ms` is the event's append time."""
         try:
             program = self.world.program_of(self.request.agent)
@@ -244,8 +257,8 @@ class Rollout:
             raise ProgramFailed("rubbish", msg)
         return next(self.agent)
 
-    def _advance(self, turn: Callable[[], object], now_ms: int) -> list[Effect]:
-        """Run the program to its next wish and turn that into commands or the end."""
+    def _advance(self, turn: Callable[[], object], now_ms: int) -> list[Outcome]:
+        """Run the program to its next wish, or to its end."""
         try:
             wished = self._turn(turn)
             if isinstance(wished, Finish):
@@ -268,9 +281,11 @@ class Rollout:
             msg = f"program {self.request.agent!r} raised {kind}: {_shown(error, str)}"
             raise ProgramFailed("raised", msg) from error
 
-    def _open(self, wished: object, now_ms: int) -> list[Effect]:
-        single = not isinstance(wished, (list, tuple))
-        wishes = [wished] if single else cast("list[object]", wished)
+    def _open(self, wished: object, now_ms: int) -> list[Outcome]:
+        if isinstance(wished, WISHES):
+            self.wished = self.next_position
+            return [self._wish(wished, now_ms)]
+        wishes = wished if isinstance(wished, list | tuple) else ()
         if not wishes or any(not isinstance(w, WISHES) for w in wishes):
             msg = (
                 f"program {self.request.agent!r} yielded {_shown(wished)} at position "
@@ -279,12 +294,12 @@ class Rollout:
             raise ProgramFailed("rubbish", msg)
         first = self.next_position
         try:
-            effects = [self._wish(cast(Wish, wish), now_ms) for wish in wishes]
+            opened: list[Outcome] = [self._wish(wish, now_ms) for wish in wishes]
         except ProgramFailed:
             self._withdraw(first)
             raise
-        self.wished = first if single else list(range(first, self.next_position))
-        return list(effects)
+        self.wished = list(range(first, self.next_position))
+        return opened
 
     def _withdraw(self, first: int) -> None:
         """Forget wishes of a list that another one of it spoilt: nobody was asked for them."""
@@ -292,7 +307,7 @@ class Rollout:
             self.model_calls -= isinstance(self.outstanding.pop(position).wish, CallModel)
         self.next_position = first
 
-    def _wish(self, wish: Wish, now_ms: int) -> Command:
+    def _wish(self, wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
         position = self.next_position
         limits = self.request.limits
         if position >= limits.max_turns * POSITIONS_PER_TURN + POSITIONS_PER_TURN:
@@ -303,10 +318,10 @@ class Rollout:
         elif isinstance(wish, Reset):
             waits = self._open_reset(wish, now_ms)
         else:
-            waits = self._open_step(cast(Step, wish), now_ms)
+            waits = self._open_step(wish, now_ms)
         self.next_position += 1
         self.outstanding[position] = waits
-        return self.command(waits)
+        return waits
 
     def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
         limits = self.request.limits
@@ -330,6 +345,8 @@ class Rollout:
     def _conversation(self, messages: Sequence[Message], policy_id: str) -> Conversation:
         """The longest one that the messages extend, the latest among equals; else a new one."""
         known = [c for c in self.conversations if c.extended_by(messages, policy_id)]
+        if len(known) == 1:
+            return known[0]
         if known:
             return max(known, key=lambda c: (len(c.messages), c.index))
         begun = Conversation(len(self.conversations), policy_id)
@@ -370,6 +387,14 @@ class Rollout:
         return Outstanding(wish, self.next_position, digest, now_ms, None)
 
     # Commands
+
+    def effects(self, outcomes: list[Outcome], *, silent: bool) -> list[Effect]:
+        """With the commands made of what was wished for; silently none is, as none will be sent."""
+        return [
+            self.command(outcome) if isinstance(outcome, Outstanding) else outcome
+            for outcome in outcomes
+            if not (silent and isinstance(outcome, Outstanding))
+        ]
 
     def command(self, waits: Outstanding) -> Command:
         """The command of one outstanding wish, as it stands: same place, same bytes."""
@@ -454,7 +479,7 @@ class Rollout:
 
     # Answers
 
-    def take(self, event: Event, now_ms: int) -> list[Effect] | None:
+    def take(self, event: Event, now_ms: int) -> list[Outcome] | None:
         """Apply one answer or AttemptStarted; None when it does not count."""
         body = event.body
         if isinstance(body, AttemptStarted):
@@ -466,18 +491,16 @@ class Rollout:
             return None
         if waits is not None and event.tries < waits.tries:
             return None
-        try:
-            self._check(event, waits)
-        except DeterminismError as error:
-            return self._broken(error)
-        waits = cast(Outstanding, waits)
-        if isinstance(body, CallFailed):
-            return self._failed(waits, body, now_ms)
-        return self._answered(waits, cast("ModelAnswered | EnvironmentStepped", body), now_ms)
+        if waits is None or not waits.fits(event):
+            return self._broken(self._disagreement(event, waits))
+        if isinstance(body, ModelAnswered):
+            return self._settle(waits, self._heard(waits, body), now_ms)
+        if isinstance(body, EnvironmentStepped):
+            return self._settle(waits, self._saw(waits, body), now_ms)
+        return self._failed(waits, cast(CallFailed, body), now_ms)
 
-    def _check(self, event: Event, waits: Outstanding | None) -> None:
-        """Raise DeterminismError where the journal answers what the program does not ask."""
-        place = f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}"
+    def _disagreement(self, event: Event, waits: Outstanding | None) -> DeterminismError:
+        """The journal answers what the program does not ask."""
         found = type(event.body).__name__
         if waits is None:
             wishes = f"has made {self.next_position} wishes"
@@ -485,20 +508,16 @@ class Rollout:
             wishes = (
                 f"wishes {type(waits.wish).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
             )
-        elif found != "CallFailed" and (found == "ModelAnswered") != isinstance(
-            waits.wish, CallModel
-        ):
-            wishes = f"wishes {type(waits.wish).__name__}"
         else:
-            return
-        msg = (
-            f"{place}: the journal answers {found} {event.body_digest.hex()[:8]}, try "
-            f"{event.tries}, but program {self.request.agent!r} {wishes}; has the program changed? "
-            "run it under a new name"
+            wishes = f"wishes {type(waits.wish).__name__}"
+        return DeterminismError(
+            f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}: the "
+            f"journal answers {found} {event.body_digest.hex()[:8]}, try {event.tries}, but "
+            f"program {self.request.agent!r} {wishes}; has the program changed? run it under a new "
+            "name"
         )
-        raise DeterminismError(msg)
 
-    def _failed(self, waits: Outstanding, body: CallFailed, now_ms: int) -> list[Effect]:
+    def _failed(self, waits: Outstanding, body: CallFailed, now_ms: int) -> list[Outcome]:
         limits = self.request.limits
         if body.code == "session_lost" and self.attempt < limits.max_attempts:
             del self.outstanding[waits.position]  # answered: nothing counts here any more
@@ -513,17 +532,10 @@ class Rollout:
             waits.with_history = waits.with_history or free
             waits.opened_ms = now_ms
             waits.told = False
-            return [self.command(waits)]
+            return [waits]
         if waits.sequence is not None:
             waits.sequence.busy = False
         return self._settle(waits, WishFailed(body.code, body.message), now_ms)
-
-    def _answered(
-        self, waits: Outstanding, body: ModelAnswered | EnvironmentStepped, now_ms: int
-    ) -> list[Effect]:
-        if isinstance(body, ModelAnswered):
-            return self._settle(waits, self._heard(waits, body), now_ms)
-        return self._settle(waits, self._saw(waits, body), now_ms)
 
     def _heard(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
         sequence = cast(Conversation, waits.sequence)
@@ -557,7 +569,7 @@ class Rollout:
         )
         return Observation(body.text, body.reward, body.terminated, body.truncated, body.info)
 
-    def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> list[Effect]:
+    def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> list[Outcome]:
         """Close one wish; when all that were made together are closed, the program goes on."""
         del self.outstanding[waits.position]
         agent = cast(Agent, self.agent)
@@ -573,7 +585,7 @@ class Rollout:
 
     # Decisions: written now, acted upon when they are read
 
-    def _decide(self, body: wire.Body, attempt: int | None = None) -> list[Effect]:
+    def _decide(self, body: wire.Body, attempt: int | None = None) -> list[Outcome]:
         self.decision = Event(
             self.request.rollout_id,
             attempt or self.attempt,
@@ -588,7 +600,7 @@ class Rollout:
 
     def _finish(
         self, status: str, *, code: str = "", reason: str = "", result: str = ""
-    ) -> list[Effect]:
+    ) -> list[Outcome]:
         result = _plain(result) if isinstance(result, str) else _shown(result)
         if len(result) > RESULT_CHARS:
             msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
@@ -596,16 +608,16 @@ class Rollout:
         reason = _plain(reason)[:REASON_CHARS]
         return self._decide(RolloutFinished(status, code, reason, result, self.next_position))
 
-    def _fail(self, code: str, reason: str) -> list[Effect]:
+    def _fail(self, code: str, reason: str) -> list[Outcome]:
         return self._finish("failed", code=code, reason=reason)
 
-    def _broken(self, error: DeterminismError) -> list[Effect]:
+    def _broken(self, error: DeterminismError) -> list[Outcome]:
         self.broken = True
         if self.attempt < self.request.limits.max_attempts:
             return self._decide(AttemptStarted(str(error)), attempt=self.attempt + 1)
         return self._fail("determinism", str(error))
 
-    def _new_attempt(self, attempt: int, now_ms: int) -> list[Effect] | None:
+    def _new_attempt(self, attempt: int, now_ms: int) -> list[Outcome] | None:
         if attempt != self.attempt + 1:
             return None
         courtesy = self._courtesy()
@@ -741,9 +753,14 @@ def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
 def _is_text(*values: object) -> bool:
     """Whether these are strings that can be written; a lone surrogate cannot."""
     try:
-        return all(isinstance(value, str) and value.encode() is not None for value in values)
+        for value in values:
+            if not isinstance(value, str):
+                return False
+            if not value.isascii():  # which costs nothing to ask
+                value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _is_whole(value: object, bits: int) -> bool:
@@ -847,8 +864,11 @@ class Journal:
             self._keys.add(key)
         return key in self._keys
 
-    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
-        """Apply one event, in log order. `now_ms` is its append time."""
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
+        """Apply one event, in log order. `now_ms` is its append time.
+
+        Silently, answers give rise to no commands: for readers that would not send them.
+        """
         body = event.body
         if isinstance(body, START):
             return self._start(event, body, offset, now_ms)
@@ -864,11 +884,11 @@ class Journal:
             self._ended.append((offset, rollout))
             self.just_ended = rollout
             return rollout.end(body, offset, now_ms)
-        effects = rollout.take(event, now_ms)
-        if effects is None:
+        outcomes = rollout.take(event, now_ms)
+        if outcomes is None:
             self.ignored["late_or_twice"] += 1
             return []
-        return effects
+        return rollout.effects(outcomes, silent=silent)
 
     def _start(
         self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
@@ -891,7 +911,7 @@ class Journal:
             writer=self.writer,
         )
         self.open[event.rollout_id] = rollout
-        return rollout.begin(now_ms)
+        return rollout.effects(rollout.begin(now_ms), silent=False)
 
     def _counts(self, body: RolloutStarted | RolloutRefused, offset: int) -> bool:
         """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""

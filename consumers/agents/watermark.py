@@ -1,10 +1,11 @@
 """The word that goes with a commit of a journal partition: where a reader must begin.
 
-`2;low;last;bulk_low;stragglers;requests`. From `bulk_low` on a reader needs every record. Between
-`low` and `bulk_low` it needs only those of the stragglers, the few rollouts that are open since
-then; they are named by the offsets of their first events, as differences to the one before, in
-base64. `last` is the last counted request offset as of `bulk_low`, and `requests` the id of the
-requests' topic, since an offset holds for one incarnation of a topic.
+`2;low;last;bulk_low;stragglers;requests;quota`. From `bulk_low` on a reader needs every record.
+Between `low` and `bulk_low` it needs only those of the stragglers, the few rollouts that are open
+since then; they are named by the offsets of their first events, as differences to the one before,
+in base64. `last` is the last counted request offset as of `bulk_low`, and `requests` the id of the
+requests' topic, since an offset holds for one incarnation of a topic. `quota` is q where the writer
+held first commands back for quotas: whoever reads on cannot know which.
 """
 
 import base64
@@ -25,6 +26,7 @@ class Watermark:
     stragglers: tuple[int, ...] = ()
     """First offsets below `bulk_low`, ascending."""
     requests: str = ""
+    quota: bool = False
 
     @property
     def low(self) -> int:
@@ -34,23 +36,25 @@ class Watermark:
     def write(self) -> str:
         last = "" if self.last is None else str(self.last)
         named = base64.b64encode(_packed(self.stragglers)).decode()
-        words = VERSION, str(self.low), last, str(self.bulk_low), named, self.requests
+        quota = "q" if self.quota else ""
+        words = VERSION, str(self.low), last, str(self.bulk_low), named, self.requests, quota
         return SEPARATOR.join(words)
 
 
 def read_watermark(metadata: str) -> Watermark | None:
     """The watermark in a commit's metadata; None for what others wrote there."""
     words = metadata.split(SEPARATOR)
-    if len(words) != 6 or words[0] != VERSION:
+    if len(words) != 7 or words[0] != VERSION:
         return None
-    _, low, last, bulk_low, named, requests = words
+    _, low, last, bulk_low, named, requests, quota = words
     if not (low.isdecimal() and bulk_low.isdecimal() and (last.isdecimal() or not last)):
         return None
     try:
         stragglers = _unpacked(base64.b64decode(named, validate=True))
     except ValueError:
         return None
-    read = Watermark(int(bulk_low), int(last) if last else None, stragglers, requests)
+    counted = int(last) if last else None
+    read = Watermark(int(bulk_low), counted, stragglers, requests, quota == "q")
     return read if read.low == int(low) and read.low <= read.bulk_low else None
 
 

@@ -22,6 +22,7 @@ from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.clock import Clock, LogClock, steady_wall
+from consumers.control import ControlReader
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
@@ -99,6 +100,8 @@ class Owned:
     """Nobody left word where to begin: fold all of it, then send again what is outstanding."""
     silent_until: int
     """Below this, what the fold gives rise to was done before."""
+    quota: bool
+    """Whether first commands may have been held back, here or by whoever had it before."""
     folded: bool = False
     """Whether everything below `silent_until` is known."""
     caught_up: bool = False
@@ -173,7 +176,7 @@ class Agents:
         self._unsent: list[tuple[str, Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
-        self._control = log_.reader([topics.control])
+        self._control = ControlReader(log_, codec, topics, unreadable=self._bury_word)
         self._control_due = self._due = 0.0
 
     def expects(self, topic: str) -> type:
@@ -201,7 +204,8 @@ class Agents:
         until = held.log_end if reset else progress.next_offset
         word = "" if reset else held.metadata
         folded = begin.low >= until
-        self.owned[held.partition] = Owned(journal, progress, word, reset, until, folded)
+        quota = bool(self.quota.most) or begin.quota
+        self.owned[held.partition] = Owned(journal, progress, word, reset, until, quota, folded)
         if begin.stragglers:
             progress.needs = journal.needs
         return begin.low
@@ -229,7 +233,8 @@ class Agents:
         if not owned.folded:
             return owned.word
         watermark = owned.journal.watermark(progress.next_offset)
-        return replace(watermark, requests=self._ids[self.names.requests]).write()
+        requests, quota = self._ids[self.names.requests], bool(self.quota.most)
+        return replace(watermark, requests=requests, quota=quota).write()
 
     def full(self, progress: Progress) -> bool:
         """Only requests are ever paused: answers must flow for capacity to come back."""
@@ -328,7 +333,7 @@ class Agents:
         silent = record.offset < owned.silent_until
         owned.folded = owned.folded or not silent
         gaps = owned.journal.ignored["start_after_gap"]
-        effects = owned.journal.take(event, record.offset, record.timestamp_ms)
+        effects = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
             ours = event.body.request_offset in owned.starting
             owned.starting.discard(event.body.request_offset)
@@ -377,7 +382,7 @@ class Agents:
         owned.caught_up = True
         for rollout in list(owned.journal.open.values()):
             self._cancel_if_asked(rollout)
-            held_before = bool(self.quota.most) and rollout.at_first_command()
+            held_before = owned.quota and rollout.at_first_command()
             if rollout.admitted and (owned.reset or held_before):
                 self._send_again(rollout, fresh=held_before)
             elif rollout.decision is not None:
@@ -516,15 +521,13 @@ class Agents:
                         self._write(event, owned.journal.partition)
 
     def _listen(self) -> None:
-        for record in self._control.poll(0.0):
-            try:
-                word = self.codec.decode(record.value, Control)
-            except WireError as error:
-                self.loop.letters.bury(record, error)
-                continue
+        for _, word in self._control.poll():
             self.words.take(word)
             if word.kind == "cancel":
                 self._cancel()
+
+    def _bury_word(self, record: Record, error: WireError) -> None:
+        self.loop.letters.bury(record, error)
 
     def _cancel(self) -> None:
         for owned in self.owned.values():

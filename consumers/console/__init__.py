@@ -1,1 +1,1 @@
-"""What people look at, folded from the log alone: a run's figures, and the audit of the log."""
+"""What people look at, folded from the log alone; of all groups it alone may fold the journal."""

@@ -137,7 +137,7 @@ class Audit:
     def _repeated(self) -> None:
         most, seen = self.most_repeated, self.report.repeated
         if most is not None and seen > most:
-            text = f"{seen} answers repeat work that was done before, {most} are allowed; the last"
+            text = f"{seen} answers repeat work done before, {most} are allowed; the last is here"
             place = self.topics.events, *split(self.history.last_repeated)
             self.report.add(Breach("I9", text, *place, "doubled"))
 

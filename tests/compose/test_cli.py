@@ -150,3 +150,28 @@ def test_topics_apply_changes_nothing_the_second_time_and_refuses_to_shrink(
     assert "cannot shrink to 2" in refused(fewer)
     assert more.returncode == 1
     assert "from 4 to 8 partitions" in more.stdout
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("waiting --older-than 5", "no duration"),
+        ("waiting --rollout nobody", "no rollout and no group 'nobody'"),
+        ("cancel nobody", "no rollout and no group 'nobody'"),
+        ("drain nobody", "no worker 'nobody'"),
+        ("dlq show 0@3", "no dead letters"),
+        ("dlq replay --yes", "no letters are chosen"),
+        ("dlq drop 3 --yes", "no place"),
+    ],
+)
+def test_what_names_nothing_is_refused_and_changes_nothing(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, line: str, said: str
+) -> None:
+    cluster = make_cluster("p")
+
+    done = rollcall(*line.split(), cwd=tmp_path, **addresses(cluster))
+
+    assert said in refused(done)
+    topics = {cluster.topics.control: 1, cluster.topics.dead_letters: 3}
+    assert set(cluster.admin.ends(topics).values()) == {0}

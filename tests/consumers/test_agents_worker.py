@@ -503,7 +503,9 @@ def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
     assert late.not_after_ms == int((rig.clock.now + 120.0) * 1000)
 
 
-def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig) -> None:
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig, most: int) -> None:
+    """Also where the heir has no quotas and cannot know by itself what was held back."""
     first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
     ask(rig, "r0", user="ann")
     ask(rig, "r1", user="ann")
@@ -511,7 +513,7 @@ def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig) -> None:
     rig.commit(first)
     killed(first)
 
-    second = rig.agents("a2", capacity=Capacity(max_running_per_user=2))
+    second = rig.agents("a2", capacity=Capacity(max_running_per_user=most))
     rig.settle(second)
 
     assert "r1" in [c.rollout_id for c in calls(rig)]

@@ -345,6 +345,74 @@ def test_a_storm_of_unreadable_records_stops_the_worker(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) is None
 
 
+def test_a_storm_says_what_to_do_and_leaves_no_letter_on_its_way(rig: Rig) -> None:
+    for _ in range(60):
+        bury_bytes(rig)
+    loop, _ = working(rig)
+
+    with pytest.raises(StormOfDeadLetters, match=f"`rollcall dlq list --source {TOPIC}`"):
+        loop.turn(0.0)
+
+    assert loop.publishers[0].waiting() == 0
+
+
+def rain(rig: Rig, loop: Loop, at_a_time: int) -> None:
+    """Unreadable records, and a commit between them."""
+    for _ in range(60):
+        for _ in range(at_a_time):
+            bury_bytes(rig)
+        rig.commit(loop)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 60])
+def test_a_storm_stops_every_restart_at_the_same_place(rig: Rig, at_a_time: int) -> None:
+    # Given good records, then a storm that comes at once, or slowly between commits
+    words(rig, 3)
+    loop, role = working(rig)
+    loop.turn(0.0)
+    role.close()
+    rig.commit(loop)
+    rig.commit(loop)
+
+    # When the worker is started again and again, then it stops each time where it did before
+    for _ in range(3):
+        with pytest.raises(StormOfDeadLetters):
+            rain(rig, loop, at_a_time)
+        assert rig.committed("g", TOPIC) in (3, 4)
+        source_of(loop).kill()
+        loop, _ = working(rig)
+
+
+def test_single_unreadable_records_hold_no_commit_up(rig: Rig) -> None:
+    for _ in range(3):
+        bury_bytes(rig)
+    loop, _ = working(rig)
+    loop.turn(0.0)
+    rig.commit(loop)
+    assert rig.committed("g", TOPIC) is None, "this may become a storm"
+
+    rig.clock.pass_by(61.0)
+    rig.commit(loop)
+
+    assert rig.committed("g", TOPIC) == 3
+
+
+def test_who_stops_a_loop_patiently_waits_for_all_work_in_flight(rig: Rig) -> None:
+    words(rig, 2)
+    loop, role = working(rig)
+    loop.turn(0.0)
+
+    def patient() -> bool:
+        rig.clock.pass_by(30.0)
+        if rig.clock.now > 1_700_000_300.0:
+            role.close()
+        return True
+
+    loop.stop(0.0, patient=patient)
+
+    assert rig.committed("g", TOPIC) == 2
+
+
 def test_fifty_unreadable_records_in_a_row_are_no_storm(rig: Rig) -> None:
     for _ in range(2):
         for _ in range(50):

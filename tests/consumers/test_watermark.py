@@ -15,7 +15,9 @@ UUID = "q3Zk1mJ0T6mZ8oJm3m1XwA"
 def watermarks(draw: st.DrawFn) -> Watermark:
     *stragglers, bulk_low = sorted(draw(st.sets(OFFSETS, min_size=1, max_size=MOST_STRAGGLERS + 1)))
     last = draw(st.none() | OFFSETS)
-    return Watermark(bulk_low, last, tuple(stragglers), draw(st.sampled_from(["", UUID])))
+    return Watermark(
+        bulk_low, last, tuple(stragglers), draw(st.sampled_from(["", UUID])), draw(st.booleans())
+    )
 
 
 @given(watermarks())
@@ -25,14 +27,14 @@ def test_watermarks_are_read_as_they_were_written(watermark: Watermark) -> None:
 
 @given(st.sets(OFFSETS, min_size=MOST_STRAGGLERS, max_size=MOST_STRAGGLERS))
 def test_so_many_stragglers_fit_however_far_apart_they_lie(offsets: set[int]) -> None:
-    word = Watermark(2**62, 2**62, tuple(sorted(offsets)), UUID).write()
+    word = Watermark(2**62, 2**62, tuple(sorted(offsets)), UUID, True).write()
     assert len(word) <= METADATA_BYTES
 
 
 def test_the_longest_word_is_within_the_brokers_limit() -> None:
     apart = 2**62 // MOST_STRAGGLERS
     stragglers = tuple(apart * n for n in range(1, MOST_STRAGGLERS + 1))
-    assert len(Watermark(2**62, 2**62, stragglers, UUID).write()) <= METADATA_BYTES
+    assert len(Watermark(2**62, 2**62, stragglers, UUID, True).write()) <= METADATA_BYTES
 
 
 def test_a_reader_starts_at_its_oldest_straggler() -> None:
@@ -46,14 +48,15 @@ def test_a_reader_starts_at_its_oldest_straggler() -> None:
         "",
         "by hand",
         "1;2;3",
-        "1;2;3;2;;",
-        "2;;3;2;;",
-        "2;5;3;x;;",
-        "2;5;x;5;;",
-        "2;5;3;5;not base64!;",
-        "2;5;3;5;gA==;",
-        "2;4;3;5;;",
-        "2;7;3;5;Bw==;",
+        "1;2;3;2;;;",
+        "2;5;3;5;;",
+        "2;;3;2;;;",
+        "2;5;3;x;;;",
+        "2;5;x;5;;;",
+        "2;5;3;5;not base64!;;",
+        "2;5;3;5;gA==;;",
+        "2;4;3;5;;;",
+        "2;7;3;5;Bw==;;",
     ],
 )
 def test_words_of_others_are_no_watermarks(word: str) -> None:

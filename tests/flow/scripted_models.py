@@ -4,8 +4,8 @@ Run by path with the cluster in the environment: `python tests/flow/scripted_mod
 """
 
 import random
-import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from compose.cluster import cluster_of
 from compose.logs import set_up
 from compose.settings import load_settings
+from compose.stop import Stop
 from compose.workers import Workshop
 from inference.scripted import ScriptedEngine
 from schemas.messages import ModelCall
@@ -26,12 +27,10 @@ def word(call: ModelCall) -> str:
 
 def main(name: str, policy_id: str) -> None:
     set_up("models", name)
-    cluster = cluster_of(load_settings())
+    cluster = replace(cluster_of(load_settings()), name=name)
     workshop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings)
-    stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
     loop = workshop.models(name, ScriptedEngine(policy_id, word))
-    loop.run(lambda: bool(stopped))
+    loop.run(Stop())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""How fast a worker that takes a partition over knows again what was open in it.
+
+Recorded journal entries of many rollouts side by side are decoded and folded, their programs run
+against them, in one process and without a broker. The ceiling is the decoding alone. Both are done
+several times, in turns, and the quickest of each counts: the rest is the machine's other work.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from random import Random
+
+from compose.benchmarks import workload
+from compose.benchmarks.figure import Figure
+from compose.settings import Settings
+from consumers.agents.fold import Journal, World
+from consumers.agents.worker import program_of
+from consumers.loop import COLLECT
+from schemas.codec import Codec, LocalRegistry
+from schemas.messages import Event
+from schemas.topics import Topics
+
+TOKENS = 64
+ROLLOUTS = 2000
+LIVE = 500
+ROUNDS = 5
+
+
+def refold(settings: Settings, *, rollouts: int = ROLLOUTS, rounds: int = ROUNDS) -> Figure:
+    """Journal entries folded a second."""
+    del settings
+    codec = Codec(LocalRegistry())
+    values = list(record(codec, rollouts))
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT)  # as in a worker
+    try:
+        folding, decoding = [], []
+        for _ in range(rounds):
+            folding.append(_seconds(lambda: fold(codec, values)))
+            decoding.append(_seconds(lambda: decode(codec, values)))
+    finally:
+        gc.set_threshold(*before)
+    per_event = 1e6 * min(folding) / len(values)
+    note = (
+        f"{len(values):,} entries of {rollouts:,} rollouts, {TOKENS} tokens a turn, "
+        f"{LIVE} rollouts side by side; {per_event:.1f} us an entry"
+    )
+    return Figure(
+        len(values) / min(folding), "events/s", len(values) / min(decoding), notes=(note,)
+    )
+
+
+def record(codec: Codec, rollouts: int) -> Iterator[bytes]:
+    """The journal of so many rollouts from start to end, `LIVE` of them open at a time."""
+    player = workload.Player(codec, TOKENS, Topics())
+    names = (f"{number:032x}" for number in range(rollouts))
+    live = [player.journal(workload.request(name)) for name in islice(names, LIVE)]
+    while live:
+        going = []
+        for journal in live:
+            written = next(journal, None)
+            if written is None and (name := next(names, None)) is not None:
+                journal = player.journal(workload.request(name))
+                written = next(journal)
+            if written is not None:
+                yield written
+                going.append(journal)
+        live = going
+
+
+def fold(codec: Codec, values: list[bytes]) -> Journal:
+    """What a new owner of the partition does; returns the journal as it knows it."""
+    journal = Journal(0, World(program_of, Random), "bench")
+    for offset, value in enumerate(values):
+        journal.take(codec.decode(value, Event), offset, workload.NOW_MS, silent=True)
+    return journal
+
+
+def decode(codec: Codec, values: list[bytes]) -> None:
+    for value in values:
+        codec.decode(value, Event)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    gc.collect()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

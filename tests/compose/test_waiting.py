@@ -1,0 +1,109 @@
+"""What is waited for, as people and programs read it."""
+
+import pytest
+import typer
+
+from compose.cli import app
+from compose.waiting import Waiting, as_plain, show
+from consumers.agents.worker import Words
+from consumers.console.waits import Place, Wait
+
+NOW_MS = 1_700_000_000_000
+STEPS = Place("t.environments", "t.env.steps", 2)
+JOURNAL = Place("t.agents", "t.rollout.events", 1)
+CALL = Wait("r1", "g", "step", "lake 1/0/0", NOW_MS - 90_000, NOW_MS - 30_000, STEPS)
+END = Wait("r2", "g", "decision", "its end", NOW_MS - 3_000, NOW_MS + 4_000, JOURNAL)
+WHOLE = Wait("r3", "g", "group", "1 of 3", NOW_MS - 1_000, None, None)
+
+
+def waiting(*waits: Wait, words: Words | None = None, **given: object) -> Waiting:
+    told = {"owners": {STEPS: "environments-2"}, "writers": {1: "agents-1"}, "remarks": [], **given}
+    return Waiting(list(waits), words or Words(), **told)  # type: ignore[arg-type]
+
+
+def test_a_wait_is_on_the_owner_of_its_partition_or_on_nobody() -> None:
+    found = waiting(CALL, END, WHOLE)
+
+    assert [found.on(wait) for wait in found.waits] == ["environments-2", "nobody", "the trainer"]
+
+
+def test_where_the_broker_does_not_say_the_last_agents_worker_is_guessed() -> None:
+    found = waiting(CALL, END, owners=None)
+
+    assert [found.on(wait) for wait in found.waits] == ["?", "agents-1?"]
+
+
+def test_a_page_has_totals_by_reason_then_a_row_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(waiting(CALL, END, WHOLE), NOW_MS)
+
+    total, _, call, end, whole = capsys.readouterr().out.splitlines()
+    assert total == (
+        "3 rollouts wait: 1 step (oldest 90.0 s), 1 decision (oldest 3.0 s), 1 group (oldest 1.0 s)"
+    )
+    assert call.split("  ")[0] == "r1"
+    assert "90.0 s" in call
+    assert "30.0 s ago" in call
+    assert "in 4.0 s" in end
+    assert whole.endswith("1 of 3")
+
+
+def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = Words({"r1": "enough"}, {"other": "too"}, paused=True)
+
+    show(waiting(CALL, WHOLE, words=words, remarks=["a gap"]), NOW_MS)
+
+    said = capsys.readouterr().out
+    assert "note: a gap" in said
+    assert "agents are paused" in said
+    assert said.count("(cancel was asked)") == 1
+
+
+def test_a_page_ends_somewhere_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    show(waiting(*[CALL] * 45), NOW_MS)
+
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("5 more waits, none of them older")
+
+
+def test_nothing_to_wait_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    show(waiting(), NOW_MS)
+
+    assert capsys.readouterr().out == "nothing is waited for\n"
+
+
+def test_as_json_every_wait_has_its_place_and_who_is_on_it() -> None:
+    plain = as_plain(waiting(CALL), NOW_MS)
+
+    assert plain["totals"] == {"step": 1}
+    assert plain["waits"] == [
+        {
+            "rollout_id": "r1",
+            "group_id": "g",
+            "reason": "step",
+            "what": "lake 1/0/0",
+            "since_ms": NOW_MS - 90_000,
+            "deadline_ms": NOW_MS - 30_000,
+            "at": {"group": "t.environments", "topic": "t.env.steps", "partition": 2},
+            "on": "environments-2",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["waiting"], ["cancel"], ["pause"], ["resume"], ["drain"]),
+        *(["dlq", "list"], ["dlq", "show"], ["dlq", "replay"], ["dlq", "drop"]),
+    ],
+    ids=" ".join,
+)
+def test_the_help_of_a_command_has_an_example_of_it(words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+
+    assert f"Example: rollcall {' '.join(words)}" in (command.help or "")

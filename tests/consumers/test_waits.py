@@ -1,0 +1,340 @@
+"""What is waited for, told from records alone; every reason, and how it goes away."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.agents.fold import Effect
+from consumers.agents.watermark import Watermark
+from consumers.console.waits import Place, Scoring, Wait, Waits
+from schemas.messages import (
+    AttemptStarted,
+    EnvironmentStep,
+    Event,
+    Limits,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.topics import Topics
+from tests.consumers.journals import DICED, Dice, Entry, Hand, fold, request, world_of
+
+TOPICS = Topics("t.")
+PARTITION = 3
+FIRST_MS = 1_000_010
+"""When a hand writes its first entry."""
+SCORING = Scoring("default")
+
+
+def waits_of(hand: Hand, *scorings: Scoring, commit: int = 0, group_id: str = "") -> Waits:
+    """What a reader of this journal knows."""
+    waits = Waits(TOPICS, hand.journal.world, scorings or (SCORING,), group_id=group_id)
+    waits.begin(PARTITION, Watermark(0), commit)
+    for entry in hand.entries:
+        waits.take_event(entry.event, PARTITION, entry.offset, entry.at_ms)
+    return waits
+
+
+def send(waits: Waits, command: Effect, group: str, topic: str, partition: int = 7) -> None:
+    """Show a command as it lies on its work topic."""
+    assert isinstance(command, ModelCall | EnvironmentStep)
+    waits.take_command(command.command_id.hex().encode(), Place(group, topic, partition))
+
+
+def scored(trajectory: Trajectory, scoring_id: str = "default") -> ScoredTrajectory:
+    return ScoredTrajectory(scoring_id, trajectory, (), 1.0, "t.trajectories", PARTITION, 0)
+
+
+def ended(hand: Hand, asked: RolloutRequest) -> Trajectory:
+    """Live one single turn through."""
+    (step,) = hand.start(asked)
+    (call,) = hand.show(step)
+    (step,) = hand.say(call, "yes")
+    (decision,) = hand.show(step)
+    return hand.end(decision)
+
+
+def only(waits: Waits) -> Wait:
+    (wait,) = waits.told()
+    return wait
+
+
+def test_a_request_that_no_start_has_counted_waits_for_admission() -> None:
+    hand = Hand()
+    hand.start("react")
+    waits = waits_of(hand)
+    waits.take_request(request("r"), PARTITION, 0, 5)
+    waits.take_request(request("late", group_id="g"), PARTITION, 1, 77)
+
+    wait = next(wait for wait in waits.told() if wait.rollout_id == "late")
+
+    assert (wait.reason, wait.group_id, wait.since_ms, wait.deadline_ms) == (
+        "admission",
+        "g",
+        77,
+        None,
+    )
+    assert wait.at == Place("t.agents", "t.rollout.requests", PARTITION)
+
+
+def test_a_first_command_that_is_missing_on_its_topic_waits_for_admission() -> None:
+    hand = Hand()
+    hand.start("react")
+
+    wait = only(waits_of(hand))
+
+    assert (wait.reason, wait.since_ms, wait.deadline_ms) == ("admission", FIRST_MS, None)
+    assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
+
+
+def test_a_step_waits_on_the_partition_of_its_command() -> None:
+    hand = Hand()
+    (step,) = hand.start("react", limits=Limits(step_timeout_s=2.5))
+    waits = waits_of(hand)
+    assert waits.wanted_commands() == {("t.environments", "t.env.steps"): FIRST_MS}
+    assert waits.wanted_keys() == {b"r"}
+    send(waits, step, "t.environments", "t.env.steps")
+
+    wait = only(waits)
+
+    assert (wait.reason, wait.what) == ("step", "maze 1/0/0")
+    assert (wait.since_ms, wait.deadline_ms) == (FIRST_MS, FIRST_MS + 2500)
+    assert wait.at == Place("t.environments", "t.env.steps", 7)
+
+
+def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:
+    hand = Hand()
+    (step,) = hand.start("react", limits=Limits(call_timeout_s=9.0))
+    (call,) = hand.show(step)
+    (again,) = hand.fail(call)
+    waits = waits_of(hand)
+    unsent = only(waits)
+    send(waits, again, "t.models.p", "t.model.calls.p")
+
+    wait = only(waits)
+
+    assert (wait.reason, wait.what) == ("call", "p 1/1/1")
+    assert (wait.since_ms, wait.deadline_ms) == (hand.now_ms, hand.now_ms + 9000)
+    assert wait.at == Place("t.models.p", "t.model.calls.p", 7)
+    assert unsent.what == "p 1/1/1, not sent yet"
+    assert unsent.at == Place("t.agents", "t.rollout.events", PARTITION)
+
+
+def test_no_wait_outlives_its_rollout() -> None:
+    hand = Hand()
+    (step,) = hand.start("react", limits=Limits(rollout_timeout_s=1.0))
+    waits = waits_of(hand)
+    send(waits, step, "t.environments", "t.env.steps")
+
+    assert only(waits).deadline_ms == FIRST_MS + 1000
+
+
+def test_wishes_made_together_wait_one_by_one() -> None:
+    hand = Hand(DICED["side_by_side"])
+    left, right = hand.start("side_by_side")
+    hand.show(left)
+    waits = waits_of(hand)
+    send(waits, right, "t.environments", "t.env.steps")
+
+    assert only(waits).what == "maze 1/1/0"
+
+
+def test_an_end_that_is_decided_waits_for_whoever_writes_it() -> None:
+    hand = Hand()
+    (step,) = hand.start("single_turn")
+    (call,) = hand.show(step)
+    (step,) = hand.say(call, "yes")
+    hand.show(step)
+
+    wait = only(waits_of(hand))
+
+    assert (wait.reason, wait.since_ms) == ("decision", hand.now_ms)
+    assert wait.what == "an agents worker has to write its end: finished"
+    assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
+
+
+def test_a_new_attempt_that_is_decided_waits_for_whoever_writes_it() -> None:
+    hand = Hand()
+    (step,) = hand.start("react", limits=Limits(max_attempts=2))
+    hand.fail(step, "session_lost", retriable=False)
+
+    assert only(waits_of(hand)).what.startswith("an agents worker has to begin attempt 2")
+
+
+def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> None:
+    # Given a journal of two rollouts, one of which runs a program that only its workers have
+    hand = Hand(DICED["stubborn"])
+    (step,) = hand.start(request("theirs", "stubborn"))
+    hand.show(step)
+    (step,) = hand.start(request("ours"))
+    here = Waits(TOPICS, world_of({}), (SCORING,))
+    here.begin(PARTITION, Watermark(0), 0)
+
+    # When it is read where that program cannot be loaded
+    for entry in hand.entries:
+        here.take_event(entry.event, PARTITION, entry.offset, entry.at_ms)
+    send(here, step, "t.environments", "t.env.steps")
+
+    # Then what it waits for is not known, and the other is told as ever
+    theirs, ours = here.told()
+    assert (theirs.rollout_id, theirs.reason) == ("theirs", "program")
+    assert "unknown program 'stubborn'" in theirs.what
+    assert (ours.rollout_id, ours.reason) == ("ours", "step")
+
+
+@pytest.mark.parametrize("known", ["committed", "above the commit", "scored"])
+def test_an_ended_rollout_waits_for_its_reward_until_it_is_scored(known: str) -> None:
+    hand = Hand()
+    trajectory = ended(hand, request("r", "single_turn"))
+    before = waits_of(hand)
+    before.take_trajectory(trajectory, PARTITION, 4)
+    scoring = {
+        "committed": Scoring("default", {PARTITION: 5}),
+        "above the commit": Scoring("default", {PARTITION: 2}, {PARTITION: {4}}),
+        "scored": SCORING,
+    }[known]
+    after = waits_of(hand, scoring)
+    after.take_trajectory(trajectory, PARTITION, 4)
+    if known == "scored":
+        assert after.scored_keys() == {b"r"}
+        after.take_scored(scored(trajectory), 99)
+
+    wait = only(before)
+
+    assert (wait.reason, wait.what, wait.since_ms) == (
+        "reward",
+        "scoring 'default'",
+        trajectory.ended_ms,
+    )
+    assert wait.at == Place("t.rewards.default", "t.trajectories", PARTITION)
+    assert after.told() == []
+
+
+def test_each_scoring_is_waited_for_by_itself() -> None:
+    hand = Hand()
+    trajectory = ended(hand, request("r", "single_turn"))
+    waits = waits_of(hand, Scoring("fast", {PARTITION: 9}), Scoring("slow"))
+    waits.take_trajectory(trajectory, PARTITION, 4)
+
+    assert only(waits).what == "scoring 'slow'"
+
+
+def test_an_end_whose_trajectory_is_not_out_waits_for_an_agents_worker() -> None:
+    hand = Hand()
+    ended(hand, request("r", "single_turn"))
+
+    wait = only(waits_of(hand))
+
+    assert (wait.reason, wait.what) == (
+        "reward",
+        "scoring 'default', its trajectory is not written yet",
+    )
+    assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
+    assert waits_of(hand, commit=len(hand.entries)).told() == []
+
+
+def test_a_rollout_that_ended_while_the_log_was_read_is_not_open() -> None:
+    hand = Hand()
+    trajectory = ended(hand, request("r", "single_turn"))
+    hand.entries.pop()
+    waits = waits_of(hand)
+    assert only(waits).reason == "decision"
+
+    waits.take_trajectory(trajectory, PARTITION, 0)
+
+    assert only(waits).reason == "reward"
+
+
+def test_scored_members_wait_for_the_others_of_their_group() -> None:
+    # Given a group of three: one scored, one open, one not started
+    hand = Hand()
+    of = {"group_id": "g", "group_size": 3}
+    first = ended(hand, request("a", "single_turn", **of))
+    (step,) = hand.start(request("b", **of))
+    waits = waits_of(hand, Scoring("default", {PARTITION: 1}))
+    assert waits.first_requests() == {PARTITION: 1}, "where the open member was asked for"
+    waits.take_request(request("b", **of), PARTITION, 1, 40)
+    waits.take_request(request("c", **of), PARTITION, 2, 50)
+    waits.take_trajectory(first, PARTITION, 0)
+    send(waits, step, "t.environments", "t.env.steps")
+
+    # When its scored record is read
+    assert waits.oldest_ms == 40
+    assert b"g" in waits.scored_keys()
+    waits.take_scored(scored(first), 60)
+
+    # Then it waits for the two
+    told = {wait.rollout_id: wait for wait in waits.told()}
+    assert {name: wait.reason for name, wait in told.items()} == {
+        "a": "group",
+        "b": "step",
+        "c": "admission",
+    }
+    assert told["a"].what == "1 of 3 scored by 'default', missing b, c"
+    assert (told["a"].since_ms, told["a"].at) == (60, None)
+
+
+def test_a_member_that_nobody_asked_for_is_missed_when_its_group_is_looked_at() -> None:
+    hand = Hand()
+    trajectory = ended(hand, request("a", "single_turn", group_id="g", group_size=2))
+    waits = waits_of(hand, Scoring("default", {PARTITION: 1}), commit=9, group_id="g")
+
+    assert waits.scored_keys() == {b"g"}
+    waits.take_scored(scored(trajectory), 60)
+
+    assert only(waits).what == "1 of 2 scored by 'default', missing members that nobody asked for"
+
+
+def test_a_whole_group_waits_for_nothing() -> None:
+    hand = Hand()
+    waits = waits_of(hand, group_id="g")
+    for name in ("a", "b"):
+        trajectory = ended(hand, request(name, "single_turn", group_id="g", group_size=2))
+        waits.take_scored(scored(trajectory), 60)
+
+    assert waits.told() == []
+
+
+def test_the_agents_worker_that_wrote_last_is_remembered() -> None:
+    hand = Hand()
+    (step,) = hand.start("react")
+    body = AttemptStarted("again")
+    hand.read(Event("r", 2, -1, 0, b"", b"", "second", body))
+    hand.show(step)
+
+    assert waits_of(hand).writers == {PARTITION: "second"}
+
+
+@given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
+def test_wherever_a_journal_is_cut_exactly_its_open_rollouts_run(seed: int, share: float) -> None:
+    entries: list[Entry] = Dice(Random(seed)).live().entries
+    cut = entries[: int(len(entries) * share)]
+    waits = Waits(TOPICS, world_of(DICED))
+    waits.begin(0, Watermark(0), 0)
+
+    for entry in cut:
+        waits.take_event(entry.event, 0, entry.offset, entry.at_ms)
+
+    journal, _ = fold(cut, world_of(DICED))
+    running = Counter(wait.rollout_id for wait in waits.told())
+    assert running == {
+        name: 1 if rollout.decision else len(rollout.outstanding)
+        for name, rollout in journal.open.items()
+    }
+
+
+def test_what_has_ended_is_not_kept() -> None:
+    hand = Hand()
+    for number in range(600):
+        ended(hand, replace(request("r", "single_turn"), rollout_id=f"r{number}"))
+
+    waits = waits_of(hand, commit=len(hand.entries))
+
+    assert waits.told() == []
+    assert len(waits.journals[PARTITION]._ended) < 300
+    assert waits._touched == waits._request_offsets == {}

@@ -19,7 +19,6 @@ from schemas.messages import (
     ScoredTrajectory,
     Sequence,
     StepTaken,
-    Task,
     Trajectory,
 )
 from schemas.packed import IDS
@@ -31,7 +30,8 @@ PLACE: Mapping[str, str] = {
 }  # fmt: skip
 """Where the record lies, and when it came there."""
 KEY: Mapping[str, str] = {
-    "rollout_id": "string", "attempt": "int32", "journal_partition": "int32", "last_offset": "int64",
+    "rollout_id": "string", "attempt": "int32", "journal_partition": "int32",
+    "last_offset": "int64",
 }  # fmt: skip
 """Which end of which rollout: records that agree in it tell of the same trajectory."""
 TRAJECTORIES: Mapping[str, str] = {
@@ -62,9 +62,7 @@ SCORES: Mapping[str, str] = {
 
 ANSWER = re.compile(rb"(\x00*)(\x01+)")
 """In a loss mask: what a call added to the prompt, and what was sampled."""
-NOBODY = RolloutRequest("", Task())
-UNREAD = (None,) * 16
-"""Of a request that nobody could read."""
+NO_REQUEST = (None,) * 14
 NO_CALL = (None, None)
 NO_STEP = (None,) * 8
 
@@ -111,7 +109,7 @@ def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
 
 def _asked(request: RolloutRequest | None) -> Row:
     if request is None:
-        return UNREAD[:14]
+        return NO_REQUEST
     task = request.task
     return (
         request.run_id,
@@ -154,8 +152,8 @@ def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
     """
     steps = trajectory.steps or ()
     sequences = trajectory.sequences or ()
-    line = 0
-    for turn, index, message, counts, step in _lines(sequences, steps, trajectory.failures):
+    lines = _lines(sequences, steps, trajectory.failures)
+    for line, (turn, index, message, counts, step) in enumerate(lines):
         said = (None,) * 3 if message is None else (
             message.role, message.content, message.tool_calls,
         )  # fmt: skip
@@ -164,7 +162,6 @@ def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
             step.truncated, step.terminated or step.truncated,
         )  # fmt: skip
         yield (line, turn, index, *said, *counts, *seen)
-        line += 1
 
 
 Line = tuple[int, "int | None", "Message | None", Row, "StepTaken | None"]
@@ -230,9 +227,8 @@ def _interleaved(
         if message.role != "assistant":
             yield turn, 0, message, NO_CALL, None
             continue
-        first, *others = after[turn] or [None]
-        yield turn, 0, message, counts[turn - 1], first
-        for step in others:
+        yield turn, 0, message, counts[turn - 1], next(iter(after[turn]), None)
+        for step in after[turn][1:]:
             yield turn, None, None, NO_CALL, step
         turn += 1
 
@@ -252,7 +248,7 @@ def score_row(place: Row, scored: ScoredTrajectory) -> Row:
         scored.scoring_id,
         scored.total,
         scored.reason,
-        scored.rewards,
+        [(each.scorer, each.value, each.weight, each.reason) for each in scored.rewards],
         scored.source_topic,
         scored.source_partition,
         scored.source_offset,

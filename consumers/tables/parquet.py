@@ -169,12 +169,15 @@ class Writers:
             hidden = self._hidden(path)
             flush(hidden)
             self.size_bytes[path.parts[-3]] += hidden.stat().st_size
-            if path.exists():
-                hidden.unlink()
-            else:
-                hidden.replace(path)
-                flush(path.parent)
+            self._appear(hidden, path)
         self._open.clear()
+
+    def _appear(self, hidden: Path, path: Path) -> None:
+        if path.exists():
+            hidden.unlink()
+        else:
+            hidden.replace(path)
+            flush(path.parent)
 
     def abandon(self) -> None:
         """Leave nothing behind."""

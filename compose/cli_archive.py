@@ -92,6 +92,95 @@ def add_to(
                 with page() as terminal:
                     queries.print_table(answer, terminal)
 
+    @app.command("runs")
+    def list_runs(rate: Rate = RATE, json: Json = False) -> None:
+        """List every run that has a folder here or a step in the log.
+
+        Example: rollcall runs --json
+        """
+        import orjson
+
+        from compose import listing
+        from compose.look import page
+
+        found = listing.list_runs(cluster(), rate=rate)
+        if json:
+            typer.echo(orjson.dumps(listing.plain(found), option=orjson.OPT_INDENT_2))
+        elif not found:
+            typer.echo("no run yet; `rollcall demo` makes one")
+        else:
+            with page() as terminal:
+                terminal.print(listing.table(found))
+
+    @app.command()
+    def curve(
+        run: Annotated[str, typer.Argument(help="A run's id or folder.")],
+        out: Annotated[
+            Path | None, typer.Option(help="A PNG, or a folder for a PNG and a CSV.")
+        ] = None,
+        csv: Annotated[Path | None, typer.Option(help="A line for each step.")] = None,
+        tensorboard: Annotated[
+            Path | None, typer.Option(help="Event files go into a folder of the run's name.")
+        ] = None,
+        rate: Rate = RATE,
+        json: Json = False,
+    ) -> None:
+        """Show how a run went: reward, length, staleness, entropy, loss, held-out success.
+
+        From the log alone, while the run goes on or a week later.
+
+        Example: rollcall curve lake-any-start-20261121-140000-s7 --out curves
+        """
+        import orjson
+
+        from compose.look import page
+
+        picture = out / "curve.png" if out and out.suffix != ".png" else out
+        lines = csv or (out / "curve.csv" if out and out.suffix != ".png" else None)
+        if picture:
+            require_extra("plots", "matplotlib")
+        if tensorboard:
+            require_extra("plots", "tensorboardX")
+        from compose import curves
+
+        found = curves.read(cluster(), run, rate=rate)
+        written = []
+        if picture:
+            curves.draw(found, picture)
+            written.append(picture)
+        if lines:
+            curves.write_csv(found, lines)
+            written.append(lines)
+        if tensorboard:
+            written.append(curves.write_tensorboard(found, tensorboard))
+        for path in written:
+            typer.echo(f"written {path}", err=json)
+        if json:
+            typer.echo(orjson.dumps(found.plain(), option=orjson.OPT_INDENT_2))
+        elif not written:
+            with page() as terminal:
+                curves.print_chart(found, terminal)
+
+    @topics_app.command("stats")
+    def topics_stats(json: Json = False) -> None:
+        """Count records, bytes and rates of every topic, and the lag of every group.
+
+        Joins no group. Bytes are estimated from the last records of each partition.
+
+        Example: rollcall topics stats --json
+        """
+        import orjson
+
+        from compose import stats
+        from compose.look import page
+
+        found = stats.measure(cluster())
+        if json:
+            typer.echo(orjson.dumps(found.plain(), option=orjson.OPT_INDENT_2))
+        else:
+            with page() as terminal:
+                stats.show(found, terminal)
+
 
 def require_extra(extra: str, *modules: str) -> None:
     """Refuse where the libraries of an extra are not installed."""

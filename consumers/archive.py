@@ -10,6 +10,7 @@ same names, and a file that is there already is left as it is.
 A span that is not full is in nobody's file: `rollcall export` covers the tail.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ class Archive(WorkRole):
         self.spans: dict[TopicPartition, Span] = {}
         self.ids: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
-        self.mark = name.replace("/", "-")
-        sweep(directory, self.mark)
+        self.mark = f"{_in_a_name(name)}.{os.getpid()}"
+        sweep(directory, _in_a_name(name))
 
     def expects(self, topic: str) -> type:
         return Trajectory if topic == self.trajectories else ScoredTrajectory
@@ -92,8 +93,8 @@ class Archive(WorkRole):
             self._close(tp)
         begin = record.offset // self.span * self.span
         end = begin + self.span
-        name = f"{record.topic}-{self.ids[record.topic]}-{record.partition}-{begin}-{end}.parquet"
-        writers = Writers(self.directory, name, self.mark, LOT_BYTES)
+        name = f"{record.topic}-{_in_a_name(self.ids[record.topic])}-{record.partition}"
+        writers = Writers(self.directory, f"{name}-{begin}-{end}.parquet", self.mark, LOT_BYTES)
         return self.spans.setdefault(tp, Span(end, writers))
 
     def at_end(self, progress: Progress) -> None:
@@ -115,3 +116,8 @@ class Archive(WorkRole):
     def full(self, progress: Progress) -> bool:
         """What is in hand is rows of one span; its records without their values are small."""
         return False
+
+
+def _in_a_name(text: str) -> str:
+    """What may be part of a file's name; Kafka's topic ids are base64."""
+    return text.replace("/", "_").replace("+", "-")

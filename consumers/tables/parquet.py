@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from consumers.tables import rows
 from consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
 from schemas.messages import ScoredTrajectory, Trajectory
 
+DAY_MS = 86_400_000
 COMPRESSION = "zstd"
 LOT_BYTES = 16 << 20
 """Rows in hand at once."""
@@ -57,7 +60,12 @@ SCHEMAS: Mapping[str, Any] = {
 
 def day_of(at_ms: int) -> str:
     """The folder of a record's day, in UTC, as Hive would name it."""
-    return f"day={datetime.fromtimestamp(max(0, at_ms) / 1000, UTC):%Y-%m-%d}"
+    return _day(max(0, at_ms) // DAY_MS)
+
+
+@cache
+def _day(number: int) -> str:
+    return f"day={datetime.fromtimestamp(number * DAY_MS / 1000, UTC):%Y-%m-%d}"
 
 
 @dataclass
@@ -188,9 +196,13 @@ class Writers:
         self._lots.clear()
 
 
-def sweep(directory: Path, mark: str) -> None:
-    """Remove what a writer of this mark left unfinished when it was killed."""
-    for left in directory.glob(f"*/day=*/.*.parquet.{mark}"):
+def sweep(directory: Path, name: str) -> None:
+    """Remove what a worker of this name left unfinished when it was killed.
+
+    One that lives nevertheless finds its files gone and ends; another under its name, with a mark
+    of its own, writes them again.
+    """
+    for left in directory.glob(f"*/day=*/.*.parquet.{escape(name)}.*"):
         left.unlink(missing_ok=True)
 
 

@@ -191,6 +191,19 @@ def test_a_range_in_which_nothing_lies_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_export_that_is_interrupted_leaves_nothing(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    def interrupted(done: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(cluster, Range(), tmp_path / "out", rate=0, progress=interrupted)  # type: ignore[arg-type]
+
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("sql", "says"),
     [

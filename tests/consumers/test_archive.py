@@ -10,6 +10,7 @@ import pytest
 
 from consumers.archive import Archive
 from consumers.loop import Loop
+from consumers.memory import MemoryLog
 from consumers.tables.parquet import Writers
 from schemas.errors import JournalGone
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
@@ -134,6 +135,25 @@ def test_another_incarnation_of_a_topic_has_files_of_its_own(rig: Rig, tmp_path:
     rig.settle(archive(rig, tmp_path))
 
     assert told(tmp_path) == Counter({at: 2 for at in spans(3)})
+
+
+class Kafkas(MemoryLog):
+    """Its topics have ids such as Kafka's."""
+
+    def topic_id(self, topic: str) -> str:
+        return f"yJ6ljan/R32oVOB+{super().topic_id(topic)}Q=="
+
+
+def test_a_topics_id_is_no_path(tmp_path: Path) -> None:
+    rig = Rig(make_log=Kafkas)
+    loop = archive(rig, tmp_path, "host/archive-1")
+    write(rig, 3)
+
+    rig.settle(loop)
+
+    assert told(tmp_path) == spans(3)
+    [path] = tmp_path.glob("scores/day=*/*")
+    assert path.name == "t.trajectories.scored-yJ6ljan_R32oVOB-0Q==-0-0-3.parquet"
 
 
 def test_what_retention_took_before_it_was_archived_is_a_named_error(

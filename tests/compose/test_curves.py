@@ -2,19 +2,24 @@
 
 import csv
 import json
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from compose import curves, listing, runs
+from compose.cluster import Cluster
 from compose.curves import HELD_OUT, Curve
 from compose.recipe import load_recipe
 from compose.settings import Settings
 from compose.view import BARS
+from compose.workers import sole_trainer
 from consumers.heldout import MARK
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
+from tests.compose.test_cli import addresses, refused, rollcall
 from tests.compose.world import PREFIX, MemoryCluster
 
 RUN = "lake-20260101-000000-s7"
@@ -64,7 +69,7 @@ def read(cluster: MemoryCluster, name: str = RUN) -> Curve:
 
 def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False) -> Path:
     """A run's folder as `runs.begin` leaves it."""
-    recipe, text = load_recipe("lake-any-start")
+    _, text = load_recipe("lake-any-start")
     made = cluster.settings.state() / "runs" / run_id
     made.mkdir(parents=True)
     (made / runs.RECIPE_FILE).write_text(text)
@@ -72,7 +77,6 @@ def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False)
     (made / runs.RUN_FILE).write_text(json.dumps(body))
     if finished:
         (made / runs.SUMMARY_FILE).write_text(json.dumps({"success_after": 0.875}))
-    del recipe
     return made
 
 
@@ -172,8 +176,6 @@ def test_a_place_that_cannot_be_written_is_refused(cluster: MemoryCluster, tmp_p
 def test_without_a_file_the_curve_is_a_chart_of_text(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rich.console import Console
-
     train(cluster, *(step(number, number, number - 1) for number in range(1, 9)))
 
     curves.print_chart(read(cluster), Console(width=120))
@@ -190,7 +192,7 @@ def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) 
     train(cluster, step(1, 1, 0, "b-training"), step(2, 2, 1, "b-training"), step(1, 1, 0, RUN))
     evaluate(cluster, 1, [1.0, 0.0])
 
-    with runs_lock(held):
+    with sole_trainer(held, lambda: False):
         found = listing.list_runs(cluster, rate=0)  # type: ignore[arg-type]
 
     assert {
@@ -204,7 +206,25 @@ def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) 
     assert [run["run_id"] for run in listing.plain(found)][-1] == RUN
 
 
-def runs_lock(directory: Path):  # type: ignore[no-untyped-def]
-    from compose.workers import sole_trainer
+@pytest.mark.broker
+def test_runs_and_curve_at_the_command_line(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster("p")
+    publisher, topic = cluster.log.publisher(), cluster.topics.train_steps
+    for each in (step(1, 1, 0), step(2, 2, 1)):
+        publisher.send(topic, "p", cluster.codec.encode(topic, each))
+    assert publisher.flush(30) == 0
+    where = addresses(cluster)
 
-    return sole_trainer(directory, lambda: False)
+    listed = rollcall("runs", "--json", cwd=tmp_path, **where)
+    drawn = rollcall("curve", RUN, "--out", "curves", "--json", cwd=tmp_path, **where)
+    unknown = rollcall("curve", RUN[:-1], cwd=tmp_path, **where)
+
+    [run] = json.loads(listed.stdout)
+    assert (run["run_id"], run["steps"], run["state"]) == (RUN, 2, "elsewhere")
+    assert drawn.returncode == 0, drawn.stderr
+    assert [each["version"] for each in json.loads(drawn.stdout)["steps"]] == [1, 2]
+    names = sorted(path.name for path in (tmp_path / "curves").iterdir())
+    assert names == ["curve.csv", "curve.png"]
+    assert f"did you mean '{RUN}'" in refused(unknown)

@@ -16,6 +16,10 @@ test: $(STAMP) lint
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)
 
+chaos: $(STAMP)
+	ROLLCALL_SCHEDULES=2400 $(BIN)/python -m pytest -q tests/flow/test_memory_flow.py -k whatever_dies
+	$(BIN)/rollcall chaos --minutes 10 $(CHAOS_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

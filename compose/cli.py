@@ -16,6 +16,7 @@ import typer
 from compose.cli_archive import add_to as add_archive_commands
 from compose.cli_archive import require_extra
 from compose.cli_control import add_to as add_control_commands
+from compose.cli_history import add_to as add_history_commands
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -29,6 +30,8 @@ app = typer.Typer(
     add_completion=False,
     help="Agentic reinforcement learning for language models on Apache Kafka.",
 )
+# Newer typers bring a click of their own, whose errors are not those of the package `click`.
+USAGE: Any = next(kind for kind in typer.BadParameter.mro() if kind.__name__ == "ClickException")
 topics_app = typer.Typer(no_args_is_help=True, help="Provision topics and schemas.")
 worker_app = typer.Typer(no_args_is_help=True, help="Run one process of a group.")
 app.add_typer(topics_app, name="topics")
@@ -183,15 +186,21 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
 @worker_app.command("agents")
 def worker_agents(name: Name = "", accept_truncation: Accept = False) -> None:
     """Start requests, fold journals, run agent programs."""
+    from compose.fit import patiently
+
     workshop, worker, stop = _workshop("agents", name)
-    workshop.agents(worker, accept=accept_truncation).run(stop, patient=stop.patient)
+    loop = patiently(lambda: workshop.agents(worker, accept=accept_truncation))
+    loop.run(stop, patient=stop.patient)
 
 
 @worker_app.command("environments")
 def worker_environments(name: Name = "", accept_truncation: Accept = False) -> None:
     """Keep environment sessions and step them."""
+    from compose.fit import patiently
+
     workshop, worker, stop = _workshop("environments", name)
-    workshop.environments(worker, accept=accept_truncation).run(stop, patient=stop.patient)
+    loop = patiently(lambda: workshop.environments(worker, accept=accept_truncation))
+    loop.run(stop, patient=stop.patient)
 
 
 @worker_app.command("rewards")
@@ -204,8 +213,12 @@ def worker_rewards(
     accept_truncation: Accept = False,
 ) -> None:
     """Score trajectories."""
+    from compose.fit import patiently
+
     workshop, worker, stop = _workshop("rewards", name)
-    loop = workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+    loop = patiently(
+        lambda: workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+    )
     loop.run(stop, patient=stop.patient)
 
 
@@ -219,6 +232,7 @@ def worker_models(
 ) -> None:
     """Serve one policy, adopting its versions as they are announced."""
     from compose import runs
+    from compose.fit import patiently
     from compose.workers import transformers_engine
     from schemas.errors import Refused
 
@@ -230,7 +244,7 @@ def worker_models(
         raise Refused(msg)
     workshop, worker, stop = _workshop("models", name)
     engine = transformers_engine(policy, directory, workshop.settings)
-    loop = workshop.models(worker, engine, accept=accept_truncation)
+    loop = patiently(lambda: workshop.models(worker, engine, accept=accept_truncation))
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
 
 
@@ -415,6 +429,7 @@ def trajectory(rollout_id: str) -> None:
 
 add_control_commands(app, cluster)
 add_archive_commands(app, topics_app, cluster, settings)
+add_history_commands(app, cluster)
 
 
 @app.command()
@@ -482,6 +497,56 @@ def bench(
     run_benchmarks(names or [], settings(), json)
 
 
+@app.command()
+def chaos(
+    minutes: Annotated[float | None, typer.Option(help="Harm for so long.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the schedule and the workload.")] = 7,
+    kill: Annotated[
+        str, typer.Option(help="Whom, by comma; pauses and network cuts befall them too.")
+    ] = "agents,models,environments,rewards,training,broker,registry",
+    kills: Annotated[
+        int | None, typer.Option(help="Instead of --minutes: a soak of so many SIGKILLs.")
+    ] = None,
+    rollouts: Annotated[
+        int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
+    ] = None,
+) -> None:
+    """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
+
+    Exit code 0 when nothing was lost, doubled or breached, else 1.
+
+    Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
+
+    The soak: rollcall chaos --kills 1000
+    """
+    from rich.console import Console
+
+    from compose.chaos.run import run_chaos
+    from compose.conduct import Stopped
+
+    terminal = Console()
+    try:
+        ok = run_chaos(
+            settings(),
+            minutes=minutes,
+            seed=seed,
+            kill=kill,
+            kills=kills,
+            rollouts=rollouts,
+            json=json,
+            keep=keep,
+            terminal=terminal,
+        )
+    except Stopped:
+        terminal.print("stopped; everything was taken down")
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if ok else 1)
+
+
 def main() -> NoReturn:
     """The process entry: errors of ours become one line and an exit code."""
     sys.path.insert(0, os.getcwd())
@@ -489,8 +554,6 @@ def main() -> NoReturn:
 
 
 def _guarded(command: Callable[[], object]) -> int:
-    import click
-
     from compose.errors import ServicesError
     from schemas.errors import Refused, RollcallError, TopicsDiffer, Unavailable
 
@@ -502,11 +565,11 @@ def _guarded(command: Callable[[], object]) -> int:
     except (RollcallError, ServicesError) as error:
         typer.echo(f"rollcall: {type(error).__name__}: {error}", err=True)
         return 1
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as error:
+    except USAGE as error:
         error.show()
-        return error.exit_code
+        return int(error.exit_code)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

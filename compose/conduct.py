@@ -72,7 +72,7 @@ def conduct(
     began = time.monotonic()
     recipe, text = load_recipe(recipe_name)
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
-    with _interruptible(), _services(settings, terminal) as (cluster, pids):
+    with interruptible(), _services(settings, terminal) as (cluster, pids):
         if folder is None:
             folder = runs.create(settings.state(), recipe, text, seed)
             _provision(cluster, folder)
@@ -93,7 +93,7 @@ def conduct(
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Turn SIGINT and SIGTERM into Stopped, once; what follows is not interrupted again."""
 
     def stop(number: int, frame: FrameType | None) -> None:

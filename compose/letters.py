@@ -9,7 +9,7 @@ letter, with a header that names it; listing and replaying honour the marks.
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
+from compose.pace import Pace
 from compose.plain import text_of
 from compose.times import time_ms
 from consumers.log import Headers, Publisher, Record
@@ -319,27 +320,6 @@ def replayed_headers(headers: Headers, from_: str) -> Headers:
     """The headers as they were before the record was buried, and where it was sent from."""
     kept = [(name, value) for name, value in headers if not name.startswith(DLQ_PREFIX)]
     return [*kept, (REPLAYED_FROM, from_.encode())]
-
-
-class Pace:
-    """Lets so many through a second; 0 is no limit."""
-
-    def __init__(
-        self,
-        rate: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._every_s = 1 / rate if rate else 0.0
-        self._clock = clock
-        self._sleep = sleep
-        self._due = clock()
-
-    def wait(self) -> None:
-        now = self._clock()
-        if now < self._due:
-            self._sleep(self._due - now)
-        self._due = max(now, self._due) + self._every_s
 
 
 def drop(cluster: "Cluster", choice: Choice, *, yes: bool) -> None:

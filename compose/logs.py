@@ -3,15 +3,19 @@
 import logging
 import os
 import sys
+from typing import TextIO
 
 import structlog
 
 
-def set_up(role: str, worker: str) -> None:
-    """Configure structlog once; libraries' own logging goes to stderr from warnings on."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
+    """Configure structlog once, for stderr unless said otherwise; libraries' own logging goes there
+    too, from warnings on.
+    """
+    out = out or sys.stderr
+    logging.basicConfig(level=logging.WARNING, stream=out)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    readable = sys.stderr.isatty()
+    readable = out.isatty()
     renderer = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
@@ -21,7 +25,7 @@ def set_up(role: str, worker: str) -> None:
             structlog.processors.dict_tracebacks,
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(role=role, worker=worker, pid=os.getpid())

@@ -37,7 +37,7 @@ def tail(
 
     In the order of each partition; with `last`, which is over all partitions, by time.
     """
-    name = _topic(cluster, topic)
+    name = topic_of(cluster, topic)
     show = decoder(cluster, name) if decode else _hex
     with quiet_pipes(), closing(_reader(cluster, name, last)) as reader:
         records = to_the_end(reader)
@@ -104,7 +104,7 @@ def page() -> Iterator["Console"]:
         print("\n".join(line.rstrip() for line in written.get().splitlines()))
 
 
-def _topic(cluster: "Cluster", given: str) -> str:
+def topic_of(cluster: "Cluster", given: str) -> str:
     """The full name of a topic that is there; raises Refused naming the nearest."""
     there, prefix = cluster.admin.partitions(), cluster.settings.prefix
     for name in (f"{prefix}{given}", given):

@@ -74,11 +74,14 @@ class Progress:
         self,
         cluster: "Cluster",
         requests: Sequence[RolloutRequest],
+        scoring_id: str = "",
         wall: Callable[[], float] = time.time,
     ) -> None:
         log: Log = cluster.log
         self.rows = {request.rollout_id: Row(request.rollout_id) for request in requests}
         self.wall = wall
+        self.scoring_id = scoring_id
+        """Whose scores count; empty is those of the first scorer to come."""
         self._codec = cluster.codec
         self._events = cluster.topics.events
         self._keys = {(r.group_id or r.rollout_id).encode() for r in requests}
@@ -107,8 +110,14 @@ class Progress:
         row = self.rows.get(scored.trajectory.rollout_id)
         if row is None or row.scored is not None:
             return None
+        if self.scoring_id not in ("", scored.scoring_id):
+            return None
         row.scored = scored
         return row
+
+    def begun(self) -> bool:
+        """Whether any of them was started."""
+        return any(row.scored or row.started_ms is not None for row in self.rows.values())
 
     def missing(self) -> list[str]:
         """Who has not been scored, as submitted."""

@@ -25,7 +25,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     learner = Learner(str(directory), LearnerConfig())
     settings = cluster.settings
     provision.complete(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
-    newest = _newest(cluster, policy_id)
+    newest = newest_version(cluster, policy_id)
     version = newest + 1
     folder = settings.state() / "policies" / policy_id
     weights = write_weights(str(folder), version, learner.tensors())
@@ -51,7 +51,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     return version
 
 
-def _newest(cluster: Cluster, policy_id: str) -> int:
+def newest_version(cluster: Cluster, policy_id: str) -> int:
     """The highest version announced so far, -1 where there is none."""
     reader = cluster.log.reader([cluster.topics.versions])
     newest = -1

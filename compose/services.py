@@ -285,13 +285,19 @@ def _wait_until_ready(service: Service, record: Record, log: Path, *, since: int
 
 
 def _old_or_new(old: int | None, taken: Collection[int]) -> int:
+    if old is None or old in taken or not is_free(old):
+        return free_port(taken)
+    return old
+
+
+def free_port(taken: Collection[int]) -> int:
     """Drawn below the ports that the kernel deals to outgoing connections: a client that keeps
     calling a port of those while nobody listens can end up connected to itself, and hold it.
     """
     draw = random.SystemRandom()
-    while old is None or old in taken or not is_free(old):
-        old = draw.randrange(20_000, 32_000)
-    return old
+    while (port := draw.randrange(20_000, 32_000)) in taken or not is_free(port):
+        pass
+    return port
 
 
 def is_free(port: int) -> bool:

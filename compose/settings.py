@@ -58,6 +58,8 @@ class Agents(_Table):
 class Environments(_Table):
     threads: Count = 1
     """Threads that sessions live in; 0 steps them on the loop's own, unwatched."""
+    lease_s: Annotated[float, Field(gt=0)] = 3600.0
+    """How long a session is kept that nobody asks for; as long as a rollout may take."""
 
 
 class Models(_Table):

@@ -1,5 +1,6 @@
 """Requests from the command line: checked to the last line, published, watched until scored."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ def submit(
         found = "both" if source else "neither"
         msg = f"give a JSON Lines file (- is standard input) or --dataset; found {found}"
         raise Refused(msg)
-    lines = _lines(source) if source else []
+    lines = lines_of(source) if source else []
     provision.require(cluster.admin, cluster.registry, wanted(cluster.settings.prefix, []))
     door = Door(cluster)
     if source:
@@ -88,12 +89,12 @@ def submit(
         msg = f"no requests in {_named(source)}: it holds no line that is not empty"
         raise Refused(msg)
     if not wait:
-        _publish(cluster, requests)
+        publish(cluster, requests)
         return
     # Made before anything is published: what is scored in between must not be missed.
     with closing(Progress(cluster, requests)) as progress:
-        _publish(cluster, requests)
-        _watch(progress, timeout_s)
+        publish(cluster, requests)
+        watch(progress, timeout_s)
 
 
 # What comes in
@@ -103,7 +104,8 @@ def _named(source: str) -> str:
     return "standard input" if source == "-" else repr(source)
 
 
-def _lines(source: str) -> list[bytes]:
+def lines_of(source: str) -> list[bytes]:
+    """The lines of a file, or of standard input; raises Refused."""
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
@@ -209,7 +211,7 @@ def _check_bounds(request: RolloutRequest) -> None:
 # What goes out
 
 
-def _publish(cluster: "Cluster", requests: Sequence[RolloutRequest]) -> None:
+def publish(cluster: "Cluster", requests: Sequence[RolloutRequest]) -> None:
     """Hand all over and wait for the acks; raises DeliveryFailed."""
     out: Publisher = cluster.log.publisher()
     submitter = Submitter(out, cluster.codec, cluster.topics)
@@ -226,11 +228,21 @@ def _publish(cluster: "Cluster", requests: Sequence[RolloutRequest]) -> None:
 # Watching
 
 
-def _watch(progress: Progress, timeout_s: float) -> None:
-    """Show what becomes of the rollouts until all are scored; raises NotScored."""
-    until = time.monotonic() + timeout_s
+def watch(progress: Progress, timeout_s: float, *, begin_within_s: float = math.inf) -> None:
+    """Show what becomes of the rollouts until all are scored.
+
+    Raises NotScored after the timeout, or sooner where nobody has begun with any of them.
+    """
+    began = time.monotonic()
+    until = began + timeout_s
     with _screen(progress) as refresh:
         while progress.missing() and time.monotonic() < until:
+            if time.monotonic() > began + begin_within_s and not progress.begun():
+                msg = (
+                    f"none of {len(progress.rows):,} rollouts was begun within {begin_within_s:g} "
+                    "s: is an agents worker running? they stay in the log until one comes"
+                )
+                raise NotScored(msg)
             with uninterrupted():
                 scored = progress.poll(min(POLL_S, max(0.0, until - time.monotonic())))
             refresh(scored)

@@ -16,12 +16,14 @@ from consumers.guard import Guard
 from consumers.log import Log, Publisher
 from consumers.loop import Loop, Role
 from schemas.codec import Codec
+from schemas.errors import Refused
 from schemas.messages import Event, ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 if TYPE_CHECKING:
     from compose.runs import RunFolder
     from compose.settings import Settings
+    from consumers.rewards import Rewards
     from consumers.training import Trainer
     from inference.engine import Engine
 
@@ -80,7 +82,10 @@ class Workshop:
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
-        role = Environments(name, self.codec, self.topics, publisher, threads=threads)
+        lease_s = self.settings.environments.lease_s
+        role = Environments(
+            name, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
+        )
         return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
 
     def rewards(
@@ -91,6 +96,19 @@ class Workshop:
         *,
         accept: bool = False,
     ) -> Loop:
+        publisher = self.log.publisher(bulk=True)
+        role = self.scoring(name, publisher, scorers, scoring_id)
+        group = self.topics.group("rewards", role.scoring_id)
+        return self._loop(role, [publisher], group, accept=accept)
+
+    def scoring(
+        self,
+        name: str,
+        publisher: Publisher,
+        scorers: Sequence[str] | None = None,
+        scoring_id: str | None = None,
+    ) -> "Rewards":
+        """What judges trajectories and writes what came of it, without a loop that reads them."""
         from consumers.rewards import Rewards
         from sandbox.scorers import check_scorer, score
 
@@ -100,8 +118,7 @@ class Workshop:
         for spec in specs:
             check_scorer(spec.name)
         self.codec.prepare(self.topics.scored, ScoredTrajectory)
-        publisher = self.log.publisher(bulk=True)
-        role = Rewards(
+        return Rewards(
             name,
             self.codec,
             self.topics,
@@ -116,9 +133,6 @@ class Workshop:
             ),
             scoring_id=scoring_id,
             guard=self._guard("the scorer", given.scorer_timeout_s),
-        )
-        return self._loop(
-            role, [publisher], self.topics.group("rewards", scoring_id), accept=accept
         )
 
     def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:
@@ -156,10 +170,12 @@ class Workshop:
         """Train a run; while another process does so, stand by for it."""
         import torch
 
+        from compose.fit import patiently
+
         torch.set_num_threads(self.settings.training.threads)
         with sole_trainer(folder.directory, stopping) as ours:
             if ours:
-                self.trainer(name, folder).go_on(stopping)
+                patiently(lambda: self.trainer(name, folder)).go_on(stopping)
 
     def _guard(self, what: str, timeout_s: float) -> Guard:
         guard = Guard(what, timeout_s)
@@ -203,11 +219,15 @@ def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool
 
 
 def _spec(text: str):  # type: ignore[no-untyped-def]
-    """A scorer as `name` or `name*weight`."""
+    """A scorer as `name` or `name*weight`; raises Refused."""
     from sandbox.scorers import ScorerSpec
 
     name, _, weight = text.partition("*")
-    return ScorerSpec(name, float(weight or 1.0))
+    try:
+        return ScorerSpec(name, float(weight or 1.0))
+    except ValueError as error:
+        msg = f"scorer {text!r}: the weight {weight!r} is no number; write NAME*0.5"
+        raise Refused(msg) from error
 
 
 def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -> "Engine":

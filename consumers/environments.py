@@ -27,7 +27,8 @@ from schemas.errors import RollcallError, WorkFailed
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 from schemas.topics import Topics
 
-IDLE_S = 3600.0
+LEASE_S = 3600.0
+"""As long as a rollout may take unless it says otherwise: after that nobody can ask any more."""
 REAP_EVERY_S = 30.0
 
 log = structlog.get_logger()
@@ -151,6 +152,7 @@ class Environments(WorkRole):
         *,
         threads: int = 2,
         make: Callable[[], Sessions] = Sessions,
+        lease_s: float = LEASE_S,
         wall: Clock | None = None,
     ) -> None:
         self.name = name
@@ -158,6 +160,7 @@ class Environments(WorkRole):
         self.answers = Answers(name, codec, topics, publisher)
         self.kept: Kept[EnvironmentStepped] = Kept()
         self.make = make
+        self.lease_s = lease_s
         self.wall = wall or steady_wall()
         self.counts: Counter[str] = Counter()
         self._threaded = threads > 0
@@ -209,9 +212,19 @@ class Environments(WorkRole):
             if work is not None and work.claim():
                 self._replace(number, work)
         if now >= self._reap_due:
-            self._reap_due = now + REAP_EVERY_S
+            self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
             for shard in self.shards:
-                shard.ask(lambda shard=shard: shard.sessions.reap(now, IDLE_S))  # type: ignore[misc]
+                shard.ask(lambda shard=shard: self._reap(shard, now))  # type: ignore[misc]
+
+    def _reap(self, shard: Shard, now: float) -> None:
+        """End the sessions whose rollouts have not been heard of for a lease; runs on its thread.
+
+        A rollout that ended while its agents worker died sends no close.
+        """
+        lapsed = shard.sessions.reap(now, self.lease_s)
+        if lapsed:
+            self.counts["lapsed"] += lapsed
+            log.info("sessions_lapsed", count=lapsed, lease_s=self.lease_s)
 
     def _replace(self, number: int, work: Work) -> None:
         """Abandon a thread that hangs; what waited behind its step goes to a new one."""

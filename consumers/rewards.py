@@ -53,10 +53,11 @@ class Rewards(WorkRole):
 
     def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
-            self._score(record, trajectory)
+            self.publish(self.judge(record, trajectory), record)
             record.closed = True
 
-    def _score(self, record: Record, trajectory: Trajectory) -> None:
+    def judge(self, record: Record, trajectory: Trajectory) -> ScoredTrajectory:
+        """What the scorers make of a trajectory that was read from this record."""
         place = record.topic, record.partition, record.offset
         try:
             with self.guard:
@@ -64,14 +65,18 @@ class Rewards(WorkRole):
         except ProgramFailed as error:
             scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, str(error))
         self.counts["scored" if scored.total is not None else "without_reward"] += 1
-        try:
-            self._write(scored, record)
-        except TooLarge as error:
-            bare = replace(trajectory, sequences=None, steps=None)
-            reason = f"too_large: {error}"
-            self._write(replace(scored, trajectory=bare, total=None, reason=reason), record)
+        return scored
 
-    def _write(self, scored: ScoredTrajectory, cause: Record) -> None:
+    def publish(self, scored: ScoredTrajectory, record: Record) -> None:
+        """Write what was judged; without the trajectory's contents where it would be too large."""
+        try:
+            self._write(scored, record, record.value)
+        except TooLarge as error:
+            bare = replace(scored.trajectory, sequences=None, steps=None)
+            reason = f"too_large: {error}"
+            self._write(replace(scored, trajectory=bare, total=None, reason=reason), record, None)
+
+    def _write(self, scored: ScoredTrajectory, cause: Record, value: bytes | None) -> None:
         trajectory = scored.trajectory
         request = trajectory.request
         key = (request.group_id if request else "") or trajectory.rollout_id
@@ -79,7 +84,7 @@ class Rewards(WorkRole):
         self.publisher.send(
             self.scored,
             key,
-            self.codec.encode(self.scored, scored),
+            self.codec.encode_around(self.scored, scored, "trajectory", value),
             headers=full_headers("ScoredTrajectory", ce_id, self.name, key, trajectory.rollout_id),
             cause=cause,
         )

@@ -57,6 +57,7 @@ ENDING = {
 }
 PASSING = {
     KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._WAIT_COORD,

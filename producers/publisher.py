@@ -324,7 +324,8 @@ class Admin:
                     names = ", ".join(sorted({topic for topic, _ in partitions}))
                     msg = f"the offsets of {names} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error
-            # What the client knows of a topic that has grown is asked for anew by this alone.
+            # What the client knows of a topic that has grown, or of leaders after a restart of the
+            # broker, is asked for anew by this alone.
             self.answers()
             time.sleep(RETRY_S)
 

@@ -8,6 +8,7 @@ raises, or gives no finite number, has the value None with the reason, and then 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from sandbox.environment import make_environment
 from sandbox.named import complaint, foreign, load
@@ -92,12 +93,18 @@ def reasoning_gym(trajectory: Trajectory) -> float:
 def _reward(spec: ScorerSpec, trajectory: Trajectory) -> Reward:
     try:
         with foreign("raised", "it raised"):
-            value = float(load("scorer", spec.name, SHIPPED)(trajectory))
+            value = float(_scorer(spec.name)(trajectory))
     except WorkFailed as error:
         return Reward(spec.name, None, str(error), spec.weight)
     if not math.isfinite(value):
         return Reward(spec.name, None, f"it gave {value}", spec.weight)
     return Reward(spec.name, value, weight=spec.weight)
+
+
+@cache
+def _scorer(name: str) -> Scorer:
+    """Found once: to look for a module takes as long as many a scorer. Raises WorkFailed."""
+    return load("scorer", name, SHIPPED)
 
 
 def _total(rewards: Sequence[Reward]) -> tuple[float | None, str]:

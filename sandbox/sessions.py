@@ -76,9 +76,9 @@ class Sessions:
         """Close all sessions of a partition that now belongs to another worker; return how many."""
         return self._forget_where(lambda session: session.partition == partition)
 
-    def reap(self, now: float, idle_s: float) -> int:
-        """Close all sessions that nobody asked for in `idle_s`; return how many."""
-        return self._forget_where(lambda session: now - session.used_at > idle_s)
+    def reap(self, now: float, lease_s: float) -> int:
+        """Close all sessions whose lease has lapsed; every command renews one. Return how many."""
+        return self._forget_where(lambda session: now - session.used_at > lease_s)
 
     def close(self) -> None:
         """Close everything. May be called twice."""

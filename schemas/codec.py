@@ -195,7 +195,10 @@ def _union_reader(branches: list[Any]) -> Build:
 @cache
 def _writer_of(record: type) -> Build:
     """Turn the message into what fastavro writes (a dict)."""
-    fields = schema_of(record)["fields"]
+    return _fields_writer(schema_of(record)["fields"])
+
+
+def _fields_writer(fields: list[Any]) -> Build:
     names = [field["name"] for field in fields]
     get = _all_of(attrgetter, fields)
     special = [
@@ -218,6 +221,50 @@ def _all_of(getter: Callable[..., Callable[[Any], Any]], fields: list[Any]) -> B
     """Get the values of all fields as a tuple, in one call."""
     get = getter(*(field["name"] for field in fields))
     return get if len(fields) > 1 else lambda values: (get(values),)
+
+
+@cache
+def _around(record: type, name: str) -> list[tuple[Schema, Build]]:
+    """What is written before a field and after it: Avro sets a record's fields end to end."""
+    fields = schema_of(record)["fields"]
+    at = [field["name"] for field in fields].index(name)
+    bare = _bare(schema_of(record))
+    return [
+        (cast(Schema, fastavro.parse_schema({**bare, "fields": _bare(part)})), _part_writer(part))
+        for part in (fields[:at], fields[at + 1 :])
+    ]
+
+
+def _part_writer(fields: list[Any]) -> Build:
+    return _fields_writer(fields) if fields else lambda message: {}
+
+
+@cache
+def _picked(record: type, paths: tuple[str, ...]) -> Schema:
+    """A reader's schema of nothing but these fields; what it does not name is skipped unread."""
+    return cast(Schema, fastavro.parse_schema(_pick(schema_of(record), paths)))
+
+
+def _pick(schema: Schema, paths: tuple[str, ...]) -> Schema:
+    within: dict[str, list[str]] = {}
+    for path in paths:
+        name, _, rest = path.partition(".")
+        within.setdefault(name, []).extend([rest] if rest else [])
+    fields = []
+    for field in schema["fields"]:
+        if field["name"] in within:
+            avro, rest_of = field["type"], tuple(within[field["name"]])
+            inner = (
+                _pick(schema_of(cast(type, _named(_branch(avro)))), rest_of) if rest_of else None
+            )
+            fields.append({"name": field["name"], "type": inner or _bare(avro)})
+    return {"type": "record", "name": schema["name"], "fields": fields}
+
+
+def _at(read: Any, path: str) -> Any:
+    for name in path.split("."):
+        read = read[name]
+    return read
 
 
 def _value_writer(avro: Any) -> Build:
@@ -262,6 +309,14 @@ def _lazy(make: Callable[[type], Build], name: str) -> Build:
     return make(cast(type, _named(name)))
 
 
+def _write(out: io.BytesIO, record: type, schema: Schema, build: Build, message: Any) -> None:
+    try:
+        fastavro.schemaless_writer(out, schema, build(message))
+    except (*NOT_WRITABLE, SchemaRepositoryError) as error:
+        msg = f"{record.__name__} cannot be written: {error}"
+        raise WireError(msg) from error
+
+
 class Codec:
     """Encodes for a topic, decodes for a message type; one per process."""
 
@@ -273,18 +328,34 @@ class Codec:
     def encode(self, topic: str, message: Any) -> bytes:
         """The value of one record: prefix and Avro bytes."""
         record = type(message)
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            self.prepare(topic, record)
-            prefix = self._prefixes[topic]
-        out = io.BytesIO()
-        out.write(prefix)
-        try:
-            fastavro.schemaless_writer(out, schema_of(record), _writer_of(record)(message))
-        except (*NOT_WRITABLE, SchemaRepositoryError) as error:
-            msg = f"{record.__name__} cannot be written: {error}"
-            raise WireError(msg) from error
+        out = self._begun(topic, record)
+        _write(out, record, schema_of(record), _writer_of(record), message)
         return out.getvalue()
+
+    def encode_around(self, topic: str, message: Any, field: str, value: bytes | None) -> bytes:
+        """As `encode`; `value` is the record that one field of the message was read from.
+
+        Its bytes are kept as they are where they were written with our own schema: for a
+        trajectory that is eight times as fast as writing it again.
+        """
+        record, inner = type(message), type(getattr(message, field))
+        written_by = value and self._written_by.get((PREFIX.unpack_from(value)[1], inner))
+        if value is None or written_by is not schema_of(inner):
+            return self.encode(topic, message)
+        before, after = _around(record, field)
+        out = self._begun(topic, record)
+        _write(out, record, *before, message)
+        out.write(value[PREFIX.size :])
+        _write(out, record, *after, message)
+        return out.getvalue()
+
+    def _begun(self, topic: str, record: type) -> io.BytesIO:
+        """A value that so far has its prefix."""
+        if topic not in self._prefixes:
+            self.prepare(topic, record)
+        out = io.BytesIO()
+        out.write(self._prefixes[topic])
+        return out
 
     def prepare(self, topic: str, record: type) -> None:
         """Look the writer id of a topic up; raises TopicsDiffer and Unavailable."""
@@ -293,14 +364,32 @@ class Codec:
 
     def decode(self, value: bytes | None, expected: type[M]) -> M:
         """Read a value as the expected message; raises WireError or Unavailable."""
+        whole, writer = self._writer(value, expected)
+        return cast(M, self._read(whole, writer, schema_of(expected), expected))
+
+    def pick(self, value: bytes | None, expected: type, *paths: str) -> tuple[Any, ...]:
+        """Some fields of the expected message, such as "trajectory.attempt"; skips the others.
+
+        For plain fields of records. What is skipped is not looked into. Raises WireError or
+        Unavailable.
+        """
+        whole, writer = self._writer(value, expected)
+        reader = _picked(expected, paths)
+        picked: tuple[Any, ...] = self._read(
+            whole, writer, reader, expected, lambda read: tuple(_at(read, path) for path in paths)
+        )
+        return picked
+
+    def _writer(self, value: bytes | None, expected: type) -> tuple[bytes, Schema]:
+        """A value that is one, and the schema that it was written with."""
         if value is None:
             msg = f"a null value where a {expected.__name__} belongs; tombstones mean nothing here"
             raise BadBytes(msg)
         if len(value) < PREFIX.size or value[0] != 0:
             raise BadMagic(value[: PREFIX.size])
         schema_id = PREFIX.unpack_from(value)[1]
-        writer = self._written_by.get((schema_id, expected)) or self._learn(schema_id, expected)
-        return self._read(value, writer, expected)
+        known = self._written_by.get((schema_id, expected))
+        return value, known or self._learn(schema_id, expected)
 
     def _learn(self, schema_id: int, expected: type) -> Schema:
         try:
@@ -320,8 +409,14 @@ class Codec:
         self._written_by[schema_id, expected] = parsed
         return cast(Schema, parsed)
 
-    def _read(self, value: bytes, writer: Schema, expected: type[M]) -> M:
-        reader = schema_of(expected)
+    def _read(
+        self,
+        value: bytes,
+        writer: Schema,
+        reader: Schema,
+        expected: type,
+        build: Build | None = None,
+    ) -> Any:
         data = io.BytesIO(value)
         data.seek(PREFIX.size)
         try:
@@ -330,7 +425,7 @@ class Codec:
             else:
                 read = fastavro.schemaless_reader(data, writer, reader, NAMED, UNLESS_SINGLE)
                 read = copy.deepcopy(read)  # defaults are the schema's own
-            message = _reader_of(expected)(read)
+            message = (build or _reader_of(expected))(read)
         except LengthsDisagree:
             raise
         except NOT_AVRO as error:
@@ -342,7 +437,7 @@ class Codec:
         if data.tell() != len(value):
             msg = f"{expected.__name__} ends at byte {data.tell()} of {len(value)}"
             raise BadBytes(msg)
-        return cast(M, message)
+        return message
 
 
 class LocalRegistry:

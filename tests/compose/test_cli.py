@@ -175,3 +175,45 @@ def test_what_names_nothing_is_refused_and_changes_nothing(
     assert said in refused(done)
     topics = {cluster.topics.control: 1, cluster.topics.dead_letters: 3}
     assert set(cluster.admin.ends(topics).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rescore"], "Missing option '--scorer'"),
+        (["replay", "--tu", "x"], "No such option: --tu"),
+        (["eval", "--n", "0"], "Invalid value for '--n'"),
+    ],
+)
+def test_wrong_usage_is_told_without_a_traceback(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    done = rollcall(*words, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "--since", "soon"], "'soon' is no time"),
+        (["eval", "--offsets", "1-2"], "PARTITION:FROM-TO"),
+        (["rescore", "--scorer", "x", "--policy", "p@last"], "POLICY@VERSION"),
+        (["replay", "--to", "x.jsonl", "--ids", "nowhere"], "cannot be read from 'nowhere'"),
+        (["eval", "--tasks", "lake-any-start"], "--tasks runs rollouts of one --policy"),
+    ],
+)
+def test_a_range_that_names_nothing_is_refused_before_anything_is_asked(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    assert said in refused(rollcall(*words, cwd=tmp_path))
+
+
+@pytest.mark.parametrize("command", ["rescore", "eval", "replay"])
+def test_help_names_the_range_and_shows_an_example(tmp_path: Path, command: str) -> None:
+    told = rollcall(command, "--help", cwd=tmp_path).stdout
+
+    assert "Example: rollcall" in told
+    assert all(option in told for option in ("--since", "--until", "--run", "--ids", "--offsets"))

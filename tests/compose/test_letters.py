@@ -8,13 +8,13 @@ import pytest
 from compose.letters import (
     Choice,
     NotReplayed,
-    Pace,
     choice_of,
     drop,
     replay,
     show,
     show_list,
 )
+from compose.pace import Pace
 from consumers.log import Record
 from consumers.loop import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError
@@ -115,7 +115,7 @@ def test_a_list_is_narrowed_by_source_error_and_time(
     [
         ({"source": "env.step"}, "did you mean 'env.steps'"),
         ({"error": "BadMagik"}, "did you mean 'BadMagic'"),
-        ({"since": "soon"}, "no moment"),
+        ({"since": "soon"}, "no time"),
     ],
 )
 def test_a_filter_that_nobody_knows_is_refused(

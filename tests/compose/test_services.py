@@ -26,6 +26,7 @@ from compose.services import (
     status,
     up,
 )
+from producers.publisher import Admin
 from tests.compose.conftest import lists_its_topics, wait_until
 
 SESSION = {"group.consumer.session.timeout.ms": "6000"}
@@ -165,6 +166,8 @@ def test_up_again_finds_the_same_processes(machine: Machine) -> None:
 def test_a_killed_broker_comes_back_where_it_was_with_what_it_had_acked(machine: Machine) -> None:
     before = machine.up()
     write(before, b"acked")
+    knew_it = Admin({"bootstrap.servers": before.bootstrap_servers})
+    assert knew_it.ends({"kept": 1}) == {("kept", 0): 1}
 
     kill(before.kafka_pid)
     assert endpoints(machine.state_dir) is None
@@ -174,6 +177,7 @@ def test_a_killed_broker_comes_back_where_it_was_with_what_it_had_acked(machine:
     assert after.kafka_pid != before.kafka_pid
     assert machine.session_timeout() == "6000"
     assert read(after) == b"acked"
+    assert knew_it.ends({"kept": 1}) == {("kept", 0): 1}, "its idea of the leaders was too old"
 
 
 @pytest.mark.broker
@@ -213,7 +217,7 @@ def test_down_ends_both_and_keeps_data_and_ports_but_not_properties(machine: Mac
 
     after = machine.up()
     assert after == replace(before, kafka_pid=after.kafka_pid, registry_pid=after.registry_pid)
-    assert machine.session_timeout() == "10000"
+    assert machine.session_timeout() == "8000"
     assert read(after) == b"acked"
     assert "last" in ask(after, "GET", "/subjects")
 

@@ -129,6 +129,7 @@ class Rig:
         make: Callable[[str, str], Environment] | None = None,
         *,
         threads: int = 0,
+        **options: Any,
     ) -> Loop:
         publisher = self.log.publisher()
         role = Environments(
@@ -139,6 +140,7 @@ class Rig:
             threads=threads,
             make=(lambda: Sessions(make)) if make else Sessions,
             wall=self.wall,
+            **options,
         )
         return self.loop(role, publisher, "t.environments")
 

@@ -262,6 +262,22 @@ def test_sessions_leave_with_their_partition(make: Maker) -> None:
     assert len(sessions) == 1
 
 
+def test_a_session_that_nobody_asks_for_any_more_is_ended_and_rebuilt_if_somebody_does(
+    rig: Rig, make: Maker
+) -> None:
+    loop = rig.environments("e1", make, lease_s=1e-9)
+    send(rig, step_of(), step_of(position=1, kind="step", action="a"))
+    rig.settle(loop)
+    until(loop, lambda: role_of(loop).counts["lapsed"] == 1)
+    assert len(role_of(loop).shards[0].sessions) == 0
+
+    send(rig, step_of(position=2, kind="step", action="b", index=1, history=("a",)))
+    rig.settle(loop)
+
+    assert answers(rig)["r", 2, 0].text == "a,b"
+    assert make.made == 2
+
+
 def test_a_close_is_a_courtesy_without_an_answer(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     reset = step_of()

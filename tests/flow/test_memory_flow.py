@@ -5,6 +5,7 @@ A schedule that fails names its seed; `Chaos(seed).run().check()` repeats it.
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,8 +32,9 @@ from schemas.messages import (
 from tests.consumers.rig import Rig
 from tests.flow.chaos import KINDS, LAKE, Chaos
 
-SCHEDULES = 360
-BATCHES = 12
+SCHEDULES = int(os.environ.get("ROLLCALL_SCHEDULES", "360"))
+"""`make chaos` explores thousands."""
+BATCHES = max(1, SCHEDULES // 30)
 SMALL_BATCHES = True
 """Whether a silent fold may take several turns."""
 

@@ -87,23 +87,23 @@ class OwnJournal(Agents):
 class ReadsSettings(Journal):
     """Every worker goes by its own settings, not by what was stored with the start."""
 
-    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
         if isinstance(event.body, RolloutStarted):
             asked = event.body.request
             limits = replace(asked.limits, max_tries=1 + len(self.writer) % 2)
             body = replace(event.body, request=replace(asked, limits=limits))
             event = replace(event, body=body)
-        return super().take(event, offset, now_ms)
+        return super().take(event, offset, now_ms, silent=silent)
 
 
 class StartsAgain(Journal):
     """A request that is delivered again starts again."""
 
-    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
         last = self.last
         if isinstance(event.body, START) and last is not None:
             self.last = min(last, event.body.request_offset - 1)
-        effects = super().take(event, offset, now_ms)
+        effects = super().take(event, offset, now_ms, silent=silent)
         if last is not None:
             self.last = max(last, self.last or 0)
         return effects
@@ -112,13 +112,13 @@ class StartsAgain(Journal):
 class AppliesLateAnswers(Journal):
     """Takes an answer to an earlier try for one to the present try."""
 
-    def take(self, event: Event, offset: int, now_ms: int) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
         rollout = self.open.get(event.rollout_id)
         waits = rollout.outstanding.get(event.position) if rollout else None
         late = waits is not None and event.tries < waits.tries
         if late and waits and isinstance(event.body, ModelAnswered | EnvironmentStepped):
             event = replace(event, tries=waits.tries)
-        return super().take(event, offset, now_ms)
+        return super().take(event, offset, now_ms, silent=silent)
 
 
 def folding(journal_: type[Journal]) -> type[Agents]:

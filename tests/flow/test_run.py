@@ -14,6 +14,7 @@ import pytest
 from compose.cluster import Cluster
 from consumers.log import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+from tests.compose.test_cli import addresses, rollcall
 from tests.consumers.test_training import RECIPE
 from tests.flow.crew import ROOT, everything, until
 
@@ -101,6 +102,25 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
     done = [request for request in requests.values() if request.purpose == "evaluate"]
     assert len(done) >= 2 * 6
     assert workers_of(conductor.pid) == {}
+    assert_read_again_as_it_was(cluster, result, tmp_path)
+
+
+def assert_read_again_as_it_was(cluster: Cluster, result: dict[str, Any], folder: Path) -> None:
+    """The record gives the held-out figures that the run noted, and its scorer the same rewards."""
+    run = ["--run", result["run_id"], "--json"]
+
+    def read(*words: str) -> dict[str, Any]:
+        done = rollcall(*words, cwd=folder, **addresses(cluster))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found: dict[str, Any] = orjson.loads(done.stdout)
+        return found
+
+    rows = read("eval", *run)["versions"]
+    assert [[row["version"], row["success"]["value"]] for row in rows] == result["held_out_curve"]
+    rescored = read("rescore", "--scorer", "environment_return", "--rate", "0", *run)
+    [agreement] = rescored["agreements"]
+    assert agreement["compared"] == agreement["agree"] == rescored["rewarded"] > 0
+    assert rescored["failed"] == 0
 
 
 def assert_each_once(cluster: Cluster, steps: list[TrainStep]) -> None:

@@ -267,7 +267,7 @@ def test_idle_sessions_are_closed_by_age() -> None:
     world.sessions.handle(reset(), now=100.0)
     world.sessions.handle(act(0, "a"), now=150.0)
 
-    assert world.sessions.reap(now=160.0, idle_s=30.0) == 1
+    assert world.sessions.reap(now=160.0, lease_s=30.0) == 1
     assert world.sessions.handle(act(1, "b"), now=170.0).text == "5:a,b"
 
 
@@ -277,7 +277,7 @@ def test_a_session_that_is_rebuilt_after_its_end_belongs_to_its_partition() -> N
     late = act(1, "a", history=("end",))
     code_of(lambda: world.sessions.handle(late, partition=4, now=50.0))
 
-    assert world.sessions.reap(now=60.0, idle_s=30.0) == 0
+    assert world.sessions.reap(now=60.0, lease_s=30.0) == 0
     assert world.sessions.drop(4) == 1
 
 

@@ -29,8 +29,11 @@ from schemas.messages import (
     ModelCall,
     PolicyVersion,
     RolloutRequest,
+    ScoredTrajectory,
     TrainStep,
+    Trajectory,
 )
+from schemas.topics import Topics
 from tests.schemas.made import (
     FEW,
     ON_TOPICS,
@@ -508,3 +511,60 @@ def test_a_message_as_plain_values_keeps_its_bytes() -> None:
 
     assert shown["body"] == {"reason": "lost"}
     assert shown["command_id"] == b"command_id"
+
+
+SCORED = Topics().scored
+
+
+@FEW
+@given(any_message(ScoredTrajectory))
+def test_a_field_kept_as_it_was_read_gives_the_bytes_of_writing_it_again(
+    scored: ScoredTrajectory,
+) -> None:
+    codec = Codec(LocalRegistry())
+    read = codec.encode(Topics().trajectories, scored.trajectory)
+    again = dataclasses.replace(scored, trajectory=codec.decode(read, Trajectory))
+
+    assert codec.encode_around(SCORED, again, "trajectory", read) == codec.encode(SCORED, again)
+
+
+@pytest.mark.parametrize("field", ["scoring_id", "rewards", "reason"])
+def test_any_field_of_a_message_not_read_from_bytes_is_written_anew(field: str) -> None:
+    codec, scored = Codec(LocalRegistry()), example(ScoredTrajectory)
+
+    assert codec.encode_around(SCORED, scored, field, None) == codec.encode(SCORED, scored)
+
+
+def test_a_field_that_others_wrote_with_their_own_schema_is_written_anew() -> None:
+    bare = example(Trajectory, sequences=None, steps=None, request=None, claim=None)
+    codec, scored = Codec(LocalRegistry()), example(ScoredTrajectory, trajectory=bare)
+    theirs = inlined(Trajectory, WRITTEN)
+    theirs["fields"] = [field for field in theirs["fields"] if field["name"] != "result"]
+    out = io.BytesIO()
+    values = message_of(scored.trajectory)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(theirs), values)
+    value = PREFIX.pack(0, codec.registry.writer_id("", json.dumps(theirs))) + out.getvalue()
+    read = dataclasses.replace(scored, trajectory=codec.decode(value, Trajectory))
+
+    assert codec.encode_around(SCORED, read, "trajectory", value) == codec.encode(SCORED, read)
+
+
+@FEW
+@given(any_message(ScoredTrajectory))
+def test_picked_fields_are_those_of_the_whole_message(scored: ScoredTrajectory) -> None:
+    codec = Codec(LocalRegistry())
+    value = codec.encode(SCORED, scored)
+
+    picked = codec.pick(value, ScoredTrajectory, "total", "trajectory.attempt", "scoring_id")
+
+    assert picked == (scored.total, scored.trajectory.attempt, scored.scoring_id)
+
+
+def test_bytes_that_end_early_cannot_be_picked_from() -> None:
+    codec = Codec(LocalRegistry())
+    value = codec.encode(SCORED, example(ScoredTrajectory))
+
+    with pytest.raises(BadBytes):
+        codec.pick(value[:9], ScoredTrajectory, "scoring_id", "total")
+    with pytest.raises(BadMagic):
+        codec.pick(b"x", ScoredTrajectory, "total")

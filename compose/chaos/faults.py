@@ -1,0 +1,115 @@
+"""The faults and their schedule: pure, all of it drawn from one seed.
+
+A schedule begins with a round in which every role is killed once and every other kind of fault
+happens once; behind that, faults are drawn by weight. So also a short run has seen all of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+from schemas.errors import Refused
+from schemas.names import unknown
+
+WORKERS = ("agents", "models", "environments", "rewards")
+SERVICES = ("broker", "registry")
+ROLES = (*WORKERS, "training", *SERVICES)
+"""What `--kill` may name."""
+
+KILL, PAUSE = "kill", "pause"
+CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
+CUTS = (CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP)
+KINDS: Mapping[str, Mapping[str, float]] = {
+    **{role: {KILL: 4, PAUSE: 2, **dict.fromkeys(CUTS, 1)} for role in WORKERS},
+    **{role: {KILL: 2, PAUSE: 1} for role in ("training", *SERVICES)},
+}
+"""What may happen to whom, by weight."""
+WEIGHTS = {**dict.fromkeys(WORKERS, 10), "training": 2, "broker": 2, "registry": 2}
+"""How often a role is hit, whatever the number of its processes."""
+KILL_WEIGHTS = {**WEIGHTS, "training": 0.5, "broker": 0.5, "registry": 0.5}
+"""The same for a soak of kills: each of these three takes seconds to come back."""
+DOWN_S = {"broker": 10.0, "registry": 5.0}
+"""A killed service is started again after at most so long; a worker at once."""
+SHORTEST_S = 1.0
+SESSIONS = 2.0
+"""Pauses and cuts last up to so many session timeouts, so every other one makes a zombie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that happens to one process."""
+
+    at_s: float
+    """Not before; a victim that is still harmed, or not yet back, is waited for."""
+    kind: str
+    role: str
+    victim: str
+    lasts_s: float
+
+
+Victims = Mapping[str, Sequence[str]]
+"""The names of the processes of each role."""
+
+
+def roles_of(text: str) -> tuple[str, ...]:
+    """Read `--kill`; raises Refused for what is no role."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in ROLES:
+            raise unknown("role", name, ROLES)
+    if not names:
+        msg = f"--kill names nobody; choose among {', '.join(ROLES)}"
+        raise Refused(msg)
+    return tuple(role for role in ROLES if role in names)
+
+
+def mixed(
+    seed: int, victims: Victims, *, seconds: float, every_s: float, session_s: float
+) -> list[Fault]:
+    """Faults of every kind over so many seconds, `every_s` apart on average."""
+    dice = Random(f"faults/{seed}")
+    faults, at_s = [], 0.0
+    for kind, role in _kinds(dice, list(victims)):
+        at_s += dice.uniform(0.5, 1.5) * every_s
+        if at_s >= seconds:
+            break
+        lasts_s = _lasts_s(dice, kind, role, session_s)
+        faults.append(Fault(at_s, kind, role, dice.choice(victims[role]), lasts_s))
+    return faults
+
+
+def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fault]:
+    """So many SIGKILLs and nothing else; each process that is back may be the next one."""
+    dice = Random(f"kills/{seed}")
+    roles = list(victims)
+    weights = [KILL_WEIGHTS[role] for role in roles]
+    faults, at_s = [], 0.0
+    for role in islice(_draws(dice, roles, weights), count):
+        at_s += dice.uniform(0.0, 2.0) * every_s
+        faults.append(Fault(at_s, KILL, role, dice.choice(victims[role]), 0.0))
+    return faults
+
+
+def _kinds(dice: Random, roles: list[str]) -> Iterator[tuple[str, str]]:
+    """Kind and role of one fault after the other, without an end."""
+    workers = [role for role in roles if role in WORKERS]
+    first = [(KILL, role) for role in roles] + [(PAUSE, dice.choice(roles))]
+    if workers:
+        first += [(kind, dice.choice(workers)) for kind in CUTS]
+    dice.shuffle(first)
+    yield from first
+    for role in _draws(dice, roles, [WEIGHTS[role] for role in roles]):
+        kinds = KINDS[role]
+        yield dice.choices(list(kinds), list(kinds.values()))[0], role
+
+
+def _draws(dice: Random, roles: list[str], weights: list[float]) -> Iterator[str]:
+    while True:
+        yield dice.choices(roles, weights)[0]
+
+
+def _lasts_s(dice: Random, kind: str, role: str, session_s: float) -> float:
+    if kind == KILL:
+        return dice.uniform(0.0, DOWN_S.get(role, 0.0))
+    return dice.uniform(SHORTEST_S, SESSIONS * session_s)

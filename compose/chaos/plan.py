@@ -1,0 +1,81 @@
+"""What a chaos run was asked for, and who takes part in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compose.chaos.faults import SERVICES, Fault, kills, mixed
+from schemas.errors import Refused
+
+PROCESSES = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
+"""Workers of the workload."""
+SERVER = "trained-1"
+"""The model server of the training run; it is harmed as one with its trainer."""
+EVERY_S = 4.0
+"""Between two faults, on average; less where the run is short, so that every kind has its turn."""
+ROUND = 16
+SOAK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Faults of all kinds for so many minutes, or else a soak of so many SIGKILLs."""
+
+    seed: int
+    roles: Sequence[str]
+    minutes: float | None = None
+    kills: int | None = None
+    rollouts: int | None = None
+    """None: as many as keep the workers busy."""
+
+    def __post_init__(self) -> None:
+        given = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
+        for name, value in given.items():
+            if value is not None and value <= 0:
+                msg = f"--{name} is {value:g}; it must be more than 0"
+                raise Refused(msg)
+        if (self.minutes is None) == (self.kills is None):
+            msg = "give either --minutes, for faults of all kinds, or --kills, for a soak of kills"
+            raise Refused(msg)
+
+    @property
+    def soak(self) -> bool:
+        return self.kills is not None
+
+    @property
+    def session_s(self) -> float:
+        """After how long a group takes a silent member for dead; a soak cannot wait as long."""
+        return 2.0 if self.soak else 6.0
+
+    @property
+    def trains(self) -> bool:
+        return "training" in self.roles
+
+    @property
+    def seconds(self) -> float:
+        """How long faults begin at most."""
+        return 60 * self.minutes if self.minutes else float("inf")
+
+    def workers(self) -> dict[str, list[str]]:
+        """The names of the worker processes, by role."""
+        found = {role: [f"{role}-{n + 1}" for n in range(PROCESSES[role])] for role in PROCESSES}
+        if self.trains:
+            found["models"].append(SERVER)
+            found["training"] = ["training-1"]
+        return found
+
+    def victims(self) -> dict[str, list[str]]:
+        """The names of those that are harmed, by role."""
+        everybody = {**self.workers(), **{name: [name] for name in SERVICES}}
+        if self.trains:
+            everybody["models"].remove(SERVER)
+            everybody["training"].append(SERVER)
+        return {role: everybody[role] for role in self.roles}
+
+    def faults(self) -> list[Fault]:
+        victims: Mapping[str, Sequence[str]] = self.victims()
+        if self.kills is not None:
+            return kills(self.seed, victims, count=self.kills, every_s=SOAK_EVERY_S)
+        every_s = min(EVERY_S, self.seconds / ROUND)
+        return mixed(
+            self.seed, victims, seconds=self.seconds, every_s=every_s, session_s=self.session_s
+        )

@@ -1,0 +1,26 @@
+"""A models worker whose policy is the workload's: `python -m compose.chaos.process NAME`.
+
+The other groups' workers are those of `rollcall worker`. Nothing here imports torch.
+"""
+
+import sys
+
+from compose.chaos.workload import POLICY, UnhurriedEngine, script
+from compose.cluster import cluster_of
+from compose.fit import patiently, wait_until_fit
+from compose.logs import set_up
+from compose.settings import load_settings
+from compose.stop import Stop
+from compose.workers import Workshop
+
+
+def main(name: str) -> None:
+    set_up("models", name)
+    here = cluster_of(load_settings())
+    wait_until_fit(here)
+    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    patiently(lambda: shop.models(name, UnhurriedEngine(POLICY, script(name)))).run(Stop())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,111 @@
+"""`rollcall chaos`: a workload and the faults that befall it; then the log is asked."""
+
+import json as json_
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from compose.chaos.conductor import Conductor
+from compose.chaos.faults import roles_of
+from compose.chaos.plan import Plan
+from compose.chaos.stage import staged
+from compose.chaos.table import Outcome, plain, table
+from compose.conduct import Stopped, interruptible
+from compose.logs import set_up
+from compose.settings import Settings
+from compose.showing import reading, show
+from compose.verify import Report, verify
+from schemas.errors import Refused
+
+WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
+
+
+def run_chaos(
+    settings: Settings,
+    *,
+    minutes: float | None,
+    seed: int,
+    kill: str,
+    kills: int | None,
+    rollouts: int | None,
+    json: Path | None,
+    keep: Path | None,
+    terminal: Console,
+) -> bool:
+    """Run it all and print the table; True when nothing was lost, doubled or breached."""
+    plan = Plan(seed, roles_of(kill), minutes, kills, rollouts)
+    if json is not None and not json.absolute().parent.is_dir():
+        msg = f"--json {json}: there is no directory {json.absolute().parent}"
+        raise Refused(msg)
+    with interruptible(), _directory(keep, terminal) as directory:
+        with (directory / "conductor.log").open("a") as log:
+            set_up("conductor", "conductor", log)
+            beginning = f"seed {seed}, session timeout {plan.session_s:g} s, in {directory}"
+            terminal.print(beginning, highlight=False, soft_wrap=True)
+            outcome, report = _conduct(plan, settings, directory, terminal)
+        terminal.print(table(outcome))
+        show(report, terminal)
+        if json is not None:
+            json.write_text(json_.dumps(plain(outcome), indent=2) + "\n")
+        if not outcome.ok:
+            terminal.print(WHERE.format(directory), soft_wrap=True)
+        elif keep is None:
+            shutil.rmtree(directory)
+    return outcome.ok
+
+
+@contextmanager
+def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
+    """A state directory of our own; a temporary one goes when the run is interrupted."""
+    if keep is None:
+        directory = Path(tempfile.mkdtemp(prefix="rollcall-chaos-"))
+    elif keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        msg = f"--keep {keep} is no empty directory; give one that is, or a new one"
+        raise Refused(msg)
+    else:
+        directory = keep.absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield directory
+    except Stopped:
+        if keep is None:
+            shutil.rmtree(directory)
+        raise
+    except Exception:
+        terminal.print(WHERE.format(directory), soft_wrap=True)
+        raise
+
+
+def _conduct(
+    plan: Plan, settings: Settings, directory: Path, terminal: Console
+) -> tuple[Outcome, Report]:
+    """Leaves no process behind."""
+    began = time.monotonic()
+    with staged(plan, settings, directory) as stage:
+        conductor = Conductor(stage, terminal)
+        try:
+            conductor.run()
+        finally:
+            conductor.close()
+        most = conductor.most_repeated()
+        with reading(terminal) as told:
+            report = verify(stage.cluster, drained=True, most_repeated=most, progress=told)
+    accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
+    outcome = Outcome(
+        seed=plan.seed,
+        harmed=[(each.fault, each.took_s) for each in conductor.watch.progress],
+        accepted=report.accepted,
+        ended=report.ended,
+        lost=report.lost + accepted_unseen,
+        doubled=report.doubled,
+        repeated=report.repeated,
+        breaches=report.found.total(),
+        seconds=time.monotonic() - began,
+        fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},
+    )
+    return outcome, report

@@ -1,0 +1,138 @@
+"""Where a chaos run takes place: a broker and a registry of its own, and its workers' processes."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from multiprocessing import get_context
+from pathlib import Path
+
+from compose import runs, services
+from compose.chaos import workload
+from compose.chaos.plan import SERVER, Plan
+from compose.chaos.proxy import Ports, Proxy, listeners
+from compose.chaos.victims import Worker
+from compose.cluster import Cluster, answers
+from compose.recipe import parse_recipe
+from compose.runs import RunFolder
+from compose.settings import Kafka, Registry, Settings
+from producers import provision
+from schemas.topics import wanted
+
+SCORER = "environment_return"
+RECIPE = "training.toml"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A cluster whose workers reach the broker by links that can be cut."""
+
+    plan: Plan
+    cluster: Cluster
+    proxy: Proxy
+    run: RunFolder | None
+    """The training run, where there is one."""
+
+    @property
+    def logs(self) -> Path:
+        return self.cluster.settings.state() / "logs"
+
+    def workers(self) -> list[Worker]:
+        """All worker processes, none started."""
+        self.logs.mkdir(exist_ok=True)
+        return [
+            self._worker(role, name)
+            for role, names in self.plan.workers().items()
+            for name in names
+        ]
+
+    def _worker(self, role: str, name: str) -> Worker:
+        topics = self.cluster.topics
+        topic = {
+            "agents": topics.events,
+            "models": topics.calls(workload.POLICY),
+            "environments": topics.steps,
+            "rewards": topics.trajectories,
+        }.get(role, "")
+        joined = '"version"' if role == "training" else "partition_assigned"
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("ROLLCALL_")}
+        environment = {
+            **ours,
+            **self.cluster.environment(),
+            "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS": self.proxy.address(name),
+            "ROLLCALL_PREFIX": self.cluster.settings.prefix,
+        }
+        log = self.logs / f"{name}.log"
+        return Worker(name, self._command(role, name), environment, log, self.proxy, topic, joined)
+
+    def _command(self, role: str, name: str) -> list[str]:
+        if role == "models" and name != SERVER:
+            return ["compose.chaos.process", name]
+        command = ["compose.cli", "worker", role, "--name", name]
+        if role == "rewards":
+            command += ["--scorer", SCORER, "--scoring-id", SCORER]
+        elif self.run is not None and role in ("models", "training"):
+            command += ["--run", str(self.run.directory)]
+        return command
+
+
+@contextmanager
+def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
+    """Put up what is needed in the directory; take it down at the end, its log stays."""
+    links = _links(name for names in plan.workers().values() for name in names)
+    plain, controller = _free(links), _free(links)
+    properties = listeners(plain, controller, links) | {
+        "group.consumer.session.timeout.ms": f"{plan.session_s * 1000:.0f}",
+        "group.consumer.heartbeat.interval.ms": f"{plan.session_s * 100:.0f}",
+    }
+    proxy = Proxy(links)
+    try:
+        found = services.up(
+            directory,
+            settings.cache(),
+            kafka_port=plain,
+            ready=answers,
+            broker_properties=properties,
+        )
+        own = settings.model_copy(
+            update={"state_dir": directory, "kafka": Kafka(), "registry": Registry()}
+        )
+        cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
+        policies = [workload.POLICY]
+        provision.apply(cluster.admin, cluster.registry, wanted(own.prefix, policies))
+        run = _training_run(cluster, plan.seed) if plan.trains else None
+        try:
+            yield Stage(plan, cluster, proxy, run)
+        finally:
+            cluster.close()
+    finally:
+        proxy.close()
+        services.down(directory, wipe=False)
+
+
+def _training_run(cluster: Cluster, seed: int) -> RunFolder:
+    """A run of the recipe beside this module."""
+    text = (files("compose.chaos") / RECIPE).read_text()
+    # In a process of its own: what makes a policy holds half a gigabyte of libraries
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
+        recipe = parse_recipe(text, RECIPE)
+        made = elsewhere.submit(runs.create, cluster.settings.state(), recipe, text, seed)
+        folder = made.result()
+    topics = wanted(cluster.settings.prefix, [folder.policy_id])
+    provision.complete(cluster.admin, cluster.registry, topics)
+    return runs.begin(folder, cluster)
+
+
+def _links(names: Iterator[str]) -> dict[str, Ports]:
+    links: dict[str, Ports] = {}
+    for name in names:
+        entry = _free(links)
+        links[name] = Ports(entry, _free(links, entry))
+    return links
+
+
+def _free(links: dict[str, Ports], *taken: int) -> int:
+    used = [port for link in links.values() for port in (link.entry, link.broker)]
+    return services.free_port([*used, *taken])

@@ -1,0 +1,105 @@
+"""What a chaos run came to: one table for people, one JSON object for programs."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from compose.chaos.faults import ROLES, Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done to the workload, and what became of it."""
+
+    seed: int
+    harmed: Sequence[tuple[Fault, float | None]]
+    """Every fault that was injected, and the seconds until there was progress again."""
+    accepted: int
+    ended: int
+    lost: int
+    doubled: int
+    repeated: int
+    breaches: int
+    seconds: float
+    fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Workers that ended by themselves, with their exit codes."""
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was lost, doubled or breached, and every accepted rollout ended."""
+        wrong = self.lost or self.doubled or self.breaches
+        return not wrong and self.ended == self.accepted
+
+    def times(self) -> list[float]:
+        return [took for _, took in self.harmed if took is not None]
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as it is written to the file."""
+    p50, longest = _middle_and_most(outcome.times())
+    return {
+        "seed": outcome.seed,
+        "seconds": round(outcome.seconds, 1),
+        "faults": len(outcome.harmed),
+        "faults_by_kind": {
+            f"{kind} {role}": len(times) for (kind, role), times in _by_kind(outcome).items()
+        },
+        "accepted": outcome.accepted,
+        "ended": outcome.ended,
+        "lost": outcome.lost,
+        "doubled": outcome.doubled,
+        "repeated": outcome.repeated,
+        "breaches": outcome.breaches,
+        "recovery_p50_s": p50,
+        "recovery_max_s": longest,
+        "ended_by_themselves": {name: list(codes) for name, codes in outcome.fell.items()},
+        "ok": outcome.ok,
+    }
+
+
+def table(outcome: Outcome) -> Table:
+    """Faults by kind with their times to progress, then the rollouts."""
+    shown = Table("fault", "of", "times", "progress p50", "max")
+    for column in (2, 3, 4):
+        shown.columns[column].justify = "right"
+    for (kind, role), times in _by_kind(outcome).items():
+        shown.add_row(kind, role, f"{len(times)}", *_seconds(times))
+    shown.add_section()
+    all_times = [took for _, took in outcome.harmed]
+    shown.add_row("all", "", f"{len(all_times):,}", *_seconds(all_times))
+    shown.add_section()
+    rows = {
+        "rollouts accepted": outcome.accepted,
+        "rollouts ended": outcome.ended,
+        "lost": outcome.lost,
+        "doubled": outcome.doubled,
+        "breaches": outcome.breaches,
+        "external work repeated": outcome.repeated,
+    }
+    if outcome.fell:
+        rows["ended by themselves"] = sum(map(len, outcome.fell.values()))
+    for what, count in rows.items():
+        shown.add_row(what, "", f"{count:,}", "", "")
+    return shown
+
+
+def _by_kind(outcome: Outcome) -> dict[tuple[str, str], list[float | None]]:
+    """Times to progress by kind and role, in the roles' order."""
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for fault, took in outcome.harmed:
+        found.setdefault((fault.kind, fault.role), []).append(took)
+    return dict(sorted(found.items(), key=lambda item: (ROLES.index(item[0][1]), item[0][0])))
+
+
+def _seconds(times: Iterable[float | None]) -> tuple[str, str]:
+    found = _middle_and_most([took for took in times if took is not None])
+    return tuple("-" if each is None else f"{each:.1f} s" for each in found)  # type: ignore[return-value]
+
+
+def _middle_and_most(times: Sequence[float]) -> tuple[float | None, float | None]:
+    if not times:
+        return None, None
+    return round(statistics.median(times), 3), round(max(times), 3)

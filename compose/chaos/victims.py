@@ -1,0 +1,264 @@
+"""The processes that are harmed: how each is started, hurt, and brought back.
+
+A worker that was killed is started again at once under its name; a broker or registry after a
+while, on its old ports and data. Who dies without having been killed is started again too, and
+remembered.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from compose import services
+from compose.chaos.faults import CUT_TO_BROKER, CUT_TO_CLIENT, FLAP, KILL, PAUSE, Fault
+from compose.chaos.proxy import Proxy
+from compose.cluster import answers
+from compose.errors import ServicesError
+from compose.supervisor import die_with_parent
+
+FLAP_S = 0.4
+"""A flapping link is up for so long, then down for so long."""
+GONE_S = 10.0
+AGAIN_S = 1.0
+"""Who ends by itself sooner than this after its start is not started again at once."""
+
+
+class Victim(Protocol):
+    """One process by the name that the schedule knows."""
+
+    name: str
+
+    @property
+    def group(self) -> str | None:
+        """Whose progress shows that it is back; None: anybody's."""
+        ...
+
+    def fit(self) -> bool:
+        """Whether it is back at work, so that a fault would hit something."""
+        ...
+
+    def begin(self, fault: Fault) -> None: ...
+
+    def during(self, fault: Fault, since_s: float) -> None: ...
+
+    def end(self, fault: Fault) -> None: ...
+
+    def partitions(self) -> set[int]:
+        """What stands still without it, by the partition number of its rollouts' journal."""
+        ...
+
+    def look(self) -> None:
+        """Notice what became of it, and start it again where it died by itself."""
+        ...
+
+
+@dataclass
+class Worker:
+    """A worker process with a link of its own to the broker."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    proxy: Proxy
+    topic: str
+    """The one of whose partitions each sees work all the time, as the workload's topics do."""
+    joined: str
+    """What stands in its log once it works."""
+    fell: list[int] = field(default_factory=list)
+    """Exit codes of those that ended by themselves."""
+    process: subprocess.Popen[bytes] | None = None
+    owned: set[int] = field(default_factory=set)
+    _stopping: bool = False
+    _joined: bool = False
+    _started: float = 0.0
+    _read: int = 0
+
+    @property
+    def group(self) -> str:
+        """What the names of its group begin with."""
+        return self.name.rpartition("-")[0]
+
+    def start(self) -> None:
+        """Must be called by the thread that lives longest: the child dies with it."""
+        self.owned.clear()
+        self._joined, self._started = False, time.monotonic()
+        with self.log.open("ab") as out:
+            self._read = out.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.command],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def fit(self) -> bool:
+        return self._joined
+
+    def partitions(self) -> set[int]:
+        return set(self.owned)
+
+    def begin(self, fault: Fault) -> None:
+        if fault.kind == KILL:
+            self._send(signal.SIGKILL)
+            self._process().wait(GONE_S)
+            self.start()
+        elif fault.kind == PAUSE:
+            self._send(signal.SIGSTOP)
+        elif fault.kind != FLAP:
+            self.proxy.cut(
+                self.name,
+                to_broker=fault.kind != CUT_TO_CLIENT,
+                to_client=fault.kind != CUT_TO_BROKER,
+            )
+
+    def during(self, fault: Fault, since_s: float) -> None:
+        if fault.kind != FLAP:
+            return
+        if int(since_s / FLAP_S) % 2:
+            self.proxy.heal(self.name)
+        else:
+            self.proxy.cut(self.name)
+            self.proxy.drop(self.name)
+
+    def end(self, fault: Fault) -> None:
+        if fault.kind == PAUSE:
+            self._send(signal.SIGCONT)
+        elif fault.kind != KILL:
+            self.proxy.heal(self.name)
+
+    def look(self) -> None:
+        code = self._process().poll()
+        if code is None:
+            self._follow_log()
+        elif not self._stopping and time.monotonic() - self._started > AGAIN_S:
+            self.fell.append(code)
+            self.start()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, also for one that is paused; it is not started again."""
+        self._stopping = True
+        self._send(signal.SIGCONT)
+        self._send(signal.SIGTERM)
+
+    def wait(self, until: float) -> int:
+        """Its exit code, at the latest then; SIGKILL where it takes longer."""
+        try:
+            return self._process().wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._send(signal.SIGKILL)
+            return self._process().wait(GONE_S)
+
+    def _send(self, number: int) -> None:
+        self._process().send_signal(number)
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        if self.process is None:
+            msg = f"{self.name} was never started"
+            raise ServicesError(msg)
+        return self.process
+
+    def _follow_log(self) -> None:
+        """Know from its log what it owns: whole lines since the last look."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            lines, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(lines) + len(newline)
+        for line in lines.splitlines():
+            if b"partition_" in line:
+                self._note(json.loads(line))
+            self._joined = self._joined or self.joined.encode() in line
+
+    def _note(self, said: Mapping[str, object]) -> None:
+        if said.get("topic") != self.topic:
+            return
+        number = int(str(said["partition"]))
+        if said["event"] == "partition_assigned":
+            self.owned.add(number)
+        elif said["event"] == "partition_dropped":
+            self.owned.discard(number)
+
+
+@dataclass
+class Stack:
+    """What broker and registry have in common: whichever is down is started by the same call."""
+
+    state_dir: Path
+    cache_dir: Path
+    pool: ThreadPoolExecutor
+    _coming: list[Future[services.Endpoints]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin to start what is down."""
+        self._coming.append(
+            self.pool.submit(services.up, self.state_dir, self.cache_dir, ready=answers)
+        )
+
+    def up(self) -> bool:
+        """Whether no start is under way; raises what a start has failed with."""
+        for done in [each for each in self._coming if each.done()]:
+            self._coming.remove(done)
+            done.result()
+        return not self._coming
+
+
+@dataclass
+class Service:
+    """The embedded broker or registry; it has no partitions, whoever writes shows that it lives."""
+
+    name: str
+    stack: Stack
+    group: None = None
+
+    def fit(self) -> bool:
+        """Not while either comes back: a start that loses one of the two has failed."""
+        return self.stack.up()
+
+    def partitions(self) -> set[int]:
+        return set()
+
+    def begin(self, fault: Fault) -> None:
+        pid = self._pid()
+        if pid is None:
+            msg = f"{self.name} ended by itself; see its log below {self.stack.state_dir}"
+            raise ServicesError(msg)
+        os.kill(pid, signal.SIGKILL if fault.kind == KILL else signal.SIGSTOP)
+        if fault.kind == KILL:
+            wait_for(lambda: self._pid() is None, GONE_S, f"{self.name} outlives SIGKILL")
+
+    def during(self, fault: Fault, since_s: float) -> None:
+        """Nothing changes meanwhile."""
+
+    def end(self, fault: Fault) -> None:
+        if fault.kind == KILL:
+            self.stack.start()
+        elif (pid := self._pid()) is not None:
+            os.kill(pid, signal.SIGCONT)
+
+    def look(self) -> None:
+        self.stack.up()
+
+    def _pid(self) -> int | None:
+        wanted = {"broker": "kafka"}.get(self.name, self.name)
+        found = services.status(self.stack.state_dir)
+        return next(each.pid for each in found if each.name == wanted)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Return as soon as it holds; raises ServicesError, saying what, after the timeout."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            raise ServicesError(what)
+        time.sleep(0.02)

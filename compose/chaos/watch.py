@@ -1,0 +1,151 @@
+"""What the journal shows while things break, and how long after each fault there was progress.
+
+*Time to progress*: from the fault until every partition that its victim worked for has a new entry
+by a worker of the victim's group; for broker and registry, until there is any entry at all; for the
+trainer, until there is a train step; for its model server, until that answers. Times are the
+broker's append times. Entries of the first moment do not count: they were on the wire already.
+Agents show progress by ending, failing or beginning anew, for anybody of the group may write a
+start.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from compose.chaos.faults import Fault
+from compose.cluster import Cluster
+from consumers.log import Record, TopicPartition
+from schemas.errors import RollcallError, Unavailable
+from schemas.messages import Event, RolloutRefused, RolloutStarted, ScoredTrajectory, Trajectory
+
+ON_THE_WIRE_MS = 100
+POLL_S = 0.1
+STARTS = (RolloutStarted, RolloutRefused)
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Progress:
+    """One fault, and what its group has still to show."""
+
+    fault: Fault
+    began_ms: int
+    group: str | None
+    """None: whoever writes."""
+    waiting: set[int]
+    took_s: float | None = None
+    _last_ms: int = 0
+
+    def seen(self, group: str, partition: int, at_ms: int) -> None:
+        """An entry was written."""
+        if self.took_s is not None or at_ms < self.began_ms + ON_THE_WIRE_MS:
+            return
+        if self.group not in (None, group):
+            return
+        if self.waiting and partition not in self.waiting:
+            return
+        self.waiting.discard(partition)
+        self._last_ms = max(self._last_ms, at_ms)
+        if not self.waiting:
+            self.took_s = (self._last_ms - self.began_ms) / 1000
+            log.info("progress_again", victim=self.fault.victim, took_s=self.took_s)
+
+
+@dataclass
+class Watch:
+    """Reads the journal and the scored trajectories in a thread of its own."""
+
+    cluster: Cluster
+    asked: set[str] = field(default_factory=set)
+    """The ids in the requests topic."""
+    scored: set[str] = field(default_factory=set)
+    steps: int = 0
+    progress: list[Progress] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        topics = self.cluster.topics
+        self._reader = self.cluster.log.reader(
+            [topics.requests, topics.events, topics.scored, topics.train_steps]
+        )
+        self._next: dict[TopicPartition, int] = {}
+        self._scored_by_run: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def expect(
+        self, fault: Fault, began_ms: int, group: str | None, partitions: Iterable[int]
+    ) -> None:
+        """A fault begins: note when its group works again."""
+        with self._lock:
+            self.progress.append(Progress(fault, began_ms, group, set(partitions)))
+
+    def waiting(self) -> list[Progress]:
+        """Faults after which there was no progress yet."""
+        with self._lock:
+            return [each for each in self.progress if each.took_s is None]
+
+    def scored_of(self, run_id: str) -> int:
+        """So many rollouts of a run have been scored."""
+        return self._scored_by_run[run_id]
+
+    def all_scored(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether every request below these offsets has been scored."""
+        read = all(self._next.get(tp, 0) >= end for tp, end in ends.items())
+        return read and self.asked <= self.scored
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        self._reader.close()
+
+    def _run(self) -> None:
+        held: list[Record] = []
+        while not self._stop.is_set():
+            try:
+                held += self._reader.poll(POLL_S)
+                while held:
+                    self._take(held[0])
+                    held.pop(0)
+            except Unavailable as error:
+                log.warning("watch_waits", error=str(error))
+                self._stop.wait(1.0)
+            except RollcallError as error:
+                self.failure = error
+                return
+
+    def _take(self, record: Record) -> None:
+        topics, codec = self.cluster.topics, self.cluster.codec
+        if record.topic == topics.requests:
+            self.asked.add((record.key or b"").decode())
+            self._next[record.topic, record.partition] = record.offset + 1
+        elif record.topic == topics.train_steps:
+            self.steps += 1
+            self._seen("training", record)
+        elif record.topic == topics.scored:
+            scored = codec.decode(record.value, ScoredTrajectory)
+            self._note_scored(scored.trajectory)
+            self._seen("rewards", record, scored.source_partition)
+        else:
+            event = codec.decode(record.value, Event)
+            if not isinstance(event.body, STARTS):
+                self._seen(event.written_by.rpartition("-")[0], record)
+
+    def _note_scored(self, trajectory: Trajectory) -> None:
+        if trajectory.rollout_id in self.scored:
+            return
+        self.scored.add(trajectory.rollout_id)
+        if trajectory.request is not None:
+            self._scored_by_run[trajectory.request.run_id] += 1
+
+    def _seen(self, group: str, record: Record, partition: int | None = None) -> None:
+        number = record.partition if partition is None else partition
+        with self._lock:
+            for each in self.progress:
+                each.seen(group, number, record.timestamp_ms)

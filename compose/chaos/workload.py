@@ -1,0 +1,203 @@
+"""What runs while things break: rollouts of many kinds, drawn from the seed and their number.
+
+Several turns, calls side by side, failures that are asked again, answers that come after their
+deadline, sessions that cannot be rebuilt, rollouts whose own deadline is short, cancels of rollouts
+and of groups. Every model server says something else, so that it matters whose answer counts.
+"""
+
+import heapq
+import json
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from itertools import count
+from random import Random
+
+from consumers.agents.wishes import (
+    Agent,
+    CallModel,
+    Finish,
+    ModelAnswer,
+    Reset,
+    Step,
+    Task,
+    Wish,
+    WishFailed,
+    user,
+)
+from inference.engine import Answer
+from inference.scripted import Script, ScriptedEngine
+from sandbox.environment import Observation
+from schemas import messages
+from schemas.errors import WorkFailed
+from schemas.messages import Control, Limits, ModelCall, RolloutRequest
+
+POLICY = "chaos"
+HERE = __name__
+GROUP = 4
+AGENTS = ("react", f"{HERE}:side_by_side", f"{HERE}:forgiving")
+STEP_S = 0.005
+"""What a decode step takes, whatever is in the batch."""
+WORDS = ("left", "right", "on", "back", "wait")
+
+
+# Agents
+
+
+def side_by_side(task: Task) -> Agent:
+    """Ask twice at once in every turn, and act on whatever was answered."""
+    observation = yield Reset()
+    for _ in range(task.max_turns):
+        asked: list[Wish] = [
+            CallModel([user(f"{observation.text} {way}?")]) for way in ("left", "right")
+        ]
+        answers = yield asked
+        said = [answer.text for answer in answers if isinstance(answer, ModelAnswer)]
+        observation = yield Step(" ".join(said))
+        if observation.done:
+            break
+    yield Finish(observation.text)
+
+
+def forgiving(task: Task) -> Agent:
+    """Whatever fails, go on to the next wish; the number of failures is the result."""
+    failures = 0
+    calls = [CallModel([user(text)]) for text in "ab"]
+    wishes: list[Wish] = [Reset(), calls[0], Step("on"), calls[1], Step("on")]
+    for wish in wishes:
+        try:
+            yield wish
+        except WishFailed:
+            failures += 1
+    yield Finish(f"{failures} failed, {task.rng.randrange(100)}")
+
+
+# Environment
+
+
+class Corridor:
+    """So many doors; what it shows depends on the seed and on every action so far."""
+
+    def __init__(self, turns: int = 4, replayable: bool = True) -> None:
+        self.replayable = replayable
+        self.left = turns
+        self.seen = blake2b(digest_size=4)
+
+    def open(self, seed: int) -> Observation:
+        return self._show(str(seed))
+
+    def step(self, action: str) -> Observation:
+        self.left -= 1
+        return self._show(action)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def _show(self, action: str) -> Observation:
+        self.seen.update(f"{action}\0".encode())
+        done = self.left <= 0
+        return Observation(f"door {self.seen.hexdigest()}", reward=float(done), terminated=done)
+
+
+# Policy
+
+
+def script(server: str) -> Script:
+    """Every call has its own fate, a repeat another one; no server says what another says."""
+    spoken = count()
+
+    def say(call: ModelCall) -> str:
+        dice = _dice(call, "fate")
+        if dice.random() < 0.03:
+            code = "overloaded"
+            raise WorkFailed(code, "too much to do", retriable=True)
+        return f"{dice.choice(WORDS)} {server} {next(spoken)}"
+
+    return say
+
+
+def delay_s(call: ModelCall) -> float:
+    """Most answers take a moment, some a while, a few longer than any deadline."""
+    dice = _dice(call, "delay")
+    longest = dice.choices((0.3, 3.0, 30.0), (96.5, 3, 0.5))[0]
+    return dice.uniform(longest / 10, longest)
+
+
+def _dice(call: ModelCall, what: str) -> Random:
+    return Random(f"{what}/{call.seed}/{call.tries}")
+
+
+class UnhurriedEngine(ScriptedEngine):
+    """A scripted engine whose calls take as long as `delay_s` says."""
+
+    def __init__(
+        self, policy_id: str, script: Script, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(policy_id, script)
+        self._clock = clock
+        self._later: list[tuple[float, bytes, ModelCall]] = []
+
+    def add(self, call: ModelCall) -> None:
+        heapq.heappush(self._later, (self._clock() + delay_s(call), call.command_id, call))
+
+    def step(self) -> list[Answer]:
+        time.sleep(STEP_S)
+        now = self._clock()
+        while self._later and self._later[0][0] <= now:
+            super().add(heapq.heappop(self._later)[2])
+        return super().step()
+
+    def busy(self) -> bool:
+        return bool(self._later) or super().busy()
+
+    def abort(self, rollout_id: str, attempt: int) -> None:
+        super().abort(rollout_id, attempt)
+        self._later = [
+            each
+            for each in self._later
+            if each[2].rollout_id != rollout_id or each[2].attempt > attempt
+        ]
+        heapq.heapify(self._later)
+
+
+# Requests
+
+
+def run_id(seed: int) -> str:
+    return f"chaos-{seed}"
+
+
+def request(seed: int, number: int) -> RolloutRequest:
+    """The rollout of this number."""
+    dice = Random(f"request/{seed}/{number}")
+    config = {"turns": dice.randint(2, 5), "replayable": dice.random() < 0.7}
+    limits = Limits(
+        max_turns=16,
+        max_tries=dice.choice((1, 4, 4, 4)),
+        max_attempts=dice.choice((1, 4)),
+        call_timeout_s=dice.choice((2.0, 10.0, 10.0)),
+        step_timeout_s=10.0,
+        rollout_timeout_s=2.0 if dice.random() < 0.05 else 600.0,
+    )
+    task = messages.Task(f"{HERE}:Corridor", json.dumps(config), seed=number, prompt="Go on.")
+    return RolloutRequest(
+        rollout_id=f"chaos-{seed}-{number}",
+        task=task,
+        agent=dice.choice(AGENTS),
+        policy_id=POLICY,
+        run_id=run_id(seed),
+        group_id=f"chaos-{seed}-group-{number // GROUP}",
+        group_size=GROUP,
+        limits=limits,
+    )
+
+
+def cancel(seed: int, number: int) -> Control | None:
+    """The cancel that is asked for after this request, of itself or of its group; mostly none."""
+    dice = Random(f"cancel/{seed}/{number}")
+    asked = request(seed, number)
+    if number % GROUP == GROUP - 1 and dice.random() < 0.05:
+        return Control("cancel", group_id=asked.group_id, reason="chaos")
+    if dice.random() < 0.02:
+        return Control("cancel", rollout_id=asked.rollout_id, reason="chaos")
+    return None

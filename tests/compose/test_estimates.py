@@ -1,0 +1,120 @@
+"""pass@k and intervals: golden values, and laws."""
+
+from itertools import combinations
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compose.estimates import Estimate, estimate, paired, pass_at_k
+
+COUNTS = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))
+)
+FEW = settings(max_examples=30, deadline=None)
+REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "value"),
+    [
+        (1, 0, 1, 0.0),
+        (1, 1, 1, 1.0),
+        (10, 3, 1, 0.3),
+        (5, 2, 2, 0.7),
+        (10, 3, 5, 1 - 21 / 252),
+        (200, 1, 100, 0.5),
+        (4, 2, 3, 1.0),
+    ],
+)
+def test_golden_values_of_pass_at_k(n: int, c: int, k: int, value: float) -> None:
+    assert pass_at_k(n, c, k) == pytest.approx(value, abs=1e-12)
+
+
+@FEW
+@given(COUNTS)
+def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_right_one(
+    counted: tuple[int, int, int],
+) -> None:
+    n, c, k = counted
+    right = [number < c for number in range(n)]
+
+    assert pass_at_k(n, c, k) == pytest.approx(mean(map(any, combinations(right, k))))
+
+
+@FEW
+@given(COUNTS)
+def test_more_draws_or_more_right_ones_are_never_worse(counted: tuple[int, int, int]) -> None:
+    n, c, k = counted
+
+    assert pass_at_k(n, c, 1) == pytest.approx(c / n)
+    assert k == n or pass_at_k(n, c, k) <= pass_at_k(n, c, k + 1)
+    assert c == n or pass_at_k(n, c, k) <= pass_at_k(n, c + 1, k)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(2, 1, 3), (2, 3, 1), (2, -1, 1), (2, 1, 0), (0, 0, 1)])
+def test_what_is_not_defined_is_refused(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match="not defined"):
+        pass_at_k(n, c, k)
+
+
+@FEW
+@given(REWARDS, st.integers(0, 99))
+def test_an_interval_lies_within_the_values_and_the_seed_fixes_it(
+    rewards: list[float], seed: int
+) -> None:
+    ones = [1.0] * len(rewards)
+
+    found = estimate(rewards, ones, resamples=50, seed=seed)
+
+    assert found == estimate(rewards, ones, resamples=50, seed=seed)
+    assert min(rewards) - 1e-9 <= found.low <= found.high <= max(rewards) + 1e-9
+    assert found.value == pytest.approx(mean(rewards), abs=1e-9)
+
+
+@FEW
+@given(st.floats(-5, 5), st.integers(1, 9))
+def test_equal_tasks_leave_no_doubt(reward: float, tasks: int) -> None:
+    found = estimate([3 * reward] * tasks, [3.0] * tasks, resamples=20)
+
+    assert found.low == found.high == pytest.approx(reward, abs=1e-9)
+
+
+def test_rollouts_of_one_task_are_drawn_together() -> None:
+    # One task of 99 successes and one of 99 failures: a draw of tasks is 0, 1/2 or 1.
+    found = estimate([99, 0], [99, 99], resamples=1000, seed=1)
+
+    assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
+
+
+def test_the_golden_interval_of_a_hundred_tasks() -> None:
+    # 80 of 100: the normal interval is 0.8 -+ 1.96 * 0.04; seed 0 of NumPy's generator gives this.
+    found = estimate([1.0] * 80 + [0.0] * 20, [1.0] * 100)
+
+    assert found == Estimate(0.8, pytest.approx(0.72, abs=0.011), pytest.approx(0.88, abs=0.011))
+
+
+@FEW
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=12))
+def test_a_pair_turned_round_turns_the_difference_round(pairs: list[tuple[float, float]]) -> None:
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+
+    there, back = (paired(*both, resamples=50) for both in ((first, second), (second, first)))
+
+    assert there.value == pytest.approx(-back.value, abs=1e-9)
+    assert there.low == pytest.approx(-back.high, abs=1e-9)
+
+
+def test_what_all_tasks_share_falls_out_of_a_paired_difference() -> None:
+    hard = [0.1, 0.9, 0.5, 0.3, 0.7]
+
+    found = paired(hard, [value + 0.05 for value in hard])
+
+    assert (found.low, found.high) == (pytest.approx(0.05), pytest.approx(0.05))
+
+
+@pytest.mark.parametrize(("sums", "counts"), [([], []), ([1.0], [0.0]), ([1.0], [1.0, 2.0])])
+def test_a_mean_of_nothing_is_refused(sums: list[float], counts: list[float]) -> None:
+    with pytest.raises(ValueError, match="count above 0"):
+        estimate(sums, counts)

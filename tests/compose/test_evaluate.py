@@ -1,0 +1,242 @@
+"""`rollcall eval`: what the record says about a policy, and what live rollouts do."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import orjson
+import pytest
+
+from compose import evaluate, rescore
+from compose.evaluation import Evaluation, Row
+from compose.ranges import Range
+from compose.recipe import load_recipe
+from compose.submission import Door, NotScored
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from tests.compose.history import page, recorded, scored
+from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.consumers.test_training import World
+from trainer.samples import OUTSIDE, Curation, judge
+
+REQUESTS = "t.rollout.requests"
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return recorded()
+
+
+def offline(cluster: MemoryCluster, chosen: Range | None = None) -> Evaluation:
+    return evaluate.offline(
+        cluster, chosen or Range(), purpose="evaluate", success_at=1.0, rate=0  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def rows(found: Evaluation, **options: object) -> list[Row]:
+    return evaluate.tell(found, resamples=50, seed=0, **options)[0]  # type: ignore[arg-type]
+
+
+def test_recorded_rollouts_are_evaluated_by_task_without_running_any(
+    cluster: MemoryCluster,
+) -> None:
+    before = {name: cluster.log.bounds(name) for name in cluster.log.topic_names()}
+
+    [row] = rows(offline(cluster))
+
+    assert (row.policy_id, row.version, row.tasks, row.rollouts) == (POLICY, 0, 4, 8)
+    assert row.pass_at == {1: 0.5, 2: 0.5}
+    assert (row.success.value, row.reward and row.reward.value) == (0.5, 0.5)
+    assert {name: cluster.log.bounds(name) for name in cluster.log.topic_names()} == before
+
+
+def test_a_rollout_counts_for_the_version_that_it_was_asked_of(cluster: MemoryCluster) -> None:
+    asked = RolloutRequest("late", Task(CORRIDOR, seed=0), policy_id=POLICY, min_policy_version=3)
+    found = offline(cluster)
+    template = next(iter(scored(cluster, "default").values()))
+    trajectory = replace(template.trajectory, request=asked, rollout_id="late")
+    found.take(replace(template, trajectory=trajectory))
+
+    first, third = rows(found)
+
+    assert (first.version, first.elsewhere) == (0, 0)
+    assert (third.version, third.rollouts, third.elsewhere) == (3, 1, 1)
+    [only] = rows(found, policy=(POLICY, 3))
+    assert only.version == 3
+    with pytest.raises(Refused, match="no rollouts of p@7 were read; there is p@0, p@3"):
+        rows(found, policy=(POLICY, 7))
+
+
+def test_two_versions_are_compared_on_the_tasks_that_both_were_given() -> None:
+    found = Evaluation()
+    for version, totals in ((1, (0.0, 1.0, 0.0)), (2, (1.0, 1.0, 1.0, 0.0))):
+        for seed, total in enumerate(totals):
+            found.take(made(f"{version}-{seed}", seed, total, version))
+
+    _, difference = evaluate.tell(found, compare=("1", "p@2"), resamples=100, seed=0)
+
+    assert difference is not None
+    assert (difference.tasks, difference.only_first, difference.only_second) == (3, 0, 1)
+    assert difference.success.value == pytest.approx(2 / 3)
+    said = page(lambda terminal: evaluate.show_difference(difference, terminal))
+    assert "p@2 less p@1, on the 3 tasks that both were given" in said
+    with pytest.raises(Refused, match="no rollouts of p@9"):
+        evaluate.tell(found, compare=("1", "9"), resamples=10, seed=0)
+    with pytest.raises(Refused, match="names no version"):
+        evaluate.tell(found, compare=("1", "new"), resamples=10, seed=0)
+
+
+def made(rollout_id: str, seed: int, total: float | None, version: int = 0) -> ScoredTrajectory:
+    task = Task("gymnasium", '{"id": "Lake"}', seed)
+    request = RolloutRequest(rollout_id, task, policy_id="p", min_policy_version=version)
+    trajectory = Trajectory(
+        rollout_id, 1, "finished", request, (), (), (), 0, 0, 0, 0, 0, 0, 0, 0
+    )  # fmt: skip
+    return ScoredTrajectory("s", trajectory, (), total, "t", 0, 0)
+
+
+def test_families_have_lines_of_their_own_and_one_together() -> None:
+    found = Evaluation()
+    found.take(made("a", 0, 1.0))
+    other = made("b", 1, 0.0)
+    request = replace(other.trajectory.request, task=Task(prompt="why"), agent="single_turn")  # type: ignore[type-var]
+    found.take(replace(other, trajectory=replace(other.trajectory, request=request)))
+
+    read = {row.family: row.success.value for row in rows(found)}
+
+    assert read == {"gymnasium Lake": 1.0, "single_turn": 0.0, "all": 0.5}
+
+
+def test_a_rollout_without_a_reward_has_not_succeeded_and_has_no_part_in_the_mean() -> None:
+    found = Evaluation()
+    for number, total in enumerate((1.0, None)):
+        found.take(made(f"r{number}", number, total))
+
+    [row] = rows(found)
+
+    assert (row.success.value, row.without_reward) == (0.5, 1)
+    assert row.reward is not None
+    assert row.reward.value == 1.0
+    assert "1 rollouts have no reward" in page(lambda terminal: evaluate.show([row], terminal))
+
+
+def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None:
+    with pytest.raises(Refused, match=r"pass@3 needs 3 rollouts of a task; .* has is 2"):
+        rows(offline(cluster), ks=[3])
+    found = Evaluation()
+    for number, seed in enumerate((0, 0, 1)):
+        found.take(made(f"r{number}", seed, 1.0))
+    [row] = rows(found, ks=[2])
+    assert (row.pass_at, row.too_few) == ({1: 1.0, 2: 1.0}, {2: 1})
+
+
+def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
+    rescore.rescore(cluster, ["environment_return*0.5"], Range(), rate=0, scoring_id="half")  # type: ignore[arg-type]
+    found = offline(cluster)
+
+    with pytest.raises(Refused, match="several scorings are there: default, half"):
+        rows(found)
+    with pytest.raises(Refused, match="did you mean 'half'"):
+        rows(found, scoring_id="halb")
+    assert rows(found, scoring_id="half")[0].success.value == 0.0
+
+
+def test_a_purpose_that_no_rollout_has_is_refused(cluster: MemoryCluster) -> None:
+    found = evaluate.offline(cluster, Range(), purpose="train", success_at=1.0, rate=0)  # type: ignore[arg-type]
+
+    with pytest.raises(Refused, match="no trajectory of purpose 'train' among the 8"):
+        rows(found)
+
+
+def live(cluster: MemoryCluster, tasks: str, **options: object) -> tuple[str, Evaluation]:
+    given = {"n": 2, "seed": 0, "scoring_id": "", "success_at": 1.0, "timeout_s": 30.0, **options}
+    return evaluate.live(cluster, POLICY, tasks, **given)  # type: ignore[arg-type]
+
+
+def test_live_rollouts_are_evaluated_as_the_record_of_them_is(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    task = {"environment": CORRIDOR, "seed": 5}
+    lines = [{"task": task}, {"task": {**task, "system": "odd"}, "rollout_id": "named"}]
+    (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+
+    run_id, found = live(cluster, str(tmp_path / "tasks.jsonl"), n=3)
+
+    [row] = rows(found)
+    assert (row.tasks, row.rollouts, row.pass_at) == (2, 6, {1: 0.5, 2: 0.5})
+    assert rows(offline(cluster, Range(run_id=run_id))) == [row]
+
+
+def test_no_trainer_takes_live_evaluation_for_its_own(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps({"task": {"environment": CORRIDOR}}))
+
+    run_id, _ = live(cluster, str(tmp_path / "tasks.jsonl"))
+
+    own = [each for each in scored(cluster, "default").values() if each.trajectory.request]
+    ours = [each for each in own if each.trajectory.request.run_id == run_id]  # type: ignore[union-attr]
+    assert len(ours) == 2
+    for run in ("run", run_id):
+        reasons = {judge(each, 0, 0, Curation(run, POLICY)).reason for each in ours}
+        assert reasons <= OUTSIDE
+
+
+def test_when_nobody_begins_it_is_said_before_the_time_is_up(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps({"task": {"environment": CORRIDOR}}))
+    cluster.log.crew = []
+
+    with pytest.raises(NotScored, match="none of 2 rollouts was begun within 0 s"):
+        live(cluster, str(tmp_path / "tasks.jsonl"), begin_within_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tasks", "says"),
+    [
+        (POLICY, "lake", "neither a file nor a recipe"),
+        (f"{POLICY}@4", "lake-any-start", "version 4 of 'p' was never announced; none was"),
+        ("q", "lake-any-start", "policy 'q' has no topic"),
+    ],
+)
+def test_what_cannot_be_evaluated_live_is_refused_before_anything_is_asked(
+    cluster: MemoryCluster, policy: str, tasks: str, says: str
+) -> None:
+    before = cluster.log.bounds(REQUESTS)
+
+    with pytest.raises(Refused, match=says):
+        evaluate.live(
+            cluster, policy, tasks, n=1, seed=0, scoring_id="", success_at=1.0, timeout_s=1.0  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    assert cluster.log.bounds(REQUESTS) == before
+
+
+def test_a_recipe_is_asked_greedily_once_and_else_as_it_samples(cluster: MemoryCluster) -> None:
+    recipe, _ = load_recipe("lake-any-start")
+    asked = {
+        n: list(evaluate._tasks("lake-any-start", POLICY, n, Door(cluster)))  # type: ignore[arg-type]
+        for n in (1, 4)
+    }
+
+    first, end = recipe.evaluation.seeds
+    assert [each.task.seed for each in asked[1]] == list(range(first, end))
+    assert {each.sampling.temperature for each in asked[1]} == {0.0}
+    assert {each.sampling.temperature for each in asked[4]} == {recipe.sampling.temperature}
+
+
+def test_the_record_of_a_run_gives_the_held_out_figures_that_the_run_noted(tmp_path: Path) -> None:
+    run = World(tmp_path)
+    trainer = run.trainer()
+    run.train(trainer)
+    cluster = SimpleNamespace(log=run.log, codec=run.shop.codec, topics=run.topics)
+
+    found = evaluate.offline(
+        cluster, Range(run_id=run.folder.run_id), purpose="evaluate", success_at=1.0, rate=0  # type: ignore[arg-type]
+    )  # fmt: skip
+
+    assert trainer.heldout is not None
+    noted = trainer.heldout.curve()
+    assert [(row.version, row.success.value) for row in rows(found)] == noted
+    assert len(noted) == 3

@@ -1,0 +1,250 @@
+"""Naming a range of history, and reading it from the in-memory log."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compose import ranges
+from compose.pace import Pace
+from compose.ranges import Offsets, Range, parse
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Task, Trajectory
+from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+
+NOW_S = 1_800_000_000.0
+TRAJECTORIES = "t.trajectories"
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    """Six rollouts that have ended: four of run `a`, two of `b`."""
+    made = MemoryCluster()
+    made.hire(lambda call: "left")
+    for number in range(6):
+        run_id = "a" if number < 4 else "b"
+        task = Task(CORRIDOR, seed=number)
+        made.ask(RolloutRequest(f"r{number}", task, policy_id=POLICY, run_id=run_id))
+    made.finish()
+    return made
+
+
+def read(cluster: MemoryCluster, chosen: Range) -> list[str]:
+    """The rollouts of a range, of trajectories and of scored ones."""
+    found = [t.rollout_id for _, t in ranges.trajectories(cluster, chosen, rate=0)]  # type: ignore[arg-type]
+    scored = [s.trajectory.rollout_id for _, s in ranges.scored(cluster, chosen, rate=0)]  # type: ignore[arg-type]
+    assert sorted(found) == sorted(scored)
+    return sorted(found)
+
+
+def refusal(cluster: MemoryCluster, chosen: Range) -> str:
+    with pytest.raises(Refused) as refused:
+        list(ranges.trajectories(cluster, chosen, rate=0))  # type: ignore[arg-type]
+    return str(refused.value)
+
+
+def sampled_by(cluster: MemoryCluster, *versions: int) -> Trajectory:
+    """A trajectory whose first tokens each of these versions sampled, in turn."""
+    record = cluster.log.all(TRAJECTORIES)[0]
+    trajectory = cluster.codec.decode(record.value, Trajectory)
+    [sequence] = trajectory.sequences or ()
+    mask, packed, left = sequence.loss_mask, b"", list(versions)
+    for at in range(len(mask)):
+        version = (left.pop(0) if len(left) > 1 else left[0]) if mask[at] else -1
+        packed += version.to_bytes(4, "little", signed=True)
+    return replace(trajectory, sequences=(replace(sequence, versions=packed),))
+
+
+def test_a_range_is_what_its_options_say(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("r1\n\n r2 \nr1\n")
+
+    found = parse("2h", "30m", "a", "p@7", str(tmp_path / "ids"), now_s=NOW_S)
+
+    since_ms, until_ms = int((NOW_S - 7200) * 1000), int((NOW_S - 1800) * 1000)
+    assert found == Range(since_ms, until_ms, "a", "p", 7, frozenset({"r1", "r2"}))
+    assert str(found) == (
+        "since 2027-01-15T06:00:00Z, until 2027-01-15T07:30:00Z, run a, policy p@7, 2 rollout ids"
+    )
+    assert parse(offsets=["0:5-7", "2:0-1"]).offsets == (Offsets(0, 5, 7), Offsets(2, 0, 1))
+    assert parse(policy="p").policy() == "p"
+    assert not parse(policy="p@3").beyond_policy()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
+def test_offsets_are_read_back_as_they_are_written(partition: int, first: int, more: int) -> None:
+    text = f"{partition}:{first}-{first + more}"
+
+    found = parse(offsets=[text])
+
+    assert (str(found), found.offsets) == (text, (Offsets(partition, first, first + more),))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"since": "1h", "until": "2h"}, "--until 2h is not later than --since 1h"),
+        ({"since": "soon"}, "'soon' is no time"),
+        ({"policy": "p@new"}, "neither a policy id nor POLICY@VERSION"),
+        ({"policy": "@3"}, "neither a policy id nor POLICY@VERSION"),
+        ({"offsets": ["0-5"]}, "not of the form PARTITION:FROM-TO"),
+        ({"offsets": ["0:5-5"]}, "is empty: TO is not included"),
+        ({"offsets": ["0:1-2", "0:3-4"]}, "a partition twice"),
+        ({"offsets": ["0:1-2"], "since": "1h"}, "give one or the other"),
+        ({"ids": "nowhere"}, "cannot be read from 'nowhere'"),
+        ({"ids": "/dev/null"}, "holds no rollout id"),
+    ],
+)
+def test_what_names_no_range_is_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(**options)  # type: ignore[arg-type]
+
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_everything_is_read_up_to_the_end_of_now(cluster: MemoryCluster) -> None:
+    found = ranges.trajectories(cluster, Range(), rate=0)  # type: ignore[arg-type]
+    first = next(found)
+
+    cluster.ask(RolloutRequest("late", Task(CORRIDOR), policy_id=POLICY))
+    cluster.finish()
+
+    assert sorted(t.rollout_id for _, t in [first, *found]) == [f"r{n}" for n in range(6)]
+    assert len(read(cluster, Range())) == 7
+
+
+def test_a_run_a_policy_and_ids_choose_among_rollouts(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "ids").write_text("r5\nr0\n")
+
+    assert read(cluster, parse(run="b")) == ["r4", "r5"]
+    assert len(read(cluster, parse(policy="p"))) == 6
+    assert read(cluster, parse(ids=str(tmp_path / "ids"))) == ["r0", "r5"]
+    assert read(cluster, parse(run="b", ids=str(tmp_path / "ids"))) == ["r5"]
+
+
+def test_requests_are_chosen_as_their_rollouts_are(cluster: MemoryCluster) -> None:
+    found = [r.rollout_id for _, r in ranges.requests(cluster, parse(run="b", policy="p"), rate=0)]  # type: ignore[arg-type]
+
+    assert sorted(found) == ["r4", "r5"]
+    with pytest.raises(Refused, match="a request has no version"):
+        ranges.requests(cluster, parse(policy="p@0"))  # type: ignore[arg-type]
+
+
+def test_a_rollout_is_of_a_version_that_sampled_all_of_it(cluster: MemoryCluster) -> None:
+    steady, torn = sampled_by(cluster, 4), sampled_by(cluster, 4, 5)
+
+    assert parse(policy="p@4").has(steady)
+    assert not parse(policy="p@4").has(torn)
+    assert not parse(policy="p@5").has(torn)
+    assert parse(policy="p").has(torn)
+    assert not parse(policy="p@4").has(replace(steady, sequences=(), policies=()))
+    assert not parse(policy="q@4").has(steady)
+
+
+def test_the_first_record_of_a_rollout_counts(cluster: MemoryCluster) -> None:
+    for record in cluster.log.all(TRAJECTORIES):
+        cluster.log.append(TRAJECTORIES, record.key, record.value, record.partition)
+
+    found = [record for record, _ in ranges.trajectories(cluster, Range(), rate=0)]  # type: ignore[arg-type]
+
+    assert len(found) == 6
+    half = {n: (end - low) // 2 for n, (low, end) in cluster.log.bounds(TRAJECTORIES).items()}
+    assert all(record.offset < half[record.partition] for record in found)
+
+
+def test_offsets_are_places_of_the_topic_that_is_read(cluster: MemoryCluster) -> None:
+    everything = {(r.partition, r.offset): r.key for r in cluster.log.all(TRAJECTORIES)}
+    number = max(partition for partition, _ in everything)
+
+    chosen = parse(offsets=[f"{number}:0-1"])
+
+    found = [record.key for record, _ in ranges.trajectories(cluster, chosen, rate=0)]  # type: ignore[arg-type]
+    assert found == [everything[number, 0]]
+
+
+def test_offsets_beyond_retention_are_refused_with_what_is_left(cluster: MemoryCluster) -> None:
+    bounds = cluster.log.bounds(TRAJECTORIES)
+    number, (_, end) = max(bounds.items(), key=lambda each: each[1][1])
+    cluster.log.delete_before(TRAJECTORIES, number, 1)
+
+    gone = refusal(cluster, parse(offsets=[f"{number}:0-{end}"]))
+    beyond = refusal(cluster, parse(offsets=[f"{number}:1-{end + 1}"]))
+    nowhere = refusal(cluster, parse(offsets=["77:0-1"]))
+
+    assert f"--offsets {number}:0-{end} of {TRAJECTORIES} is past retention" in gone
+    assert f"{number}:1-{end}" in gone
+    assert "is not all there" in beyond
+    assert "is not all there" in nowhere
+
+
+def test_an_empty_range_says_so_and_what_there_is(cluster: MemoryCluster) -> None:
+    assert "nothing in t.trajectories (until " in refusal(cluster, parse(until="2h"))
+    assert "; there is 0:0-" in refusal(cluster, parse(until="2h"))
+    assert "there is nothing at all" in refusal(MemoryCluster(), Range())
+
+
+def test_times_are_when_a_record_was_written(cluster: MemoryCluster) -> None:
+    assert len(read(cluster, parse(since="1h"))) == 6
+    assert len(read(cluster, Range(until_ms=1 << 45))) == 6
+    assert "nothing in" in refusal(cluster, Range(since_ms=1 << 45))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"run": "c"}, "no rollout of run 'c' in t.trajectories; known are a, b"),
+        ({"policy": "pp"}, "no rollout of policy 'pp' in t.trajectories; did you mean 'p'?"),
+        ({"policy": "p@9"}, "whose every token version 9 of 'p' sampled; there is 0"),
+    ],
+)
+def test_a_name_that_nothing_bears_is_refused_with_the_nearest(
+    cluster: MemoryCluster, options: dict[str, str], says: str
+) -> None:
+    assert says in refusal(cluster, parse(**options))  # type: ignore[arg-type]
+
+
+def test_unknown_ids_are_refused_before_the_first_record(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "ids").write_text("r1\nr\nx9\n")
+    chosen = parse(ids=str(tmp_path / "ids"))
+
+    with pytest.raises(Refused) as refused:
+        ranges.trajectories(cluster, chosen)  # type: ignore[arg-type]
+
+    says = "2 of 3 rollout ids are not in t.trajectories: 'r', 'x9'; did you mean 'r0'?"
+    assert str(refused.value) == says
+    with pytest.raises(Refused, match=r"2 of 3 rollout ids are not in t\.trajectories\.scored"):
+        list(ranges.scored(cluster, chosen, rate=0))  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_read_is_passed_over(cluster: MemoryCluster) -> None:
+    cluster.log.append(TRAJECTORIES, b"r9", b"rubbish", 0)
+
+    found = [t.rollout_id for _, t in ranges.trajectories(cluster, Range(), rate=0)]  # type: ignore[arg-type]
+
+    assert sorted(found) == [f"r{n}" for n in range(6)]
+
+
+def test_reading_commits_nothing_and_joins_no_group(cluster: MemoryCluster) -> None:
+    before = {name: dict(group.committed) for name, group in cluster.log.groups.items()}
+
+    read(cluster, Range())
+
+    after = {name: dict(group.committed) for name, group in cluster.log.groups.items()}
+    assert after == before
+
+
+def test_a_lot_pays_for_its_records_before_the_next_one() -> None:
+    slept: list[float] = []
+    pace = Pace(100.0, lambda: 5.0, slept.append)
+
+    for count in (50, 25, 25):
+        pace.wait(count)
+
+    assert slept == [0.5, 0.75]

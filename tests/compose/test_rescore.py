@@ -1,0 +1,161 @@
+"""`rollcall rescore`: what is rewarded anew, how that agrees, what a bad scorer costs."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compose import rescore
+from compose.ranges import Range, parse
+from compose.settings import Rewards, Settings
+from schemas.errors import Refused
+from schemas.messages import ScoredTrajectory, Trajectory
+from tests.compose.history import SCORED, page, recorded, scored
+from tests.compose.world import PREFIX, MemoryCluster
+
+HERE = __name__
+
+
+def on_third(trajectory: Trajectory) -> float:
+    """Cannot judge the third rollout."""
+    if trajectory.rollout_id == "r3":
+        msg = "no idea"
+        raise ValueError(msg)
+    return sum(step.reward for step in trajectory.steps or ())
+
+
+def halved(trajectory: Trajectory) -> float:
+    return 0.5 * sum(step.reward for step in trajectory.steps or ())
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return recorded()
+
+
+def test_the_same_scorer_gives_the_same_rewards_exactly(cluster: MemoryCluster) -> None:
+    found = rescore.rescore(cluster, ["environment_return"], Range(), rate=0)  # type: ignore[arg-type]
+
+    old, new = scored(cluster, "default"), scored(cluster, found.scoring_id)
+    assert found.scoring_id == "rescore-environment_return"
+    assert new == {
+        rollout_id: replace(each, scoring_id=found.scoring_id) for rollout_id, each in old.items()
+    }
+    [agreement] = found.agreements
+    assert (agreement.scoring_id, agreement.compared, agreement.agree) == ("default", 8, 8)
+
+
+def test_rewards_written_by_hand_are_those_that_the_rewards_group_writes(
+    cluster: MemoryCluster,
+) -> None:
+    rescore.rescore(cluster, ["environment_return"], Range(), rate=0, scoring_id="again")  # type: ignore[arg-type]
+
+    def bare(record: object) -> tuple[object, ...]:
+        named = [(k, v) for k, v in record.headers if k not in ("ce_id", "ce_source", "ce_time")]  # type: ignore[attr-defined]
+        return record.key, record.partition, tuple(named)  # type: ignore[attr-defined]
+
+    records = cluster.log.all(SCORED)
+    by_id = {
+        scoring_id: Counter(
+            bare(record)
+            for record in records
+            if cluster.codec.decode(record.value, ScoredTrajectory).scoring_id == scoring_id
+        )
+        for scoring_id in ("default", "again")
+    }
+    assert by_id["default"] == by_id["again"]
+
+
+def test_a_scorer_that_raises_costs_one_trajectory_its_reward(cluster: MemoryCluster) -> None:
+    found = rescore.rescore(cluster, [f"{HERE}:on_third"], Range(), rate=0)  # type: ignore[arg-type]
+
+    assert (found.trajectories, found.rewarded, found.failed) == (8, 7, 1)
+    [failed] = found.first_failed
+    assert (failed.rollout_id, "ValueError: no idea" in failed.reason) == ("r3", True)
+    assert scored(cluster, found.scoring_id)["r3"].total is None
+    [agreement] = found.agreements
+    assert (agreement.agree, agreement.only_old) == (7, 1)
+    said = page(lambda terminal: rescore.show(found, terminal))
+    assert "1 got no reward from the scorer:" in said
+    assert "no idea" in said
+
+
+def test_what_flipped_is_counted_and_named(cluster: MemoryCluster) -> None:
+    found = rescore.rescore(cluster, [f"{HERE}:halved"], Range(), rate=0, dry_run=True)  # type: ignore[arg-type]
+
+    [agreement] = found.agreements
+    assert (agreement.agree, agreement.fail_now, agreement.succeed_now) == (4, 4, 0)
+    assert agreement.mean_difference == pytest.approx(-0.25)
+    assert {flip.rollout_id for flip in agreement.flips} == {"r0", "r1", "r4", "r5"}
+    assert scored(cluster, found.scoring_id) == {}
+    assert found.plain()["agreements"][0]["mean_difference"] == pytest.approx(-0.25)
+
+
+def test_rescoring_twice_is_harmless_and_said(cluster: MemoryCluster) -> None:
+    once = rescore.rescore(cluster, ["environment_return"], Range(), rate=0, scoring_id="s")  # type: ignore[arg-type]
+    before = scored(cluster, "s")
+    twice = rescore.rescore(cluster, [f"{HERE}:halved"], Range(), rate=0, scoring_id="s")  # type: ignore[arg-type]
+
+    assert [each.scoring_id for each in once.agreements] == ["default"]
+    assert [each.scoring_id for each in twice.agreements] == ["default", "s"]
+    assert scored(cluster, "s") == before
+    said = page(lambda terminal: rescore.show(twice, terminal))
+    assert "s was there before: its first rewards are those that count" in said
+
+
+def test_rewards_go_to_a_parquet_file_that_is_there_whole(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    directory, before = tmp_path / "out", len(cluster.log.all(SCORED))
+
+    rescore.rescore(cluster, [f"{HERE}:on_third"], parse(run="run"), rate=0, parquet=directory)  # type: ignore[arg-type]
+
+    assert [path.name for path in directory.iterdir()] == ["rewards.parquet"]
+    read = {row["rollout_id"]: row for row in pq.read_table(directory).to_pylist()}
+    assert len(cluster.log.all(SCORED)) == before
+    assert (read["r0"]["total"], read["r2"]["total"], read["r3"]["total"]) == (1.0, 0.0, None)
+    assert "no idea" in read["r3"]["reason"]
+    assert read["r0"]["rewards"][0]["scorer"] == f"{HERE}:on_third"
+    with pytest.raises(Refused, match="is there already and not empty"):
+        rescore.rescore(cluster, ["environment_return"], Range(), parquet=directory)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scorers", "options", "says"),
+    [
+        (["environment_retrn"], {}, "did you mean 'environment_return'"),
+        (["environment_return*heavy"], {}, "the weight 'heavy' is no number"),
+        (["environment_return"], {"scoring_id": "a b"}, "scoring id 'a b'"),
+        (["environment_return"], {"dry_run": True, "parquet": Path("x")}, "without --parquet"),
+    ],
+)
+def test_what_cannot_be_rescored_is_refused_before_anything_is_written(
+    cluster: MemoryCluster, scorers: list[str], options: dict[str, object], says: str
+) -> None:
+    before = len(cluster.log.all(SCORED))
+
+    with pytest.raises(Refused, match=says):
+        rescore.rescore(cluster, scorers, Range(), rate=0, **options)  # type: ignore[arg-type]
+
+    assert len(cluster.log.all(SCORED)) == before
+
+
+def never_comes_back(trajectory: Trajectory) -> float:
+    """Hangs over the third rollout."""
+    while trajectory.rollout_id == "r3":
+        pass
+    return 1.0
+
+
+def test_a_scorer_that_does_not_come_back_is_ended_and_the_others_are_rewarded(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.settings = Settings(prefix=PREFIX, rewards=Rewards(scorer_timeout_s=0.2))
+
+    found = rescore.rescore(cluster, [f"{HERE}:never_comes_back"], Range(), rate=0)  # type: ignore[arg-type]
+
+    assert (found.rewarded, found.failed) == (7, 1)
+    assert "the scorer did not come back within 0.2 s" in found.first_failed[0].reason

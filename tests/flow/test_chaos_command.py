@@ -1,0 +1,430 @@
+"""`rollcall chaos`: its parts one by one, and a short run of it all."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from rich.console import Console
+
+from compose import services
+from compose.chaos import workload
+from compose.chaos.faults import CUTS, KILL, KINDS, ROLES, Fault, kills, mixed
+from compose.chaos.plan import Plan
+from compose.chaos.proxy import HOST, Ports, Proxy, listeners
+from compose.chaos.run import run_chaos
+from compose.chaos.table import Outcome, plain, table
+from compose.chaos.watch import ON_THE_WIRE_MS, Progress
+from compose.settings import Settings
+from inference.scripted import ScriptedEngine
+from schemas.errors import Refused
+from schemas.messages import ModelCall, Sampling
+from tests.conftest import users_cache
+from tests.consumers.rig import Rig
+from tests.flow.crew import ROOT, until
+
+EVERYBODY = ",".join(ROLES)
+
+
+def chaos(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "compose.cli", "chaos", *words],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "ROLLCALL_CACHE_DIR": str(users_cache()),
+            "TMPDIR": str(cwd),
+        },
+    )
+
+
+# The door
+
+
+def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Path) -> None:
+    run = chaos("--minutes", "1", "--kill", "agents,model", cwd=tmp_path)
+    _, said = run.communicate(timeout=150)
+
+    assert run.returncode == 2
+    assert said == "rollcall: unknown role 'model'; did you mean 'models'?\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"minutes": 1, "kill": "nobody"}, "unknown role 'nobody'"),
+        ({"minutes": 1, "kill": ","}, "--kill names nobody"),
+        ({"minutes": 0}, "--minutes is 0; it must be more than 0"),
+        ({"kills": -1}, "--kills is -1; it must be more than 0"),
+        ({"minutes": 1, "rollouts": 0}, "--rollouts is 0"),
+        ({"minutes": 1, "kills": 3}, "either --minutes"),
+        ({}, "either --minutes"),
+        ({"minutes": 1, "json": Path("nowhere/figures.json")}, "there is no directory"),
+        ({"minutes": 1, "keep": Path(__file__).parent}, "is no empty directory"),
+        ({"minutes": 1, "keep": Path(__file__)}, "is no empty directory"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -> None:
+    nothing = dict.fromkeys(("minutes", "kills", "rollouts", "json", "keep"))
+    asked = {**nothing, "kill": EVERYBODY, "seed": 1, **given}
+    with pytest.raises(Refused, match=complaint):
+        run_chaos(Settings(), terminal=Console(), **asked)
+
+
+# The schedule
+
+
+VICTIMS = Plan(1, ROLES, minutes=1).victims()
+
+
+@limits(max_examples=20, deadline=None)
+@given(st.integers())
+def test_a_seed_gives_one_schedule(seed: int) -> None:
+    again = [mixed(seed, VICTIMS, seconds=600, every_s=4, session_s=6) for _ in range(2)]
+
+    assert again[0] == again[1]
+    assert again[0] != mixed(seed + 1, VICTIMS, seconds=600, every_s=4, session_s=6)
+    assert kills(seed, VICTIMS, count=50, every_s=0.2) == kills(
+        seed, VICTIMS, count=50, every_s=0.2
+    )
+
+
+@limits(max_examples=30, deadline=None)
+@given(st.integers(), st.sets(st.sampled_from(ROLES), min_size=1), st.floats(20, 2000))
+def test_faults_befall_only_those_named_in_ways_that_they_can_be_harmed(
+    seed: int, roles: set[str], seconds: float
+) -> None:
+    plan = Plan(seed, [role for role in ROLES if role in roles], minutes=seconds / 60)
+    faults, victims = plan.faults(), plan.victims()
+
+    assert faults == sorted(faults, key=lambda fault: fault.at_s)
+    assert all(fault.victim in victims[fault.role] for fault in faults)
+    assert all(fault.kind in KINDS[fault.role] for fault in faults)
+    assert all(fault.at_s < seconds for fault in faults)
+
+
+@limits(max_examples=20, deadline=None)
+@given(st.integers())
+def test_a_short_run_has_killed_every_role_and_seen_every_cut(seed: int) -> None:
+    faults = Plan(seed, ROLES, minutes=0.5).faults()
+
+    assert {fault.role for fault in faults if fault.kind == KILL} == set(ROLES)
+    assert set(CUTS) < {fault.kind for fault in faults}
+
+
+@limits(max_examples=20, deadline=None)
+@given(st.integers(), st.integers(1, 2000))
+def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
+    faults = Plan(seed, ROLES, kills=count).faults()
+
+    assert Counter(fault.kind for fault in faults) == {KILL: count}
+
+
+# The proxy
+
+
+class Echo:
+    """A server that says what it is told, and where its client came from."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server((HOST, 0))
+        self.port: int = self.server.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self.server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._echo, args=(client,), daemon=True).start()
+
+    def _echo(self, client: socket.socket) -> None:
+        with client:
+            try:
+                while chunk := client.recv(65536):
+                    client.sendall(chunk)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def links() -> Iterator[tuple[Proxy, dict[str, Ports]]]:
+    """Two links to one echo."""
+    echo = Echo()
+    first = services.free_port([echo.port])
+    ports = {"a": Ports(first, echo.port), "b": Ports(services.free_port([first]), echo.port)}
+    proxy = Proxy(ports)
+    yield proxy, ports
+    proxy.close()
+    echo.server.close()
+
+
+def connect(ports: Ports) -> socket.socket:
+    client = socket.create_connection((HOST, ports.entry), timeout=10)
+    client.settimeout(10)
+    return client
+
+
+def says(client: socket.socket, text: bytes) -> bytes:
+    client.sendall(text)
+    return client.recv(65536)
+
+
+def silent(client: socket.socket) -> bool:
+    """Whether nothing comes for a while."""
+    client.settimeout(0.3)
+    try:
+        return client.recv(65536) is None
+    except TimeoutError:
+        return True
+    finally:
+        client.settimeout(10)
+
+
+def gone(client: socket.socket) -> bool:
+    """Whether the other side ends the connection, orderly or not."""
+    try:
+        return client.recv(65536) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(("to_broker", "to_client"), [(True, True), (True, False), (False, True)])
+def test_a_cut_link_holds_back_what_goes_through_when_it_heals(
+    links: tuple[Proxy, dict[str, Ports]], to_broker: bool, to_client: bool
+) -> None:
+    proxy, ports = links
+    with connect(ports["a"]) as cut, connect(ports["b"]) as other:
+        assert says(cut, b"before") == b"before"
+
+        proxy.cut("a", to_broker=to_broker, to_client=to_client)
+        cut.sendall(b"meanwhile")
+        assert silent(cut)
+        assert says(other, b"whole") == b"whole"
+
+        proxy.heal("a")
+        assert cut.recv(65536) == b"meanwhile"
+
+
+def test_a_dropped_link_resets_its_connections_and_takes_new_ones(
+    links: tuple[Proxy, dict[str, Ports]],
+) -> None:
+    proxy, ports = links
+    with connect(ports["a"]) as dropped:
+        assert says(dropped, b"before") == b"before"
+        proxy.drop("a")
+        assert gone(dropped)
+    with connect(ports["a"]) as again:
+        assert says(again, b"after") == b"after"
+
+
+def test_a_broker_that_is_away_is_seen_as_a_closed_connection(
+    links: tuple[Proxy, dict[str, Ports]],
+) -> None:
+    _, ports = links
+    nobody = Ports(services.free_port([ports["a"].entry]), services.free_port([]))
+    proxy = Proxy({"a": nobody})
+    with connect(nobody) as client:
+        assert gone(client)
+    proxy.close()
+
+
+def test_every_link_has_a_listener_that_advertises_its_entry() -> None:
+    found = listeners(1, 2, {"agents-1": Ports(3, 4), "models-1": Ports(5, 6)})
+
+    assert found["listeners"].split(",")[2:] == [f"LINK0://{HOST}:4", f"LINK1://{HOST}:6"]
+    assert found["advertised.listeners"] == (
+        f"PLAINTEXT://{HOST}:1,LINK0://{HOST}:3,LINK1://{HOST}:5"
+    )
+
+
+# The workload
+
+
+def test_the_workload_has_rollouts_of_every_kind() -> None:
+    requests = [workload.request(7, number) for number in range(1000)]
+    words = [word for number in range(1000) if (word := workload.cancel(7, number))]
+
+    assert requests == [workload.request(7, number) for number in range(1000)]
+    assert {request.agent for request in requests} == set(workload.AGENTS)
+    assert len({request.rollout_id for request in requests}) == 1000
+    assert set(Counter(request.group_id for request in requests).values()) == {workload.GROUP}
+    assert {bool(word.group_id) for word in words} == {True, False}
+
+
+def test_the_workload_ends_every_rollout_in_memory() -> None:
+    rig = Rig(partitions=2, policies=(workload.POLICY,))
+    crew = [
+        rig.agents("agents-1"),
+        rig.models(ScriptedEngine(workload.POLICY, workload.script("models-1")), "models-1"),
+        rig.environments("environments-1"),
+    ]
+    for number in range(60):
+        rig.ask(workload.request(7, number), number % 2)
+
+    def ended() -> bool:
+        for loop in crew:
+            loop.turn(0.0)
+        return len(rig.trajectories()) >= 60
+
+    until(ended, 30, lambda: f"{len(rig.trajectories())} of 60 ended")
+
+
+def test_a_call_takes_as_long_as_its_seed_says() -> None:
+    now = [0.0]
+    engine = workload.UnhurriedEngine("p", workload.script("m"), clock=lambda: now[0])
+    call = made_call()
+    engine.add(call)
+
+    assert engine.busy()
+    assert engine.step() == []
+    now[0] = workload.delay_s(call)
+    assert [answer.call for answer in engine.step()] == [call]
+    assert not engine.busy()
+
+    engine.add(call)
+    engine.abort(call.rollout_id, call.attempt)
+    assert not engine.busy()
+
+
+def made_call() -> ModelCall:
+    return ModelCall(
+        rollout_id="r",
+        attempt=1,
+        position=0,
+        tries=0,
+        command_id=b"c",
+        body_digest=b"d",
+        answer_partition=0,
+        not_after_ms=0,
+        kind="sample",
+        policy_id="p",
+        sequence=0,
+        messages=(),
+        sampling=Sampling(),
+        seed=1,
+    )
+
+
+# The figures
+
+
+def fault(role: str, kind: str = KILL) -> Fault:
+    return Fault(0.0, kind, role, f"{role}-1", 0.0)
+
+
+def test_progress_is_the_last_of_the_victims_partitions_to_show_its_group() -> None:
+    progress = Progress(fault("agents"), 1000, "agents", {0, 1})
+
+    progress.seen("agents", 0, 1000 + ON_THE_WIRE_MS - 1)
+    progress.seen("models", 1, 2000)
+    progress.seen("agents", 2, 2000)
+    progress.seen("agents", 0, 7000)
+    assert progress.took_s is None
+    progress.seen("agents", 1, 5000)
+
+    assert progress.took_s == 6.0
+
+
+OUTCOME = Outcome(
+    seed=7,
+    harmed=[(fault("agents"), 6.0), (fault("agents"), 7.0), (fault("broker", "pause"), None)],
+    accepted=1000,
+    ended=1000,
+    lost=0,
+    doubled=0,
+    repeated=3,
+    breaches=0,
+    seconds=60.0,
+)
+
+
+def test_the_figures_are_those_of_the_table() -> None:
+    found = plain(OUTCOME)
+
+    assert found["ok"]
+    assert found["faults"] == 3
+    assert found["faults_by_kind"] == {"kill agents": 2, "pause broker": 1}
+    assert (found["recovery_p50_s"], found["recovery_max_s"]) == (6.5, 7.0)
+    cells = [list(column.cells) for column in table(OUTCOME).columns]
+    assert cells[4][:2] == ["7.0 s", "-"]
+    assert cells[2][-1] == "3"
+
+
+@pytest.mark.parametrize("wrong", ["lost", "doubled", "breaches", "ended"])
+def test_anything_wrong_is_not_ok(wrong: str) -> None:
+    assert OUTCOME.ok
+    assert not replace(OUTCOME, **{wrong: 1}).ok
+
+
+# All of it
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(300)
+def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    run = chaos(
+        "--minutes", "0.4", "--seed", "5", "--json", str(figures), "--rollouts", "600",
+        "--kill", "agents,models,environments,rewards,broker,registry", cwd=tmp_path,
+    )  # fmt: skip
+    said, complained = run.communicate(timeout=280)
+
+    assert run.returncode == 0, said + complained
+    found = json.loads(figures.read_text())
+    assert found["accepted"] == found["ended"] == 600
+    assert found["lost"] == found["doubled"] == found["breaches"] == 0
+    assert found["faults"] == sum(found["faults_by_kind"].values()) >= 8
+    assert "kill broker" in found["faults_by_kind"]
+    assert any(kind.startswith(CUTS) for kind in found["faults_by_kind"])
+    assert 0 < found["recovery_p50_s"] <= found["recovery_max_s"]
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"], "its log is removed"
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(300)
+def test_an_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
+    run = chaos("--minutes", "5", "--kill", "agents", "--keep", "kept", cwd=tmp_path)
+    logs = tmp_path / "kept" / "logs"
+    until(lambda: len(list(logs.glob("*.log"))) == 9, 60, lambda: "no workers yet")
+
+    run.send_signal(signal.SIGINT)
+    said, _ = run.communicate(timeout=150)
+
+    assert run.returncode == 130
+    assert "everything was taken down" in said
+    assert services.endpoints(tmp_path / "kept") is None
+
+    def left() -> list[Path]:
+        return [
+            path for path in Path("/proc").glob("[0-9]*") if str(tmp_path) in environment_of(path)
+        ]
+
+    # Whoever was just being started dies with the conductor
+    until(lambda: not left(), 10, lambda: f"{left()} still run")
+
+
+def environment_of(process: Path) -> str:
+    """What a process was started with; empty when it has ended."""
+    try:
+        return (process / "environ").read_text(errors="replace")
+    except OSError:
+        return ""

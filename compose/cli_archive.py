@@ -93,7 +93,7 @@ def add_to(
                     queries.print_table(answer, terminal)
 
     @app.command("runs")
-    def list_runs(rate: Rate = RATE, json: Json = False) -> None:
+    def list_runs(json: Json = False) -> None:
         """List every run that has a folder here or a step in the log.
 
         Example: rollcall runs --json
@@ -103,7 +103,7 @@ def add_to(
         from compose import listing
         from compose.look import page
 
-        found = listing.list_runs(cluster(), rate=rate)
+        found = listing.list_runs(cluster())
         if json:
             typer.echo(orjson.dumps(listing.plain(found), option=orjson.OPT_INDENT_2))
         elif not found:
@@ -122,7 +122,6 @@ def add_to(
         tensorboard: Annotated[
             Path | None, typer.Option(help="Event files go into a folder of the run's name.")
         ] = None,
-        rate: Rate = RATE,
         json: Json = False,
     ) -> None:
         """Show how a run went: reward, length, staleness, entropy, loss, held-out success.
@@ -143,7 +142,7 @@ def add_to(
             require_extra("plots", "tensorboardX")
         from compose import curves
 
-        found = curves.read(cluster(), run, rate=rate)
+        found = curves.read(cluster(), run)
         written = []
         if picture:
             curves.draw(found, picture)

@@ -8,6 +8,7 @@ import csv
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from compose import ranges, runs
 from compose.look import to_the_end
-from compose.ranges import RATE, Range
+from compose.ranges import Range
 from compose.view import spark
 from consumers.heldout import MARK, HeldOut, HeldOutPlan
 from schemas.errors import Refused, WireError
@@ -104,13 +105,13 @@ class Curve:
         }
 
 
-def read(cluster: "Cluster", name: str, *, rate: float = RATE) -> Curve:
+def read(cluster: "Cluster", name: str) -> Curve:
     """The curve of a run by id or folder; raises Refused for one of which there is no record."""
     folder = _folder(cluster, name)
     run_id = folder.run_id if folder else name
     steps = steps_of(cluster)
     folders = {run_id: folder} if folder else {}
-    heldout = held_out_of(cluster, [run_id], folders, rate=rate)[run_id]
+    heldout = held_out_of(cluster, [run_id], folders)[run_id]
     if run_id not in steps and not heldout.results:
         if folder:
             msg = f"run {run_id!r} has no step and no held-out result in the log yet"
@@ -142,8 +143,6 @@ def held_out_of(
     cluster: "Cluster",
     run_ids: Iterable[str],
     folders: Mapping[str, runs.RunFolder],
-    *,
-    rate: float = RATE,
 ) -> dict[str, HeldOut]:
     """The held-out results of some runs; only they are decoded, for their keys name them."""
     found = {
@@ -153,12 +152,12 @@ def held_out_of(
     keys = tuple(f"{name}{MARK}".encode() for name in found)
     if not keys:
         return found
-    with suppress(Refused):  # nothing was scored yet
-        for record in ranges.records(cluster, cluster.topics.scored, Range(), rate=rate):
-            if (record.key or b"").startswith(keys):
-                with suppress(WireError):
-                    scored = cluster.codec.decode(record.value, ScoredTrajectory)
-                    _take(found, folders, scored)
+    extent = ranges.settled(cluster.log, cluster.topics.scored, Range())
+    for record in chain.from_iterable(ranges.between(cluster.log, *extent)):
+        if (record.key or b"").startswith(keys):
+            with suppress(WireError):
+                scored = cluster.codec.decode(record.value, ScoredTrajectory)
+                _take(found, folders, scored)
     return found
 
 

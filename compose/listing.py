@@ -11,7 +11,6 @@ from rich.table import Table
 from compose import curves, runs
 from compose.curves import Curve
 from compose.look import iso
-from compose.ranges import RATE
 from compose.runs import RunFolder
 from consumers.heldout import HeldOut
 from schemas.messages import TrainStep
@@ -40,13 +39,13 @@ class Listed:
     """finished, training, stopped, or elsewhere: there is no folder of it here."""
 
 
-def list_runs(cluster: "Cluster", *, rate: float = RATE) -> list[Listed]:
+def list_runs(cluster: "Cluster") -> list[Listed]:
     """Every run, the latest last. Held-out results are read for those that are not finished."""
     written = curves.steps_of(cluster)
     folders = {folder.run_id: folder for folder in runs.all_of(cluster.settings.state())}
     names = folders.keys() | written.keys()
     asked = {name for name in names if name not in folders or not _summary(folders[name])}
-    heldout = curves.held_out_of(cluster, asked, folders, rate=rate)
+    heldout = curves.held_out_of(cluster, asked, folders)
     listed = [
         _listed(name, written.get(name, []), folders.get(name), heldout.get(name)) for name in names
     ]

@@ -64,7 +64,7 @@ def evaluate(
 
 
 def read(cluster: MemoryCluster, name: str = RUN) -> Curve:
-    return curves.read(cluster, name, rate=0)  # type: ignore[arg-type]
+    return curves.read(cluster, name)  # type: ignore[arg-type]
 
 
 def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False) -> Path:
@@ -193,7 +193,7 @@ def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) 
     evaluate(cluster, 1, [1.0, 0.0])
 
     with sole_trainer(held, lambda: False):
-        found = listing.list_runs(cluster, rate=0)  # type: ignore[arg-type]
+        found = listing.list_runs(cluster)  # type: ignore[arg-type]
 
     assert {
         run.run_id: (run.recipe, run.steps, run.version, run.success, run.state) for run in found

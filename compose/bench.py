@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks import memory, refold, rescore, scan, spine, starts, takeover
+from compose.benchmarks import export, memory, refold, rescore, scan, spine, starts, takeover
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from schemas.names import unknown
@@ -24,6 +24,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "kill_10000_s": takeover.kill,
     "live_rollout_bytes": memory.live_rollout,
     "scan_records_per_s": scan.records_per_s,
+    "export_records_per_s": export.records_per_s,
     "rescore_trajectories_per_s": rescore.trajectories_per_s,
     "up_cold_s": starts.up_cold,
     "up_warm_s": starts.up_warm,

@@ -15,6 +15,8 @@ import typer
 
 from compose.cli_again import add_to as add_again_commands
 from compose.cli_again import refuse_no_folder
+from compose.cli_archive import add_to as add_archive_commands
+from compose.cli_archive import require_extra
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
 
@@ -261,6 +263,33 @@ def worker_training(
     workshop.training(worker, folder, stop)
 
 
+@worker_app.command("archive")
+def worker_archive(
+    name: Name = "",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Else archive/ in the state directory.")
+    ] = None,
+    span: Annotated[int, typer.Option(min=1, help="Offsets of one partition in a file.")] = 1000,
+    accept_truncation: Accept = False,
+) -> None:
+    """Write trajectories and scores as Parquet, every full span of offsets once.
+
+    `rollcall query --dir DIR` reads it; what has not filled a span, `rollcall export` covers.
+
+    Example: rollcall worker archive --dir history --span 200
+    """
+    from schemas.errors import Refused
+
+    require_extra("archive", "pyarrow")
+    where = directory or settings().archive()
+    if where.exists() and not where.is_dir():
+        msg = f"--dir {where} is a file; the tables need a directory"
+        raise Refused(msg)
+    workshop, worker, stop = _workshop("archive", name)
+    loop = workshop.archive(worker, where, span, accept=accept_truncation)
+    loop.run(stop, patient=stop.patient)
+
+
 # Runs
 
 
@@ -394,6 +423,7 @@ def tail(
 
 add_control_commands(app, cluster)
 add_again_commands(app, cluster)
+add_archive_commands(app, topics_app, cluster, settings)
 add_history_commands(app, cluster)
 
 

@@ -20,12 +20,13 @@ from rich.live import Live
 
 from compose import runs
 from compose.cluster import Cluster, answers, cluster_of
+from compose.curves import Curve, draw
 from compose.recipe import load_recipe
 from compose.runs import RunFolder
 from compose.settings import Settings
 from compose.stop import Drained
 from compose.supervisor import Supervisor, peak_rss_bytes
-from compose.view import draw_curve, line, render
+from compose.view import line, render
 from consumers.console.figures import Console, Figures
 from consumers.control import ControlReader
 from consumers.heldout import HeldOut
@@ -239,7 +240,7 @@ def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[st
     if summary is not None:
         summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
     picture = folder.directory / "curve.png"
-    draw_curve(figures, picture)
+    draw(Curve.of(folder.run_id, figures.steps, figures.heldout), picture)
     terminal.print(_words(run, result, picture), highlight=False, soft_wrap=True)
     return result
 

@@ -131,6 +131,11 @@ def load(directory: Path) -> RunFolder:
     return RunFolder(directory, body["run_id"], body["policy_id"], body["seed"], starts, recipe)
 
 
+def all_of(state: Path) -> list[RunFolder]:
+    """Every run that has begun."""
+    return [load(path.parent) for path in sorted((state / "runs").glob(f"*/{RUN_FILE}"))]
+
+
 def find(state: Path, name: str) -> RunFolder:
     """A run by id or folder; raises Refused naming the nearest."""
     if Path(name).is_dir():

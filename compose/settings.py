@@ -114,6 +114,10 @@ class Settings(BaseSettings):
     def state(self) -> Path:
         return self.state_dir.expanduser().absolute()
 
+    def archive(self) -> Path:
+        """Where tables are written and looked for unless a directory is named."""
+        return self.state() / "archive"
+
     def cache(self) -> Path:
         return self.cache_dir.expanduser().absolute()
 

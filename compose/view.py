@@ -1,7 +1,6 @@
-"""The live view of a run in a terminal, the figures at its end, and the picture of its curve."""
+"""The live view of a run in a terminal."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.console import Group
 from rich.panel import Panel
@@ -59,31 +58,3 @@ def line(figures: Figures, now: float) -> str:
         f"reward {rewards[-1] if rewards else float('nan'):+.3f}  "
         f"held-out {f'v{curve[-1][0]} {curve[-1][1]:.3f}' if curve else '-'}"
     )
-
-
-def draw_curve(figures: Figures, path: Path) -> None:
-    """Reward per step and held-out success as a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    rewards = figures.metric("reward_mean")
-    axes.plot(range(1, len(rewards) + 1), rewards, label="mean reward of the batch", alpha=0.6)
-    curve = figures.heldout.curve()
-    versions = {step.version: step.step for step in figures.steps}
-    axes.plot(
-        [versions.get(version, 0) for version, _ in curve],
-        [success for _, success in curve],
-        marker="o",
-        label="held-out greedy success",
-    )
-    axes.set_xlabel("optimiser step")
-    axes.set_ylim(-0.1, 1.05)
-    axes.set_title(figures.run_id)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

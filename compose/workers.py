@@ -135,6 +135,13 @@ class Workshop:
             guard=self._guard("the scorer", given.scorer_timeout_s),
         )
 
+    def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:
+        from consumers.archive import Archive
+
+        role = Archive(name, self.log, self.topics, directory, span=span)
+        publisher = self.log.publisher()
+        return self._loop(role, [publisher], self.topics.group("archive"), accept=accept)
+
     def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
         """The trainer of a run, resumed from its newest checkpoint."""
         from consumers.heldout import HeldOut

@@ -204,7 +204,7 @@ class Strand:
         """Take one event, in log order."""
         self._events += 1
         if self._events % FORGET_EVERY == 0:
-            self.journal.watermark(offset + 1)  # lets it forget what has ended
+            self.journal.watermark(offset)  # lets it forget what ended before this event
         body = event.body
         if isinstance(body, STARTS):
             self._start(event, body, offset, at_ms)

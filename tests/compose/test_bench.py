@@ -10,14 +10,17 @@ from compose.benchmarks import memory, scan, workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.verify import audit
+from consumers.console.history import FORGET_EVERY
 from consumers.memory import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
-from schemas.messages import EnvironmentStep, Event, ModelAnswered, ModelCall
+from schemas.messages import AttemptStarted, EnvironmentStep, Event, ModelAnswered, ModelCall
 from schemas.packed import ids_of
 from schemas.topics import Topics, wanted
 
 TOPICS = Topics()
+JOURNALED = 19
+"""Journal entries of a rollout of eight turns."""
 
 
 def test_an_unknown_benchmark_is_refused_before_any_runs() -> None:
@@ -79,6 +82,20 @@ def test_the_log_that_is_scanned_is_whole() -> None:
     report = audit(log, codec, TOPICS, drained=True)
     assert report.ok
     assert (report.ended, report.not_run_again, report.records) == (5, 0, 5 * scan.RECORDS)
+
+
+def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
+    # Given journal entries of nobody, so that a rollout begins with the thousandth
+    log, codec = MemoryLog(wanted("rl.", [workload.POLICY], partitions=1)), Codec(LocalRegistry())
+    stray = codec.encode(TOPICS.events, Event("x", 1, -1, 0, b"", b"", "w", AttemptStarted("?")))
+    for _ in range((FORGET_EVERY - 1) % JOURNALED):
+        log.append(TOPICS.events, b"x", stray, 0)
+
+    scan.fill(log, codec, TOPICS, FORGET_EVERY // JOURNALED + 1)
+
+    report = audit(log, codec, TOPICS, drained=True)
+    assert report.breaches == []
+    assert report.ended == FORGET_EVERY // JOURNALED + 1
 
 
 def test_the_environment_that_is_measured_ends_after_its_turns_and_tells_the_time() -> None:

@@ -39,13 +39,13 @@ class Crew:
         self.policy_id = policy_id
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, role: str, number: int = 1) -> str:
+    def start(self, role: str, number: int = 1, *words: str) -> str:
         """Start one worker; a name that was used before is a restart."""
         name = f"{role}-{number}"
         if role == "models":
             command = ["tests/flow/scripted_models.py", name, self.policy_id]
         else:
-            command = ["-m", "compose.cli", "worker", role, "--name", name]
+            command = ["-m", "compose.cli", "worker", role, "--name", name, *words]
         prefix = {"ROLLCALL_PREFIX": self.cluster.settings.prefix}
         with (self.logs / f"{name}.log").open("ab") as out:
             self.processes[name] = subprocess.Popen(

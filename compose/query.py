@@ -1,0 +1,228 @@
+"""`rollcall query`: SQL over exported and archived tables, with DuckDB in this process.
+
+The files hold the log record by record; the views show what counts. `trajectories` has one row for
+each trajectory, its first record, and beside it what the first scoring made of it, with every total
+by scoring id in `totals`; `turns` are the turns of these; `scores` has one row for each trajectory
+and scoring id. Nothing but the given directories is read, and nothing at all is written.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import duckdb
+import orjson
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from consumers.tables.parquet import SCHEMAS
+from schemas.errors import Refused
+
+SHOWN = 100
+"""Rows of a table in a terminal."""
+FETCHED = 1000
+READ = ("hive_partitioning", "union_by_name", "filename", "file_row_number")
+PLACE = 'topic_id, partition, "offset"'
+ROW = "filename, file_row_number"
+"""A row of a file: the same record may be in several."""
+END = "rollout_id, attempt, journal_partition, last_offset"
+FIRST = 'appended_at, partition, "offset"'
+# Of two rewards by scorers of one name the first counts: a map has no two.
+BY_SCORER = """
+map_from_entries(list_transform(
+    list_filter(rewards, lambda each, n:
+        list_position(list_transform(rewards, lambda other: other.scorer), each.scorer) = n),
+    lambda each: struct_pack(k := each.scorer, v := each.value)
+))
+"""
+VIEWS = f"""
+create temp table later_trajectories as
+    select {ROW}, regexp_replace(filename, '/trajectories/([^/]+/[^/]+)$', '/turns/\\1') as turns,
+        {PLACE}
+    from trajectories_as_written
+    qualify row_number() over (partition by {END} order by {FIRST}) > 1;
+create temp table later_scores as
+    select {ROW} from scores_as_written
+    qualify row_number() over (partition by {END}, scoring_id order by {FIRST}) > 1;
+create temp view scores as
+    select * exclude ({ROW}) replace ({BY_SCORER} as rewards), rewards as details
+    from scores_as_written anti join later_scores using ({ROW});
+create temp view turns as
+    select * exclude ({ROW}) from turns_as_written anti join (
+        select turns as filename, {PLACE} from later_trajectories
+    ) using (filename, {PLACE});
+create temp view trajectories as
+    select * from (
+        select * exclude ({ROW}) from trajectories_as_written
+        anti join later_trajectories using ({ROW})
+    ) left join (
+        select {END},
+            first(scoring_id order by {FIRST}) as scoring_id,
+            first(total order by {FIRST}) as total,
+            first(rewards order by {FIRST}) as rewards,
+            first(reason order by {FIRST}) as unscored_because,
+            map(list(scoring_id order by {FIRST}), list(total order by {FIRST})) as totals
+        from scores group by {END}
+    ) using ({END});
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query gave: the names of its columns, and its rows as they come."""
+
+    columns: list[str]
+    rows: Iterator[tuple[Any, ...]]
+
+
+@contextmanager
+def tables(directories: Sequence[Path]) -> Iterator["Tables"]:
+    """What was exported or archived there; raises Refused where nothing was."""
+    for directory in directories:
+        if not any(directory.glob("*/day=*/*.parquet")):
+            msg = (
+                f"nothing is exported in {directory}; write it with `rollcall export --parquet "
+                f"{directory}`, or let `rollcall worker archive --dir {directory}` do so"
+            )
+            raise Refused(msg)
+    connection = duckdb.connect()
+    try:
+        yield Tables(connection, [directory.absolute() for directory in directories])
+    finally:
+        connection.close()
+
+
+class Tables:
+    """An open look at some directories of tables."""
+
+    def __init__(self, connection: Any, directories: Sequence[Path]) -> None:
+        self._connection = connection
+        for setting in (
+            "errors_as_json = true",
+            "temp_directory = ''",
+            f"allowed_directories = {_listed(f'{each}/' for each in directories)}",
+            "enable_external_access = false",
+            "lock_configuration = true",
+        ):
+            connection.execute(f"set {setting}")
+        with _told("the tables"):
+            for name in SCHEMAS:
+                self._as_written(name, directories)
+            connection.execute(VIEWS)
+
+    def _as_written(self, name: str, directories: Sequence[Path]) -> None:
+        """Every record of one table; a table of which there is no file is empty."""
+        view = f"{name}_as_written"
+        files = [f"{each}/{name}/day=*/*.parquet" for each in directories]
+        files = [each for each in files if any(Path("/").glob(each.removeprefix("/")))]
+        if not files:
+            added = [("filename", pa.string()), ("file_row_number", pa.int64())]
+            added += [("day", pa.date32())]
+            empty = pa.schema([*SCHEMAS[name], *added]).empty_table()
+            self._connection.register(view, empty)
+            return
+        reads = ", ".join([_listed(files), *(f"{each} = true" for each in READ)])
+        self._connection.execute(f"create temp view {view} as select * from read_parquet({reads})")
+
+    def ask(self, sql: str) -> Answer:
+        """One query; raises Refused for what is wrong with it, and for anything that writes."""
+        with _told("the query", sql):
+            statements = self._connection.extract_statements(sql)
+            if len(statements) != 1:
+                msg = f"one query at a time, not {len(statements)}"
+                raise Refused(msg)
+            if statements[0].type not in (
+                duckdb.StatementType.SELECT,
+                duckdb.StatementType.EXPLAIN,
+            ):
+                msg = f"{statements[0].type.name} is no query; the tables are only read: SELECT"
+                raise Refused(msg)
+            result = self._connection.execute(statements[0])
+        return Answer([column[0] for column in result.description], self._fetched(result, sql))
+
+    def _fetched(self, result: Any, sql: str) -> Iterator[tuple[Any, ...]]:
+        while True:
+            with _told("the query", sql):
+                rows = result.fetchmany(FETCHED)
+            if not rows:
+                return
+            yield from rows
+
+
+def _listed(texts: Any) -> str:
+    """A list of SQL literals."""
+    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
+
+
+@contextmanager
+def _told(what: str, sql: str = "") -> Iterator[None]:
+    """DuckDB's errors as one line, with the place where they say one."""
+    try:
+        yield
+    except duckdb.Error as error:
+        kind, _, body = str(error).partition(": ")
+        try:
+            found = orjson.loads(body)
+            text, place = found["exception_message"], found.get("position")
+        except (orjson.JSONDecodeError, KeyError):
+            text, place = body or kind, None
+        at = "" if place is None or not sql else f" at {_place(sql, int(place))}"
+        msg = f"{what}{at}: {kind.lower()}: {'; '.join(filter(None, text.splitlines()))}"
+        raise Refused(msg) from error
+
+
+def _place(sql: str, position: int) -> str:
+    """Line and column of a byte of the text, as people count them."""
+    before = sql.encode()[:position].decode(errors="replace")
+    column = len(before) - (before.rfind("\n") + 1) + 1
+    word = sql[len(before) :].split(maxsplit=1)
+    near = f" ({word[0]!r})" if word else ""
+    return f"line {before.count(chr(10)) + 1}, column {column}{near}"
+
+
+# Out
+
+
+def print_table(answer: Answer, terminal: Console) -> None:
+    """For people: the first rows, and how many there are more."""
+    shown = Table(*answer.columns)
+    more = 0
+    for number, row in enumerate(answer.rows):
+        if number < SHOWN:
+            shown.add_row(*(Text("" if each is None else str(each)) for each in row))
+        else:
+            more += 1
+    terminal.print(shown)
+    if more:
+        terminal.print(f"and {more:,} more rows; --csv or --json prints all", highlight=False)
+
+
+def print_json(answer: Answer, out: TextIO) -> None:
+    """One object a line."""
+    for row in answer.rows:
+        named = {name: _plain(value) for name, value in zip(answer.columns, row, strict=True)}
+        out.write(json.dumps(named, default=str, ensure_ascii=False) + "\n")
+
+
+def print_csv(answer: Answer, out: TextIO) -> None:
+    writer = csv.writer(out)
+    writer.writerow(answer.columns)
+    writer.writerows(answer.rows)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it; it has no infinity, and names are text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,255 @@
+"""Trajectories, their turns and their scores as rows: the log as it lies, record by record.
+
+A record on `trajectories` is one row of the table `trajectories`, and one row for each of its turns
+in `turns`; a record on `trajectories.scored` is one row of `scores`. A row is a function of its
+record and of nothing else, so whoever writes a stretch of the log again writes the same rows. What
+was written twice is there twice; the views of `rollcall query` show what counts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from consumers.log import Record
+from schemas.messages import (
+    Message,
+    RolloutRequest,
+    ScoredTrajectory,
+    Sequence,
+    StepTaken,
+    Trajectory,
+)
+from schemas.packed import IDS
+
+Row = tuple[Any, ...]
+
+PLACE: Mapping[str, str] = {
+    "topic_id": "string", "partition": "int32", "offset": "int64", "appended_at": "time",
+}  # fmt: skip
+"""Where the record lies, and when it came there."""
+KEY: Mapping[str, str] = {
+    "rollout_id": "string", "attempt": "int32", "journal_partition": "int32",
+    "last_offset": "int64",
+}  # fmt: skip
+"""Which end of which rollout: records that agree in it tell of the same trajectory."""
+TRAJECTORIES: Mapping[str, str] = {
+    **PLACE, **KEY, "run_id": "string", "policy_id": "string", "group_id": "string",
+    "group_size": "int32", "purpose": "string", "user": "string", "agent": "string",
+    "environment": "string", "environment_config": "string", "task_id": "string", "seed": "int64",
+    "prompt": "string", "temperature": "float64", "min_policy_version": "int64",
+    "status": "string", "code": "string", "reason": "string", "result": "string",
+    "model_calls": "int32", "failures": "int32", "environment_steps": "int32",
+    "environment_return": "float64", "sequences": "int32", "tokens": "int64",
+    "sampled_tokens": "int64", "version_min": "int64", "version_max": "int64",
+    "engine": "string", "precision": "string", "policies": "strings", "first_offset": "int64",
+    "started_at": "time", "ended_at": "time", "seconds": "float64",
+}  # fmt: skip
+OWNERS: Mapping[str, str] = {**PLACE, **KEY, "run_id": "string", "policy_id": "string"}
+"""What a turn takes from its trajectory."""
+TURNS: Mapping[str, str] = {
+    "line": "int32", "turn": "int32", "sequence": "int32", "role": "string", "content": "string",
+    "tool_calls": "string", "prompt_tokens": "int32", "sampled_tokens": "int32",
+    "position": "int32", "session": "string", "action": "string", "observation": "string",
+    "reward": "float64", "terminated": "bool", "truncated": "bool", "done": "bool",
+}  # fmt: skip
+SCORES: Mapping[str, str] = {
+    **PLACE, **KEY, "run_id": "string", "policy_id": "string", "scoring_id": "string",
+    "total": "float64", "reason": "string", "rewards": "rewards", "source_topic": "string",
+    "source_partition": "int32", "source_offset": "int64",
+}  # fmt: skip
+
+ANSWER = re.compile(rb"(\x00*)(\x01+)")
+"""In a loss mask: what a call added to the prompt, and what was sampled."""
+NO_REQUEST = (None,) * 14
+NO_CALL = (None, None)
+NO_STEP = (None,) * 8
+
+
+def place_of(record: Record, topic_id: str) -> Row:
+    """Of a record, by PLACE."""
+    appended = record.timestamp_ms if record.timestamp_ms >= 0 else None
+    return topic_id, record.partition, record.offset, appended
+
+
+def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
+    """One row, by TRAJECTORIES."""
+    steps, sequences = trajectory.steps, trajectory.sequences
+    versions = versions_of(sequences or ())
+    first = sequences[0] if sequences else None
+    return (
+        *place,
+        trajectory.rollout_id,
+        trajectory.attempt,
+        trajectory.journal_partition,
+        trajectory.last_offset,
+        *_asked(trajectory.request),
+        trajectory.status,
+        trajectory.code,
+        trajectory.reason,
+        trajectory.result,
+        trajectory.model_calls,
+        trajectory.failures,
+        None if steps is None else len(steps),
+        None if steps is None else sum(step.reward for step in steps),
+        None if sequences is None else len(sequences),
+        None if sequences is None else sum(len(each.loss_mask) for each in sequences),
+        trajectory.sampled_tokens,
+        *versions,
+        first.engine if first else None,
+        first.precision if first else None,
+        trajectory.policies,
+        trajectory.first_offset,
+        trajectory.started_ms,
+        trajectory.ended_ms,
+        (trajectory.ended_ms - trajectory.started_ms) / 1000,
+    )
+
+
+def _asked(request: RolloutRequest | None) -> Row:
+    if request is None:
+        return NO_REQUEST
+    task = request.task
+    return (
+        request.run_id,
+        request.policy_id,
+        request.group_id,
+        request.group_size,
+        request.purpose,
+        request.user,
+        request.agent,
+        task.environment,
+        task.environment_config,
+        task.task_id,
+        task.seed,
+        task.prompt,
+        request.sampling.temperature,
+        request.min_policy_version,
+    )
+
+
+def versions_of(sequences: tuple[Sequence, ...]) -> tuple[int | None, int | None]:
+    """The oldest and the newest version that sampled a token; None where none was sampled."""
+    packed = b"".join(each.versions for each in sequences)
+    if not packed:
+        return None, None
+    versions = np.frombuffer(packed, IDS)
+    newest = int(versions.max())
+    if newest < 0:
+        return None, None
+    # What was not sampled has the version -1: as an unsigned number it is the largest of all.
+    return int(versions.view("<u4").min()), newest
+
+
+def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
+    """By TURNS: the messages of each conversation in order, each step beside what led to it.
+
+    A turn is an answer of the model, the messages that were new to it, and the environment's step
+    that followed; what comes before the first answer's messages is turn 0. Where a trajectory does
+    not tell which answer a step followed (several conversations, a call that failed for good), the
+    steps have lines of their own behind the messages.
+    """
+    steps = trajectory.steps or ()
+    sequences = trajectory.sequences or ()
+    lines = _lines(sequences, steps, trajectory.failures)
+    for line, (turn, index, message, counts, step) in enumerate(lines):
+        said = (None,) * 3 if message is None else (
+            message.role, message.content, message.tool_calls,
+        )  # fmt: skip
+        seen = NO_STEP if step is None else (
+            step.position, step.session, step.action, step.text, step.reward, step.terminated,
+            step.truncated, step.terminated or step.truncated,
+        )  # fmt: skip
+        yield (line, turn, index, *said, *counts, *seen)
+
+
+Line = tuple[int, "int | None", "Message | None", Row, "StepTaken | None"]
+
+
+def _lines(
+    sequences: tuple[Sequence, ...], steps: tuple[StepTaken, ...], failures: int
+) -> Iterator[Line]:
+    counts = [_counts(each) for each in sequences]
+    if len(sequences) == 1 and counts[0] is not None:
+        after = _followers(steps, len(counts[0]), failures)
+        if after is not None:
+            yield from _interleaved(sequences[0], counts[0], after)
+            return
+    turn = 1
+    for index, (sequence, known) in enumerate(zip(sequences, counts, strict=True)):
+        answers = iter(known or ())
+        for message in sequence.messages:
+            answered = message.role == "assistant"
+            yield turn, index, message, next(answers, NO_CALL) if answered else NO_CALL, None
+            turn += answered
+    for step in steps:
+        yield 0 if step.action is None else turn - 1, None, None, NO_CALL, step
+
+
+def _counts(sequence: Sequence) -> list[Row] | None:
+    """Tokens read and sampled, by answer; None where messages and mask do not tell the same."""
+    found = [(len(m[1]), len(m[2])) for m in ANSWER.finditer(sequence.loss_mask)]
+    said = sum(message.role == "assistant" for message in sequence.messages)
+    return found if len(found) == said else None
+
+
+def _followers(
+    steps: tuple[StepTaken, ...], answers: int, failures: int
+) -> list[list[StepTaken]] | None:
+    """The steps before the first answer and after each; None where positions do not tell.
+
+    Steps and answers share one run of positions, so an answer lies where no step does.
+    """
+    found: list[list[StepTaken]] = [[] for _ in range(answers + 1)]
+    gaps, expected = 0, 0
+    for step in sorted(steps, key=_position):
+        gaps += step.position - expected
+        expected = step.position + 1
+        if not 0 <= gaps <= answers:
+            return None
+        found[gaps].append(step)
+    # A call that failed for good leaves a gap too, which an answer without a step would hide.
+    return None if failures and gaps < answers else found
+
+
+def _position(step: StepTaken) -> int:
+    return step.position
+
+
+def _interleaved(
+    sequence: Sequence, counts: list[Row], after: list[list[StepTaken]]
+) -> Iterator[Line]:
+    for step in after[0]:
+        yield 0, None, None, NO_CALL, step
+    turn = 1
+    for message in sequence.messages:
+        if message.role != "assistant":
+            yield turn, 0, message, NO_CALL, None
+            continue
+        yield turn, 0, message, counts[turn - 1], next(iter(after[turn]), None)
+        for step in after[turn][1:]:
+            yield turn, None, None, NO_CALL, step
+        turn += 1
+
+
+def score_row(place: Row, scored: ScoredTrajectory) -> Row:
+    """One row, by SCORES."""
+    trajectory = scored.trajectory
+    request = trajectory.request
+    return (
+        *place,
+        trajectory.rollout_id,
+        trajectory.attempt,
+        trajectory.journal_partition,
+        trajectory.last_offset,
+        request.run_id if request else None,
+        request.policy_id if request else None,
+        scored.scoring_id,
+        scored.total,
+        scored.reason,
+        [(each.scorer, each.value, each.weight, each.reason) for each in scored.rewards],
+        scored.source_topic,
+        scored.source_partition,
+        scored.source_offset,
+    )

@@ -1,0 +1,230 @@
+"""`rollcall runs` and `rollcall curve` from records alone, on a log in memory."""
+
+import csv
+import json
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compose import curves, listing, runs
+from compose.cluster import Cluster
+from compose.curves import HELD_OUT, Curve
+from compose.recipe import load_recipe
+from compose.settings import Settings
+from compose.view import BARS
+from compose.workers import sole_trainer
+from consumers.heldout import MARK
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
+from tests.compose.test_cli import addresses, refused, rollcall
+from tests.compose.world import PREFIX, MemoryCluster
+
+RUN = "lake-20260101-000000-s7"
+BEFORE = 0
+"""The version of the starting weights."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> MemoryCluster:
+    return MemoryCluster(settings=Settings(prefix=PREFIX, state_dir=tmp_path / "state"))
+
+
+def step(number: int, version: int, parent: int, run: str = RUN) -> TrainStep:
+    metrics = {"reward_mean": number / 10, "loss": -number / 4, "entropy": 1.5, "grad_norm": 2.0}
+    return TrainStep(run, run, number, version, parent, (), metrics)
+
+
+def train(cluster: MemoryCluster, *steps: TrainStep) -> None:
+    topic = cluster.topics.train_steps
+    for each in steps:
+        cluster.log.append(topic, b"p", cluster.codec.encode(topic, each))
+
+
+def evaluate(
+    cluster: MemoryCluster, version: int, totals: Many[float], run: str = RUN, size: int = 2
+) -> None:
+    """Write held-out results of a version, and one of training that is none."""
+    topic = cluster.topics.scored
+    group = f"{run}{MARK}{version}"
+    for seed, total in enumerate([*totals, 1.0]):
+        held_out = seed < len(totals)
+        key = group if held_out else f"{run}/draw/{version}"
+        asked = RolloutRequest(
+            f"{key}/{seed}", Task(), run_id=run, group_id=key, group_size=size,
+            purpose="evaluate" if held_out else "train",
+        )  # fmt: skip
+        ended = Trajectory(
+            asked.rollout_id, 1, "finished", asked, (), (), (), 0, 0, 0, 0, 0, 0, 0, 0
+        )
+        scored = ScoredTrajectory("default", ended, (), total, "t", 0, 0)
+        cluster.log.append(topic, key.encode(), cluster.codec.encode(topic, scored))
+
+
+def read(cluster: MemoryCluster, name: str = RUN) -> Curve:
+    return curves.read(cluster, name)  # type: ignore[arg-type]
+
+
+def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False) -> Path:
+    """A run's folder as `runs.begin` leaves it."""
+    _, text = load_recipe("lake-any-start")
+    made = cluster.settings.state() / "runs" / run_id
+    made.mkdir(parents=True)
+    (made / runs.RECIPE_FILE).write_text(text)
+    body = {"run_id": run_id, "policy_id": run_id, "seed": 7, "starts": []}
+    (made / runs.RUN_FILE).write_text(json.dumps(body))
+    if finished:
+        (made / runs.SUMMARY_FILE).write_text(json.dumps({"success_after": 0.875}))
+    return made
+
+
+def test_a_curve_is_read_from_the_log_without_the_runs_folder(cluster: MemoryCluster) -> None:
+    evaluate(cluster, BEFORE, [0.0, 0.0])
+    train(cluster, step(1, 1, BEFORE), step(1, 1, 0, "other"), step(2, 2, 1))
+    evaluate(cluster, 2, [1.0, 0.5])
+    evaluate(cluster, 2, [1.0, 1.0], "other")
+
+    series = read(cluster).series()
+
+    assert series["reward"] == [(1, 0.1), (2, 0.2)]
+    assert series["length"] == []
+    assert series[HELD_OUT] == [(0, 0.0), (2, 0.5)]
+
+
+def test_an_evaluation_that_is_not_complete_is_not_shown(cluster: MemoryCluster) -> None:
+    train(cluster, step(1, 1, BEFORE))
+    evaluate(cluster, 1, [1.0], size=2)
+
+    assert read(cluster).heldout == []
+
+
+def test_steps_that_a_restart_took_again_are_not_of_the_run(cluster: MemoryCluster) -> None:
+    train(cluster, step(1, 1, 0), step(2, 2, 1), step(3, 3, 2), step(2, 4, 1), step(3, 5, 4))
+
+    curve = read(cluster)
+
+    assert [(each.step, each.version) for each in curve.steps] == [(1, 1), (2, 4), (3, 5)]
+    assert curve.abandoned == 2
+
+
+def test_a_run_of_which_there_is_nothing_is_refused(cluster: MemoryCluster) -> None:
+    with pytest.raises(Refused, match="unknown run 'nobody'"):
+        read(cluster, "nobody")
+    train(cluster, step(1, 1, 0))
+    with pytest.raises(Refused, match=f"did you mean '{RUN}'"):
+        read(cluster, RUN[:-1])
+    folder(cluster, "begun")
+    with pytest.raises(Refused, match="no step and no held-out result"):
+        read(cluster, "begun")
+
+
+def test_the_curve_is_written_as_a_picture_lines_and_events(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    evaluate(cluster, BEFORE, [0.0, 0.0])
+    train(cluster, step(1, 1, BEFORE), step(2, 2, 1))
+    evaluate(cluster, 2, [1.0, 1.0])
+    curve = read(cluster)
+
+    curves.draw(curve, tmp_path / "new" / "curve.png")
+    curves.write_csv(curve, tmp_path / "curve.csv")
+    for _ in range(2):
+        events = curves.write_tensorboard(curve, tmp_path / "board")
+
+    assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "curve.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["step"], row["version"], row["held_out_success"]) for row in rows] == [
+        ("0", "0", "0.0"),
+        ("1", "1", ""),
+        ("2", "2", "1.0"),
+    ]
+    assert [row["reward_mean"] for row in rows] == ["", "0.1", "0.2"]
+    assert events == tmp_path / "board" / RUN
+    [written] = events.iterdir()
+    assert scalars(written) == {
+        ("train/reward_mean", 1, 0.1), ("train/reward_mean", 2, 0.2),
+        ("held_out/success", 0, 0.0), ("held_out/success", 2, 1.0),
+    }  # fmt: skip
+
+
+def scalars(path: Path) -> set[tuple[str, int, float]]:
+    """Tag, step and value of the events of some series, as TensorBoard would read them."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, found = path.read_bytes(), set()
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        data = data[16 + size :]
+        for value in event.summary.value:
+            if value.tag in ("train/reward_mean", "held_out/success"):
+                found.add((value.tag, event.step, round(value.simple_value, 6)))
+    return found
+
+
+def test_a_place_that_cannot_be_written_is_refused(cluster: MemoryCluster, tmp_path: Path) -> None:
+    train(cluster, step(1, 1, 0))
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(Refused, match="cannot write"):
+        curves.write_csv(read(cluster), tmp_path / "file" / "curve.csv")
+
+
+def test_without_a_file_the_curve_is_a_chart_of_text(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(cluster, *(step(number, number, number - 1) for number in range(1, 9)))
+
+    curves.print_chart(read(cluster), Console(width=120))
+
+    shown = capsys.readouterr().out
+    assert BARS in shown
+    assert "8 steps to version 8" in shown
+
+
+def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) -> None:
+    folder(cluster, "a-finished", finished=True)
+    held = folder(cluster, "b-training")
+    folder(cluster, "c-stopped")
+    train(cluster, step(1, 1, 0, "b-training"), step(2, 2, 1, "b-training"), step(1, 1, 0, RUN))
+    evaluate(cluster, 1, [1.0, 0.0])
+
+    with sole_trainer(held, lambda: False):
+        found = listing.list_runs(cluster)  # type: ignore[arg-type]
+
+    assert {
+        run.run_id: (run.recipe, run.steps, run.version, run.success, run.state) for run in found
+    } == {
+        "a-finished": ("lake-any-start", 0, None, 0.875, "finished"),
+        "b-training": ("lake-any-start", 2, 2, None, "training"),
+        "c-stopped": ("lake-any-start", 0, None, None, "stopped"),
+        RUN: ("", 1, 1, 0.5, "elsewhere"),
+    }
+    assert [run["run_id"] for run in listing.plain(found)][-1] == RUN
+
+
+@pytest.mark.broker
+def test_runs_and_curve_at_the_command_line(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster("p")
+    publisher, topic = cluster.log.publisher(), cluster.topics.train_steps
+    for each in (step(1, 1, 0), step(2, 2, 1)):
+        publisher.send(topic, "p", cluster.codec.encode(topic, each))
+    assert publisher.flush(30) == 0
+    where = addresses(cluster)
+
+    listed = rollcall("runs", "--json", cwd=tmp_path, **where)
+    drawn = rollcall("curve", RUN, "--out", "curves", "--json", cwd=tmp_path, **where)
+    unknown = rollcall("curve", RUN[:-1], cwd=tmp_path, **where)
+
+    [run] = json.loads(listed.stdout)
+    assert (run["run_id"], run["steps"], run["state"]) == (RUN, 2, "elsewhere")
+    assert drawn.returncode == 0, drawn.stderr
+    assert [each["version"] for each in json.loads(drawn.stdout)["steps"]] == [1, 2]
+    names = sorted(path.name for path in (tmp_path / "curves").iterdir())
+    assert names == ["curve.csv", "curve.png"]
+    assert f"did you mean '{RUN}'" in refused(unknown)

@@ -64,7 +64,9 @@ class Workshop:
             accept=accept,
         )
         group = self.topics.group("agents")
-        return self._loop(role, [commands, trajectories], group, accept=accept)
+        loop = self._loop(role, [commands, trajectories], group, accept=accept)
+        role.hear()
+        return loop
 
     def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
         from consumers.models import Models

@@ -53,6 +53,7 @@ from schemas.topics import Topics
 
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2
+HEAR_S = 10.0
 BESIDE = "1;"
 """Before the id of the journal's topic, in the commit metadata of requests."""
 REASON = 2000
@@ -167,6 +168,7 @@ class Agents:
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control = ControlReader(log_, codec, topics, unreadable=self._bury_word)
+        self._paused: list[tuple[Record, RolloutRequest | WireError]] = []
         self._control_due = self._due = 0.0
 
     def expects(self, topic: str) -> type:
@@ -207,6 +209,8 @@ class Agents:
     def dropped(self, progress: Progress) -> None:
         if progress.topic == self.names.requests:
             self._from.pop(progress.number, None)
+            kept = [held for held in self._paused if held[0].partition != progress.number]
+            self._paused = kept
             return
         for rollout in self.owned.pop(progress.number).journal.open.values():
             self.quota.leave(rollout)
@@ -256,6 +260,9 @@ class Agents:
         for record, message in batch:
             if record.topic == self.names.events:
                 self._event(record, message)
+            elif self.words.paused:
+                self._paused.append((record, message))
+                continue
             else:
                 self._request(record, message)
             record.closed = True
@@ -263,6 +270,9 @@ class Agents:
     def unreadable(self, record: Record, error: WireError) -> None:
         """Bury the bytes; where a request was, the journal says that it was refused."""
         if record.topic == self.names.requests:
+            if self.words.paused:
+                self._paused.append((record, error))
+                return
             unread = f"unreadable-{record.partition}-{record.offset}"
             rollout_id = (record.key or b"").decode("utf-8", "replace") or unread
             span = self._span(record)
@@ -496,6 +506,8 @@ class Agents:
         if now >= self._control_due:
             self._control_due = now + CONTROL_EVERY_S
             self._listen()
+            if self._paused and not self.words.paused:
+                self._go_on()
         if now >= self._due:
             self._due = now + DUE_EVERY_S
             self._retry()
@@ -510,8 +522,23 @@ class Agents:
                     for event in rollout.overdue(now_ms):
                         self._write(event, owned.journal.partition)
 
-    def _listen(self) -> None:
-        for _, word in self._control.poll():
+    def hear(self, timeout_s: float = HEAR_S) -> None:
+        """Read `control` to its end before anything is started: agents may have been paused."""
+        until = self.loop.clock() + timeout_s
+        while not self._control.caught_up() and self.loop.clock() < until:
+            self._listen(0.1)
+
+    def _go_on(self) -> None:
+        """Take the requests that had already been delivered when agents were paused."""
+        paused, self._paused = self._paused, []
+        for record, found in paused:
+            if isinstance(found, WireError):
+                self.unreadable(record, found)
+            else:
+                self.take([(record, found)])
+
+    def _listen(self, timeout_s: float = 0.0) -> None:
+        for _, word in self._control.poll(timeout_s):
             self.words.take(word)
             if word.kind == "cancel":
                 self._cancel()

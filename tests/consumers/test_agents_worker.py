@@ -485,6 +485,48 @@ def test_a_paused_run_takes_no_requests_until_it_is_resumed(rig: Rig) -> None:
     assert len(calls(rig)) == 1
 
 
+def test_a_worker_that_starts_while_agents_are_paused_starts_no_request(rig: Rig) -> None:
+    """Whatever was delivered before the partition was paused waits, in its order."""
+    rig.order("pause")
+    ask(rig, "r0")
+    rig.log.append(rig.topics.requests, b"bad", b"rubbish", 0)
+    ask(rig, "r1")
+    loop = rig.agents()
+    role_of(loop).hear()
+    rig.settle(loop)
+    rig.commit(loop)
+    assert rig.log.all(rig.topics.events) == []
+    assert rig.committed("t.agents", rig.topics.requests) in (None, 0)
+
+    rig.order("resume")
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert [c.rollout_id for c in calls(rig)] == ["r0", "r1"]
+    assert [e.rollout_id for e in rig.events(RolloutRefused)] == ["bad"]
+    rig.commit(loop)
+    assert rig.committed("t.agents", rig.topics.requests) == 3
+
+
+def test_a_paused_partition_that_leaves_takes_its_requests_along() -> None:
+    rig = Rig(partitions=2)
+    first = rig.agents("a1")
+    rig.order("pause")
+    rig.commit(first)
+    for partition in (0, 1):
+        rig.ask(request(f"r{partition}", ASKS), partition)
+    rig.settle(first)
+    second = rig.agents("a2")
+    rig.settle(first, second)
+
+    rig.order("resume")
+    rig.commit(first, second)
+    rig.settle(first, second)
+
+    starts = rig.events(RolloutStarted)
+    assert sorted(e.rollout_id for e in starts) == ["r0", "r1"]
+
+
 def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(max_running_per_user=2))
     for n in range(4):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli_again import add_to as add_again_commands
-from compose.cli_again import refuse_no_folder
 from compose.cli_archive import add_to as add_archive_commands
 from compose.cli_archive import require_extra
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
+from compose.cli_lineage import add_to as add_lineage_commands
+from compose.cli_lineage import refuse_no_folder
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -422,7 +422,7 @@ def tail(
 
 
 add_control_commands(app, cluster)
-add_again_commands(app, cluster)
+add_lineage_commands(app, cluster)
 add_archive_commands(app, topics_app, cluster, settings)
 add_history_commands(app, cluster)
 

@@ -35,7 +35,7 @@ METADATA_BYTES = 4095
 SPAN = 2000
 """Records of one partition in hand at once; more would make a restart repeat all behind one."""
 RETRY_S = 1.0
-COLLECT = (50_000, 20, 20)
+COLLECT = (500_000, 50, 1000)
 """Thresholds of Python's collector; with Python's own, thousands of live rollouts, none of them
 garbage, are walked through so often that it takes a sixth of a worker's time."""
 STORM_IN_A_ROW = 50

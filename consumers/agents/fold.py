@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from hashlib import blake2b
+from heapq import nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -958,6 +959,15 @@ class Journal:
         self._starts.append((offset, before))
         return True
 
+    def _firsts(self, commit: int, most: int) -> list[int]:
+        """First offsets below `commit` of the oldest rollouts that count as open there."""
+        known = {
+            *(rollout.first_offset for _, rollout in self._ended),
+            *(first for first, _ in self._twice),
+            *(rollout.first_offset for rollout in islice(self.open.values(), most)),
+        }
+        return nsmallest(most, (first for first in known if first < commit))
+
     def watermark(self, commit: int) -> Watermark:
         """Where a reader must begin to know all that is open at `commit`; commits go up only.
 
@@ -968,13 +978,11 @@ class Journal:
         """
         while self._ended and self._ended[0][0] < commit:
             self._ended.popleft()
-        open_there = [
-            *(rollout.first_offset for _, rollout in self._ended),
-            *(first for first, _ in self._twice),
-            *islice((r.first_offset for r in self.open.values()), MOST_STRAGGLERS + 1),
-        ]
-        firsts = sorted({first for first in open_there if first < commit})
-        lows = [*firsts, commit][: MOST_STRAGGLERS + 1]
+        firsts = self._firsts(commit, 1)
+        lows = [*firsts, commit]
+        if lows[0] < max(commit - self.few, self.bulk_low):
+            firsts = self._firsts(commit, MOST_STRAGGLERS + 1)
+            lows = [*firsts, commit][: MOST_STRAGGLERS + 1]
         near = commit - max(self.few, 2 * (commit - lows[-1]))
         named = next(n for n, low in enumerate(lows) if low >= max(near, self.bulk_low))
         self.bulk_low = low = lows[named]

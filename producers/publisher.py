@@ -41,6 +41,14 @@ LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
 REFRESH_S = 10.0
+SAY_AGAIN_S = 300.0
+AWAY = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._RESOLVE,
+}
+"""One and the same thing to people: nobody answers."""
 BURST = 1024
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
 FAST = {"linger.ms": 0, "compression.type": "lz4"}
@@ -76,19 +84,40 @@ class Cause(Protocol):
     acked: int
 
 
-def quiet(settings: Mapping[str, Any], fatal: list[KafkaError] | None = None) -> dict[str, Any]:
-    """Client settings whose connection errors are said once, not for every broker and try.
+class Said:
+    """What this process has said of its brokers lately; all its clients see the same ones."""
+
+    def __init__(self, again_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._again_s = again_s
+        self._clock = clock
+        self._at: dict[str, float] = {}
+
+    def first(self, what: str) -> bool:
+        """Whether nobody has said so for a while; it counts as said then."""
+        now = self._clock()
+        if now - self._at.get(what, -self._again_s) < self._again_s:
+            return False
+        self._at[what] = now
+        return True
+
+
+SAID = Said(SAY_AGAIN_S)
+
+
+def quiet(
+    settings: Mapping[str, Any], fatal: list[KafkaError] | None = None, *, said: Said = SAID
+) -> dict[str, Any]:
+    """Client settings whose connection errors are said once, not by every client and every try.
 
     Fatal ones are put into `fatal`: raising inside a callback would come out as something else.
     """
-    said: set[str] = set()
 
     def once(error: KafkaError) -> None:
         if error.fatal() and fatal is not None:
             fatal.append(error)
-        if error.name() not in said:
-            said.add(error.name())
-            log.warning("broker_away", error=error.name(), text=error.str())
+        away = error.code() in AWAY
+        if said.first("away" if away else error.name()):
+            log.warning("broker_away" if away else "broker_error", error=error.str())
 
     return {"error_cb": once, "log.connection.close": False, "log_level": 2, **settings}
 

@@ -1,0 +1,36 @@
+"""What a process says of a broker that is away."""
+
+from confluent_kafka import KafkaError
+from structlog.testing import capture_logs
+
+from producers.publisher import Said, quiet
+
+
+def test_the_same_is_said_once_and_after_a_while_again() -> None:
+    now = [100.0]
+    said = Said(60.0, lambda: now[0])
+
+    assert [said.first("away"), said.first("away"), said.first("refused")] == [True, False, True]
+    now[0] += 61
+    assert said.first("away")
+
+
+def test_a_broker_that_is_away_is_said_once_whoever_misses_it() -> None:
+    said = Said(60.0)
+    clients = [quiet({}, said=said)["error_cb"] for _ in range(3)]
+
+    with capture_logs() as lines:
+        for tell in clients:
+            tell(KafkaError(KafkaError._TRANSPORT))
+            tell(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+
+    assert [line["event"] for line in lines] == ["broker_away"]
+
+
+def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:
+    fatal: list[KafkaError] = []
+    tell = quiet({}, fatal, said=Said(60.0))["error_cb"]
+
+    tell(KafkaError(KafkaError._FATAL, "gone", True))
+
+    assert [error.str() for error in fatal] == ["gone"]

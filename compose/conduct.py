@@ -74,7 +74,7 @@ def conduct(
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:
         runs.require_unchanged(folder)
-    with interruptible(), _services(settings, terminal) as (cluster, pids):
+    with interruptible() as check, _services(settings, terminal) as (cluster, pids):
         if folder is None:
             folder = runs.create(settings.state(), recipe, text, seed)
             _provision(cluster, folder)
@@ -87,7 +87,7 @@ def conduct(
         conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
         try:
             _start(supervisor, folder)
-            _watch(conducted, terminal)
+            _watch(conducted, terminal, check)
         finally:
             supervisor.stop()
             cluster.close()
@@ -95,18 +95,29 @@ def conduct(
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Stopped, once; what follows is not interrupted again."""
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Turn SIGINT and SIGTERM into Stopped, once; what follows is not interrupted again.
+
+    Yields what raises it where it got lost: an exception out of a signal that comes while one of
+    librdkafka's callbacks or a finaliser runs does not reach whoever called it. To be called by
+    whatever goes on and on.
+    """
+    asked: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
+        asked.append(number)
         raise Stopped
+
+    def check() -> None:
+        if asked:
+            raise Stopped
 
     before = [signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)]
     try:
-        yield
+        yield check
     finally:
         for each, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(each, handler)
@@ -157,7 +168,7 @@ def _start(supervisor: Supervisor, folder: RunFolder) -> None:
         supervisor.start(f"rewards-{number}", "rewards", *scorers, *scoring)
 
 
-def _watch(run: Conducted, terminal: Terminal) -> None:
+def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
     """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
     cluster = run.cluster
     console = Console(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
@@ -167,6 +178,7 @@ def _watch(run: Conducted, terminal: Terminal) -> None:
     drained = Drained(TRAINER, control)
     with _screen(run, terminal, steps) as refresh, closing(control):
         while not run.supervisor.finished(TRAINER):
+            check()
             drained()
             console.poll(time.monotonic())
             if time.monotonic() >= look_due:

@@ -76,7 +76,9 @@ class Lane:
 class Conductor:
     """One chaos run on its stage; `close` ends every worker."""
 
-    def __init__(self, stage: Stage, terminal: Console) -> None:
+    def __init__(self, stage: Stage, terminal: Console, check: Callable[[], None]) -> None:
+        """`check` is asked at every turn, and raises where the run is to stop."""
+        self.check = check
         self.stage = stage
         self.plan = stage.plan
         self.terminal = terminal
@@ -189,6 +191,7 @@ class Conductor:
             self._turn(what, feed=feed)
 
     def _turn(self, what: str, *, feed: bool = True) -> None:
+        self.check()
         if self.watch.failure is not None:
             raise self.watch.failure
         if feed:

@@ -4,7 +4,7 @@ import json as json_
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,12 +42,12 @@ def run_chaos(
     if json is not None and not json.absolute().parent.is_dir():
         msg = f"--json {json}: there is no directory {json.absolute().parent}"
         raise Refused(msg)
-    with interruptible(), _directory(keep, terminal) as directory:
+    with interruptible() as check, _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
             set_up("conductor", "conductor", log)
             beginning = f"seed {seed}, session timeout {plan.session_s:g} s, in {directory}"
             terminal.print(beginning, highlight=False, soft_wrap=True)
-            outcome, report = _conduct(plan, settings, directory, terminal)
+            outcome, report = _conduct(plan, settings, directory, terminal, check)
         terminal.print(table(outcome))
         show(report, terminal)
         if json is not None:
@@ -82,12 +82,16 @@ def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
 
 
 def _conduct(
-    plan: Plan, settings: Settings, directory: Path, terminal: Console
+    plan: Plan,
+    settings: Settings,
+    directory: Path,
+    terminal: Console,
+    check: Callable[[], None],
 ) -> tuple[Outcome, Report]:
     """Leaves no process behind."""
     began = time.monotonic()
     with staged(plan, settings, directory) as stage:
-        conductor = Conductor(stage, terminal)
+        conductor = Conductor(stage, terminal, check)
         try:
             conductor.run()
         finally:

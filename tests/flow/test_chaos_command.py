@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ from tests.flow.crew import ROOT, until
 EVERYBODY = ",".join(ROLES)
 
 
-def chaos(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def chaos(*words: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the command; whatever becomes of the test, it takes its processes down."""
+    with subprocess.Popen(
         [sys.executable, "-m", "compose.cli", "chaos", *words],
         cwd=cwd,
         stdout=subprocess.PIPE,
@@ -51,15 +54,20 @@ def chaos(*words: str, cwd: Path) -> subprocess.Popen[str]:
             "ROLLCALL_CACHE_DIR": str(users_cache()),
             "TMPDIR": str(cwd),
         },
-    )
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.send_signal(signal.SIGINT)
+            run.communicate()
 
 
 # The door
 
 
 def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Path) -> None:
-    run = chaos("--minutes", "1", "--kill", "agents,model", cwd=tmp_path)
-    _, said = run.communicate(timeout=150)
+    with chaos("--minutes", "1", "--kill", "agents,model", cwd=tmp_path) as run:
+        _, said = run.communicate(timeout=60)
 
     assert run.returncode == 2
     assert said == "rollcall: unknown role 'model'; did you mean 'models'?\n"
@@ -382,11 +390,11 @@ def test_anything_wrong_is_not_ok(wrong: str) -> None:
 @pytest.mark.timeout(300)
 def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    run = chaos(
+    with chaos(
         "--minutes", "0.4", "--seed", "5", "--json", str(figures), "--rollouts", "600",
         "--kill", "agents,models,environments,rewards,broker,registry", cwd=tmp_path,
-    )  # fmt: skip
-    said, complained = run.communicate(timeout=280)
+    ) as run:  # fmt: skip
+        said, complained = run.communicate(timeout=280)
 
     assert run.returncode == 0, said + complained
     found = json.loads(figures.read_text())
@@ -402,12 +410,16 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
 @pytest.mark.broker
 @pytest.mark.timeout(300)
 def test_an_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
-    run = chaos("--minutes", "5", "--kill", "agents", "--keep", "kept", cwd=tmp_path)
-    logs = tmp_path / "kept" / "logs"
-    until(lambda: len(list(logs.glob("*.log"))) == 9, 60, lambda: "no workers yet")
+    with chaos("--minutes", "5", "--kill", "agents", "--keep", "kept", cwd=tmp_path) as run:
+        logs = tmp_path / "kept" / "logs"
 
-    run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=150)
+        def started() -> list[str]:
+            assert run.poll() is None
+            return sorted(path.name for path in logs.glob("*.log"))
+
+        until(lambda: len(started()) >= 9, 120, lambda: f"only {started()} were started")
+        run.send_signal(signal.SIGINT)
+        said, _ = run.communicate(timeout=150)
 
     assert run.returncode == 130
     assert "everything was taken down" in said

@@ -447,28 +447,21 @@ def verify(
 
     Example: rollcall verify --since 2h --json report.json
     """
-    import time
-
     import orjson
     from rich.console import Console
 
+    from compose.ranges import parse
     from compose.showing import reading, show
-    from compose.times import time_ms
     from compose.verify import verify as run_audit
-    from schemas.errors import Refused
 
-    now = time.time()
-    since_ms, until_ms = (time_ms(text, now) if text else 0 for text in (since, until))
-    if until and since and until_ms <= since_ms:
-        msg = f"--until {until} is not later than --since {since}"
-        raise Refused(msg)
+    span = parse(since, until)
     refuse_no_folder(json)
     terminal = Console()
     with reading(terminal) as told:
         report = run_audit(
             cluster(),
-            since_ms=since_ms,
-            until_ms=until_ms,
+            since_ms=span.since_ms,
+            until_ms=span.until_ms,
             drained=drained,
             most_repeated=most_repeated,
             progress=told,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from compose.cluster import Cluster
+from consumers.log import read_all
 from producers import provision
 from schemas.errors import Refused, Unavailable
 from schemas.headers import full_headers
@@ -53,12 +54,9 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
 
 def newest_version(cluster: Cluster, policy_id: str) -> int:
     """The highest version announced so far, -1 where there is none."""
-    reader = cluster.log.reader([cluster.topics.versions])
     newest = -1
-    while not reader.caught_up():
-        for record in reader.poll(0.1):
-            if record.key == policy_id.encode() and record.value is not None:
-                found = cluster.codec.decode(record.value, PolicyVersion)
-                newest = max(newest, found.version)
-    reader.close()
+    for record in read_all(cluster.log.reader([cluster.topics.versions])):
+        if record.key == policy_id.encode() and record.value is not None:
+            found = cluster.codec.decode(record.value, PolicyVersion)
+            newest = max(newest, found.version)
     return newest

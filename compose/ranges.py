@@ -27,7 +27,7 @@ import typer
 
 from compose.pace import Pace
 from compose.times import time_ms
-from consumers.log import Record, TopicPartition
+from consumers.log import Log, Record, TopicPartition
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from schemas.names import hint
@@ -304,7 +304,7 @@ def requests(
     )
 
 
-def extent(log: Any, topic: str, chosen: Range) -> Extent:
+def extent(log: Log, topic: str, chosen: Range) -> Extent:
     """Where a range begins and ends in each partition of a topic; raises Refused where it is empty.
 
     Offsets that are not there are refused, each with what is.
@@ -317,7 +317,7 @@ def extent(log: Any, topic: str, chosen: Range) -> Extent:
     return starts, ends
 
 
-def settled(log: Any, topic: str, chosen: Range) -> Extent:
+def settled(log: Log, topic: str, chosen: Range) -> Extent:
     """As `extent`; may be empty."""
     bounds: dict[int, tuple[int, int]] = log.bounds(topic)
     if chosen.offsets:
@@ -339,7 +339,7 @@ def settled(log: Any, topic: str, chosen: Range) -> Extent:
 
 
 def between(
-    log: Any,
+    log: Log,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     most: int = MOST,
@@ -362,7 +362,7 @@ def between(
 
 
 def paced(
-    log: Any,
+    log: Log,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     rate: float,

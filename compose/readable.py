@@ -5,14 +5,10 @@ another schema or none, and a worker would bury a whole history as unreadable. T
 better: the newest records that our own workers wrote must be readable.
 """
 
-from contextlib import closing
-
 from compose.cluster import Cluster
-from consumers.log import Log
+from consumers.log import Log, read_all
 from schemas.errors import RegistryEmptied, UnknownSchema, WireError
 from schemas.messages import Event, Trajectory
-
-POLL_S = 0.2
 
 
 def check_readable(cluster: Cluster) -> None:
@@ -35,15 +31,13 @@ def _unreadable(cluster: Cluster, topic: str, expected: type) -> str:
     bounds = log.bounds(topic)
     starts = {(topic, number): max(low, end - 1) for number, (low, end) in bounds.items()}
     reason = ""
-    with closing(log.reader([topic], starts)) as reader:
-        while not reader.caught_up():
-            for record in reader.poll(POLL_S):
-                try:
-                    cluster.codec.decode(record.value, expected)
-                except UnknownSchema as error:
-                    reason = str(error)
-                except WireError:
-                    continue  # somebody's bad bytes, which say nothing of the registry
-                else:
-                    return ""
+    for record in read_all(log.reader([topic], starts)):
+        try:
+            cluster.codec.decode(record.value, expected)
+        except UnknownSchema as error:
+            reason = str(error)
+        except WireError:
+            continue  # somebody's bad bytes, which say nothing of the registry
+        else:
+            return ""
     return reason

@@ -211,10 +211,7 @@ class RewardsFile:
         reward = [("scorer", pa.string()), ("value", pa.float64()), ("reason", pa.string())]
         self._schema = pa.schema(
             [
-                *(
-                    (name, pa.string())
-                    for name in ("rollout_id", "run_id", "policy_id", "group_id")
-                ),
+                *((name, pa.string()) for name in NAMES),
                 ("attempt", pa.int32()),
                 ("scoring_id", pa.string()),
                 ("total", pa.float64()),

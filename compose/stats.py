@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.look import iso
-from consumers.log import Record, TopicPartition
+from consumers.log import Log, Record, TopicPartition
 from schemas.errors import Refused
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def measure(cluster: "Cluster", *, now_s: float | None = None) -> Stats:
     return Stats(topics, lags)
 
 
-def _topic(log: Any, name: str, bounds: Mapping[int, tuple[int, int]], now_ms: int) -> Topic:
+def _topic(log: Log, name: str, bounds: Mapping[int, tuple[int, int]], now_ms: int) -> Topic:
     found = Topic(name, len(bounds), sum(end - low for low, end in bounds.values()))
     filled = {(name, n): each for n, each in bounds.items() if each[0] < each[1]}
     if not filled:
@@ -115,7 +115,7 @@ def _topic(log: Any, name: str, bounds: Mapping[int, tuple[int, int]], now_ms: i
 
 
 def _read(
-    log: Any,
+    log: Log,
     name: str,
     spans: Mapping[TopicPartition, tuple[int, int]],
     bounds: Mapping[int, tuple[int, int]],

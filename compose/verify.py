@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compose.here import watched_world
 from compose.ranges import POLL_S, between
@@ -21,7 +21,7 @@ from consumers.agents.worker import program_digest
 from consumers.console.audit import Audit
 from consumers.console.history import Window
 from consumers.console.report import Breach, Report
-from consumers.log import Record, TopicPartition
+from consumers.log import Log, Record, TopicPartition
 from consumers.loop import COLLECT
 from schemas.codec import Codec
 from schemas.errors import Refused
@@ -66,7 +66,7 @@ def verify(
 
 
 def audit(
-    log: Any,
+    log: Log,
     codec: Codec,
     topics: Topics,
     world: World | None = None,
@@ -138,7 +138,7 @@ class _Span:
     """The stretch of the log that is read: settled once, before anything is."""
 
     def __init__(
-        self, log: Any, topics: Topics, there: Sequence[str], since_ms: int, until_ms: int
+        self, log: Log, topics: Topics, there: Sequence[str], since_ms: int, until_ms: int
     ) -> None:
         self.log = log
         self.topics = topics
@@ -146,7 +146,7 @@ class _Span:
         order = sorted(there, key=self._depth, reverse=True)
         ends: dict[TopicPartition, int] = {}
         for topic in order:
-            ends |= log.offsets_for_times([topic], NEVER_MS)
+            ends |= {(topic, number): end for number, (_, end) in log.bounds(topic).items()}
         if until_ms:
             for topic in (topics.requests, topics.events):
                 ends |= log.offsets_for_times([topic], until_ms)

@@ -18,6 +18,7 @@ from schemas.messages import (
 from schemas.topics import Topics
 
 Command = ModelCall | EnvironmentStep
+Answer = ModelAnswered | EnvironmentStepped | CallFailed
 B = TypeVar("B")
 KEPT = 20_000
 
@@ -50,7 +51,7 @@ class Answers:
     def give(
         self,
         command: Command,
-        body: ModelAnswered | EnvironmentStepped | CallFailed,
+        body: Answer,
         cause: Record,
     ) -> None:
         """Write one answer and close its record; one that is too large is answered as failed."""
@@ -63,19 +64,10 @@ class Answers:
     def _write(
         self,
         command: Command,
-        body: ModelAnswered | EnvironmentStepped | CallFailed,
+        body: Answer,
         cause: Record,
     ) -> None:
-        event = Event(
-            command.rollout_id,
-            command.attempt,
-            command.position,
-            command.tries,
-            command.command_id,
-            command.body_digest,
-            self.name,
-            body,
-        )
+        event = event_of(command, body, self.name)
         self.publisher.send(
             self.topic,
             command.rollout_id,
@@ -84,6 +76,20 @@ class Answers:
             headers=hot_headers(type(body).__name__, command.command_id),
             cause=cause,
         )
+
+
+def event_of(command: Command, body: Answer, written_by: str) -> Event:
+    """The entry of the journal that answers a command: it echoes its place, id and digest."""
+    return Event(
+        command.rollout_id,
+        command.attempt,
+        command.position,
+        command.tries,
+        command.command_id,
+        command.body_digest,
+        written_by,
+        body,
+    )
 
 
 def expired(command: Command, now_ms: int) -> CallFailed | None:

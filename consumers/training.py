@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from consumers.heldout import HeldOut
-from consumers.log import Log, Publisher, Reader, Record, TopicPartition
+from consumers.log import Log, Publisher, Reader, Record, TopicPartition, read_all
 from producers.admission import AdmissionRule, Draws, Published
 from producers.submit import Submitter
 from schemas.codec import Codec
@@ -158,7 +158,7 @@ class Trainer:
         """Read what was announced of this policy, to the end."""
         seen = Resumed()
         reader = self.log.reader([self.topics.versions, self.topics.train_steps])
-        for record in _all(reader):
+        for record in read_all(reader):
             if record.key != self.run.policy_id.encode() or record.value is None:
                 continue
             if record.topic == self.topics.versions:
@@ -173,7 +173,7 @@ class Trainer:
         """Read scored trajectories from the lowest not consumed; know again what was published."""
         if self.draws is not None:
             starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == self.topics.requests}
-            for record in _all(self.log.reader([self.topics.requests], starts)):
+            for record in read_all(self.log.reader([self.topics.requests], starts)):
                 request = self._decoded(record, RolloutRequest)
                 if request is not None:
                     self.published.take(request)
@@ -436,12 +436,3 @@ class Trainer:
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
 """Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
-
-
-def _all(reader: Reader) -> list[Record]:
-    """Everything that is there now."""
-    records: list[Record] = []
-    while not reader.caught_up():
-        records += reader.poll(0.1)
-    reader.close()
-    return records

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from confluent_kafka import (
@@ -64,6 +64,8 @@ COMMON = {
     "batch.num.messages": 10_000,
 }
 
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -339,19 +341,27 @@ class Admin:
         asked = {TopicPartition(*tp): which for tp in partitions}
         if not asked:
             return {}
-        until = time.monotonic() + self._timeout_s
-        while True:
+
+        def ask() -> dict[tuple[str, int], int]:
             found = self._client.list_offsets(
                 asked,
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=self._timeout_s,
             )
+            return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
+
+        names = ", ".join(sorted({topic for topic, _ in partitions}))
+        return self._asked(ask, f"the offsets of {names}")
+
+    def _asked(self, ask: Callable[[], T], what: str) -> T:
+        """Ask until it is answered; raises Unavailable, naming what was asked for."""
+        until = time.monotonic() + self._timeout_s
+        while True:
             try:
-                return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
+                return ask()
             except KafkaException as error:
                 if time.monotonic() > until:
-                    names = ", ".join(sorted({topic for topic, _ in partitions}))
-                    msg = f"the offsets of {names} are not to be had: {error.args[0].str()}"
+                    msg = f"{what} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error
             # What the client knows of a topic that has grown, or of leaders after a restart of the
             # broker, is asked for anew by this alone.
@@ -365,22 +375,18 @@ class Admin:
         """
         if not groups:
             return []
-        until = time.monotonic() + self._timeout_s
-        while True:
+
+        def ask() -> list[Member]:
             asked = self._client.describe_consumer_groups(
                 list(groups), request_timeout=self._timeout_s
             )
-            try:
-                return [
-                    Member(group, member.client_id, _assigned(member))
-                    for group, future in asked.items()
-                    for member in future.result().members
-                ]
-            except KafkaException as error:
-                if time.monotonic() > until:
-                    msg = f"the members of {', '.join(groups)} are not to be had: {error.args[0]}"
-                    raise Unavailable(msg) from error
-            time.sleep(RETRY_S)
+            return [
+                Member(group, member.client_id, _assigned(member))
+                for group, future in asked.items()
+                for member in future.result().members
+            ]
+
+        return self._asked(ask, f"the members of {', '.join(groups)}")
 
 
 def _assigned(member: MemberDescription) -> tuple[tuple[str, int], ...]:

@@ -17,7 +17,7 @@ from compose.cluster import Cluster, answers
 from compose.errors import ServicesError, last_lines
 from compose.settings import Settings
 from compose.supervisor import die_with_parent
-from consumers.log import Record
+from consumers.log import Record, read_all
 from producers import provision
 from schemas.topics import wanted
 
@@ -138,13 +138,10 @@ def measure(
     began, before = time.time(), cpu_s(watched)
     time.sleep(seconds)
     ended, after = time.time(), cpu_s(watched)
-    reader = cluster.log.reader([topic], starts)
     count = 0
-    while not reader.caught_up():
-        for record in reader.poll(1.0, 5000):
-            if began * 1000 <= record.timestamp_ms < ended * 1000:
-                count += counts(record)
-    reader.close()
+    for record in read_all(cluster.log.reader([topic], starts), 1.0, 5000):
+        if began * 1000 <= record.timestamp_ms < ended * 1000:
+            count += counts(record)
     return Window(ended - began, count, {name: after[name] - before[name] for name in watched})
 
 

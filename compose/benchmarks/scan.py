@@ -22,7 +22,7 @@ from compose.verify import MOST, audit
 from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
-from consumers.log import Publisher
+from consumers.log import Log, Publisher, read_all
 from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers
 from schemas.messages import (
@@ -60,7 +60,7 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
     return Figure(report.records / report.seconds, "records/s", read / bare, notes=(note,))
 
 
-def _bare(log: Any, topics: Topics) -> tuple[float, int]:
+def _bare(log: Log, topics: Topics) -> tuple[float, int]:
     """Seconds and records of a read that looks at nothing."""
     there = [name for name in log.topic_names() if name.startswith(topics.prefix)]
     began, read = time.monotonic(), 0
@@ -71,7 +71,7 @@ def _bare(log: Any, topics: Topics) -> tuple[float, int]:
     return time.monotonic() - began, read
 
 
-def fill(log: Any, codec: Codec, topics: Topics, rollouts: int) -> None:
+def fill(log: Log, codec: Codec, topics: Topics, rollouts: int) -> None:
     """Write whole rollouts; trajectories last, for they hold the log's own times."""
     publisher = log.publisher(bulk=True)
     writer = Writer(codec, topics, publisher, log.partitions(topics.events))
@@ -87,17 +87,14 @@ def fill(log: Any, codec: Codec, topics: Topics, rollouts: int) -> None:
     publisher.flush(FLUSH_S)
 
 
-def _trajectories(log: Any, codec: Codec, topics: Topics) -> Iterator[Trajectory]:
+def _trajectories(log: Log, codec: Codec, topics: Topics) -> Iterator[Trajectory]:
     journals: dict[int, Journal] = {}
-    reader = log.reader([topics.events])
-    while not reader.caught_up():
-        for record in reader.poll(POLL_S, MOST):
-            journal = journals.setdefault(record.partition, _journal(record.partition))
-            event = codec.decode(record.value, Event)
-            effects = journal.take(event, record.offset, record.timestamp_ms)
-            yield from (effect for effect in effects if isinstance(effect, Trajectory))
-            journal.watermark(record.offset + 1)
-    reader.close()
+    for record in read_all(log.reader([topics.events]), POLL_S, MOST):
+        journal = journals.setdefault(record.partition, _journal(record.partition))
+        event = codec.decode(record.value, Event)
+        effects = journal.take(event, record.offset, record.timestamp_ms)
+        yield from (effect for effect in effects if isinstance(effect, Trajectory))
+        journal.watermark(record.offset + 1)
 
 
 def _journal(partition: int) -> Journal:

@@ -17,7 +17,7 @@ from compose.benchmarks.figure import Figure
 from compose.cluster import Cluster
 from compose.errors import ServicesError
 from compose.settings import Settings
-from consumers.log import Record
+from consumers.log import Record, read_all
 from producers.submit import Submitter
 from schemas.errors import Unavailable
 from schemas.messages import EnvironmentStepped, Event
@@ -119,10 +119,7 @@ def _is_answer(record: Record) -> bool:
 
 
 def _all(cluster: Cluster, topic: str) -> Iterable[Record]:
-    reader = cluster.log.reader([topic])
-    while not reader.caught_up():
-        yield from reader.poll(1.0)
-    reader.close()
+    return read_all(cluster.log.reader([topic]), 1.0)
 
 
 def _shown(cluster: Cluster, topic: str) -> list[tuple[bytes | None, int]]:

@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections import Counter
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from compose.benchmarks.figure import Figure
 from compose.benchmarks.spine import submit
 from compose.cluster import Cluster
 from compose.settings import Settings
-from consumers.log import Record
+from consumers.log import Record, read_all
 from schemas.messages import Event
 
 LIVE = 10_000
@@ -109,9 +108,7 @@ def _noticed(cluster: Cluster, log: Path) -> float:
 def _bare(cluster: Cluster, until_ms: int) -> float:
     """Seconds to read and decode the journal as it stood at that time."""
     began = time.monotonic()
-    with closing(cluster.log.reader([cluster.topics.events])) as reader:
-        while not reader.caught_up():
-            for record in reader.poll(1.0, 5000):
-                if record.timestamp_ms < until_ms:
-                    cluster.codec.decode(record.value, Event)
+    for record in read_all(cluster.log.reader([cluster.topics.events]), 1.0, 5000):
+        if record.timestamp_ms < until_ms:
+            cluster.codec.decode(record.value, Event)
     return time.monotonic() - began

@@ -13,6 +13,7 @@ import numpy as np
 
 from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.programs import program_of
+from consumers.answers import event_of
 from inference.scripted import Script
 from sandbox.environment import Observation
 from schemas.codec import Codec
@@ -152,16 +153,7 @@ class Player:
     def answer(self, command: ModelCall | EnvironmentStep) -> Event:
         """What a worker says to a command, at once."""
         body = self._answer(command) if isinstance(command, ModelCall) else _stepped(command)
-        return Event(
-            command.rollout_id,
-            command.attempt,
-            command.position,
-            command.tries,
-            command.command_id,
-            command.body_digest,
-            "bench",
-            body,  # type: ignore[arg-type]
-        )
+        return event_of(command, body, "bench")  # type: ignore[arg-type]
 
 
 def _stepped(step: EnvironmentStep) -> EnvironmentStepped:

@@ -21,6 +21,7 @@ from consumers.agents.programs import program_of
 from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
+from consumers.answers import event_of
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.control import ControlReader
 from consumers.guard import Guard
@@ -449,9 +450,7 @@ class Agents:
                 cause.acked += 1
 
     def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
-        place = (command.rollout_id, command.attempt, command.position, command.tries)
-        event = Event(*place, command.command_id, command.body_digest, self.name, body)
-        self._write(event, command.answer_partition, cause)
+        self._write(event_of(command, body, self.name), command.answer_partition, cause)
 
     def _write(self, event: Event, partition: int, cause: Record | None = None) -> bool:
         """Write an entry of the journal; False where it is too large for its topic."""

@@ -9,6 +9,7 @@ from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.programs import SHIPPED
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Program
+from consumers.answers import event_of
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
 from schemas.messages import (
@@ -86,16 +87,7 @@ def said(call: ModelCall, text: str, version: int = 7) -> ModelAnswered:
 
 
 def answer_to(command: Command, body: ModelAnswered | EnvironmentStepped | CallFailed) -> Event:
-    return Event(
-        command.rollout_id,
-        command.attempt,
-        command.position,
-        command.tries,
-        command.command_id,
-        command.body_digest,
-        "somebody",
-        body,
-    )
+    return event_of(command, body, "somebody")
 
 
 class Hand:

@@ -14,7 +14,7 @@ from random import Random
 from compose.cluster import Cluster
 from consumers.agents.fold import Journal, World
 from consumers.agents.programs import program_of
-from consumers.log import Record
+from consumers.log import Record, read_all
 from producers.submit import Submitter
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.sandbox.families import LAKE_ANY_START
@@ -135,13 +135,19 @@ class Seen:
         return len(self.scored)
 
 
+def reach(crew: Crew, seen: Seen, count: int, deadline_s: float = 90) -> None:
+    """Wait for so many scored rollouts; a worker that ended by itself fails the test at once."""
+
+    def reached() -> bool:
+        assert not crew.dead()
+        return seen.count() >= count
+
+    until(reached, deadline_s, lambda: f"{seen.count()} of {count} rollouts were scored")
+
+
 def everything(cluster: Cluster, topic: str) -> list[Record]:
     """All records of a topic, in order within each partition."""
-    reader = cluster.log.reader([topic])
-    records: list[Record] = []
-    while not reader.caught_up():
-        records += reader.poll(0.1)
-    reader.close()
+    records = read_all(cluster.log.reader([topic]))
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 

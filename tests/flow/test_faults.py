@@ -28,6 +28,7 @@ from tests.flow.crew import (
     everything,
     lake_requests,
     publish,
+    reach,
     until,
 )
 
@@ -159,11 +160,7 @@ class Run:
         self.seen = Seen(crew.cluster)
 
     def reach(self, count: int, deadline_s: float = 60) -> None:
-        def reached() -> bool:
-            assert not self.crew.dead()
-            return self.seen.count() >= count
-
-        until(reached, deadline_s, lambda: f"{self.seen.count()} of {count} were scored")
+        reach(self.crew, self.seen, count, deadline_s)
 
     def finish(self) -> None:
         """Let it come to its end; nothing may be lost, nothing doubled."""

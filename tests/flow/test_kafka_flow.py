@@ -13,6 +13,7 @@ from tests.flow.crew import (
     assert_nothing_lost_or_doubled,
     lake_requests,
     publish,
+    reach,
     until,
 )
 
@@ -25,16 +26,6 @@ def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]
     crew = Crew(make_cluster("p"), tmp_path)
     yield crew
     crew.close()
-
-
-def reach(crew: Crew, seen: Seen, count: int, deadline_s: float = 90) -> None:
-    """Wait for so many scored rollouts; a worker that ended by itself fails the test at once."""
-
-    def reached() -> bool:
-        assert not crew.dead()
-        return seen.count() >= count
-
-    until(reached, deadline_s, lambda: f"{seen.count()} of {count} rollouts were scored")
 
 
 def test_every_request_ends_once_and_is_scored_once(crew: Crew) -> None:

@@ -14,12 +14,14 @@ from schemas.messages import (
     Event,
     ModelAnswered,
     ModelCall,
+    maker,
 )
 from schemas.topics import Topics
 
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 B = TypeVar("B")
+EVENT = maker(Event)
 KEPT = 20_000
 
 
@@ -80,7 +82,7 @@ class Answers:
 
 def event_of(command: Command, body: Answer, written_by: str) -> Event:
     """The entry of the journal that answers a command: it echoes its place, id and digest."""
-    return Event(
+    return EVENT(
         command.rollout_id,
         command.attempt,
         command.position,

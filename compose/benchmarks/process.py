@@ -1,7 +1,8 @@
 """The processes that are measured: `python -m compose.benchmarks.process <role> <tokens> [live]`.
 
 Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker`,
-the policy scripted; the echo roles are the ceiling. Nothing is scored.
+the policy scripted; the echo roles are the ceiling, the avro roles the echo with Avro. Nothing is
+scored.
 """
 
 import sys
@@ -19,8 +20,9 @@ def main(role: str, tokens: int, live: int) -> None:
     set_up(role, role)
     here = cluster_of(load_settings())
     stop = Stop()
-    if role.startswith("echo-"):
-        echo.run(role.removeprefix("echo-"), here, tokens, live, stop)
+    kind, _, echoed = role.partition("-")
+    if kind in echo.KINDS:
+        echo.run(kind, echoed, here, tokens, live, stop)
         return
     shop = Workshop(here.log, here.codec, here.topics, here.settings)
     if role.startswith("agents"):

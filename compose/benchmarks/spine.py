@@ -1,7 +1,8 @@
 """Turns a second and the time of one turn, of real worker processes on a real broker.
 
 Agents, models, environments; requests, trajectories and commits are part of the work, scoring is
-not. The ceiling is the four hops of `echo`, on the same broker, directly afterwards.
+not. The ceiling is the four hops of `echo`, on the same broker, directly afterwards; then the same
+with Avro, which tells how much of the distance is reading and writing records.
 """
 
 import json
@@ -23,11 +24,13 @@ from schemas.errors import Unavailable
 from schemas.messages import EnvironmentStepped, Event
 
 LIVE = 4000
-WARM_S = 5.0
-WINDOW_S = 10.0
+WARM_S = 10.0
+WINDOW_S = 15.0
 AHEAD = 36_000
 """Requests published before the workers start; running out of them fails the measurement."""
 ROLES = ("agents", "models", "environments")
+CREW = ("agents", "agents-2", "models", "environments")
+"""Of an agents worker a turn asks as much as of all others together, so two share the rollouts."""
 ALONE = 50
 """Rollouts of 8 turns, one live at a time: 400 turns."""
 
@@ -42,22 +45,30 @@ def turns(
     window_s: float = WINDOW_S,
 ) -> Figure:
     """Turns a second, so many rollouts live at all times, so many tokens a turn."""
-    agents = settings.agents.model_copy(update={"max_live": live})
+    share = live // sum(role.startswith("agents") for role in CREW)
+    agents = settings.agents.model_copy(update={"max_live": share})
     with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
         echo.provide(cluster)
         submit(cluster, range(ahead))
-        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
+        with processes(cluster, *([role, str(tokens), "0"] for role in CREW)) as pids:
             _await(cluster, cluster.topics.events, 4 * live, pids)
             time.sleep(warm_s)
             ours = measure(cluster, cluster.topics.events, pids, window_s, _is_answer)
             _check_ahead(cluster)
-        topic = echo.topics_of(cluster).events
-        with processes(cluster, *([f"echo-{r}", str(tokens), str(live)] for r in ROLES)) as pids:
-            _await(cluster, topic, 4 * live, pids)
-            time.sleep(warm_s)
-            best = measure(cluster, topic, pids, window_s, echo.is_answer)
-    notes = (_note("workers", ours), _note("echo", best))
+        best, avro = (_echo(cluster, kind, tokens, live, warm_s, window_s) for kind in echo.KINDS)
+    notes = (_note("workers", ours), _note("echo", best), _note("echo with Avro", avro))
     return Figure(ours.rate, "turns/s", best.rate, notes=notes)
+
+
+def _echo(
+    cluster: Cluster, kind: str, tokens: int, live: int, warm_s: float, window_s: float
+) -> Window:
+    """The turns that go round, with Avro or without."""
+    topic = echo.topics_of(cluster, kind).events
+    with processes(cluster, *([f"{kind}-{r}", str(tokens), str(live)] for r in ROLES)) as pids:
+        _await(cluster, topic, 4 * live, pids)
+        time.sleep(warm_s)
+        return measure(cluster, topic, pids, window_s, echo.is_answer)
 
 
 def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64) -> Figure:

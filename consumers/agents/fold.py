@@ -57,6 +57,7 @@ from schemas.messages import (
     Sampling,
     StepTaken,
     Trajectory,
+    maker,
 )
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
 START = (RolloutStarted, RolloutRefused)
 END = (RolloutFinished, RolloutCancelled, DeadlinePassed)
 WISHES = (Reset, CallModel, Step)
+
+# Made for every turn.
+MODEL_CALL = maker(ModelCall)
+ENVIRONMENT_STEP = maker(EnvironmentStep)
+STEP_TAKEN = maker(StepTaken)
+MESSAGE = maker(Message)
 
 NO_POSITION = -1
 POSITIONS_PER_TURN = 8
@@ -184,6 +191,7 @@ class Rollout:
         "conversations",
         "deadline_told",
         "decision",
+        "due_ms",
         "failures",
         "first_offset",
         "model_calls",
@@ -217,6 +225,8 @@ class Rollout:
         self.world = world
         self.writer = writer
         self.deadline_told = False
+        self.due_ms = 0
+        """Nothing is overdue before; most rollouts need not be looked at when deadlines are due."""
         self.admitted = False
         """Whether its user's quota lets it run; the worker's affair, not history's."""
         self._clear(1)
@@ -328,6 +338,7 @@ class Rollout:
             waits = self._open_step(wish, now_ms)
         self.next_position += 1
         self.outstanding[position] = waits
+        self.due_ms = min(self.due_ms, self.deadline_ms(waits))
         return waits
 
     def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
@@ -438,10 +449,10 @@ class Rollout:
 
     def _call(self, waits: Outstanding, wish: CallModel) -> ModelCall:
         sequence = cast(Conversation, waits.sequence)
-        return ModelCall(
+        return MODEL_CALL(
             *self._place(waits),
             self.partition,
-            waits.opened_ms + int(self.request.limits.call_timeout_s * 1000),
+            self.deadline_ms(waits),
             "sample",
             sequence.policy_id,
             sequence.index,
@@ -455,12 +466,11 @@ class Rollout:
         )
 
     def _step(self, waits: Outstanding) -> EnvironmentStep:
-        timeout_s = self.request.limits.step_timeout_s
-        not_after_ms = waits.opened_ms + int(timeout_s * 1000)
+        timeout_s, not_after_ms = self._timeout_s(waits), self.deadline_ms(waits)
         place = self._place(waits)
         if isinstance(waits.wish, Reset):
             name, config, seed = self._environment(waits.wish)
-            return EnvironmentStep(
+            return ENVIRONMENT_STEP(
                 *place,
                 self.partition,
                 not_after_ms,
@@ -474,7 +484,7 @@ class Rollout:
         wish = cast(Step, waits.wish)
         session = self.sessions[wish.session]
         opened = session.reset
-        return EnvironmentStep(
+        return ENVIRONMENT_STEP(
             *place,
             self.partition,
             not_after_ms,
@@ -488,6 +498,19 @@ class Rollout:
             tuple(session.actions) if waits.with_history else None,
             timeout_s,
         )
+
+    def _timeout_s(self, waits: Outstanding) -> float:
+        limits = self.request.limits
+        is_call = isinstance(waits.wish, CallModel)
+        return limits.call_timeout_s if is_call else limits.step_timeout_s
+
+    def deadline_ms(self, waits: Outstanding) -> int:
+        """When it is too late for an answer to this wish."""
+        return waits.opened_ms + int(self._timeout_s(waits) * 1000)
+
+    def ends_ms(self) -> int:
+        """When it is too late for the rollout."""
+        return self.started_ms + int(self.request.limits.rollout_timeout_s * 1000)
 
     def _seed_key(self) -> str:
         return self.request.sampling_seed or self.request.rollout_id
@@ -547,6 +570,7 @@ class Rollout:
             waits.with_history = waits.with_history or free
             waits.opened_ms = now_ms
             waits.told = False
+            self.due_ms = min(self.due_ms, self.deadline_ms(waits))
             return [waits]
         if waits.sequence is not None:
             waits.sequence.busy = False
@@ -554,7 +578,7 @@ class Rollout:
 
     def _heard(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
         sequence = cast(Conversation, waits.sequence)
-        said = Message("assistant", body.text, body.tool_calls)
+        said = MESSAGE("assistant", body.text, body.tool_calls)
         sequence.take(waits.new, body, said)
         sequence.busy = False
         self.sampled_tokens += len(body.token_ids) // 4
@@ -571,7 +595,7 @@ class Rollout:
         session = cast("Reset | Step", wish).session
         self.sessions[session].done = body.terminated or body.truncated
         self.steps.append(
-            StepTaken(
+            STEP_TAKEN(
                 waits.position,
                 session,
                 action,
@@ -642,22 +666,22 @@ class Rollout:
 
     def overdue(self, now_ms: int) -> list[Event]:
         """What has to be written because a deadline has passed; each only once."""
-        limits = self.request.limits
-        if now_ms >= self.started_ms + limits.rollout_timeout_s * 1000:
+        if now_ms < self.due_ms:
+            return []
+        if now_ms >= self.ends_ms():
             if self.deadline_told:
                 return []
             self.deadline_told = True
-            body = DeadlinePassed(limits.rollout_timeout_s)
-            return [self._event(body)]
-        events = []
-        for waits in self.outstanding.values():
-            is_call = isinstance(waits.wish, CallModel)
-            timeout_s = limits.call_timeout_s if is_call else limits.step_timeout_s
-            if not waits.told and now_ms >= waits.opened_ms + timeout_s * 1000:
-                waits.told = True
-                late = CallFailed("deadline", f"no answer within {timeout_s:g} s", True)
-                events.append(Event(*self._place(waits), self.writer, late))
-        return events
+            return [self._event(DeadlinePassed(self.request.limits.rollout_timeout_s))]
+        untold = [waits for waits in self.outstanding.values() if not waits.told]
+        due = [(self.deadline_ms(waits), waits) for waits in untold]
+        self.due_ms = min([self.ends_ms(), *(at for at, _ in due if now_ms < at)])
+        return [self._late(waits) for at, waits in due if now_ms >= at]
+
+    def _late(self, waits: Outstanding) -> Event:
+        waits.told = True
+        reason = f"no answer within {self._timeout_s(waits):g} s"
+        return Event(*self._place(waits), self.writer, CallFailed("deadline", reason, True))
 
     def cancelled(self, reason: str, by: str = "") -> Event:
         """The event that ends this rollout when it is read back."""

@@ -258,12 +258,12 @@ class Waits:
             journal = Place(self.topics.group("agents"), self.topics.events, rollout.partition)
             missing = self._missing_program(rollout.request.agent)
             if missing:
-                end = _end_of(rollout)
+                end = rollout.ends_ms()
                 yield _wait(rollout.request, "program", missing, rollout.started_ms, end, journal)
             elif rollout.decision is not None:
                 since = self._touched[_run(rollout)]
                 what = _decided(rollout)
-                yield _wait(rollout.request, "decision", what, since, _end_of(rollout), journal)
+                yield _wait(rollout.request, "decision", what, since, rollout.ends_ms(), journal)
             else:
                 for waits in rollout.outstanding.values():
                     yield self._outstanding(rollout, waits, journal)
@@ -280,19 +280,17 @@ class Waits:
         return self._unloadable[name]
 
     def _outstanding(self, rollout: Rollout, waits: Outstanding, journal: Place) -> Wait:
-        request, limits = rollout.request, rollout.request.limits
+        request = rollout.request
         place = request.rollout_id, rollout.attempt, waits.position, waits.tries
         sent = self._sent.get(command_id(*place).hex().encode())
         if sent is None and rollout.at_first_command():
             what = "started, first command not sent: its user's quota, or its worker is gone"
             return _wait(request, "admission", what, waits.opened_ms, None, journal)
-        is_call = isinstance(waits.wish, CallModel)
-        timeout_s = limits.call_timeout_s if is_call else limits.step_timeout_s
-        deadline = min(waits.opened_ms + int(timeout_s * 1000), _end_of(rollout))
+        deadline = min(rollout.deadline_ms(waits), rollout.ends_ms())
         what = f"{self._asked_for(rollout, waits)} {rollout.attempt}/{waits.position}/{waits.tries}"
         if sent is None:
             what += ", not sent yet"
-        reason = "call" if is_call else "step"
+        reason = "call" if isinstance(waits.wish, CallModel) else "step"
         return _wait(request, reason, what, waits.opened_ms, deadline, sent or journal)
 
     def _asked_for(self, rollout: Rollout, waits: Outstanding) -> str:
@@ -351,10 +349,6 @@ class Waits:
 
 def _run(rollout: Rollout) -> Run:
     return rollout.partition, rollout.first_offset
-
-
-def _end_of(rollout: Rollout) -> int:
-    return rollout.started_ms + int(rollout.request.limits.rollout_timeout_s * 1000)
 
 
 def _wait(

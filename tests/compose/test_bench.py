@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from compose import bench
-from compose.benchmarks import memory, scan, workload
+from compose.benchmarks import echo, memory, scan, workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.verify import audit
@@ -69,9 +69,8 @@ def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
     values = workload.hops(codec, TOPICS, 64, "r")
 
     assert len(values) == workload.HOPS * workload.TURNS
-    kinds = (ModelCall, Event, EnvironmentStep, Event)
     for number, value in enumerate(values):
-        codec.decode(value, kinds[number % workload.HOPS])
+        codec.decode(value, echo.RECORDS[number % workload.HOPS])
 
 
 def test_the_log_that_is_scanned_is_whole() -> None:

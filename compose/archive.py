@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from compose import ranges
+from compose.doors import refuse_used
 from compose.ranges import RATE, Range
 from consumers.tables.parquet import SCHEMAS, Writers
 from schemas.errors import Refused
@@ -76,12 +77,7 @@ def export(
 def _appearing(directory: Path) -> Iterator[Path]:
     """A hidden folder that becomes the directory when all has gone well."""
     directory = directory.absolute()
-    if directory.exists() and not directory.is_dir():
-        msg = f"{directory} is a file; the tables need a directory"
-        raise Refused(msg)
-    if directory.is_dir() and any(directory.iterdir()):
-        msg = f"{directory} is not empty; export into a new directory"
-        raise Refused(msg)
+    refuse_used(directory, "--parquet")
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.{MARK}")
     try:
         hidden.mkdir(parents=True)

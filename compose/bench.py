@@ -13,6 +13,7 @@ from rich.table import Table
 
 from compose.benchmarks import export, memory, refold, rescore, scan, spine, starts, takeover
 from compose.benchmarks.figure import Figure
+from compose.doors import refuse_no_folder
 from compose.settings import Settings
 from schemas.names import unknown
 
@@ -32,10 +33,11 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
 
 
 def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> None:
-    """Run those that are named, or all; raises Refused before any runs when one is unknown."""
+    """Run those that are named, or all; raises Refused before any runs."""
     for name in names:
         if name not in BENCHMARKS:
             raise unknown("benchmark", name, BENCHMARKS)
+    refuse_no_folder(json)
     terminal = Console()
     figures: dict[str, Figure] = {}
     for name in names or BENCHMARKS:

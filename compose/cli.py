@@ -18,7 +18,6 @@ from compose.cli_archive import require_extra
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
 from compose.cli_lineage import add_to as add_lineage_commands
-from compose.cli_lineage import refuse_no_folder
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -450,6 +449,7 @@ def verify(
     import orjson
     from rich.console import Console
 
+    from compose.doors import refuse_no_folder
     from compose.ranges import parse
     from compose.showing import reading, show
     from compose.verify import verify as run_audit

@@ -67,6 +67,7 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
 
         from compose import retrain as again
         from compose import runs
+        from compose.doors import refuse_no_folder
 
         asked = again.asked_for(steps)
         refuse_no_folder(json)
@@ -120,12 +121,3 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
             wait=wait,
             timeout_s=timeout_s,
         )
-
-
-def refuse_no_folder(path: Path | None) -> None:
-    """Raise Refused, before any work, where a report could not be written."""
-    from schemas.errors import Refused
-
-    if path is not None and not path.parent.is_dir():
-        msg = f"{str(path.parent)!r} is no directory; the report goes to {path}"
-        raise Refused(msg)

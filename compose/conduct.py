@@ -21,6 +21,7 @@ from rich.live import Live
 from compose import runs
 from compose.cluster import Cluster, answers, cluster_of
 from compose.curves import Curve, draw
+from compose.doors import refuse_no_folder
 from compose.recipe import load_recipe
 from compose.runs import RunFolder
 from compose.settings import Settings
@@ -70,6 +71,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Run a recipe to its end and return its figures; leaves no process behind."""
     began = time.monotonic()
+    refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:

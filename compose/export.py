@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from compose.doors import refuse_used
 from compose.runs import RunFolder
 from inference.policy_dir import Policy, load_policy
 from schemas.errors import Refused, WeightsDiffer
@@ -36,7 +37,7 @@ WEIGHTS = (
 def export(folder: RunFolder, out: Path) -> int:
     """Write the newest checkpoint's weights to `out`; return their version."""
     out = out.expanduser().absolute()
-    _refuse_if_taken(out)
+    refuse_used(out, "--out")
     checkpoint = _newest(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -48,15 +49,6 @@ def export(folder: RunFolder, out: Path) -> int:
     finally:
         shutil.rmtree(temporary)
     return checkpoint.version
-
-
-def _refuse_if_taken(out: Path) -> None:
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        msg = f"{str(out)!r} is there already and is no directory; choose another --out"
-        raise Refused(msg)
-    if out.is_dir() and any(out.iterdir()):
-        msg = f"{str(out)!r} is there already and not empty; choose another --out or remove it"
-        raise Refused(msg)
 
 
 def _newest(folder: RunFolder) -> Checkpoint:

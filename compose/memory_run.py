@@ -12,6 +12,7 @@ import orjson
 from rich.console import Console as Terminal
 
 from compose import runs
+from compose.doors import refuse_no_folder
 from compose.recipe import load_recipe
 from compose.settings import Settings
 from compose.view import line
@@ -29,6 +30,7 @@ def run_in_memory(
     recipe_name: str, settings: Settings, *, seed: int, summary: Path | None
 ) -> dict[str, Any]:
     """Run a recipe to its end; print and return its figures."""
+    refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rollcall-") as state:

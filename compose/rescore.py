@@ -20,6 +20,7 @@ from rich.text import Text
 
 from compose import ranges
 from compose.agreement import Agreement
+from compose.doors import refuse_used
 from compose.workers import Workshop
 from consumers.log import Record
 from schemas.codec import Codec
@@ -197,9 +198,7 @@ class RewardsFile:
     """One row per trajectory in `rewards.parquet`, there whole or not at all."""
 
     def __init__(self, directory: Path) -> None:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            msg = f"{str(directory)!r} is there already and not empty; choose another --parquet"
-            raise Refused(msg)
+        refuse_used(directory, "--parquet")
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "rewards.parquet"
         self._rows: list[dict[str, Any]] = []

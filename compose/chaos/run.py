@@ -16,11 +16,11 @@ from compose.chaos.plan import Plan
 from compose.chaos.stage import staged
 from compose.chaos.table import Outcome, plain, table
 from compose.conduct import Stopped, interruptible
+from compose.doors import refuse_no_folder, refuse_used
 from compose.logs import set_up
 from compose.settings import Settings
 from compose.showing import reading, show
 from compose.verify import Report, verify
-from schemas.errors import Refused
 
 WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 
@@ -39,9 +39,7 @@ def run_chaos(
 ) -> bool:
     """Run it all and print the table; True when nothing was lost, doubled or breached."""
     plan = Plan(seed, roles_of(kill), minutes, kills, rollouts)
-    if json is not None and not json.absolute().parent.is_dir():
-        msg = f"--json {json}: there is no directory {json.absolute().parent}"
-        raise Refused(msg)
+    refuse_no_folder(json)
     with interruptible() as check, _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
             set_up("conductor", "conductor", log)
@@ -64,10 +62,8 @@ def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
     """A state directory of our own; a temporary one goes when the run is interrupted."""
     if keep is None:
         directory = Path(tempfile.mkdtemp(prefix="rollcall-chaos-"))
-    elif keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        msg = f"--keep {keep} is no empty directory; give one that is, or a new one"
-        raise Refused(msg)
     else:
+        refuse_used(keep, "--keep")
         directory = keep.absolute()
         directory.mkdir(parents=True, exist_ok=True)
     try:

@@ -102,7 +102,10 @@ def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> N
     ("line", "said"),
     [
         ("retrain some-run --steps 4..2", "write a..b with 1 <= a <= b"),
-        ("retrain some-run --steps 1 --json nowhere/report.json", "'nowhere' is no directory"),
+        ("retrain some-run --steps 1 --json nowhere/report.json", "no directory 'nowhere'"),
+        ("demo --summary nowhere/figures.json", "no directory 'nowhere'"),
+        ("run lake-any-start --log memory --summary nowhere/f.json", "no directory 'nowhere'"),
+        ("bench turns_64 --json nowhere/figures.json", "no directory 'nowhere'"),
         ("trajectory", "found neither"),
         ("trajectory a --diff b c", "found both"),
         ("trajectory --diff b c --tokens", "leave it out with --diff"),

@@ -174,7 +174,7 @@ def test_nothing_that_is_there_is_written_over(folder: RunFolder, tmp_path: Path
     link.symlink_to(empty)
 
     for taken in (full, file, link):
-        with pytest.raises(Refused, match=f"{taken.name}' is there already"):
+        with pytest.raises(Refused, match=f"{taken.name} is there already"):
             export(folder, taken)
     assert export(folder, empty) == 1
 

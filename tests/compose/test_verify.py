@@ -88,7 +88,7 @@ def test_what_could_not_be_judged_is_said(cluster: MemoryCluster) -> None:
     [
         (["--since", "yesterday"], "'yesterday' is no time"),
         (["--since", "1h", "--until", "2h"], "--until 2h is not later than --since 1h"),
-        (["--json", "nowhere/report.json"], "'nowhere' is no directory"),
+        (["--json", "nowhere/report.json"], "there is no directory 'nowhere'"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_is_read(

@@ -70,7 +70,7 @@ def test_what_is_archived_and_exported_counts_what_verify_counts(
 
     # And what is wrong is refused in one line
     again = rollcall("export", "--parquet", "out", cwd=tmp_path, **addresses(cluster))
-    assert "is not empty" in refused(again)
+    assert "already and not empty" in refused(again)
     wrong = rollcall("query", "select nope from turns", *both, cwd=tmp_path)
     assert "line 1, column 8 ('nope')" in refused(wrong)
     assert "rollcall export --parquet" in refused(rollcall("query", "select 1", cwd=tmp_path))

@@ -85,8 +85,8 @@ def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Pat
         ({"minutes": 1, "kills": 3}, "either --minutes"),
         ({}, "either --minutes"),
         ({"minutes": 1, "json": Path("nowhere/figures.json")}, "there is no directory"),
-        ({"minutes": 1, "keep": Path(__file__).parent}, "is no empty directory"),
-        ({"minutes": 1, "keep": Path(__file__)}, "is no empty directory"),
+        ({"minutes": 1, "keep": Path(__file__).parent}, "already and not empty"),
+        ({"minutes": 1, "keep": Path(__file__)}, "already and is no directory"),
     ],
 )
 def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -> None:

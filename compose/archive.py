@@ -102,9 +102,8 @@ def _fill(writers: Writers, cluster: "Cluster", chosen: Range, rate: float, prog
         first_ms = min(first_ms or record.timestamp_ms, record.timestamp_ms)
         progress(taken := taken + 1)
     topic_id = cluster.log.topic_id(topics.scored)
-    # A score lies behind its trajectory. Where none lies there, nobody has scored yet.
-    with suppress(Refused):
-        for record, scored in ranges.scored(cluster, Range(since_ms=first_ms), rate=rate):
+    with suppress(Refused):  # nothing lies there: nobody has scored yet
+        for record, scored in ranges.scored(cluster, ranges.behind(first_ms), rate=rate):
             if _name(scored.trajectory) in written:
                 writers.scored(record, topic_id, scored)
                 progress(taken := taken + 1)

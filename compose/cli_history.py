@@ -76,7 +76,8 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         ] = "",
         n: Annotated[int, typer.Option("--n", min=1, help="Rollouts of each task.")] = 1,
         k: Annotated[
-            list[int] | None, typer.Option("--k", min=1, help="pass@K; repeatable.")
+            list[int] | None,
+            typer.Option("--k", min=1, help="pass@K; repeatable. Unasked 1, 2, 4, 8 and 16."),
         ] = None,
         purpose: Annotated[str, typer.Option(help="Of which rollouts: evaluate, train.")] = (
             "evaluate"

@@ -23,6 +23,8 @@ SUCCESS_AT = 1.0
 ALL = "all"
 KINDS = ("dataset", "id")
 """Keys of an environment's configuration that name a family of tasks within it."""
+WIDEST = 16
+"""The largest k of pass@k that is shown unasked."""
 
 Version = tuple[str, int]
 """A policy and its version."""
@@ -177,8 +179,8 @@ def _row(
 
 
 def powers(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to `most`."""
-    return [1 << n for n in range(max(1, most).bit_length())]
+    """1, 2, 4 and so on, up to `most` and no further than a table is wide."""
+    return [1 << n for n in range(min(max(1, most), WIDEST).bit_length())]
 
 
 def shares(tallies: Sequence[Tally]) -> list[float]:

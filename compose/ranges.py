@@ -40,6 +40,8 @@ MOST = 500
 RATE = 500.0
 """Records a second, unless said otherwise: of 20 kB each they take 0.07 of a core, so that of two
 which a run keeps busy less than a tenth is taken."""
+SKEW_MS = 10_000
+"""Append times of two partitions may come from two brokers' clocks."""
 BATCHES_PER_S = 20
 NAMED = 5
 NEAR = 1000
@@ -315,6 +317,11 @@ def extent(log: Log, topic: str, chosen: Range) -> Extent:
         msg = f"nothing in {topic} ({when}); there is {_there(log.bounds(topic))}"
         raise Refused(msg)
     return starts, ends
+
+
+def behind(since_ms: int) -> Range:
+    """Where to look for what was made of records that are no older than that."""
+    return Range(since_ms=max(0, since_ms - SKEW_MS))
 
 
 def settled(log: Log, topic: str, chosen: Range) -> Extent:

@@ -131,7 +131,7 @@ def rescore(
     began = time.monotonic()
     read = ranges.trajectories(cluster, chosen, rate=rate)
     # Settled before the first reward is written: what we write is not what we compare with.
-    before = ranges.settled(cluster.log, cluster.topics.scored, ranges.Range(chosen.since_ms))
+    before = ranges.settled(cluster.log, cluster.topics.scored, ranges.behind(chosen.since_ms))
     found = Rescored(scoring_id, _named(cluster.topics, parquet, dry_run=dry_run))
     with _sink(role.publish, parquet, dry_run=dry_run) as write:
         for record, trajectory in read:

@@ -18,6 +18,7 @@ from rich.text import Text
 from compose.here import watched_world
 from compose.look import page, quiet_pipes, to_the_end
 from compose.plain import text_of
+from compose.ranges import SKEW_MS
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
 from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
@@ -37,8 +38,6 @@ from schemas.names import nearest
 if TYPE_CHECKING:
     from compose.cluster import Cluster
 
-SKEW_MS = 10_000
-"""Append times of two partitions may come from two brokers' clocks."""
 ROWS = 40
 ENDED = ("reward", "group")
 """What rollouts wait for that have ended."""

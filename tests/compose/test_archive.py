@@ -145,6 +145,27 @@ def test_what_nobody_has_scored_yet_can_be_exported(tmp_path: Path) -> None:
     assert ask("select * from scores", tmp_path / "out") == []
 
 
+def test_a_score_is_found_also_where_another_broker_s_clock_is_behind(tmp_path: Path) -> None:
+    cluster = MemoryCluster()
+    cluster.hire(lambda call: "left")
+    cluster.ask(RolloutRequest("r", Task(CORRIDOR), policy_id=POLICY))
+    cluster.finish()
+    topics, codec, wall = cluster.topics, cluster.codec, cluster.log.wall
+    scored = codec.decode(cluster.log.all(topics.scored)[0].value, ScoredTrajectory)
+    cluster.log.crew = []
+    ended = replace(scored.trajectory, rollout_id="early")
+    early = codec.encode(topics.scored, replace(scored, trajectory=ended))
+    cluster.log.wall = lambda: wall() + 100.0
+    cluster.log.append(topics.scored, b"early", early)
+    cluster.log.wall = lambda: wall() + 105.0
+    value = codec.encode(topics.trajectories, ended)
+    cluster.log.append(topics.trajectories, b"early", value)
+
+    written = exported(cluster, tmp_path / "out", Range(ids=frozenset({"early"})))
+
+    assert written.rows["scores"] == 1
+
+
 def test_rows_lie_in_the_folder_of_their_day(cluster: MemoryCluster, tmp_path: Path) -> None:
     topics, codec, wall = cluster.topics, cluster.codec, cluster.log.wall
     ended = codec.decode(cluster.log.all(topics.trajectories)[0].value, Trajectory)

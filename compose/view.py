@@ -33,8 +33,7 @@ def render(figures: Figures, lag: Mapping[str, int], now: float, steps: int) -> 
     table.add_row(
         "model calls", f"{figures.model_calls:,}   {figures.calls_rate.per_s(now):,.0f}/s"
     )
-    last = f"{rewards[-1]:+.3f}" if rewards else "-"
-    table.add_row("reward", f"{last}  {spark(rewards)}")
+    table.add_row("reward", f"{_last(rewards)}  {spark(rewards)}")
     table.add_row("staleness", f"{staleness[-1]:.2f} versions" if staleness else "-")
     curve = figures.heldout.curve()
     words = "  ".join(f"v{version} {success:.2f}" for version, success in curve[-6:])
@@ -48,6 +47,10 @@ def render(figures: Figures, lag: Mapping[str, int], now: float, steps: int) -> 
     return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
 
 
+def _last(rewards: Sequence[float]) -> str:
+    return f"{rewards[-1]:+.3f}" if rewards else "-"
+
+
 def line(figures: Figures, now: float) -> str:
     """The same in one line, where there is no terminal."""
     rewards = figures.metric("reward_mean")
@@ -55,6 +58,6 @@ def line(figures: Figures, now: float) -> str:
     return (
         f"step {len(figures.steps)}  rollouts {figures.rollouts}  "
         f"calls {figures.model_calls} ({figures.calls_rate.per_s(now):.0f}/s)  "
-        f"reward {rewards[-1] if rewards else float('nan'):+.3f}  "
+        f"reward {_last(rewards)}  "
         f"held-out {f'v{curve[-1][0]} {curve[-1][1]:.3f}' if curve else '-'}"
     )

@@ -91,11 +91,13 @@ def waiting(
     now_ms = int(time.time() * 1000)
     waits = [wait for wait in found.waits if not rollout_id or wait.rollout_id == rollout_id]
     waits = [wait for wait in waits if not group_id or wait.group_id == group_id]
+    remarks = list(found.remarks)
     if not waits:
         for name in filter(None, (rollout_id, group_id)):
             known(cluster, name)
+            remarks.append(f"{name} has ended, and its rewards are there")
     waits = [wait for wait in waits if wait.since_ms <= now_ms - older_than_s * 1000]
-    found = replace(found, waits=waits)
+    found = replace(found, waits=waits, remarks=remarks)
     if as_json:
         with quiet_pipes():
             print(orjson.dumps(as_plain(found, now_ms), option=orjson.OPT_INDENT_2).decode())
@@ -343,10 +345,8 @@ def _headline(found: Waiting, now_ms: int) -> Text:
         f"{count:,} {reason} (oldest {_ago(now_ms - since)})"
         for reason, count, since in _totals(found)
     ]
-    text.append(
-        f"{rollouts:,} rollouts wait: {', '.join(words)}" if words else "nothing is waited for",
-        "bold",
-    )
+    who = "1 rollout waits" if rollouts == 1 else f"{rollouts:,} rollouts wait"
+    text.append(f"{who}: {', '.join(words)}" if words else "nothing is waited for", "bold")
     return text
 
 

@@ -69,6 +69,12 @@ def test_a_page_ends_somewhere_and_says_so(capsys: pytest.CaptureFixture[str]) -
     assert last.startswith("5 more waits, none of them older")
 
 
+def test_one_rollout_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    show(waiting(CALL), NOW_MS)
+
+    assert capsys.readouterr().out.startswith("1 rollout waits: 1 step (oldest 90.0 s)\n")
+
+
 def test_nothing_to_wait_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     show(waiting(), NOW_MS)
 

@@ -8,7 +8,7 @@ import pytest
 
 from compose import letters, steer
 from compose.cluster import Cluster
-from compose.waiting import NOBODY, look, words_of
+from compose.waiting import NOBODY, look, waiting, words_of
 from consumers.console.waits import Place
 from schemas.errors import Refused
 from schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
@@ -46,7 +46,9 @@ def starts(cluster: Cluster) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(crew: Crew) -> None:
+def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
+    crew: Crew, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Given rollouts that nobody has taken, and then a run without models
     cluster, requests = crew.cluster, lake_requests(16)
     publish(cluster, requests)
@@ -92,6 +94,9 @@ def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(crew: C
     assert (told["rollout-0"], told["rollout-8"]) == ("enough", "wrong task")
     assert_nothing_lost_or_doubled(cluster, requests)
     assert look(cluster).waits == []
+    capsys.readouterr()
+    waiting(cluster, rollout_id="rollout-8")
+    assert capsys.readouterr().out.startswith("note: rollout-8 has ended")
     assert "has ended already" in steer.cancel(cluster, "rollout-8", "")
     assert "every rollout of group group-0 has ended" in steer.cancel(cluster, "group-0", "")
 
@@ -159,7 +164,7 @@ def test_dead_letters_are_listed_replayed_and_dropped(
     cluster = crew.cluster
     every = letters.choice_of([], source="", error="", since="", every=True)
 
-    def waiting() -> int:
+    def left() -> int:
         box = letters.Box(cluster)
         return sum(not letter.state for letter in box.chosen(every))
 
@@ -168,7 +173,7 @@ def test_dead_letters_are_listed_replayed_and_dropped(
         out.send(cluster.topics.steps, key, b"no magic", partition=1, headers=[("h", b"1")])
     assert out.flush(20) == 0
     crew.start("environments")
-    until(lambda: waiting() == 2, 90, lambda: f"{waiting()} {crew.dead()}")
+    until(lambda: left() == 2, 90, lambda: f"{left()} {crew.dead()}")
 
     # When one is replayed, and that comes back as a letter of its own
     first = letters.Box(cluster).chosen(every)[0]
@@ -181,13 +186,13 @@ def test_dead_letters_are_listed_replayed_and_dropped(
     assert (sent.partition, sent.offset, sent.value) == (1, 2, b"no magic")
     named = f"{cluster.topics.dead_letters} {first.place()}".encode()
     assert sent.headers == [("h", b"1"), ("dlq_replayed_from", named)]
-    until(lambda: waiting() == 2, 60, lambda: f"{waiting()} {crew.dead()}")
+    until(lambda: left() == 2, 60, lambda: f"{left()} {crew.dead()}")
 
     # And the rest is dropped
     letters.drop(cluster, every, yes=True)
 
     # Then nothing is left on the list
-    assert waiting() == 0
+    assert left() == 0
     capsys.readouterr()
     letters.show_list(cluster, every, handled=False)
     assert capsys.readouterr().out == "0 dead letters waiting, 3 dropped\n"

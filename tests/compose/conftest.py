@@ -2,21 +2,11 @@
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float, describe: str) -> None:
-    """Return as soon as the condition holds; fail with what was waited for."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {deadline_s} s until {describe}"
-        time.sleep(0.02)
 
 
 def lists_its_topics(bootstrap_servers: str) -> bool:

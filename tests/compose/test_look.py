@@ -244,7 +244,7 @@ def test_without_follow_it_ends_where_the_topic_did_and_with_it_it_waits_for_mor
 
 
 def test_nobody_hears_of_a_reader_that_has_gone(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.log.append("t.control", b"k", b"")
     cluster.start(REQUEST)
@@ -258,6 +258,8 @@ def test_nobody_hears_of_a_reader_that_has_gone(
             monkeypatch.setattr(sys, "stdout", gone)
             look()
             monkeypatch.undo()
+
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_interrupt_waits_for_the_poll_that_it_meets(

@@ -27,7 +27,8 @@ from compose.services import (
     up,
 )
 from producers.publisher import Admin
-from tests.compose.conftest import lists_its_topics, wait_until
+from tests.compose.conftest import lists_its_topics
+from tests.flow.crew import until
 
 SESSION = {"group.consumer.session.timeout.ms": "6000"}
 
@@ -73,7 +74,7 @@ def unborn(tmp_path: Path, cache_dir: Path) -> Iterator[Machine]:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: started(pid) is None, 10, f"{pid} is dead")
+    until(lambda: started(pid) is None, 10, lambda: f"{pid} lives")
 
 
 def write(endpoints: Endpoints, value: bytes) -> None:

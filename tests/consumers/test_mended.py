@@ -146,7 +146,11 @@ def test_a_partition_may_leave_while_rollouts_wait_for_a_quota(rig: Rig) -> None
     ask(rig, "r0", user="ann")
     ask(rig, "r1", agent="fails", user="ann")
     rig.settle(loop)
+
     loop.stop()
+
+    assert [c.rollout_id for c in calls(rig)] == ["r0"]
+    assert loop.partitions == {}
 
 
 def test_a_dropped_partition_sends_no_commands(rig: Rig) -> None:
@@ -167,7 +171,10 @@ def test_bad_records_among_good_ones_are_no_storm(rig: Rig) -> None:
     rig.log.append("t.control", None, b"bad", 0)
     role = InHand("t.control")
     loop = rig.loop(role, rig.log.publisher(), "g")
+
     loop.turn(0.0)
+
+    assert len(rig.log.all("t.dead.letters")) == 54
 
 
 def test_a_refused_commit_is_made_again(rig: Rig) -> None:

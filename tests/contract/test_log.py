@@ -471,6 +471,7 @@ class TestLog:
             until(lambda read=read: len(read) == 2, [
                 lambda reader=reader, read=read: read.extend(reader.poll(POLL_S))
             ])  # fmt: skip
+            assert [record.value for record in read] == numbered(2)
             reader.close()
 
     # Looking

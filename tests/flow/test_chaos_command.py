@@ -294,6 +294,7 @@ def test_the_workload_ends_every_rollout_in_memory() -> None:
         return len(rig.trajectories()) >= 60
 
     until(ended, 30, lambda: f"{len(rig.trajectories())} of 60 ended")
+    assert len({trajectory.rollout_id for trajectory in rig.trajectories()}) == 60
 
 
 def test_a_call_takes_as_long_as_its_seed_says() -> None:

@@ -244,3 +244,33 @@ def test_packed_arrays_are_little_endian_and_their_views_read_only() -> None:
     assert pack_logprobs([-1.5]) == b"\0\0\xc0\xbf"
     assert mask_of(b"\0\1").tolist() == [0, 1]
     assert not ids_of(pack_ids([1])).flags.writeable
+
+
+@EACH_RECORD
+def test_what_a_maker_makes_is_what_the_class_makes(record: type) -> None:
+    given = example(record)
+    values = [getattr(given, field.name) for field in dataclasses.fields(record)]
+    needed = [
+        value
+        for value, field in zip(values, dataclasses.fields(record), strict=True)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    make = messages.maker(record)
+
+    made = make(*values)
+
+    assert type(made) is record
+    assert made == given
+    assert make(*needed) == record(*needed)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(record)[0].name, None)
+
+
+def test_a_maker_checks_what_the_class_checks() -> None:
+    answer = example(messages.ModelAnswered)
+    wrong = {**dataclasses.asdict(answer), "token_ids": b"12345"}
+
+    with pytest.raises(LengthsDisagree):
+        messages.maker(messages.ModelAnswered)(**wrong)
+    with pytest.raises(TypeError, match="missing"):
+        messages.maker(messages.ModelAnswered)()  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ from schemas.topics import Topics
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 B = TypeVar("B")
-EVENT = maker(Event)
+make_event = maker(Event)
 KEPT = 20_000
 
 
@@ -82,7 +82,7 @@ class Answers:
 
 def event_of(command: Command, body: Answer, written_by: str) -> Event:
     """The entry of the journal that answers a command: it echoes its place, id and digest."""
-    return EVENT(
+    return make_event(
         command.rollout_id,
         command.attempt,
         command.position,

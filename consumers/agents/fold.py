@@ -72,10 +72,10 @@ END = (RolloutFinished, RolloutCancelled, DeadlinePassed)
 WISHES = (Reset, CallModel, Step)
 
 # Made for every turn.
-MODEL_CALL = maker(ModelCall)
-ENVIRONMENT_STEP = maker(EnvironmentStep)
-STEP_TAKEN = maker(StepTaken)
-MESSAGE = maker(Message)
+make_call = maker(ModelCall)
+make_step = maker(EnvironmentStep)
+make_step_taken = maker(StepTaken)
+make_message = maker(Message)
 
 NO_POSITION = -1
 POSITIONS_PER_TURN = 8
@@ -449,7 +449,7 @@ class Rollout:
 
     def _call(self, waits: Outstanding, wish: CallModel) -> ModelCall:
         sequence = cast(Conversation, waits.sequence)
-        return MODEL_CALL(
+        return make_call(
             *self._place(waits),
             self.partition,
             self.deadline_ms(waits),
@@ -470,7 +470,7 @@ class Rollout:
         place = self._place(waits)
         if isinstance(waits.wish, Reset):
             name, config, seed = self._environment(waits.wish)
-            return ENVIRONMENT_STEP(
+            return make_step(
                 *place,
                 self.partition,
                 not_after_ms,
@@ -484,7 +484,7 @@ class Rollout:
         wish = cast(Step, waits.wish)
         session = self.sessions[wish.session]
         opened = session.reset
-        return ENVIRONMENT_STEP(
+        return make_step(
             *place,
             self.partition,
             not_after_ms,
@@ -578,7 +578,7 @@ class Rollout:
 
     def _heard(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
         sequence = cast(Conversation, waits.sequence)
-        said = MESSAGE("assistant", body.text, body.tool_calls)
+        said = make_message("assistant", body.text, body.tool_calls)
         sequence.take(waits.new, body, said)
         sequence.busy = False
         self.sampled_tokens += len(body.token_ids) // 4
@@ -595,7 +595,7 @@ class Rollout:
         session = cast("Reset | Step", wish).session
         self.sessions[session].done = body.terminated or body.truncated
         self.steps.append(
-            STEP_TAKEN(
+            make_step_taken(
                 waits.position,
                 session,
                 action,

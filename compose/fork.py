@@ -59,10 +59,6 @@ class Parent:
             if event.position >= 0 and event.position not in self.rollout.outstanding:
                 yield event
 
-    def seed_key(self) -> str:
-        """What its sampling seeds are derived from."""
-        return self.request.sampling_seed or self.request.rollout_id
-
 
 def fork(
     cluster: "Cluster",
@@ -89,7 +85,7 @@ def fork(
     print(
         f"fork of {rollout_id} at turn {turn} (its position {request.parent_position}): "
         f"{turn} turn{'' if turn == 1 else 's'} from the record; its own seed is "
-        f"{parent.seed_key()!r}"
+        f"{parent.request.seed_key!r}"
     )
     if not wait:
         publish(cluster, requests)
@@ -142,7 +138,7 @@ def forked(parent: Parent, turn: int, *, policy_id: str = "", seed: str = "") ->
     past = Past(
         request.agent,
         request.agent_config,
-        call_seed(parent.seed_key(), parent.rollout.attempt, NO_POSITION),
+        call_seed(parent.request.seed_key, parent.rollout.attempt, NO_POSITION),
         turn,
         recorded,
     )

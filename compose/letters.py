@@ -23,8 +23,8 @@ from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
 from compose.pace import Pace
 from compose.plain import text_of
 from compose.times import time_ms
-from consumers.log import Headers, Publisher, Record
-from schemas.errors import DeliveryFailed, Refused, RollcallError, TooLarge, WireError
+from consumers.log import Headers, Publisher, Record, flush_all
+from schemas.errors import Refused, RollcallError, TooLarge, WireError
 from schemas.headers import DLQ_PREFIX
 from schemas.names import unknown
 
@@ -337,16 +337,9 @@ def _mark(
     box: Box, out: Publisher, mark: str, letters: Sequence[tuple[Letter, bytes | None]]
 ) -> None:
     """Once what was sent is acked, say of each letter what became of it; raises DeliveryFailed."""
-    _flushed(out)
+    flush_all(out, FLUSH_S, "records", "they may still arrive")
     at = datetime.now(UTC).isoformat().encode()
     for letter, key in letters:
         headers = [(mark, letter.place().encode()), ("dlq_marked_at", at)]
         out.send(box.topic, key, None, partition=letter.at[0], headers=headers)
-    _flushed(out)
-
-
-def _flushed(out: Publisher) -> None:
-    left = out.flush(FLUSH_S)
-    if left:
-        msg = f"{left:,} records were not acked within {FLUSH_S:g} s; they may still arrive"
-        raise DeliveryFailed(msg)
+    flush_all(out, FLUSH_S, "records", "they may still arrive")

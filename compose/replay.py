@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from compose import ranges
 from compose.look import topic_of
 from compose.submission import Door
-from consumers.log import Publisher, Record
+from consumers.log import Publisher, Record, flush_all
 from producers.replay import checked_name, is_replayed, line_of, replayed
 from producers.submit import Submitter
-from schemas.errors import DeliveryFailed, Refused
+from schemas.errors import Refused
 from schemas.messages import RolloutRequest
 from schemas.names import unknown
 
@@ -197,9 +197,7 @@ def _again(publisher: Publisher, record: Record) -> None:
 
 
 def _flush(publisher: Publisher) -> None:
-    if missing := publisher.flush(FLUSH_S):
-        msg = f"{missing:,} records were not acked within {FLUSH_S:g} s; it is safe to do it again"
-        raise DeliveryFailed(msg)
+    flush_all(publisher, FLUSH_S, "records", "it is safe to do it again")
 
 
 def lines(found: Replayed, *, yes: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,9 @@ from compose import ranges
 from compose.agreement import Agreement
 from compose.doors import refuse_used
 from compose.workers import Workshop
-from consumers.log import Record
+from consumers.log import Record, flush_all
 from schemas.codec import Codec
-from schemas.errors import DeliveryFailed, Refused, WireError
+from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory
 from schemas.topics import Topics
 
@@ -98,7 +98,7 @@ class Rescored:
 
     def plain(self) -> dict[str, Any]:
         """All of it but the single rewards, as JSON knows values."""
-        told = asdict(self)
+        told = asdict(replace(self, totals={}))
         del told["totals"]
         for made, agreement in zip(told["agreements"], self.agreements, strict=True):
             made["mean_difference"] = agreement.mean_difference
@@ -140,9 +140,7 @@ def rescore(
             write(scored, record)
             if not found.trajectories % ROWS:
                 publisher.poll()
-    if missing := publisher.flush(FLUSH_S):
-        msg = f"{missing:,} rewards were not acked within {FLUSH_S:g} s; it is safe to do it again"
-        raise DeliveryFailed(msg)
+    flush_all(publisher, FLUSH_S, "rewards", "it is safe to do it again")
     old = ranges.paced(cluster.log, *before, rate)
     found.agreements = _agreements(cluster.codec, old, found.totals, success_at)
     found.seconds = time.monotonic() - began

@@ -9,6 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
+from schemas.errors import DeliveryFailed
+
 TopicPartition = tuple[str, int]
 Headers = list[tuple[str, bytes]]
 
@@ -222,6 +224,13 @@ class Log(Protocol):
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
         """By partition the first offset whose record is not older; its end where there is none."""
         ...
+
+
+def flush_all(publisher: Publisher, timeout_s: float, what: str, then: str) -> None:
+    """Wait for every ack; raises DeliveryFailed with how many are missing, and what to do then."""
+    if missing := publisher.flush(timeout_s):
+        msg = f"{missing:,} {what} were not acked within {timeout_s:g} s; {then}"
+        raise DeliveryFailed(msg)
 
 
 def read_all(reader: Reader, timeout_s: float = 0.1, most: int = 500) -> Iterator[Record]:

@@ -47,7 +47,7 @@ def replayed(request: RolloutRequest, name: str) -> RolloutRequest:
         rollout_id=replayed_id(request.rollout_id, name),
         run_id=f"{MARK}{name}",
         group_id=replayed_id(request.group_id, name) if request.group_id else "",
-        sampling_seed=request.sampling_seed or request.rollout_id,
+        sampling_seed=request.seed_key,
     )
 
 

@@ -124,6 +124,11 @@ class RolloutRequest:
     parent_rollout_id: str = ""
     parent_position: int = -1
 
+    @property
+    def seed_key(self) -> str:
+        """What the seeds of its calls are derived from."""
+        return self.sampling_seed or self.rollout_id
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
 from consumers.agents.wishes import (
+    WISHES,
     Agent,
     Begun,
     CallModel,
@@ -69,7 +70,6 @@ Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
 # As tuples: `isinstance` with A | B makes the union anew each time.
 START = (RolloutStarted, RolloutRefused)
 END = (RolloutFinished, RolloutCancelled, DeadlinePassed)
-WISHES = (Reset, CallModel, Step)
 
 # Made for every turn.
 make_call = maker(ModelCall)
@@ -256,7 +256,7 @@ class Rollout:
         except Refused as error:
             return self._fail("unknown_program", str(error))
         task = self.request.task
-        seed = call_seed(self._seed_key(), self.attempt, NO_POSITION)
+        seed = call_seed(self.request.seed_key, self.attempt, NO_POSITION)
         given = Task(
             prompt=task.prompt,
             system=task.system,
@@ -458,7 +458,7 @@ class Rollout:
             sequence.index,
             waits.new,
             cast(Sampling, waits.sampling),
-            call_seed(self._seed_key(), self.attempt, waits.position),
+            call_seed(self.request.seed_key, self.attempt, waits.position),
             sequence.packed(),
             sequence.length,
             tools=wish.tools,
@@ -511,9 +511,6 @@ class Rollout:
     def ends_ms(self) -> int:
         """When it is too late for the rollout."""
         return self.started_ms + int(self.request.limits.rollout_timeout_s * 1000)
-
-    def _seed_key(self) -> str:
-        return self.request.sampling_seed or self.request.rollout_id
 
     # Answers
 

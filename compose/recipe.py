@@ -10,6 +10,10 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from compose.extras import EXTRAS
+from consumers.agents.programs import program_of
+from sandbox.environment import check_environment
+from sandbox.scorers import check_scorer
 from schemas import names
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
@@ -92,6 +96,11 @@ class Recipe(_Table):
         """Named after its scorers, so that equal ones share a group and its progress."""
         return "+".join(re.sub(r"[^A-Za-z0-9_.-]", "-", name) for name in self.scorers)
 
+    def libraries(self) -> tuple[str, ...]:
+        """What must be installed here to run it; our environments are named as their libraries."""
+        environment = self.task.environment
+        return ("torch", "transformers", *((environment,) if environment in EXTRAS else ()))
+
     def template(self, run_id: str, policy_id: str) -> RolloutRequest:
         """What all training requests of a run share."""
         task = self.task
@@ -128,7 +137,22 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
         raise Refused(msg)
     else:
         raise names.unknown("recipe", name, SHIPPED)
-    return parse_recipe(text, name), text
+    recipe = parse_recipe(text, name)
+    try:
+        _require_known(recipe)
+    except Refused as error:
+        msg = f"recipe {name!r}: {error}"
+        raise Refused(msg) from error
+    return recipe, text
+
+
+def _require_known(recipe: Recipe) -> None:
+    """Raise Refused for a name behind which there is nothing; a worker would die of it."""
+    for scorer in recipe.scorers:
+        check_scorer(scorer.partition("*")[0])
+    if recipe.task.environment:
+        check_environment(recipe.task.environment)
+    program_of(recipe.task.agent)
 
 
 def parse_recipe(text: str, name: str) -> Recipe:

@@ -57,7 +57,7 @@ class Supervisor:
         child.started = time.monotonic()
         with child.log_path.open("ab") as out:
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "compose.cli", *child.arguments],
+                [sys.executable, "-P", "-m", "compose.cli", *child.arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

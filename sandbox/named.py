@@ -23,7 +23,8 @@ def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return f"{kind} {name!r} is not of the form 'module:name'"
     if not _findable(module):
-        return f"{kind} {name!r}: there is no module {module!r} here; is its package installed?"
+        missing = f"{kind} {name!r}: there is no module {module!r} here; is its package installed?"
+        return missing + names.hidden(module)
     return ""
 
 

@@ -9,6 +9,8 @@ from schemas.errors import Refused
 
 MOST = 24
 """So many known names are listed where none is near."""
+ROOMS = ("schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose")
+"""Our own packages; a user's module of such a name is never found."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:
@@ -30,6 +32,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 
+def hidden(module: str) -> str:
+    """What to say of a module that cannot be what was meant since its name is one of ours."""
+    room = module.partition(".")[0]
+    if room not in ROOMS:
+        return ""
+    return f" ({room!r} is a package of Rollcall's own: a module of yours needs another name)"
+
+
 def load(kind: str, reference: str) -> Callable[..., Any]:
     """Import `module:function`; raises Refused naming what is missing."""
     module_name, colon, attribute = reference.partition(":")
@@ -40,14 +50,14 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may do anything when imported
         msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {error}"
-        raise Refused(msg) from error
+        raise Refused(msg + hidden(module_name)) from error
     try:
         found = getattr(module, attribute)
     except AttributeError as error:
         callables = [key for key, value in vars(module).items() if callable(value)]
         near = hint(attribute, callables)
         msg = f"{kind} {reference!r}: module {module_name!r} has no {attribute!r}; {near}"
-        raise Refused(msg) from error
+        raise Refused(msg + hidden(module_name)) from error
     if not callable(found):
         msg = f"{kind} {reference!r} is a {type(found).__name__}, not a function or class"
         raise Refused(msg)

@@ -63,7 +63,7 @@ def processes(
         for command in commands:
             with (logs / f"{command[0]}.log").open("ab") as out:
                 running[command[0]] = subprocess.Popen(
-                    [sys.executable, "-m", MAIN, *command],
+                    [sys.executable, "-P", "-m", MAIN, *command],
                     stdout=out,
                     stderr=out,
                     stdin=subprocess.DEVNULL,

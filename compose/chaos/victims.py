@@ -94,7 +94,7 @@ class Worker:
         with self.log.open("ab") as out:
             self._read = out.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.command],
+                [sys.executable, "-P", "-m", *self.command],
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,

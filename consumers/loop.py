@@ -64,8 +64,10 @@ class Progress:
     taken: deque[Record] = field(default_factory=deque)
     held: deque[Record] = field(default_factory=deque)
     """Delivered, but waiting for the registry."""
+    ended: int | None = None
+    """Where the partition was said to end, while records before that are held."""
     end: int = 0
-    """Where the partition was last said to end; behind the last record there may be holes."""
+    """Where the partition last came to its end; behind the last record there may be holes."""
     skip: frozenset[int] = frozenset()
     """Offsets above the commit that were finished before a restart."""
     needs: Callable[[int, bytes | None], bool] | None = None
@@ -74,12 +76,12 @@ class Progress:
     paused: bool = False
 
     def advance(self) -> int:
-        """Move past everything finished; return how many records that were."""
+        """Move past everything finished, never past what is held; return how many records."""
         moved = 0
         while self.taken and self.taken[0].finished():
             self.next_offset = self.taken.popleft().offset + 1
             moved += 1
-        if not self.taken and self.end > self.next_offset:
+        if not self.taken and not self.held and self.end > self.next_offset:
             self.next_offset = self.end
         return moved
 
@@ -104,7 +106,9 @@ class Role(Protocol):
         """The partition is gone; forget its work. Nothing of it will be committed any more."""
         ...
 
-    def at_end(self, progress: Progress) -> None: ...
+    def at_end(self, progress: Progress) -> None:
+        """All there was up to `progress.end` has been handed over."""
+        ...
 
     def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
         """Handle decoded records; each is closed now or later."""
@@ -228,8 +232,7 @@ class Loop:
         batch = self._decode(records)
         if batch:
             self.role.take(batch)
-        for topic, partition, offset in self.source.ended():
-            self._at_end(topic, partition, offset)
+        self._note_ends()
         self.role.tick()
         self._count_acks()
         self._since_commit += len(records)
@@ -377,12 +380,15 @@ class Loop:
                 self.role.dropped(progress)
                 log.info("partition_dropped", topic=tp[0], partition=tp[1])
 
-    def _at_end(self, topic: str, partition: int, offset: int) -> None:
-        progress = self.partitions.get((topic, partition))
-        if progress is None:
-            return
-        progress.end = offset
-        self.role.at_end(progress)
+    def _note_ends(self) -> None:
+        """A partition is at its end when everything before that was handed over, not only read."""
+        for topic, partition, offset in self.source.ended():
+            if (topic, partition) in self.partitions:
+                self.partitions[topic, partition].ended = offset
+        for progress in self.partitions.values():
+            if progress.ended is not None and not progress.held:
+                progress.end, progress.ended = progress.ended, None
+                self.role.at_end(progress)
 
     # Commits
 

@@ -256,15 +256,19 @@ class MemorySource:
             if tp in self.paused:
                 continue
             before = self.positions[tp]
-            read, position = self.log.read_on(*tp, before, most - len(records))
-            self.positions[tp] = position
+            read, self.positions[tp] = self.log.read_on(*tp, before, most - len(records))
             records += read
-            if read or position < self.log.topics[tp[0]][tp[1]].end:
+            if self.positions[tp] > before:
                 self._at_end.discard(tp)
-            elif position > before or tp not in self._at_end:
-                self._at_end.add(tp)
-                self._ended.append((*tp, position))
+            if len(records) < most:
+                self._come_to_end(tp)
         return records
+
+    def _come_to_end(self, tp: TopicPartition) -> None:
+        """Tell of the end together with the last records, once until there is more."""
+        if tp not in self._at_end:
+            self._at_end.add(tp)
+            self._ended.append((*tp, self.positions[tp]))
 
     def ended(self) -> list[tuple[str, int, int]]:
         ended, self._ended = self._ended, []
@@ -307,7 +311,8 @@ class MemorySource:
     def commit(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
             tp = commit.topic, commit.partition
-            if self._group.owner.get(tp) is self and len(commit.metadata) <= WORD_LIMIT:
+            # Of any member, also for what is another's by now: Kafka checks no more than that.
+            if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
                 self._group.committed[tp] = commit.offset, commit.metadata
             else:
                 self.refused += 1
@@ -319,7 +324,10 @@ class MemorySource:
         self.paused.update(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        self.paused.difference_update(partitions)
+        """What goes on is told anew when it has come to its end."""
+        going_on = self.paused.intersection(partitions)
+        self.paused -= going_on
+        self._at_end -= going_on
 
     def close(self) -> None:
         if self.positions:

@@ -20,8 +20,11 @@ from consumers.loop import (
     above_commit,
     finished_above,
 )
+from inference.scripted import ScriptedEngine
+from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
-from schemas.messages import Control
+from schemas.messages import Control, Event, Trajectory
+from tests.consumers.journals import request
 from tests.consumers.rig import InHand, Rig, source_of
 
 TOPIC, ANSWERS = "t.control", "t.train.steps"
@@ -482,6 +485,61 @@ def test_a_partition_lost_while_it_waits_for_the_registry_is_read_by_its_heir(ri
     heir.turn(0.0)
 
     assert len(role.seen) == 2
+
+
+def test_a_partition_is_at_its_end_when_what_is_held_was_handed_over(rig: Rig) -> None:
+    class Ends(InHand):
+        ends: list[tuple[int, int]] = []  # noqa: RUF012
+
+        def at_end(self, progress: Progress) -> None:
+            self.ends.append((len(self.seen), progress.end))
+
+    words(rig, 3)
+    rig.log.hole(TOPIC, 0)
+    rig.registry.away = True
+    loop = rig.loop(role := Ends(TOPIC), rig.log.publisher(), "g")
+
+    for _ in range(3):
+        rig.commit(loop)
+    assert (role.ends, rig.committed("g", TOPIC)) == ([], 0)
+    rig.registry.away = False
+    rig.commit(loop)
+
+    assert role.ends[0] == (3, 4)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_back: bool) -> None:
+    # Given open rollouts, and an heir that knows no schema yet
+    rig = Rig()
+    first = rig.agents("a1")
+    for n in range(3):
+        rig.ask(request(f"r{n}", "tests.consumers.test_agents_worker:asks"))
+    rig.settle(first)
+    rig.commit(first)
+    rig.commit(first)
+    source_of(first).kill()
+    rig.codec = Codec(rig.registry)
+    for topic, message in ((rig.topics.events, Event), (rig.topics.trajectories, Trajectory)):
+        rig.codec.prepare(topic, message)
+    heir = rig.agents("a2")
+
+    # When it takes over while the registry is away, and outlives that or does not
+    rig.registry.away = True
+    for _ in range(3):
+        rig.commit(heir)
+    rig.registry.away = False
+    if comes_back:
+        rig.commit(heir)
+    else:
+        source_of(heir).kill()
+        heir = rig.agents("a3")
+
+    # Then every rollout comes to its end
+    models = rig.models(ScriptedEngine("p", lambda call: "yes"))
+    rig.settle(heir, models)
+    assert sorted(t.rollout_id for t in rig.trajectories()) == ["r0", "r1", "r2"]
+    assert {t.status for t in rig.trajectories()} == {"finished"}
 
 
 # Partitions

@@ -51,7 +51,6 @@ def test_holes_take_up_offsets_and_are_given_to_nobody(log: MemoryLog) -> None:
     source, _ = member(log)
 
     records = source.poll(0.0)
-    source.poll(0.0)
 
     assert [(r.offset, r.value) for r in records] == [(0, b"a"), (2, b"b")]
     assert ("t", 0, 4) in source.ended()

@@ -6,6 +6,7 @@ condition holds or the deadline has passed.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -31,13 +32,17 @@ class Member:
         self.assignments: list[Held] = []
         self.owned: set[TopicPartition] = set()
         self.came_to_end: dict[TopicPartition, int] = {}
+        self.positions: dict[TopicPartition, int] = {}
+        """Of what is owned, the next offset; these topics have no holes."""
         self.on_revoked: Callable[[Sequence[TopicPartition]], None] = lambda partitions: None
         self.source = log.source(group, topics, self)
 
     def assigned(self, held: Held) -> int:
         self.assignments.append(held)
         self.owned.add((held.topic, held.partition))
-        return held.log_start if held.committed is None else held.committed
+        start = held.log_start if held.committed is None else held.committed
+        self.positions[held.topic, held.partition] = start
+        return start
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
         self.on_revoked(partitions)
@@ -46,11 +51,17 @@ class Member:
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         self.owned.difference_update(partitions)
 
-    def turn(self) -> None:
-        records = self.source.poll(POLL_S)
-        assert all((r.topic, r.partition) in self.owned for r in records)
+    def turn(self, most: int = 500) -> None:
+        records = self.source.poll(POLL_S, most)
+        assert len(records) <= most
+        for record in records:
+            tp = record.topic, record.partition
+            assert tp in self.owned
+            assert record.offset == self.positions[tp], "a skip or a step back"
+            self.positions[tp] += 1
         self.records += records
         for topic, partition, offset in self.source.ended():
+            assert offset <= self.positions[topic, partition], "an end before its records"
             self.came_to_end[topic, partition] = offset
 
     def values(self, partition: int | None = None) -> list[bytes | None]:
@@ -347,6 +358,121 @@ class TestLog:
         until(lambda: b"after" in first.values(), [first])
 
         assert b"after" not in first.values(1 - moved[1])
+
+    # What happens meanwhile
+
+    def test_the_end_is_told_with_the_last_records_or_after_them(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(7))
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: member.came_to_end.get((topic, 0)) == 7, [lambda: member.turn(most=3)])
+
+        assert member.values() == numbered(7)
+
+    def test_the_end_is_told_anew_after_a_pause(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(3))
+        member = self.member(self.named("group"), topic)
+        until(lambda: (topic, 0) in member.came_to_end, [member])
+
+        member.source.pause([(topic, 0)])
+        member.turn()
+        member.came_to_end.clear()
+        member.source.resume([(topic, 0)])
+        until(lambda: (topic, 0) in member.came_to_end, [member])
+
+        assert (member.came_to_end, len(member.records)) == ({(topic, 0): 3}, 3)
+
+    def test_a_pause_with_records_on_their_way_loses_none_and_gives_none_twice(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(900))
+        member = self.member(self.named("group"), topic)
+
+        def stutter() -> None:
+            member.turn(most=70)
+            member.source.pause(member.owned)
+            before = len(member.records)
+            member.turn(most=70)
+            assert len(member.records) == before
+            member.source.resume(member.owned)
+
+        until(lambda: member.came_to_end.get((topic, 0)) == 900, [stutter])
+
+        assert member.values() == numbered(900)
+
+    def test_a_partition_that_leaves_with_records_in_hand_is_read_from_its_commit(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        for partition in (0, 1):
+            fill(self.log, topic, numbered(200), partition)
+        first = self.member(group, topic)
+        until(lambda: all(first.values(n) for n in (0, 1)), [lambda: first.turn(most=3)])
+        first.on_revoked = lambda tps: first.source.commit_now([Commit(*tp, 2, "") for tp in tps])
+
+        second = self.member(group, topic)
+        until(lambda: len(second.records) == 198, [lambda: first.turn(most=3), second])
+
+        moved = second.records[0].partition
+        assert second.values() == numbered(200)[2:]
+        assert first.values(1 - moved) == numbered(200)[: len(first.values(1 - moved))]
+        until(lambda: second.came_to_end.get((topic, moved)) == 200, [second])
+
+    def test_a_partition_that_comes_back_is_read_from_its_commit_to_its_end_again(self) -> None:
+        topic, group = self.topic(2), self.named("group")
+        for partition in (0, 1):
+            fill(self.log, topic, numbered(5), partition)
+        first = self.member(group, topic)
+        until(lambda: len(first.came_to_end) == 2, [first])
+        second = self.member(group, topic)
+        until(lambda: len(second.came_to_end) == 1, [first, second])
+        (moved,) = second.came_to_end
+        first.came_to_end.clear()
+
+        second.source.commit_now([Commit(*moved, 3, "")])
+        self.leave(second)
+        until(lambda: moved in first.came_to_end, [first])
+
+        assert first.came_to_end[moved] == 5
+        assert first.values(moved[1]) == [*numbered(5), b"3", b"4"]
+        assert first.values(1 - moved[1]) == numbered(5)
+
+    def test_a_member_may_commit_what_is_anothers_by_now(self) -> None:
+        """So whoever commits has to ask himself whether it is still his."""
+        topic, group = self.topic(2), self.named("group")
+        both = [self.member(group, topic), self.member(group, topic)]
+        until(lambda: [len(m.owned) for m in both] == [1, 1], both)
+        fill(self.log, topic, numbered(3))
+
+        other = next(m for m in both if (topic, 0) not in m.owned)
+        other.source.commit_now([Commit(topic, 0, 2, "not mine")])
+
+        assert (other.source.refused, self.log.committed(group, topic)) == (0, {0: 2})
+
+    def test_members_that_come_go_and_pause_skip_nothing(self) -> None:
+        topic, group, dice = self.topic(3), self.named("group"), Random(7)
+        written: set[tuple[int, bytes]] = set()
+        members = [self.member(group, topic)]
+        seen = lambda: {(r.partition, r.value) for m in known for r in m.records}  # noqa: E731
+        known = list(members)
+        for step in range(12):
+            for partition in range(3):
+                values = numbered(dice.randrange(40), f"{step}/")
+                fill(self.log, topic, values, partition)
+                written |= {(partition, value) for value in values}
+            paused = dice.sample(sorted(members[0].owned), len(members[0].owned) // 2)
+            members[0].source.pause(paused)
+            if step % 4 == 1:
+                members.append(self.member(group, topic))
+                known.append(members[-1])
+            if step % 4 == 3:
+                self.leave(members.pop(dice.randrange(len(members))))
+            for member in members:
+                member.turn(most=dice.choice((1, 20, 500)))
+            members[0].source.resume(paused)
+
+        until(lambda: seen() >= written, members)
+
+        assert seen() == written
 
     # Writing
 

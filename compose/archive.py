@@ -17,7 +17,7 @@ from rich.table import Table
 
 from compose import ranges
 from compose.doors import refuse_used
-from compose.ranges import RATE, Range
+from compose.ranges import Range
 from consumers.tables.parquet import SCHEMAS, Writers
 from schemas.errors import Refused
 from schemas.messages import Trajectory
@@ -57,7 +57,7 @@ def export(
     chosen: Range,
     directory: Path,
     *,
-    rate: float = RATE,
+    rate: float | None = None,
     progress: Told = lambda done: None,
 ) -> Exported:
     """Write a range into a directory that is new or empty; raises Refused where it is not."""
@@ -91,7 +91,9 @@ def _appearing(directory: Path) -> Iterator[Path]:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _fill(writers: Writers, cluster: "Cluster", chosen: Range, rate: float, progress: Told) -> None:
+def _fill(
+    writers: Writers, cluster: "Cluster", chosen: Range, rate: float | None, progress: Told
+) -> None:
     topics, taken = cluster.topics, 0
     written: set[int] = set()
     first_ms = 0

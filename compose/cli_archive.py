@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.extras import require
-from compose.ranges import RATE, Range, Rate, takes_range
+from compose.ranges import Range, Rate, takes_range
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -29,7 +29,7 @@ def add_to(
     def export(
         chosen: Range,
         parquet: Annotated[Path, typer.Option(help="A directory that is new or empty.")],
-        rate: Rate = RATE,
+        rate: Rate = None,
         json: Json = False,
     ) -> None:
         """Write a range of history as Parquet: trajectories, their turns, their scores.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.ranges import RATE, Range, Rate, takes_range
+from compose.ranges import Range, Rate, takes_range
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -34,7 +34,7 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         ] = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare.")] = False,
         success_at: SuccessAt = 1.0,
-        rate: Rate = RATE,
+        rate: Rate = None,
         json: Json = False,
     ) -> None:
         """Reward recorded trajectories anew, and compare with the rewards that are there.
@@ -89,7 +89,7 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
         seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap and live rollouts.")] = 0,
         timeout_s: Annotated[float, typer.Option(help="How long to wait for live ones.")] = 600.0,
-        rate: Rate = RATE,
+        rate: Rate = None,
         json: Json = False,
     ) -> None:
         """Say how good the versions of a policy are: from the record, or with --tasks from now.
@@ -162,7 +162,7 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         yes: Annotated[
             bool, typer.Option("--yes", help="Do it; without this it is only shown.")
         ] = False,
-        rate: Rate = RATE,
+        rate: Rate = None,
     ) -> None:
         """Publish requests again under new ids, or trajectories as they are.
 

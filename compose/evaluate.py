@@ -43,7 +43,7 @@ BEGIN_WITHIN_S = 30.0
 
 
 def offline(
-    cluster: "Cluster", chosen: "Range", *, purpose: str, success_at: float, rate: float
+    cluster: "Cluster", chosen: "Range", *, purpose: str, success_at: float, rate: float | None
 ) -> Evaluation:
     """Fold a range of scored trajectories; of a policy's version those that were asked of it."""
     found = Evaluation(purpose, success_at)

@@ -1,9 +1,9 @@
 """A range of history: how people name one, and how it is read.
 
 Whoever reads a range disturbs nothing that runs: it joins no group, commits nothing, holds one poll
-in memory, and reads no faster than its rate (where only keys are looked at nothing is held back).
-What is read is settled before the first record: from the start to the end as it stands then, in the
-order of each partition. What is written meanwhile is not in it.
+in memory, and gives way while others work, or keeps to its rate (where only keys are looked at
+nothing is held back). What is read is settled before the first record: from the start to the end as
+it stands then, in the order of each partition. What is written meanwhile is not in it.
 
 A range names offsets, or times (when a record was written to the topic that is read), and of these
 the records of one run, one policy or some rollouts. A rollout belongs to a policy that sampled in
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from compose.pace import Pace
+from compose.contention import others_at_work
+from compose.pace import LOT, GivingWay, Pace
 from compose.times import time_ms
 from consumers.log import Log, Record, TopicPartition
 from schemas.errors import Refused, WireError
@@ -36,15 +37,11 @@ if TYPE_CHECKING:
     from compose.cluster import Cluster
 
 POLL_S = 0.2
-MOST = 500
 RATE = 300.0
-"""Records a second, unless said otherwise: of 20 kB each they take a tenth of a core.
-
-A run that keeps two cores busy is slower by 5 % beside it (by 8 % at 500 a second).
-"""
+"""Records a second while others work, unless said otherwise: of 20 kB each they take a tenth of a
+core. A run that keeps two cores busy is slower by 5 % beside it (by 8 % at 500 a second)."""
 SKEW_MS = 10_000
 """Append times of two partitions may come from two brokers' clocks."""
-BATCHES_PER_S = 20
 NAMED = 5
 NEAR = 1000
 """Among so many names that were met the nearest is looked for."""
@@ -163,7 +160,13 @@ Places = Annotated[
     ),
 ]
 Rate = Annotated[
-    float, typer.Option(min=0, help="Read so many records a second at most; 0 is without limit.")
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Read so many records a second at most; 0 is without limit. Left out: {RATE:g} while "
+        "others are at work, else without limit.",
+        show_default=False,
+    ),
 ]
 OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "since": (Since, ""),
@@ -258,18 +261,18 @@ def _ids(source: str) -> list[str]:
 
 
 def records(
-    cluster: "Cluster", topic: str, chosen: Range, *, rate: float = RATE
+    cluster: "Cluster", topic: str, chosen: Range, *, rate: float | None = None
 ) -> Iterator[Record]:
     """A topic's records within the offsets and times of a range.
 
     Raises Refused, before the first record, where there are none or where offsets are gone.
     """
     starts, ends = extent(cluster.log, topic, chosen)
-    return paced(cluster.log, starts, ends, rate)
+    return paced(cluster, starts, ends, rate)
 
 
 def trajectories(
-    cluster: "Cluster", chosen: Range, *, rate: float = RATE
+    cluster: "Cluster", chosen: Range, *, rate: float | None = None
 ) -> Iterator[tuple[Record, Trajectory]]:
     """The trajectories of a range, each rollout's first; raises Refused, see `_chosen`."""
     topic = cluster.topics.trajectories
@@ -280,7 +283,7 @@ def trajectories(
 
 
 def scored(
-    cluster: "Cluster", chosen: Range, *, rate: float = RATE
+    cluster: "Cluster", chosen: Range, *, rate: float | None = None
 ) -> Iterator[tuple[Record, ScoredTrajectory]]:
     """The scored trajectories of a range, the first of each rollout and scoring id."""
     return _chosen(
@@ -295,7 +298,7 @@ def scored(
 
 
 def requests(
-    cluster: "Cluster", chosen: Range, *, rate: float = RATE
+    cluster: "Cluster", chosen: Range, *, rate: float | None = None
 ) -> Iterator[tuple[Record, RolloutRequest]]:
     """The requests of a range, each rollout's first; they have been asked of no version yet."""
     if chosen.version is not None:
@@ -351,7 +354,7 @@ def between(
     log: Log,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
-    most: int = MOST,
+    lot: Callable[[], int] = lambda: LOT,
 ) -> Iterator[list[Record]]:
     """Polls of what lies between two offsets of each partition, in order within each."""
     left = {tp for tp, at in starts.items() if at < ends[tp]}
@@ -360,7 +363,7 @@ def between(
     with closing(log.reader(sorted({tp[0] for tp in left}), starts)) as reader:
         while left and not reader.caught_up():
             found = []
-            for record in reader.poll(POLL_S, most):
+            for record in reader.poll(POLL_S, lot()):
                 tp = record.topic, record.partition
                 if record.offset < ends.get(tp, 0):
                     found.append(record)
@@ -371,16 +374,15 @@ def between(
 
 
 def paced(
-    log: Log,
+    cluster: "Cluster",
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
-    rate: float,
+    rate: float | None,
 ) -> Iterator[Record]:
     """One by one, and on average no more than `rate` a second, in small lots."""
-    most = max(1, min(MOST, int(rate / BATCHES_PER_S))) if rate else MOST
-    pace = Pace(rate)
-    for batch in between(log, starts, ends, most):
-        pace.wait(len(batch))
+    beside = GivingWay(RATE, lambda: others_at_work(cluster)) if rate is None else Pace(rate)
+    for batch in between(cluster.log, starts, ends, beside.lot):
+        beside.wait(len(batch))
         yield from batch
 
 
@@ -431,7 +433,7 @@ def _chosen(
     topic: str,
     kind: type[M],
     chosen: Range,
-    rate: float,
+    rate: float | None,
     rollout_of: Callable[[M], Rollout],
     identity: Callable[[M], Any],
 ) -> Iterator[tuple[Record, M]]:

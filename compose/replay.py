@@ -65,7 +65,7 @@ def replay(
     name: str = "",
     of: str = "",
     yes: bool = False,
-    rate: float = ranges.RATE,
+    rate: float | None = None,
 ) -> Replayed:
     """Write a range again; raises Refused before anything is written.
 
@@ -110,7 +110,9 @@ def _destination(cluster: "Cluster", to: str) -> tuple[str, Path | None]:
     return topic, None
 
 
-def _asked(cluster: "Cluster", chosen: "Range", of: str, rate: float) -> Iterator[RolloutRequest]:
+def _asked(
+    cluster: "Cluster", chosen: "Range", of: str, rate: float | None
+) -> Iterator[RolloutRequest]:
     """The requests of a range, or those of the trajectories in it."""
     if of == "requests":
         return (request for _, request in ranges.requests(cluster, chosen, rate=rate))
@@ -173,7 +175,7 @@ def _write_line(write: Callable[[bytes], int], request: RolloutRequest) -> None:
 
 
 def _trajectories(
-    cluster: "Cluster", chosen: "Range", topic: str, *, yes: bool, rate: float
+    cluster: "Cluster", chosen: "Range", topic: str, *, yes: bool, rate: float | None
 ) -> Replayed:
     found = Replayed("trajectories", topic)
     publisher = cluster.log.publisher(bulk=True)

@@ -114,7 +114,7 @@ def rescore(
     parquet: Path | None = None,
     dry_run: bool = False,
     success_at: float = 1.0,
-    rate: float = ranges.RATE,
+    rate: float | None = None,
 ) -> Rescored:
     """Judge the trajectories of a range anew; raises Refused before anything is written."""
     scoring_id = scoring_id or default_id(scorers)
@@ -141,7 +141,7 @@ def rescore(
             if not found.trajectories % ROWS:
                 publisher.poll()
     flush_all(publisher, FLUSH_S, "rewards", "it is safe to do it again")
-    old = ranges.paced(cluster.log, *before, rate)
+    old = ranges.paced(cluster, *before, rate)
     found.agreements = _agreements(cluster.codec, old, found.totals, success_at)
     found.seconds = time.monotonic() - began
     return found

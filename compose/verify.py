@@ -222,4 +222,4 @@ class _Span:
         """The records of some topics, from start to end, in order within each partition."""
         starts = {tp: at for tp, at in self.starts.items() if tp[0] in stage}
         ends = {tp: self.ends[tp] for tp in starts}
-        yield from between(self.log, starts, ends, MOST)
+        yield from between(self.log, starts, ends, lambda: MOST)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compose import ranges
-from compose.pace import Pace
 from compose.ranges import Offsets, Range, parse
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, Trajectory
@@ -238,13 +237,3 @@ def test_reading_commits_nothing_and_joins_no_group(cluster: MemoryCluster) -> N
 
     after = {name: dict(group.committed) for name, group in cluster.log.groups.items()}
     assert after == before
-
-
-def test_a_lot_pays_for_its_records_before_the_next_one() -> None:
-    slept: list[float] = []
-    pace = Pace(100.0, lambda: 5.0, slept.append)
-
-    for count in (50, 25, 25):
-        pace.wait(count)
-
-    assert slept == [0.5, 0.75]

@@ -9,6 +9,7 @@ from consumers.log import Record, TopicPartition
 from consumers.loop import Loop
 from consumers.memory import MemoryLog, MemoryReader
 from inference.scripted import Script, ScriptedEngine
+from producers.publisher import Member
 from sandbox.environment import Observation
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import Event, ModelAnswered, RolloutRequest, RolloutStarted
@@ -99,6 +100,14 @@ class MemoryAdmin:
 
     def partitions(self) -> dict[str, int]:
         return {name: len(partitions) for name, partitions in self.log.topics.items()}
+
+    def members(self, groups: Sequence[str]) -> list[Member]:
+        """Whoever lives, with what it owns."""
+        return [
+            Member(name, "a worker", tuple(sorted(source.positions)))
+            for name in groups
+            for source in self.log.groups[name].members
+        ]
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """As the manifest wants them."""

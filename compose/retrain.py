@@ -8,7 +8,7 @@ Nothing is written, to no topic and not into the run's folder.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,11 @@ def train(plan: Plan, codec: Codec) -> Iterator[Again]:
     folder = plan.folder
     learner = Learner(str(folder.policy), plan.config)
     learner.load(plan.start.state)
-    curation = plan.config.curation(folder.run_id, folder.policy_id)
+    curation = replace(
+        plan.config.curation(folder.run_id, folder.policy_id),
+        vocabulary=learner.vocabulary,
+        context=learner.context,
+    )
     for number in plan.numbers():
         step = plan.branch.steps[number]
         learner.step(samples_of(step, plan.records, codec, curation), version=step.version)

@@ -20,7 +20,7 @@ from consumers.log import Log, Publisher, Reader, Record, TopicPartition, read_a
 from producers.admission import AdmissionRule, Draws, Published
 from producers.submit import Submitter
 from schemas.codec import Codec
-from schemas.errors import WireError
+from schemas.errors import BatchFailed, Unfit, WireError
 from schemas.headers import full_headers
 from schemas.messages import (
     PolicyVersion,
@@ -42,6 +42,9 @@ KEEP_WEIGHTS = 16
 FLUSH_S = 30.0
 MAX_RUNNING = 4096
 IDLE_SAID_S = 30.0
+
+VERSIONS_END = 2**31 - 2**20
+"""Numbers from here on are nobody's: a record that claims one leaves no room for the next ones."""
 
 M = TypeVar("M")
 
@@ -113,9 +116,13 @@ class Trainer:
         self.highest = -1
         self.parent = -1
         self.abandoned: checkpoints.Ranges = ()
+        self.pending: Mapping[str, bytes] = {}
+        """The records that announce the newest checkpoint."""
         self.published = Published(run.run_id, set())
         self._said_idle = clock()
         self._dropped_before: dict[str, int] = {}
+        self._failed_in_a_row = 0
+        self._unreadable = 0
         self._resume()
         self.reader = self._read_on()
         self._evaluate_if_due()
@@ -129,7 +136,11 @@ class Trainer:
         found = checkpoints.load_latest(self.run.directory / "checkpoints")
         for reason in found.passed_over:
             log.warning("checkpoint_passed_over", reason=reason)
-        curation = self.config.curation(self.run.run_id, self.run.policy_id)
+        curation = replace(
+            self.config.curation(self.run.run_id, self.run.policy_id),
+            vocabulary=self.learner.vocabulary,
+            context=self.learner.context,
+        )
         scored, scored_id = self.topics.scored, self.log.topic_id(self.topics.scored)
         if found.checkpoint is None or found.path is None:
             self.buffer = Buffer(curation)
@@ -140,7 +151,7 @@ class Trainer:
         held = found.checkpoint
         checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
         self.learner.load(held.state)
-        self.parent = held.parent
+        self.parent, self.pending = held.parent, held.pending
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
         self.buffer = Buffer(replace(curation, abandoned=self.abandoned))
         self.buffer.restore(held.recent, held.drops, held.used)
@@ -155,19 +166,27 @@ class Trainer:
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
     def _seen(self) -> Resumed:
-        """Read what was announced of this policy, to the end."""
+        """Read what was announced of this policy, to the end; what cannot be read was not ours."""
         seen = Resumed()
         reader = self.log.reader([self.topics.versions, self.topics.train_steps])
         for record in read_all(reader):
             if record.key != self.run.policy_id.encode() or record.value is None:
                 continue
             if record.topic == self.topics.versions:
-                version = self.codec.decode(record.value, PolicyVersion).version
+                version = self._number(record, self._decoded(record, PolicyVersion))
                 seen.highest_announced = max(seen.highest_announced, version)
             else:
-                version = self.codec.decode(record.value, TrainStep).version
+                version = self._number(record, self._decoded(record, TrainStep))
                 seen.highest_step_record = max(seen.highest_step_record, version)
         return seen
+
+    def _number(self, record: Record, found: PolicyVersion | TrainStep | None) -> int:
+        """The version that a record tells of; -1 for one that cannot be."""
+        if found is None or found.version < VERSIONS_END:
+            return -1 if found is None else found.version
+        place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        log.warning("version_out_of_range", **place, version=found.version, run_id=found.run_id)
+        return -1
 
     def _read_on(self) -> Reader:
         """Read scored trajectories from the lowest not consumed; know again what was published."""
@@ -260,6 +279,7 @@ class Trainer:
         if not self.consumption.delivered(record.partition, record.offset):
             return
         scored = self._decoded(record, ScoredTrajectory)
+        self._unreadable += scored is None
         if scored is None or scored.scoring_id != self.run.scoring_id:
             self.consumption.consumed(record.partition, record.offset)
         else:
@@ -328,7 +348,12 @@ class Trainer:
         began = self.clock()
         parent = self.learner.version
         version = checkpoints.next_version(self.highest, parent)
-        metrics = self.learner.step(samples, version=version)
+        try:
+            metrics = self.learner.step(samples, version=version)
+        except BatchFailed as error:
+            self._drop_batch(samples, error)
+            return
+        self._failed_in_a_row = 0
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(self.buffer.held())
         metrics["running"] = float(self.running())
@@ -344,6 +369,21 @@ class Trainer:
             loss=round(metrics["loss"], 5),
         )
 
+    def _drop_batch(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
+        """Count a batch that cannot be trained on as dropped, so that the next one is tried.
+
+        Raises Unfit after `max_skipped` in a row, with all of them in the checkpoint: then it is
+        not the batch, and whoever begins again does not meet these again.
+        """
+        self.buffer.spoil(samples, "step_failed")
+        self._note_dropped()
+        log.error("batch_dropped", step=self.learner.steps_done + 1, error=str(error))
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self.config.max_skipped:
+            self._save(self.pending)
+            msg = f"{self._failed_in_a_row} batches in a row were dropped, the last since {error}"
+            raise Unfit(msg) from error
+
     def _save_and_announce(
         self, metrics: Mapping[str, float], samples: tuple[Sample, ...], parent: int
     ) -> None:
@@ -356,20 +396,7 @@ class Trainer:
         if samples:
             step = self._train_step(metrics, samples, weights.weights_digest)
             pending["step"] = self.codec.encode(self.topics.train_steps, step)
-        checkpoints.save(
-            self.run.directory / "checkpoints",
-            Checkpoint(
-                self.learner.state(),
-                parent,
-                self.config.digest(),
-                self.consumption.marks(),
-                self.buffer.recent(),
-                self.buffer.drops(),
-                self.abandoned,
-                pending,
-                self.buffer.used,
-            ),
-        )
+        self._save(pending)
         self._publish(self.topics.versions, pending["version"], "PolicyVersion")
         if samples:
             self._publish(self.topics.train_steps, pending["step"], "TrainStep")
@@ -381,6 +408,24 @@ class Trainer:
             self.config.checkpoint_keep_every,
         )
         self._prune_weights()
+
+    def _save(self, pending: Mapping[str, bytes]) -> None:
+        """Write the checkpoint of what is there; `pending` are the records that announce it."""
+        self.pending = pending
+        checkpoints.save(
+            self.run.directory / "checkpoints",
+            Checkpoint(
+                self.learner.state(),
+                self.parent,
+                self.config.digest(),
+                self.consumption.marks(),
+                self.buffer.recent(),
+                self.buffer.drops(),
+                self.abandoned,
+                pending,
+                self.buffer.used,
+            ),
+        )
 
     def _version(self, weights: WeightsFile) -> PolicyVersion:
         canary = self.learner.canary()
@@ -408,6 +453,7 @@ class Trainer:
         since = {
             reason: count - self._dropped_before.get(reason, 0) for reason, count in drops.items()
         }
+        since["unreadable"], self._unreadable = self._unreadable, 0
         self._dropped_before = drops
         return TrainStep(
             policy_id=self.run.policy_id,

@@ -9,6 +9,7 @@ RollcallError
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
       + DeterminismError   its program wishes something else than its journal says
       + ProgramFailed      its program raised, yielded rubbish, or never ended
+  + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
@@ -93,6 +94,10 @@ class ProgramFailed(RolloutBroken):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class BatchFailed(RollcallError):
+    """A batch whose arithmetic raises; the weights are those before it."""
 
 
 class Unavailable(RollcallError):

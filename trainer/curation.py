@@ -138,6 +138,13 @@ class Buffer:
         self.used += len(samples)
         return tuple(sorted(samples, key=lambda sample: (sample.partition, sample.offset)))
 
+    def spoil(self, samples: Sequence[Sample], reason: str) -> None:
+        """Count samples that were taken and could not be used as dropped after all."""
+        self.used -= len(samples)
+        for sample in samples:
+            place = sample.partition, sample.offset
+            self._drop(Member(sample.scored, place, sample.length, sample.min_version), reason)
+
     def full(self) -> bool:
         """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete."""
         return len(self._ready) >= self.curation.capacity_groups

@@ -1,7 +1,9 @@
 """Whether one scored trajectory, looked at alone, can be trained on, and if not, why.
 
 The law: a record of another run, purpose or policy is no business of ours and nobody waits for it;
-every other record is a member of a group, fit to train on or missing for one stated reason.
+every other record is a member of a group, fit to train on or missing for one stated reason. This is
+the one door between a topic that anybody may write and the arithmetic: a sample that has passed
+names tokens that the model has, in sequences that it can read, with finite numbers.
 """
 
 import math
@@ -18,6 +20,12 @@ from schemas.packed import ids_of, logprobs_of, mask_of
 
 Place = tuple[int, int]
 """Partition and offset."""
+
+REWARD_LIMIT = 1e9
+"""A total beyond this, either way, is refused: its square must stay finite in float32."""
+
+LOGPROB_LEAST = -1000.0
+"""In nats; nothing is ever sampled that is less likely."""
 
 OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy", "duplicate", "late"})
 """Reasons of records that are no member of a group of ours, so nobody waits for them."""
@@ -65,6 +73,10 @@ class Curation:
     temperature: float = 1.0
     """What the trainer divides logits by; samples drawn otherwise are refused."""
     capacity_groups: int = 64
+    vocabulary: int = 0
+    """Tokens of the model; 0: not known, and token ids are not looked at."""
+    context: int = 0
+    """Positions of the model; 0: not known, and lengths are not looked at."""
     abandoned: tuple[tuple[int, int], ...] = ()
     """Ranges of versions, both ends included, that no checkpoint descends from."""
 
@@ -93,11 +105,8 @@ class Member:
 
 
 def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curation) -> Member:
-    """Whether one record, looked at alone, can be trained on, and if not, why."""
+    """Whether one record, looked at alone, can be trained on, and if not, why; never raises."""
     trajectory, place = scored.trajectory, (partition, offset)
-    if trajectory.sequences is None and trajectory.claim is not None:
-        msg = f"rollout {trajectory.rollout_id} still lies in its claim; read that before offering"
-        raise Refused(msg)
     reason = _outside(scored, curation)
     if reason:
         return Member(scored, place, trajectory.sampled_tokens, None, reason)
@@ -164,12 +173,21 @@ def _missing(
     trajectory = scored.trajectory
     if trajectory.status != "finished":
         return trajectory.status
+    if trajectory.sequences is None and trajectory.claim is not None:
+        return "claim_not_read"
     if scored.total is None or not math.isfinite(scored.total):
         return "unscored"
+    if abs(scored.total) > REWARD_LIMIT:
+        return "reward_out_of_range"
     if trajectory.request and not _followed(trajectory.request.sampling, curation.temperature):
         return "sampling_not_followed"
-    if any(_malformed(sequence, policy_index) for sequence in trajectory.sequences or ()):
+    ours = [each for each in trajectory.sequences or () if mine(each, policy_index).any()]
+    if any(_malformed(sequence, policy_index) for sequence in ours):
         return "malformed"
+    if any(_foreign(sequence, curation.vocabulary) for sequence in ours):
+        return "unknown_token"
+    if any(0 < curation.context < len(sequence.loss_mask) for sequence in ours):
+        return "beyond_context"
     if any(first <= v <= last for v in versions for first, last in curation.abandoned):
         return "abandoned"
     return ""
@@ -187,9 +205,15 @@ def _malformed(sequence: TokenSequence, policy_index: int) -> bool:
     """Sampled tokens without a version, with an impossible log-probability, or without a prompt."""
     sampled = mine(sequence, policy_index)
     logprobs = logprobs_of(sequence.behaviour_logprobs)[sampled]
-    possible = (logprobs <= 1e-3) & (logprobs > -math.inf)
+    possible = (logprobs <= 1e-3) & (logprobs >= LOGPROB_LEAST)
     versioned = ids_of(sequence.versions)[sampled] >= 0
     return not (possible.all() and versioned.all()) or bool(sampled[:1].any())
+
+
+def _foreign(sequence: TokenSequence, vocabulary: int) -> bool:
+    """Whether it names a token, read or sampled, that the model does not have."""
+    ids = ids_of(sequence.token_ids)
+    return vocabulary > 0 and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary
 
 
 def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:

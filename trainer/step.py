@@ -1,7 +1,8 @@
 """One optimiser step: a batch of samples in, new weights and their metrics out.
 
 Laws: the same batches on the same number of threads give the same bits; a batch in pieces gives
-the gradient of the whole; a step without a finite gradient changes nothing. `old` is always what
+the gradient of the whole; a step without a finite gradient changes nothing, and neither does one
+whose arithmetic raises: that is a `BatchFailed`, and no step. `old` is always what
 the engine reported when it sampled, never recomputed here. Dropout is off: the model stays in
 evaluation mode, so that lp is the log-probability of the policy that was sampled from.
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from schemas.errors import Refused, Unfit
+from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
 from trainer.advantage import rule
@@ -92,23 +93,36 @@ class Learner:
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
         """Train on the samples once; the result is `version`, by default the next number.
 
+        Raises BatchFailed where the samples cannot be computed with; nothing has changed then.
         Raises Unfit after `max_skipped` steps in a row whose loss or gradient was not finite.
         """
-        config = self.config
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
             raise Refused(msg)
-        batch = make_batch(samples, self._rule, config.aggregate, config.aggregate_norm)
-        lr = config.lr_at(self.steps_done)
-        cost, tokens = self._gradient(batch)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
-        skip = not (isfinite(cost) and isfinite(norm))
-        metrics = batch_metrics(batch, self.version) | token_metrics(tokens)
-        metrics |= {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
+        lr = self.config.lr_at(self.steps_done)
+        try:
+            metrics = self._prepare(samples)
+        # Whatever a batch, or a user's plug-in on it, raises before a weight is touched.
+        except Exception as error:
+            self.optimiser.zero_grad(set_to_none=True)
+            msg = f"{len(samples)} samples cannot be trained on: {type(error).__name__}: {error}"
+            raise BatchFailed(msg) from error
+        skip = not (isfinite(metrics["loss"]) and isfinite(metrics["grad_norm"]))
+        metrics |= {"lr": lr, "skipped": float(skip)}
         self._apply(lr, skip)
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
         return metrics
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model has."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def context(self) -> int:
+        """How many positions the model has; 0 where its configuration does not say."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0))
 
     def canary(self) -> Canary:
         """The same ids for ever, spread over the vocabulary, scored at temperature 1."""
@@ -151,6 +165,15 @@ class Learner:
                 }
         torch.set_rng_state(tensor_of(state.rng["torch"]))
         self.steps_done, self.version, self.skipped = state.step, state.version, state.skipped
+
+    def _prepare(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Leave the clipped gradient in the parameters; return what is known of the batch."""
+        config = self.config
+        batch = make_batch(samples, self._rule, config.aggregate, config.aggregate_norm)
+        cost, tokens = self._gradient(batch)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
+        known = batch_metrics(batch, self.version) | token_metrics(tokens)
+        return known | {"loss": cost, "grad_norm": norm}
 
     def _gradient(self, batch: Batch) -> tuple[float, list[np.ndarray]]:
         """Leave the batch's gradient in the parameters; return its cost and numbers per token."""

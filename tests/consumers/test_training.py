@@ -1,7 +1,8 @@
 """The trainer on the in-memory log: it learns from the log, and a crash costs at most a step."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from compose.memory_run import run_in_memory
 from compose.settings import Settings
 from compose.workers import sole_trainer
 from consumers.memory import MemoryLog, MemoryPublisher
-from schemas.messages import RolloutRequest, ScoredTrajectory
+from schemas.errors import Unfit
+from schemas.messages import Claim, RolloutRequest, ScoredTrajectory
+from schemas.packed import pack_ids, pack_logprobs
 from tests.consumers.tiny import RECIPE, World
+from trainer.step import Learner
 
 
 class Died(Exception):
@@ -138,6 +142,132 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
     assert versions[3] == 3
     assert next(v for v in world.versions() if v.version == 3).parent == 1
     assert trainer.abandoned == ((2, 2),)
+
+
+def poisoned(record: ScoredTrajectory, number: int) -> Iterator[ScoredTrajectory]:
+    """Records of the run that nobody can train on, each a group of its own."""
+    trajectory = record.trajectory
+    assert trajectory.sequences
+    assert trajectory.request is not None
+    [one, *_] = trajectory.sequences
+    tokens = len(one.loss_mask)
+    changes: list[dict[str, Any]] = [
+        {"sequences": (replace(one, token_ids=pack_ids([10**6] * tokens)),)},
+        {"sequences": (replace(one, behaviour_logprobs=pack_logprobs([-1e30] * tokens)),)},
+        {"sequences": None, "claim": Claim("file:///nowhere", "0" * 64, 1)},
+    ]
+    for at, change in enumerate(changes):
+        name = f"bad-{number}-{at}"
+        request = replace(trajectory.request, rollout_id=name, group_id=name, group_size=1)
+        bad = replace(trajectory, rollout_id=name, request=request, **change)
+        yield replace(record, trajectory=bad)
+    lone = replace(trajectory.request, rollout_id=f"rich-{number}", group_id=f"rich-{number}")
+    rich = replace(trajectory, rollout_id=lone.rollout_id, request=replace(lone, group_size=1))
+    yield replace(record, trajectory=rich, total=1e160)
+    other = replace(lone, run_id="another", rollout_id=f"other-{number}")
+    claim = Claim("file:///nowhere", "0" * 64, 1)
+    theirs = replace(
+        trajectory, rollout_id=other.rollout_id, request=other, sequences=None, claim=claim
+    )
+    yield replace(record, trajectory=theirs)
+
+
+def test_poison_among_the_scored_costs_its_own_records_and_training_goes_on(world: World) -> None:
+    # Given a step, then records of the run that no model could be trained on, and garbage
+    first = world.trainer()
+    world.train(first, steps=1)
+    some = next(
+        scored for scored in world.read(world.topics.scored, ScoredTrajectory)
+        if scored.trajectory.request.purpose == "train"
+    )  # fmt: skip
+    bad = [each for number in range(6) for each in poisoned(some, number)]
+    for each in bad:
+        key = each.trajectory.rollout_id.encode()
+        world.log.append(world.topics.scored, key, world.codec.encode(world.topics.scored, each))
+    world.log.append(world.topics.scored, b"garbage", b"garbage")
+
+    # When the trainer goes on, and another after it
+    world.train(first, steps=2)
+    second = world.trainer()
+    world.train(second)
+
+    # Then each was refused for its reason and none was trained on
+    counted = {reason: tally.count for reason, tally in second.buffer.drops().items()}
+    wanted = {"unknown_token", "malformed", "claim_not_read", "reward_out_of_range", "other_run"}
+    assert {reason: counted[reason] for reason in wanted} == dict.fromkeys(wanted, 6)
+    steps = world.steps()
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert sum(step.dropped.get("unreadable", 0) for step in steps) == 1
+    trained = {ref.rollout_id for step in steps for ref in step.trajectories}
+    assert not trained & {each.trajectory.rollout_id for each in bad}
+
+
+def test_garbage_among_the_versions_does_not_end_a_trainer(world: World) -> None:
+    # Given garbage under the policy's key, and a version that leaves no number above it
+    world.train(world.trainer(), steps=1)
+    key = world.folder.policy_id.encode()
+    version = world.versions()[-1]
+    last = replace(version, version=2**31 - 1, run_id="another")
+    for topic, value in [
+        (world.topics.versions, b"garbage"),
+        (world.topics.train_steps, b"garbage"),
+        (world.topics.train_steps, world.codec.encode(world.topics.train_steps, version)),
+    ]:
+        world.log.append(topic, key, value)
+    far = world.codec.encode(world.topics.versions, last)
+
+    # When another trainer goes on
+    trainer = world.trainer()
+    world.log.append(world.topics.versions, key, far)
+    again = world.trainer()
+
+    # Then both number on from what was made
+    assert (trainer.highest, again.highest) == (1, 1)
+
+
+class Raising(Learner):
+    """A learner whose arithmetic raises for some of its batches."""
+
+    raises: Callable[[], bool]
+
+    def _gradient(self, batch: Any) -> Any:
+        if self.raises():
+            msg = "index out of range"
+            raise IndexError(msg)
+        return super()._gradient(batch)
+
+
+def test_a_batch_that_cannot_be_computed_is_dropped_and_the_next_one_trained(world: World) -> None:
+    trainer = world.trainer()
+    world.train(trainer, steps=1)
+    turns = iter([True, False, True])
+    trainer.learner.__class__ = Raising
+    trainer.learner.raises = lambda: next(turns, False)  # type: ignore[attr-defined]
+
+    world.train(trainer)
+
+    assert [step.step for step in world.steps()] == [1, 2, 3, 4]
+    assert [version.version for version in world.versions()] == [0, 1, 2, 3, 4]
+    assert sum(step.dropped.get("step_failed", 0) for step in world.steps()) == 2 * 8
+
+
+def test_when_no_batch_can_be_computed_the_trainer_says_so_and_none_is_met_again(
+    world: World,
+) -> None:
+    trainer = world.trainer()
+    world.train(trainer, steps=1)
+    trainer.learner.__class__ = Raising
+    trainer.learner.raises = lambda: True  # type: ignore[attr-defined]
+
+    with pytest.raises(
+        Unfit, match=r"3 batches in a row were dropped, the last since .*IndexError"
+    ):
+        world.train(trainer)
+
+    after = world.trainer()
+    assert after.buffer.drops()["step_failed"].count == 3 * 8
+    world.train(after)
+    assert [step.step for step in world.steps()] == [1, 2, 3, 4]
 
 
 def test_a_second_trainer_of_a_run_stands_by_until_the_first_is_gone(tmp_path: Path) -> None:

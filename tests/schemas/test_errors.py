@@ -7,6 +7,7 @@ import pytest
 
 from schemas import errors
 from schemas.errors import (
+    BatchFailed,
     BadMagic,
     LengthsDisagree,
     RollcallError,
@@ -35,7 +36,9 @@ def test_the_tree_in_the_docstring_leaves_no_error_out() -> None:
 
 @pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
 def test_what_happens_next_is_decided_by_one_branch_only(of: type) -> None:
-    branches = (WireError, WorkFailed, RolloutBroken, Unavailable, Unfit, errors.Refused)
+    branches = (
+        WireError, WorkFailed, RolloutBroken, BatchFailed, Unavailable, Unfit, errors.Refused,
+    )  # fmt: skip
 
     assert sum(issubclass(of, branch) for branch in branches) == (of is not RollcallError)
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import trainer.curation as curation_module
 from schemas.errors import Refused
-from schemas.messages import Claim, Sampling
+from schemas.messages import Claim, Sampling, ScoredTrajectory
 from tests.trainer.made import CURATION, sample, scored, sequence
 from trainer.curation import Buffer, Tally
-from trainer.samples import Curation
+from trainer.samples import Curation, judge
 
 ALONE = replace(CURATION, needs_group=False)
 
@@ -241,6 +241,7 @@ def test_a_record_without_a_request_belongs_to_nobody() -> None:
         sequence([1, 2], [0, 1], versions=[-1, -1]),
         sequence([1, 2], [0, 1], logprobs=[0.0, float("nan")]),
         sequence([1, 2], [0, 1], logprobs=[0.0, 0.5]),
+        sequence([1, 2], [0, 1], logprobs=[0.0, -1e30]),
         sequence([1, 2], [1, 1]),
     ],
 )
@@ -333,13 +334,94 @@ def test_a_batch_larger_than_the_buffer_is_refused() -> None:
         Buffer(replace(ALONE, capacity_groups=2)).take(3, v_now=0)
 
 
-def test_a_claim_must_be_read_before_it_is_offered() -> None:
-    record = scored("r")
-    claim = Claim("file:///x", "00", 1)
-    heavy = replace(record.trajectory, sequences=None, claim=claim)
+def lies_in_its_claim(record: ScoredTrajectory) -> ScoredTrajectory:
+    heavy = replace(record.trajectory, sequences=None, claim=Claim("file:///x", "00", 1))
+    return replace(record, trajectory=heavy)
 
-    with pytest.raises(Refused, match="rollout r still lies in its claim"):
-        Buffer(ALONE).offer(replace(record, trajectory=heavy), 0, 0)
+
+def test_a_claim_that_was_not_read_is_a_missing_member() -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(lies_in_its_claim(scored("r")), 0, 0)
+
+    assert "claim_not_read" in reasons(buffer)
+
+
+def test_a_claim_of_another_run_is_nobody_s_business() -> None:
+    buffer = Buffer(ALONE)
+    buffer.offer(lies_in_its_claim(scored("r", run_id="x")), 0, 0)
+
+    assert reasons(buffer) == {"other_run": 1}
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([1, 32], "unknown_token"),
+        ([1, -1], "unknown_token"),
+        ([99, 1], "unknown_token"),
+        ([1] * 17, "beyond_context"),
+        ([31] * 16, ""),
+    ],
+)
+def test_tokens_that_the_model_cannot_read_are_refused(ids: list[int], reason: str) -> None:
+    mask = [0] * (len(ids) - 1) + [1]
+    record = scored("r", sequences=(sequence(ids, mask),))
+
+    member = judge(record, 0, 0, replace(ALONE, vocabulary=32, context=16))
+
+    assert member.reason == reason
+    assert (member.sample is None) == bool(reason)
+
+
+def test_a_sequence_that_only_another_policy_sampled_is_not_looked_at() -> None:
+    theirs = sequence([1, 99], [0, 1], policies=[255, 0])
+    ours = sequence([1, 2], [0, 1], policies=[255, 1])
+    record = scored("r", sequences=(theirs, ours), policies=("other", "policy"))
+
+    assert judge(record, 0, 0, replace(ALONE, vocabulary=32)).sample is not None
+
+
+@pytest.mark.parametrize("reward", [1e160, -1e160, 1.1e9])
+def test_a_reward_beyond_all_bounds_is_refused(reward: float) -> None:
+    assert judge(scored("r", reward), 0, 0, ALONE).reason == "reward_out_of_range"
+
+
+@given(
+    reward=st.floats() | st.none(),
+    ids=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=4),
+    logprob=st.floats(width=32),
+    version=st.integers(-(2**31), 2**31 - 1),
+    data=st.data(),
+)
+def test_what_passes_the_door_is_finite_and_known_and_nothing_raises(
+    reward: float | None, ids: list[int], logprob: float, version: int, data: st.DataObject
+) -> None:
+    mask = data.draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)))
+    one = sequence(ids, mask, [logprob] * len(ids), [version] * len(ids))
+
+    sample = judge(
+        scored("r", reward, sequences=(one,)), 0, 0, replace(ALONE, vocabulary=8, context=3)
+    ).sample
+
+    if sample is not None:
+        assert abs(sample.reward) <= 1e9
+        assert set(ids) <= set(range(8))
+        assert len(ids) <= 3
+        assert not mask[0]
+        assert -1000 <= logprob <= 1e-3
+        assert version >= 0
+
+
+def test_samples_that_could_not_be_used_are_dropped_after_all() -> None:
+    buffer = filled(ALONE, [0, 0])
+    taken = buffer.take(2, v_now=0)
+    assert taken is not None
+
+    buffer.spoil(taken, "step_failed")
+
+    assert reasons(buffer) == {"step_failed": 2}
+    assert [dropped.offset for dropped in buffer.released()] == [0, 1]
+    assert (buffer.used, buffer.held()) == (0, 0)
 
 
 @pytest.mark.parametrize(

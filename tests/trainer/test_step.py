@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Refused, Unfit
+from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import ids_of, logprobs_of
 from schemas.weights import RawTensor
 from tests.trainer.conftest import VOCABULARY
@@ -141,6 +141,18 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_says_so(model_dire
     assert metrics["skipped"] == 1
     assert learner.skipped == 2
     assert learner.tensors() == before
+
+
+def test_a_batch_that_raises_is_no_step_and_leaves_nothing_behind(model_directory: str) -> None:
+    learner, untouched = (Learner(model_directory, CONFIG) for _ in range(2))
+    foreign = sample(scored("x", sequences=(sequence([1, 10**6], [0, 1]),)), 99)
+
+    with pytest.raises(BatchFailed, match="13 samples cannot be trained on: IndexError"):
+        learner.step([*some_samples(3), foreign])
+
+    assert learner.state() == untouched.state()
+    assert learner.step(some_samples(4)) == untouched.step(some_samples(4))
+    assert learner.tensors() == untouched.tensors()
 
 
 def test_a_step_without_samples_is_refused(model_directory: str) -> None:

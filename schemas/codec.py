@@ -1,7 +1,9 @@
 """Messages to bytes and back: Confluent prefix (magic byte, 4-byte schema id) and Avro binary.
 
 What cannot be read raises a WireError and nothing else; the loop buries it and goes on. A registry
-that is away raises Unavailable, which is never taken for bad bytes.
+that is away raises Unavailable, which is never taken for bad bytes. Whatever is read would be
+written as the same bytes (`schemas.strict`): a value that was damaged is refused, or it says what
+its bytes say.
 """
 
 import copy
@@ -13,13 +15,13 @@ from collections.abc import Callable, Mapping
 from functools import cache as untyped_cache
 from importlib.resources import files
 from operator import attrgetter, itemgetter
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import fastavro
 from fastavro.repository import SchemaRepositoryError
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
-from schemas import messages
+from schemas import messages, strict
 from schemas.errors import BadBytes, BadMagic, LengthsDisagree, UnknownSchema, WireError
 
 M = TypeVar("M")
@@ -34,23 +36,23 @@ UNLESS_SINGLE = True
 (fastavro takes a name for a schema)."""
 PREFIX = struct.Struct(">BI")
 NAMESPACE = "rollcall."
-# What fastavro raises on bytes that are no record of the schema, found by fuzzing.
+TOO_SHORT = (EOFError, IndexError, struct.error)
+# What else is raised on bytes that are no record of the schema, found by fuzzing.
 NOT_AVRO = (
-    EOFError,
-    IndexError,
     KeyError,
     MemoryError,
     OverflowError,
+    RecursionError,
     StopIteration,
     TypeError,
     ValueError,
-    struct.error,
 )
 NOT_WRITABLE = (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError)
 NOT_A_SCHEMA = (
     AttributeError,
     KeyError,
     RecursionError,
+    SyntaxError,
     TypeError,
     ValueError,
     fastavro.schema.SchemaParseException,
@@ -121,6 +123,14 @@ def _bytes(value: Any) -> Any:
 def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
     # Equal maps are equal bytes, however they were filled.
     return dict(sorted(values.items()))
+
+
+@cache
+def _read_of(record: type) -> strict.Read:
+    """What reads bytes that were written with our own schema."""
+    return strict.reader(
+        schema_of(record), lambda name: messages.maker(cast(Callable[..., Any], _named(name)))
+    )
 
 
 @cache
@@ -297,13 +307,22 @@ def _write(out: io.BytesIO, record: type, schema: Schema, build: Build, message:
         raise WireError(msg) from error
 
 
+class _Written(NamedTuple):
+    """How values of a record were written, under one schema id."""
+
+    schema: Schema
+    check: strict.Check
+    read: strict.Read | None
+    """Where the schema is our own."""
+
+
 class Codec:
     """Encodes for a topic, decodes for a message type; one per process."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._prefixes: dict[str, bytes] = {}
-        self._written_by: dict[tuple[int, type], Schema] = {}
+        self._written: dict[tuple[int, type], _Written] = {}
 
     def encode(self, topic: str, message: Any) -> bytes:
         """The value of one record: prefix and Avro bytes."""
@@ -319,8 +338,8 @@ class Codec:
         trajectory that is eight times as fast as writing it again.
         """
         record, inner = type(message), type(getattr(message, field))
-        written_by = value and self._written_by.get((PREFIX.unpack_from(value)[1], inner))
-        if value is None or written_by is not schema_of(inner):
+        known = value and self._written.get((PREFIX.unpack_from(value)[1], inner))
+        if value is None or not known or known.read is None:
             return self.encode(topic, message)
         before, after = _around(record, field)
         out = self._begun(topic, record)
@@ -344,80 +363,100 @@ class Codec:
 
     def decode(self, value: bytes | None, expected: type[M]) -> M:
         """Read a value as the expected message; raises WireError or Unavailable."""
-        whole, writer = self._writer(value, expected)
-        return cast(M, self._read(whole, writer, schema_of(expected), expected))
+        whole, written = self._writer(value, expected)
+        if written.read is not None:
+            return cast(M, _whole(whole, expected, written.read))
+        return cast(M, self._resolved(whole, written, schema_of(expected), expected))
 
     def pick(self, value: bytes | None, expected: type, *paths: str) -> tuple[Any, ...]:
         """Some fields of the expected message, such as "trajectory.attempt"; skips the others.
 
-        For plain fields of records. What is skipped is not looked into. Raises WireError or
-        Unavailable.
+        For plain fields of records. Raises WireError or Unavailable.
         """
-        whole, writer = self._writer(value, expected)
-        reader = _picked(expected, paths)
-        picked: tuple[Any, ...] = self._read(
-            whole, writer, reader, expected, lambda read: tuple(_at(read, path) for path in paths)
+        whole, written = self._writer(value, expected)
+        picked: tuple[Any, ...] = self._resolved(
+            whole,
+            written,
+            _picked(expected, paths),
+            expected,
+            lambda read: tuple(_at(read, path) for path in paths),
         )
         return picked
 
-    def _writer(self, value: bytes | None, expected: type) -> tuple[bytes, Schema]:
-        """A value that is one, and the schema that it was written with."""
+    def _writer(self, value: bytes | None, expected: type) -> tuple[bytes, _Written]:
+        """A value that is one, and how it was written."""
         if value is None:
             msg = f"a null value where a {expected.__name__} belongs; tombstones mean nothing here"
             raise BadBytes(msg)
         if len(value) < PREFIX.size or value[0] != 0:
             raise BadMagic(value[: PREFIX.size])
         schema_id = PREFIX.unpack_from(value)[1]
-        known = self._written_by.get((schema_id, expected))
+        known = self._written.get((schema_id, expected))
         return value, known or self._learn(schema_id, expected)
 
-    def _learn(self, schema_id: int, expected: type) -> Schema:
+    def _learn(self, schema_id: int, expected: type) -> _Written:
         try:
             parsed = fastavro.parse_schema(json.loads(self.registry.schema_of(schema_id)))
+            # A schema need not be a record: it may be a bare type or a union, as text or list.
+            found = parsed.get("name") if isinstance(parsed, dict) else parsed
+            wanted = f"{NAMESPACE}{expected.__name__}"
+            if found != wanted:
+                msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
+                raise UnknownSchema(msg)
             # Registries spell names their own way; what fixes the bytes is the canonical form.
-            if to_parsing_canonical_form(parsed) == _canonical(expected):
-                parsed = schema_of(expected)
+            ours = to_parsing_canonical_form(parsed) == _canonical(expected)
+            schema = schema_of(expected) if ours else cast(Schema, parsed)
+            written = _Written(schema, strict.checker(schema), _read_of(expected) if ours else None)
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise UnknownSchema(msg) from error
-        # A schema need not be a record: it may be a bare type or a union, here as text or list.
-        found = parsed.get("name") if isinstance(parsed, dict) else parsed
-        wanted = f"{NAMESPACE}{expected.__name__}"
-        if found != wanted:
-            msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
-            raise UnknownSchema(msg)
-        self._written_by[schema_id, expected] = parsed
-        return cast(Schema, parsed)
+        self._written[schema_id, expected] = written
+        return written
 
-    def _read(
+    def _resolved(
         self,
         value: bytes,
-        writer: Schema,
+        written: _Written,
         reader: Schema,
         expected: type,
         build: Build | None = None,
     ) -> Any:
+        """Read with another schema than the value was written with."""
+        _whole(value, expected, lambda value, begin: (None, written.check(value, begin)))
         data = io.BytesIO(value)
         data.seek(PREFIX.size)
         try:
-            if writer is reader:
-                read = fastavro.schemaless_reader(data, writer, None, NAMED)
-            else:
-                read = fastavro.schemaless_reader(data, writer, reader, NAMED, UNLESS_SINGLE)
-                read = copy.deepcopy(read)  # defaults are the schema's own
-            message = (build or _reader_of(expected))(read)
+            read = fastavro.schemaless_reader(data, written.schema, reader, NAMED, UNLESS_SINGLE)
+            read = copy.deepcopy(read)  # defaults are the schema's own
+            return (build or _reader_of(expected))(read)
         except LengthsDisagree:
             raise
-        except NOT_AVRO as error:
-            msg = f"{expected.__name__} cannot be read: {type(error).__name__}: {error}"
-            raise BadBytes(msg) from error
+        except (*NOT_AVRO, *TOO_SHORT) as error:
+            raise _unreadable(expected, error) from error
         except fastavro.read.SchemaResolutionError as error:
             msg = f"{expected.__name__} was written with a schema ours cannot read: {error}"
             raise UnknownSchema(msg) from error
-        if data.tell() != len(value):
-            msg = f"{expected.__name__} ends at byte {data.tell()} of {len(value)}"
-            raise BadBytes(msg)
-        return message
+
+
+def _whole(value: bytes, expected: type, read: strict.Read) -> Any:
+    """What is read from behind the prefix up to the last byte, no less and no more."""
+    try:
+        message, end = read(value, PREFIX.size)
+    except LengthsDisagree:
+        raise
+    except TOO_SHORT as error:
+        msg = f"{expected.__name__} is cut short: it goes on behind byte {len(value)}"
+        raise BadBytes(msg) from error
+    except NOT_AVRO as error:
+        raise _unreadable(expected, error) from error
+    if end != len(value):
+        msg = f"{expected.__name__} ends at byte {end} of {len(value)}"
+        raise BadBytes(msg)
+    return message
+
+
+def _unreadable(expected: type, error: Exception) -> BadBytes:
+    return BadBytes(f"{expected.__name__} cannot be read: {type(error).__name__}: {error}")
 
 
 class LocalRegistry:

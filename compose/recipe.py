@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from consumers.agents.programs import program_of
 from sandbox.environment import check_environment
 from sandbox.scorers import check_scorer
 from schemas import names
+from schemas.bounds import check_request
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
 
@@ -39,18 +41,20 @@ class TaskTable(_Table):
 
 class SamplingTable(_Table):
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    max_tokens: Count = 256
+    max_tokens: int = 256
     stop: list[str] = []
 
 
 class LimitsTable(_Table):
-    max_turns: Count = 64
-    max_tokens: Annotated[int, Field(ge=0)] = 0
-    max_tries: Count = 3
-    max_attempts: Count = 3
-    call_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    step_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Their bounds are those of every request."""
+
+    max_turns: int = 64
+    max_tokens: int = 0
+    max_tries: int = 3
+    max_attempts: int = 3
+    call_timeout_s: float = 120.0
+    step_timeout_s: float = 60.0
+    rollout_timeout_s: float = 600.0
 
 
 class PolicyTable(_Table):
@@ -165,6 +169,7 @@ def parse_recipe(text: str, name: str) -> Recipe:
         complaints = "; ".join(_complaint(dict(item)) for item in error.errors())
         msg = f"recipe {name!r}: {complaints}"
         raise Refused(msg) from error
+    _check_requests(recipe, name)
     first, end = recipe.evaluation.seeds
     if max(first, recipe.task.seeds[0]) < min(end, recipe.task.seeds[1]):
         msg = (
@@ -173,6 +178,18 @@ def parse_recipe(text: str, name: str) -> Recipe:
         )
         raise Refused(msg)
     return recipe
+
+
+def _check_requests(recipe: Recipe, name: str) -> None:
+    """What the run will ask for has to be within the bounds of every request."""
+    template = replace(recipe.template("run", "policy"), rollout_id="rollout")
+    try:
+        for first, end in (recipe.task.seeds, recipe.evaluation.seeds):
+            for seed in (first, end):
+                check_request(replace(template, task=replace(template.task, seed=seed)))
+    except Refused as error:
+        msg = f"recipe {name!r}: {error}"
+        raise Refused(msg) from error
 
 
 def _complaint(error: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from producers import provision
 from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import Submitter, grouped, new_rollout_id, requests_of
 from sandbox.environment import check_environment, make_environment
+from schemas.bounds import check_request
 from schemas.errors import DeliveryFailed, Refused, RollcallError, WireError, WorkFailed
 from schemas.messages import RolloutRequest, Task
 from schemas.topics import checked, wanted
@@ -32,24 +32,6 @@ FLUSH_S = 30.0
 POLL_S = 0.2
 NAMED = 20
 """So many missing rollouts are named; of more, the number is given."""
-INT32, INT64 = 2**31 - 1, 2**63 - 1
-BOUNDS = {
-    "group_size": (1, INT32),
-    "min_policy_version": (0, INT32),
-    "task.seed": (-INT64, INT64),
-    "sampling.temperature": (0, INT32),
-    "sampling.top_p": (0, 1),
-    "sampling.top_k": (0, INT32),
-    "sampling.max_tokens": (1, INT32),
-    "limits.max_turns": (1, INT32),
-    "limits.max_tokens": (0, INT32),
-    "limits.max_tries": (1, INT32),
-    "limits.max_attempts": (1, INT32),
-    "limits.call_timeout_s": (0.001, INT32),
-    "limits.step_timeout_s": (0.001, INT32),
-    "limits.rollout_timeout_s": (0.001, INT32),
-}
-"""From and to, both included; Avro's int has 32 bits and its long 64."""
 
 
 class NotScored(RollcallError):
@@ -150,7 +132,7 @@ class Door:
         program_of(request.agent)
         self._check_policy(request.policy_id)
         _check_task(request)
-        _check_bounds(request)
+        check_request(request)
         self._check_size(request)
 
     def _check_policy(self, policy_id: str) -> None:
@@ -198,14 +180,6 @@ def _check_object(name: str, text: str) -> None:
     if not isinstance(found, dict):
         msg = f"{name} must be a JSON object, found {text!r:.80}"
         raise Refused(msg)
-
-
-def _check_bounds(request: RolloutRequest) -> None:
-    for name, (least, most) in BOUNDS.items():
-        found = attrgetter(name)(request)
-        if not least <= found <= most:
-            msg = f"{name} must be from {least} to {most}, found {found!r}"
-            raise Refused(msg)
 
 
 # What goes out

@@ -120,6 +120,8 @@ def test_a_data_set_gives_one_task_a_seed(cluster: MemoryCluster, submitted: Sub
         (walk(agent_config="[]"), "agent_config must be a JSON object"),
         (walk(limits={"max_turns": 0}), "limits.max_turns must be from 1"),
         (walk(limits={"max_turns": 2**31}), "limits.max_turns must be from 1 to 2147483647"),
+        (walk(limits={"rollout_timeout_s": 7776000}), "limits.rollout_timeout_s must be from"),
+        (walk(limits={"call_timeout_s": 1e300}), "limits.call_timeout_s must be from"),
         (walk(sampling={"temperature": -1}), "sampling.temperature must be from 0"),
         ({"task": {"environment": CORRIDOR, "seed": 2**63}}, "task.seed must be from"),
         ({"task": {"environment": CORRIDOR, "prompt": "a" * 1_000_001}}, "a request of 1,000,"),

@@ -1,0 +1,114 @@
+"""What a request may ask for: the one check at every door, for our producers and for foreign ones.
+
+What is refused names the field, what was found and what is allowed. The fold checks nothing of
+this: what was once started goes on by the rules that it was started under.
+"""
+
+import math
+from functools import cache
+from operator import attrgetter
+
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Sampling
+from schemas.texts import shown
+from schemas.topics import DAY_MS, manifest
+
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+"""Avro's int has 32 bits and its long 64."""
+SHORTEST_S = 0.001
+NAME_BYTES = 512
+"""A name becomes a record's key, a header and a part of every later record of its rollout."""
+COUNTS = {
+    "group_size": (1, INT32),
+    "min_policy_version": (0, INT32),
+    "parent_position": (-1, INT32),
+    "task.seed": (-INT64, INT64),
+    "limits.max_turns": (1, INT32),
+    "limits.max_tokens": (0, INT32),
+    "limits.max_tries": (1, INT32),
+    "limits.max_attempts": (1, INT32),
+}
+"""From and to, both included."""
+TIMES_S = ("limits.call_timeout_s", "limits.step_timeout_s", "limits.rollout_timeout_s")
+NAMES = (
+    "rollout_id",
+    "agent",
+    "policy_id",
+    "run_id",
+    "purpose",
+    "group_id",
+    "user",
+    "sampling_seed",
+    "parent_rollout_id",
+    "task.environment",
+    "task.task_id",
+)
+TEXTS = ("agent_config", "task.environment_config", "task.prompt", "task.system")
+SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (1, INT32)}
+
+
+@cache
+def longest_s() -> int:
+    """Longer than this no rollout may wait for anything: a day less than its journal is kept."""
+    events = next(spec for spec in manifest() if spec.name == "rollout.events")
+    return (int(events.config["retention.ms"]) - DAY_MS) // 1000
+
+
+def check_request(request: RolloutRequest) -> None:
+    """Raises Refused for the first field out of its bounds."""
+    if not request.rollout_id:
+        msg = "rollout_id is empty; every rollout needs one of its own"
+        raise Refused(msg)
+    check_names(request)
+    for name in TEXTS:
+        _check_text(name, attrgetter(name)(request))
+    for name, (least, most) in COUNTS.items():
+        _check_number(name, attrgetter(name)(request), least, most)
+    for name in TIMES_S:
+        _check_number(name, attrgetter(name)(request), SHORTEST_S, longest_s())
+    check_sampling(request.sampling)
+
+
+def check_names(request: RolloutRequest) -> None:
+    """Raises Refused for a name that is too long to go with every record of the rollout."""
+    for name in NAMES:
+        found = attrgetter(name)(request)
+        _check_text(name, found)
+        if len(found) * 4 > NAME_BYTES and len(found.encode()) > NAME_BYTES:
+            size = len(found.encode())
+            msg = f"{name} may have {NAME_BYTES} bytes, found {size:,}: {shown(found, most=60)}..."
+            raise Refused(msg)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises Refused; a request's sampling and a program's own have the same bounds."""
+    for name, (least, most) in SAMPLED.items():
+        _check_number(f"sampling.{name}", getattr(sampling, name), least, most)
+    _check_number("sampling.top_p", sampling.top_p, math.nextafter(0, 1), 1)
+    for stop in sampling.stop:
+        _check_text("sampling.stop", stop)
+
+
+def _check_number(name: str, found: object, least: float, most: float) -> None:
+    # Not a number is neither below nor above anything, so it lies between no two.
+    if not isinstance(found, int | float) or not least <= found <= most:
+        above = "above 0" if 0 < least < SHORTEST_S else str(least)
+        msg = f"{name} must be from {above} to {most}, found {shown(found, most=80)}"
+        raise Refused(msg)
+
+
+def _check_text(name: str, found: object) -> None:
+    if isinstance(found, str) and _is_written(found):
+        return
+    msg = f"{name} must be a text that UTF-8 can write, found {shown(found, most=80)}"
+    raise Refused(msg)
+
+
+def _is_written(text: str) -> bool:
+    if text.isascii():  # which costs nothing to ask
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

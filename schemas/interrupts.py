@@ -1,0 +1,28 @@
+"""What tells Ctrl-C from foreign code that raises KeyboardInterrupt.
+
+Code of others runs on the main thread, where a signal's exception comes up inside it like its own.
+A process that installs this handler can tell the two apart; under Python's own handler nobody can,
+and there a KeyboardInterrupt is taken for the person's.
+"""
+
+import signal
+from types import FrameType
+from typing import NoReturn
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: it passes every wall around foreign code."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A handler of SIGINT."""
+    del number, frame
+    raise Interrupted
+
+
+def is_from_outside(error: BaseException) -> bool:
+    """Whether a person asked for the end of this process; else foreign code raised it itself."""
+    if isinstance(error, Interrupted):
+        return True
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and default

@@ -1,0 +1,30 @@
+"""Recipes: what a run would ask for is refused before anything is started."""
+
+import pytest
+
+from compose.recipe import parse_recipe
+from schemas.errors import Refused
+from tests.consumers.tiny import RECIPE
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "complaint"),
+    [
+        ("max_turns = 4\n[s", "call_timeout_s = inf\n[s", "limits.call_timeout_s must be from"),
+        ("max_turns = 4\n[s", "rollout_timeout_s = 1e300\n[s", "limits.rollout_timeout_s must"),
+        ("max_turns = 4\n[s", "step_timeout_s = nan\n[s", "limits.step_timeout_s must be from"),
+        ("max_turns = 4\n[s", "max_tries = 0\n[s", "limits.max_tries must be from 1 to"),
+        ("max_tokens = 1", "temperature = inf", "sampling.temperature must be from 0 to"),
+        ("max_tokens = 1", "max_tokens = 0", "sampling.max_tokens must be from 1 to"),
+        ("[5000, 5006]", "[5000, 9223372036854775808]", "task.seed must be from"),
+    ],
+)
+def test_a_recipe_is_held_to_the_bounds_of_every_request(
+    good: str, bad: str, complaint: str
+) -> None:
+    text = RECIPE.replace(good, bad)
+
+    with pytest.raises(Refused, match=r"recipe 'tiny'") as refused:
+        parse_recipe(text, "tiny")
+
+    assert complaint in str(refused.value)

@@ -1,0 +1,93 @@
+"""What a request may ask for: one check at every door."""
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.bounds import NAME_BYTES, check_names, check_request, check_sampling, longest_s
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import Refused
+from schemas.messages import Limits, RolloutRequest, Sampling, Task
+
+GOOD = RolloutRequest("r", Task("maze", prompt="Go!"))
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        ("limits.call_timeout_s", INF),
+        ("limits.step_timeout_s", 0.0),
+        ("limits.rollout_timeout_s", NAN),
+        ("limits.rollout_timeout_s", 1e17),
+        ("limits.rollout_timeout_s", 90 * 86_400.0),
+        ("limits.max_turns", 0),
+        ("limits.max_tries", 2**31),
+        ("sampling.temperature", 10**400),
+        ("sampling.temperature", -0.5),
+        ("sampling.temperature", NAN),
+        ("sampling.top_p", 0.0),
+        ("sampling.top_k", -1),
+        ("sampling.max_tokens", 0),
+        ("sampling.stop", ("\udce9",)),
+        ("group_size", 0),
+        ("task.seed", 2**63),
+        ("task.prompt", "\udce9"),
+        ("rollout_id", ""),
+        ("rollout_id", "r" * (NAME_BYTES + 1)),
+        ("group_id", "\u4e2d" * NAME_BYTES),
+    ],
+)
+def test_a_value_out_of_its_bounds_is_refused_by_name(field: str, found: Any) -> None:
+    inner, _, name = field.rpartition(".")
+    changed: Any = replace(attrgetter(inner)(GOOD), **{name: found}) if inner else found
+    request = replace(GOOD, **{inner or name: changed})
+
+    with pytest.raises(Refused, match=field):
+        check_request(request)
+
+
+def test_the_defaults_and_the_outermost_values_are_good() -> None:
+    limits = Limits(1, 0, 1, 1, 0.001, longest_s(), longest_s())
+    sampling = Sampling(0.0, 1.0, 0, 1, ("stop",))
+    check_request(GOOD)
+
+    check_request(replace(GOOD, rollout_id="r" * NAME_BYTES, limits=limits, sampling=sampling))
+    check_names(replace(GOOD, user="\u4e2d" * (NAME_BYTES // 3)))
+
+
+def test_no_rollout_may_outlive_its_journal() -> None:
+    thirty_days = 30 * 86_400
+
+    assert longest_s() == thirty_days - 86_400
+
+
+numbers = st.one_of(st.integers(), st.floats(), st.just(10**400))
+
+
+@given(
+    limits=st.builds(Limits, *(numbers,) * 7),
+    sampling=st.builds(Sampling, *(numbers,) * 4, st.tuples(st.text())),
+    text=st.text(st.characters()),
+)
+def test_whatever_passes_the_door_can_be_written(
+    limits: Limits, sampling: Sampling, text: str
+) -> None:
+    request = replace(GOOD, limits=limits, sampling=sampling, task=replace(GOOD.task, prompt=text))
+    try:
+        check_request(request)
+    except Refused:
+        return
+
+    Codec(LocalRegistry()).encode("requests", request)
+
+
+def test_a_programs_own_sampling_has_the_bounds_of_a_requests() -> None:
+    check_sampling(Sampling(0.7, 0.9, 5, 10, ("a",)))
+
+    with pytest.raises(Refused, match=r"sampling\.temperature must be from 0"):
+        check_sampling(Sampling(temperature=INF))

@@ -7,8 +7,8 @@ import pytest
 
 from schemas import errors
 from schemas.errors import (
-    BatchFailed,
     BadMagic,
+    BatchFailed,
     LengthsDisagree,
     RollcallError,
     RolloutBroken,

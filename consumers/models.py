@@ -17,7 +17,7 @@ from consumers.log import Log, Publisher, Record
 from consumers.loop import Progress, WorkRole
 from inference.engine import Engine
 from schemas.codec import Codec
-from schemas.errors import Unavailable, Unfit, WireError, WorkFailed
+from schemas.errors import Unavailable, Unfit, WeightsDiffer, WireError, WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from schemas.topics import Topics
 
@@ -186,7 +186,8 @@ class Models(WorkRole):
         try:
             self.engine.adopt(version)
             log.info("version_adopted", policy_id=version.policy_id, version=version.version)
-        except Unavailable as error:
+        except (Unavailable, WeightsDiffer) as error:
+            # A torn file is as good as none: its trainer writes it again when it resumes.
             self._versions_due = self.wall() + RETRY_S
             log.warning("weights_away", version=version.version, error=str(error))
         except (WorkFailed, WireError) as error:

@@ -30,7 +30,7 @@ from schemas.messages import (
     WeightsFile,
 )
 from schemas.topics import Topics
-from schemas.weights import write_weights
+from schemas.weights import is_whole, write_weights
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
@@ -131,6 +131,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Load the newest checkpoint, or make version 0; then announce what was not announced."""
+        self._clear_temporary()
         seen = self._seen()
         self.highest = seen.highest_announced
         found = checkpoints.load_latest(self.run.directory / "checkpoints")
@@ -151,6 +152,7 @@ class Trainer:
         held = found.checkpoint
         checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
         self.learner.load(held.state)
+        self._mend_weights(held.pending.get("version"))
         self.parent, self.pending = held.parent, held.pending
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
         self.buffer = Buffer(replace(curation, abandoned=self.abandoned))
@@ -164,6 +166,25 @@ class Trainer:
         self.publisher.flush(FLUSH_S)
         self.highest = max(self.highest, held.version)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
+
+    def _clear_temporary(self) -> None:
+        """Remove what a crash in the middle of writing weights has left; nobody refers to it."""
+        for path in (self.run.directory / "weights").glob("*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def _mend_weights(self, announcing: bytes | None) -> None:
+        """Write the newest weights again where their file is gone or torn: the checkpoint has them.
+
+        Their name follows from their content, so what was announced is right again.
+        """
+        try:
+            file = self.codec.decode(announcing, PolicyVersion).full
+        except WireError:
+            file = None
+        if file is None or not is_whole(file):
+            log.warning("weights_mended", version=self.learner.version)
+            directory = str(self.run.directory / "weights")
+            write_weights(directory, self.learner.version, self.learner.tensors())
 
     def _seen(self) -> Resumed:
         """Read what was announced of this policy, to the end; what cannot be read was not ours."""

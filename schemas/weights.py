@@ -8,16 +8,19 @@ have equal `weights_digest`; -0.0 and 0.0 differ, a NaN equals itself: bits are 
 """
 
 import hashlib
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import orjson
+from fsspec.implementations.local import LocalFileSystem
 
-from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer
+from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
 from schemas.messages import WeightsFile
 
 SIZE_BYTES = {
@@ -63,7 +66,9 @@ def write_weights(
     """Write one file, named after version and content, and return the reference to it.
 
     The bytes go to a temporary name first and are then moved: a crash leaves at worst a `.tmp`
-    that nobody refers to. Writing the same weights again puts the same bytes in the same place.
+    that nobody refers to. On a local disk the file is durable when this returns, so that nothing is
+    announced that a power cut takes back. Writing the same weights again puts the same bytes in the
+    same place.
     """
     data = to_safetensors(tensors)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -73,7 +78,12 @@ def write_weights(
         temporary = f"{final}.{secrets.token_hex(4)}.tmp"
         files.makedirs(directory, exist_ok=True)
         files.pipe_file(temporary, data)
+        local = isinstance(files, LocalFileSystem)
+        if local:
+            to_disk(temporary)
         files.mv(temporary, final)
+        if local:
+            to_disk(directory)
     except (OSError, ValueError, ImportError) as error:
         msg = f"weights of version {version} cannot be written to {directory_uri!r}: {error}"
         raise Unavailable(msg) from error
@@ -100,6 +110,24 @@ def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
         )
         raise WeightsDiffer(msg)
     return tensors
+
+
+def is_whole(file: WeightsFile) -> bool:
+    """Whether what a record promises is there and can be read."""
+    try:
+        read_weights(file)
+    except (Unavailable, WireError):
+        return False
+    return True
+
+
+def to_disk(path: str | Path) -> None:
+    """Bring a local file, or the entries of a local directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def to_safetensors(tensors: Mapping[str, RawTensor]) -> bytes:

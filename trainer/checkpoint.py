@@ -18,7 +18,6 @@ announced, and announced versions above the checkpoint belong to an abandoned br
 import base64
 import dataclasses
 import hashlib
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ import orjson
 
 from schemas.errors import Refused, RollcallError, WeightsDiffer
 from schemas.messages import Consumed, WeightsFile
-from schemas.weights import RawTensor, read_weights, write_weights
+from schemas.weights import RawTensor, read_weights, to_disk, write_weights
 from trainer.curation import Tally
 from trainer.step import LearnerState
 
@@ -84,11 +83,11 @@ def save(root: str | Path, checkpoint: Checkpoint) -> Path:
     sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
     temporary = directory / f"{MANIFEST}.tmp"
     temporary.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
-    _flush(temporary)
-    _flush(directory)
+    to_disk(temporary)
+    to_disk(directory)
     temporary.replace(directory / MANIFEST)
-    _flush(directory)
-    _flush(Path(root))
+    to_disk(directory)
+    to_disk(Path(root))
     return directory
 
 
@@ -208,10 +207,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 def _write_shard(directory: Path, checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     tensors: Mapping[str, RawTensor] = getattr(checkpoint.state, name)
     file = write_weights(str(directory / name), checkpoint.version, tensors)
-    path = directory / name / Path(file.uri).name
-    _flush(path)
-    _flush(path.parent)
-    return dataclasses.asdict(file) | {"uri": f"{name}/{path.name}"}
+    return dataclasses.asdict(file) | {"uri": f"{name}/{Path(file.uri).name}"}
 
 
 def _read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
@@ -221,12 +217,3 @@ def _read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTenso
 
 def _newest_first(root: Path) -> list[Path]:
     return sorted((path for path in root.glob("v*") if path.is_dir()), reverse=True)
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or the entries of a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

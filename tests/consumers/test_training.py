@@ -10,11 +10,13 @@ import pytest
 
 from compose.memory_run import run_in_memory
 from compose.settings import Settings
-from compose.workers import sole_trainer
+from compose.workers import sole_trainer, transformers_engine
+from consumers import models
 from consumers.memory import MemoryLog, MemoryPublisher
 from schemas.errors import Unfit
 from schemas.messages import Claim, RolloutRequest, ScoredTrajectory
 from schemas.packed import pack_ids, pack_logprobs
+from tests.consumers.rig import source_of
 from tests.consumers.tiny import RECIPE, World
 from trainer.step import Learner
 
@@ -142,6 +144,40 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
     assert versions[3] == 3
     assert next(v for v in world.versions() if v.version == 3).parent == 1
     assert trainer.abandoned == ((2, 2),)
+
+
+@pytest.mark.parametrize("damage", ["torn", "gone"])
+def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
+    world: World, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "RETRY_S", 0.0)
+    # Given announced weights whose file is damaged, what a crash in writing leaves, and a server
+    # that has to read them
+    world.train(world.trainer(), steps=2)
+    weights = world.folder.directory / "weights"
+    newest = sorted(weights.glob("*.safetensors"))[-1]
+    whole = newest.read_bytes()
+    if damage == "torn":
+        newest.write_bytes(whole[:1000])
+    else:
+        newest.unlink()
+    (weights / "v00000003-aaaa.safetensors.1234.tmp").write_bytes(b"x")
+    engine = transformers_engine(world.folder.policy_id, world.folder.policy, world.settings)
+    source_of(world.loops[1]).kill()
+    world.loops[1] = world.shop.models("models2", engine)
+    for _ in range(100):
+        world.loops[1].turn(0.0)
+    served = engine.version
+
+    # When a trainer goes on
+    trainer = world.trainer()
+
+    # Then the file is as it was, nothing temporary is left, and everybody goes on
+    assert served == -1
+    assert newest.read_bytes() == whole
+    assert not list(weights.glob("*.tmp"))
+    world.train(trainer)
+    assert [step.step for step in world.steps()] == [1, 2, 3, 4]
 
 
 def poisoned(record: ScoredTrajectory, number: int) -> Iterator[ScoredTrajectory]:

@@ -1,6 +1,7 @@
 """What is read is what was written, bit for bit, or nothing is read at all."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from schemas.weights import (
     SIZE_BYTES,
     RawTensor,
     from_safetensors,
+    is_whole,
     read_weights,
     to_safetensors,
     weights_digest,
@@ -88,6 +90,32 @@ def test_a_written_file_is_read_back_and_nothing_temporary_stays(
 def test_writing_the_same_weights_twice_gives_the_same_reference(tmp_path: Path) -> None:
     assert write_weights(str(tmp_path), 1, ONE) == write_weights(str(tmp_path), 1, ONE)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[list[str]] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(sorted(path.suffix for path in tmp_path.iterdir()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_weights(str(tmp_path), 1, ONE)
+
+    assert synced == [[".tmp"], [".safetensors"]]
+
+
+def test_a_torn_file_is_not_whole_and_writing_the_weights_again_mends_it(tmp_path: Path) -> None:
+    file = write_weights(str(tmp_path), 1, ONE)
+    path = Path(file.uri.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:20])
+    torn = is_whole(file)
+
+    write_weights(str(tmp_path), 1, ONE)
+
+    assert not torn
+    assert is_whole(file)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 8, 20, -1])

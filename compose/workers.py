@@ -86,7 +86,7 @@ class Workshop:
         threads = self.settings.environments.threads if self.watched else 0
         lease_s = self.settings.environments.lease_s
         role = Environments(
-            name, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
+            name, self.log, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
         )
         return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
 

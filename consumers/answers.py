@@ -1,11 +1,8 @@
 """How groups that carry out commands answer: into the journal partition that the command names."""
 
-from collections import OrderedDict
-from typing import Generic, TypeVar
-
-from consumers.log import Publisher, Record
+from consumers.log import Log, Publisher, Record
 from schemas.codec import Codec
-from schemas.errors import TooLarge
+from schemas.errors import NoSuchPartition, TooLarge, WireError
 from schemas.headers import hot_headers
 from schemas.messages import (
     CallFailed,
@@ -20,35 +17,29 @@ from schemas.topics import Topics
 
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
-B = TypeVar("B")
 make_event = maker(Event)
-KEPT = 20_000
-
-
-class Kept(Generic[B]):
-    """The answers last given, by command id, so that a repeat is answered and not done again."""
-
-    def __init__(self, most: int = KEPT) -> None:
-        self.most = most
-        self._kept: OrderedDict[bytes, B] = OrderedDict()
-
-    def get(self, command_id: bytes) -> B | None:
-        return self._kept.get(command_id)
-
-    def keep(self, command_id: bytes, body: B) -> None:
-        self._kept[command_id] = body
-        if len(self._kept) > self.most:
-            self._kept.popitem(last=False)
 
 
 class Answers:
     """Writes answers; each is an output of the record that held its command."""
 
-    def __init__(self, name: str, codec: Codec, topics: Topics, publisher: Publisher) -> None:
+    def __init__(
+        self, name: str, log: Log, codec: Codec, topics: Topics, publisher: Publisher
+    ) -> None:
         self.name = name
+        self.log = log
         self.codec = codec
         self.topic = topics.events
         self.publisher = publisher
+        self._partitions = log.partitions(self.topic)
+
+    def check(self, command: Command) -> None:
+        """Raises NoSuchPartition for a command whose answer would have nowhere to go."""
+        if command.answer_partition >= self._partitions:
+            self.log.topic_names()  # or else a count from before the topic grew is told again
+            self._partitions = self.log.partitions(self.topic)
+        if not 0 <= command.answer_partition < self._partitions:
+            raise NoSuchPartition(self.topic, command.answer_partition, self._partitions)
 
     def give(
         self,
@@ -56,11 +47,13 @@ class Answers:
         body: Answer,
         cause: Record,
     ) -> None:
-        """Write one answer and close its record; one that is too large is answered as failed."""
+        """Write one answer and close its record; one that cannot be is answered as failed."""
         try:
             self._write(command, body, cause)
         except TooLarge as error:
             self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
+        except WireError as error:  # a text of foreign code that is not Unicode, for one
+            self._write(command, CallFailed("raised", str(error), False), cause)
         cause.closed = True
 
     def _write(

@@ -11,13 +11,21 @@ from typing import Any
 
 import structlog
 
-from consumers.answers import Answers, Kept, expired
+from consumers.answers import Answers, expired
 from consumers.clock import Clock, steady_wall
 from consumers.log import Log, Publisher, Record
 from consumers.loop import Progress, WorkRole
 from inference.engine import Engine
 from schemas.codec import Codec
-from schemas.errors import Unavailable, Unfit, WeightsDiffer, WireError, WorkFailed
+from schemas.errors import (
+    NoSuchPartition,
+    Unavailable,
+    Unfit,
+    WeightsDiffer,
+    WireError,
+    WorkFailed,
+)
+from schemas.kept import Kept
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from schemas.topics import Topics
 
@@ -48,7 +56,7 @@ class Models(WorkRole):
         self.codec = codec
         self.topics = [topics.calls(engine.policy_id)]
         self.engine = engine
-        self.answers = Answers(name, codec, topics, publisher)
+        self.answers = Answers(name, log_, codec, topics, publisher)
         self.kept: Kept[ModelAnswered | CallFailed] = Kept()
         self.most_in_hand = most_in_hand
         self.wall = wall or steady_wall()
@@ -71,7 +79,12 @@ class Models(WorkRole):
         now_ms = int(self.wall() * 1000)
         for record, call in batch:
             if call.kind == "sample":
-                self._take_call(record, call, now_ms)
+                try:
+                    self.answers.check(call)
+                except NoSuchPartition as error:
+                    self.loop.bury(record, error)
+                else:
+                    self._take_call(record, call, now_ms)
             else:
                 if call.kind == "abort":
                     self._abort(call)

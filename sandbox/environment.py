@@ -38,7 +38,11 @@ class Observation:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode at a time, driven by one thread."""
+    """One episode at a time, driven by one thread at a time.
+
+    That is the same one until another session on it takes long: then a thread of its own goes on
+    with this. An environment that must stay where it was opened has `thread_bound = True` too.
+    """
 
     replayable: bool
     """Whether a session that was lost can be rebuilt from the seed and the actions."""

@@ -4,6 +4,7 @@ Code behind a name is foreign: whatever it raises becomes WorkFailed where it is
 `foreign`, and nowhere else.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -11,6 +12,8 @@ from typing import Any
 
 from schemas import names
 from schemas.errors import Refused, RollcallError, WorkFailed
+
+REASON_CHARS = 4000
 
 
 def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
@@ -42,17 +45,29 @@ def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]
 
 @contextmanager
 def foreign(code: str, what: str) -> Iterator[None]:
-    """Turn what code of others raises into WorkFailed(code); errors of our tree pass.
+    """Turn whatever code of others raises into WorkFailed(code); errors of our tree pass.
 
-    SystemExit is among it: an environment that calls `sys.exit` must not end its worker.
+    SystemExit is among it: an environment that calls `sys.exit` must not end its worker. Ctrl-C
+    comes to the main thread only; elsewhere a KeyboardInterrupt is the code's own.
     """
     try:
         yield
     except RollcallError:
         raise
-    except (Exception, SystemExit) as error:
-        msg = f"{what}: {type(error).__name__}: {error}"
+    except BaseException as error:
+        ours = threading.current_thread() is threading.main_thread()
+        if isinstance(error, KeyboardInterrupt) and ours:
+            raise
+        msg = f"{what}: {type(error).__name__}: {_words(error)}"
         raise WorkFailed(code, msg, retriable=False) from error
+
+
+def _words(error: BaseException) -> str:
+    """What an error of others says, as text that can be written; saying it may fail too."""
+    try:
+        return str(error)[:REASON_CHARS].encode("utf-8", "replace").decode()
+    except Exception as worse:  # its class is foreign too
+        return f"its text cannot be shown: {type(worse).__name__}"
 
 
 def _findable(module: str) -> bool:

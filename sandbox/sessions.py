@@ -6,7 +6,8 @@ history, if the environment is replayable. A newer attempt closes the sessions o
 
 WorkFailed out of `handle`: `history_needed` (ask again with the actions so far), `session_lost`
 (not replayable), `raised` (the environment's own error; its session is dropped), `episode_over`,
-`stale_attempt`, `bad_history`, `unknown_kind`, and what `make_environment` raises.
+`stale_attempt`, `stale_reset` (it was answered, and its answer is no longer kept), `bad_history`,
+`unknown_kind`, and what `make_environment` raises.
 """
 
 import math
@@ -19,28 +20,29 @@ import orjson
 from sandbox.environment import Environment, Observation, make_environment
 from sandbox.named import foreign
 from schemas.errors import RollcallError, WorkFailed
+from schemas.ids import digest
+from schemas.kept import Kept
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], Environment]
 """From an environment's name and its config as JSON."""
+RESET = "reset"
+"""Beside a session, the key of the answer that opened it; alone, that of its last one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Session:
-    """One open environment, and the answers that may be asked for again."""
+    """One open environment, and how far it has come."""
 
     environment: Environment
-    opened: EnvironmentStepped
-    last: EnvironmentStepped
-    last_action: str = ""
+    applied: int = 0
+    over: bool = False
+    last_action: bytes = b""
+    """The digest of the action that was applied last."""
     opened_by: bytes | None = None
     """The command id of the reset; None after a rebuild."""
     partition: int = 0
     used_at: float = 0.0
-
-    @property
-    def applied(self) -> int:
-        return self.last.index
 
 
 @dataclass(slots=True)
@@ -50,12 +52,23 @@ class _Rollout:
     attempt: int
     sessions: dict[str, _Session] = field(default_factory=dict)
 
+    def bound(self) -> bool:
+        """Whether another thread must not touch them."""
+        held = tuple(self.sessions.values())
+        return any(getattr(session.environment, "thread_bound", False) for session in held)
+
 
 class Sessions:
-    """Answers environment steps from a table of sessions; one thread at a time."""
+    """Answers environment steps from a table of sessions; one thread at a time.
 
-    def __init__(self, make: Make = make_environment) -> None:
+    `kept` holds each session's last answer, and may be that of several tables.
+    """
+
+    def __init__(
+        self, make: Make = make_environment, kept: Kept[EnvironmentStepped] | None = None
+    ) -> None:
         self._make = make
+        self._kept = kept if kept is not None else Kept()
         self._rollouts: dict[str, _Rollout] = {}
 
     def __len__(self) -> int:
@@ -84,6 +97,22 @@ class Sessions:
         """Close everything. May be called twice."""
         self._forget_where(lambda _: True)
 
+    def part(self, rollout_id: str) -> "Sessions":
+        """Hand over all rollouts but this one to a table of their own, for another thread.
+
+        This table's thread may be within a step of this one. Whose environment is bound to its
+        thread stays too.
+        """
+        parted = Sessions(self._make, self._kept)
+        for name, rollout in tuple(self._rollouts.items()):
+            if name != rollout_id and not rollout.bound():
+                parted._rollouts[name] = self._rollouts.pop(name)
+        return parted
+
+    def rollouts(self) -> tuple[str, ...]:
+        """Whose sessions are here."""
+        return tuple(self._rollouts)
+
     def _run(self, step: EnvironmentStep) -> EnvironmentStepped:
         self._admit(step)
         match step.kind:
@@ -107,29 +136,42 @@ class Sessions:
     def _reset(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         if session and session.opened_by == step.command_id:
-            return session.opened
+            return self._opened(step, session)
         self._forget(step.rollout_id, (step.session,))
         environment = self._make(step.environment, step.environment_config)
         with _closed_on_failure(environment):
-            session = _open(step, environment)
+            session, opened = _open(step, environment)
         session.opened_by = step.command_id
-        self._hold(step, session)
-        return session.opened
+        self._kept.keep((session, RESET), opened)
+        return self._hold(step, session, opened)
+
+    def _opened(self, step: EnvironmentStep, session: _Session) -> EnvironmentStepped:
+        """The answer to a reset that comes again."""
+        opened = self._kept.get((session, RESET))
+        if opened is None:
+            msg = f"{_place(step)} was opened by this reset and is {session.applied} steps further"
+            raise WorkFailed(code="stale_reset", message=msg, retriable=False)
+        return opened
 
     def _step(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
-        if session and step.index == session.applied - 1 and step.action == session.last_action:
-            return session.last
+        again = session is not None and step.index == session.applied - 1
+        if session and again and digest(step.action) == session.last_action:
+            answer = self._kept.get(session)
+            if answer is not None:
+                return answer
         if session is None or step.index != session.applied:
             self._forget(step.rollout_id, (step.session,))
-            session = self._rebuild(step)
-            self._hold(step, session)
+            session, last = self._rebuild(step)
+            self._hold(step, session, last)
         try:
-            return _advance(step, session, step.action)
+            answer = _advance(step, session, step.action)
         except RollcallError as error:
             if getattr(error, "code", "") != "episode_over":
                 self._forget(step.rollout_id, (step.session,))
             raise
+        self._kept.keep(session, answer)
+        return answer
 
     def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
         """Close a session, or nothing if it is not held; a courtesy, so it never fails."""
@@ -143,14 +185,14 @@ class Sessions:
             "", index=held.applied if held else step.index, session=step.session
         )
 
-    def _rebuild(self, step: EnvironmentStep) -> _Session:
+    def _rebuild(self, step: EnvironmentStep) -> tuple[_Session, EnvironmentStepped]:
         environment = self._make(step.environment, step.environment_config)
         with _closed_on_failure(environment):
             history = _history(step, environment)
-            session = _open(step, environment)
+            session, last = _open(step, environment)
             for action in history:
-                _advance(step, session, action)
-        return session
+                last = _advance(step, session, action)
+        return session, last
 
     def _held(self, step: EnvironmentStep) -> _Session | None:
         rollout = self._rollouts.get(step.rollout_id)
@@ -158,9 +200,13 @@ class Sessions:
             return None
         return rollout.sessions.get(step.session)
 
-    def _hold(self, step: EnvironmentStep, session: _Session) -> None:
+    def _hold(
+        self, step: EnvironmentStep, session: _Session, last: EnvironmentStepped
+    ) -> EnvironmentStepped:
         rollout = self._rollouts.setdefault(step.rollout_id, _Rollout(step.attempt))
         rollout.sessions[step.session] = session
+        self._kept.keep(session, last)
+        return last
 
     def _forget(self, rollout_id: str, names: Iterable[str]) -> int:
         """Close these sessions of a rollout; return how many were held."""
@@ -168,10 +214,12 @@ class Sessions:
         if rollout is None:
             return 0
         gone = [rollout.sessions.pop(name) for name in names if name in rollout.sessions]
-        for session in gone:
-            _shut(session.environment)
         if not rollout.sessions:
             del self._rollouts[rollout_id]
+        for session in gone:
+            self._kept.drop(session)
+            self._kept.drop((session, RESET))
+            _shut(session.environment)
         return len(gone)
 
     def _forget_where(self, wanted: Callable[[_Session], bool]) -> int:
@@ -182,10 +230,10 @@ class Sessions:
         return closed
 
 
-def _open(step: EnvironmentStep, environment: Environment) -> _Session:
+def _open(step: EnvironmentStep, environment: Environment) -> tuple[_Session, EnvironmentStepped]:
     with foreign("raised", f"{_place(step)} cannot be opened with seed {step.seed}"):
         opened = _answer(step, environment.open(step.seed), index=0)
-    return _Session(environment, opened, last=opened)
+    return _Session(environment, over=opened.terminated or opened.truncated), opened
 
 
 def _history(step: EnvironmentStep, environment: Environment) -> tuple[str, ...]:
@@ -204,14 +252,16 @@ def _history(step: EnvironmentStep, environment: Environment) -> tuple[str, ...]
 
 def _advance(step: EnvironmentStep, session: _Session, action: str) -> EnvironmentStepped:
     """Apply one action to a session whose turn it is."""
-    if session.last.terminated or session.last.truncated:
+    if session.over:
         msg = f"{_place(step)} ended after {session.applied} steps; reset it to go on"
         raise WorkFailed(code="episode_over", message=msg, retriable=False)
     with foreign("raised", f"{_place(step)} failed at step {session.applied}"):
         observation = session.environment.step(action)
-        session.last = _answer(step, observation, index=session.applied + 1)
-    session.last_action = action
-    return session.last
+        answer = _answer(step, observation, index=session.applied + 1)
+    session.applied = answer.index
+    session.over = answer.terminated or answer.truncated
+    session.last_action = digest(action)
+    return answer
 
 
 def _answer(step: EnvironmentStep, seen: Observation, *, index: int) -> EnvironmentStepped:

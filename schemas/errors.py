@@ -3,7 +3,7 @@
 RollcallError
   + Refused          bad input at the door                  -> one clear line, exit code 2
   + WireError        bytes that no schema of ours can read  -> dead.letters, and on
-      + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer
+      + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer, NoSuchPartition
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
       + TooLarge
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
@@ -57,6 +57,16 @@ class LengthsDisagree(WireError):
 
 class WeightsDiffer(WireError):
     """A weights file whose bytes are not those that its record promises."""
+
+
+class NoSuchPartition(WireError):
+    """A command that names a partition for its answer which its topic does not have."""
+
+    def __init__(self, topic: str, partition: int, partitions: int) -> None:
+        super().__init__(
+            f"the command wants its answer in partition {partition} of {topic}, which has "
+            f"partitions 0 to {partitions - 1}; was it written for another cluster or prefix?"
+        )
 
 
 class WorkFailed(RollcallError):

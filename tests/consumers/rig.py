@@ -11,9 +11,8 @@ from consumers.memory import MemoryLog
 from consumers.models import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
-from sandbox.environment import Environment
+from sandbox.environment import Environment, make_environment
 from sandbox.scorers import ScorerSpec, score
-from sandbox.sessions import Sessions
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Unavailable
 from schemas.messages import (
@@ -134,11 +133,12 @@ class Rig:
         publisher = self.log.publisher()
         role = Environments(
             name,
+            self.log,
             self.codec,
             self.topics,
             publisher,
             threads=threads,
-            make=(lambda: Sessions(make)) if make else Sessions,
+            make=make or make_environment,
             wall=self.wall,
             **options,
         )

@@ -27,6 +27,7 @@ class Parrot:
     def __init__(self, gate: threading.Event) -> None:
         self.gate = gate
         self.said: list[str] = []
+        self.threads: set[int] = set()
 
     def open(self, seed: int) -> Observation:
         if seed == 13:
@@ -38,7 +39,12 @@ class Parrot:
             self.gate.wait()
         if action == "boom":
             raise RuntimeError(action)
+        if action == "surrogate":
+            raise RuntimeError("broken \ud83d text")
+        if action == "interrupt":
+            raise KeyboardInterrupt
         self.said.append(action)
+        self.threads.add(threading.get_ident())
         return Observation(",".join(self.said), 1.0, action == "end")
 
     def close(self) -> None: ...
@@ -57,11 +63,16 @@ class Maker:
 
     def __init__(self, gate: threading.Event) -> None:
         self.gate = gate
-        self.made = 0
+        self.parrots: list[Parrot] = []
+        self.kind: type[Parrot] = Parrot
+
+    @property
+    def made(self) -> int:
+        return len(self.parrots)
 
     def __call__(self, name: str, config: str) -> Environment:
-        self.made += 1
-        return Parrot(self.gate)
+        self.parrots.append(self.kind(self.gate))
+        return self.parrots[-1]
 
 
 @pytest.fixture
@@ -178,6 +189,184 @@ def test_a_hung_environment_that_comes_back_is_not_heard(
 
     assert len(rig.log.all(rig.topics.events)) == 2
     assert isinstance(answers(rig)["hangs", 0, 0], CallFailed)
+
+
+class Frail(Parrot):
+    """Cannot be rebuilt."""
+
+    replayable = False
+
+
+class Rooted(Frail):
+    """Must stay on the thread that it was opened on."""
+
+    thread_bound = True
+
+
+def open_on_one_thread(rig: Rig, make: Maker, *names: str, **options: Any) -> Loop:
+    """A worker with a single thread, on which a session is open for each name."""
+    loop = rig.environments(make=make, threads=1, **options)
+    send(rig, *map(step_of, names))
+    until(loop, lambda: len(answers(rig)) == len(names))
+    return loop
+
+
+def test_a_step_that_hangs_costs_the_sessions_of_others_nothing(rig: Rig, make: Maker) -> None:
+    make.kind = Frail
+    others = [f"r{n}" for n in range(50)]
+    loop = open_on_one_thread(rig, make, "hangs", *others)
+
+    for tries in range(3):
+        send(rig, step_of("hangs", 1, "step", "hang", tries=tries, timeout_s=0.05))
+        send(rig, *(step_of(name, tries + 1, "step", "on", index=tries) for name in others))
+        until(loop, lambda tries=tries: ("hangs", 1, tries) in answers(rig))
+    until(loop, lambda: not loop.role.in_flight())
+
+    codes = [answers(rig)["hangs", 1, tries].code for tries in range(3)]
+    assert codes == ["deadline", "session_lost", "session_lost"]
+    assert {answers(rig)[name, 3, 0].text for name in others} == {"on,on,on"}
+    assert role_of(loop).counts["abandoned"] == 1
+
+
+def test_nobody_waits_behind_a_step_that_takes_long_and_it_is_answered_all_the_same(
+    rig: Rig, make: Maker, gate: threading.Event
+) -> None:
+    make.kind = Frail
+    loop = open_on_one_thread(rig, make, "slow", "other", slow_s=0.05)
+    slow, other = make.parrots
+
+    send(rig, step_of("slow", 1, "step", "hang"), step_of("other", 1, "step", "on"))
+    until(loop, lambda: ("other", 1, 0) in answers(rig))
+    assert ("slow", 1, 0) not in answers(rig)
+    gate.set()
+    send(rig, step_of("slow", 2, "step", "end", index=1))
+    until(loop, lambda: ("slow", 2, 0) in answers(rig))
+
+    assert answers(rig)["slow", 2, 0].text == "hang,end"
+    assert (len(slow.threads), slow.threads & other.threads) == (1, set())
+    until(loop, lambda: not role_of(loop).apart)
+    assert role_of(loop).counts["abandoned"] == 0
+
+
+def test_a_session_that_is_bound_to_its_thread_is_not_moved(
+    rig: Rig, make: Maker, gate: threading.Event
+) -> None:
+    make.kind = Rooted
+    loop = open_on_one_thread(rig, make, "slow", "other", slow_s=0.05)
+    send(rig, step_of("other", 1, "step", "on"))
+    until(loop, lambda: ("other", 1, 0) in answers(rig))
+
+    send(rig, step_of("slow", 1, "step", "hang"))
+    until(loop, lambda: role_of(loop).counts["left_alone"] == 1)
+    send(rig, step_of("other", 2, "step", "on", index=1), step_of("third"))
+    until(loop, lambda: ("third", 0, 0) in answers(rig))
+    assert ("other", 2, 0) not in answers(rig)
+    gate.set()
+    until(loop, lambda: ("other", 2, 0) in answers(rig))
+
+    slow, other, _ = make.parrots
+    assert len(slow.threads | other.threads) == 1
+
+
+def test_a_close_that_hangs_holds_nobody_up_and_the_others_are_closed(
+    make: Maker, gate: threading.Event
+) -> None:
+    class Clinging(Frail):
+        left = 0
+
+        def close(self) -> None:
+            if not self.said:
+                self.gate.wait()
+            Clinging.left += 1
+
+    make.kind = Clinging
+    rig = Rig(partitions=2)
+    loop = rig.environments(make=make, threads=1, close_s=0.05)
+    rig.write(rig.topics.steps, "clings", step_of("clings"), 1)
+    rig.write(rig.topics.steps, "b", step_of("b"), 1)
+    rig.write(rig.topics.steps, "b", step_of("b", 1, "step", "on"), 1)
+    rig.write(rig.topics.steps, "c", step_of("c"), 0)
+    until(loop, lambda: len(answers(rig)) == 4)
+
+    heir = rig.environments("e2", make=make)
+    heir.turn(0.0)
+    until(loop, lambda: Clinging.left == 1)
+    rig.write(rig.topics.steps, "c", step_of("c", 1, "step", "on"), 0)
+    until(loop, lambda: ("c", 1, 0) in answers(rig))
+
+    assert answers(rig)["c", 1, 0].text == "on"
+
+
+@pytest.mark.parametrize(
+    ("action", "threads"),
+    [("surrogate", 0), ("surrogate", 1), ("interrupt", 1)],  # on the main thread that is Ctrl-C
+)
+def test_whatever_an_environment_raises_fails_its_step_and_no_other(
+    rig: Rig, make: Maker, action: str, threads: int
+) -> None:
+    loop = rig.environments(make=make, threads=threads)
+    send(rig, step_of("bad"), step_of("bad", 1, "step", action), step_of("good"))
+
+    until(loop, lambda: len(answers(rig)) == 3)
+    rig.commit(loop)
+
+    assert answers(rig)["bad", 1, 0].code == "raised"
+    assert answers(rig)["good", 0, 0].text == "seed 0"
+    assert rig.committed("t.environments", rig.topics.steps) == 3
+
+
+class Deadly(Parrot):
+    """Ends its thread where nobody expects foreign code to."""
+
+    @property
+    def replayable(self) -> bool:  # type: ignore[override]
+        raise SystemError
+
+
+def test_a_thread_that_dies_is_replaced_and_its_step_answered(rig: Rig, make: Maker) -> None:
+    make.kind = Frail
+    loop = open_on_one_thread(rig, make, "good")
+    make.kind = Deadly
+
+    send(rig, step_of("bad", 1, "step", "on"), step_of("good", 1, "step", "on"))
+    until(loop, lambda: len(answers(rig)) == 3)
+    until(loop, lambda: not loop.role.in_flight())
+    rig.commit(loop)
+
+    bad = answers(rig)["bad", 1, 0]
+    assert (bad.code, bad.retriable) == ("raised", False)
+    assert "SystemError" in bad.message
+    assert answers(rig)["good", 1, 0].text == "on"
+    assert role_of(loop).counts["died"] == 1
+    assert rig.committed("t.environments", rig.topics.steps) == 3
+
+
+@pytest.mark.parametrize("partition", [1, 99, -1])
+def test_a_step_whose_answer_has_nowhere_to_go_is_buried_by_name(
+    rig: Rig, make: Maker, partition: int
+) -> None:
+    loop = rig.environments(make=make)
+    send(rig, replace(step_of("lost"), answer_partition=partition), step_of("next"))
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    buried = rig.log.all(rig.topics.dead_letters)
+    assert [dict(record.headers or ())["dlq_error"] for record in buried] == [b"NoSuchPartition"]
+    assert [key[0] for key in answers(rig)] == ["next"]
+    assert rig.committed("t.environments", rig.topics.steps) == 2
+
+
+def test_a_partition_that_was_added_while_the_worker_runs_is_answered_into(
+    rig: Rig, make: Maker
+) -> None:
+    loop = rig.environments(make=make)
+    rig.log.create(rig.topics.events, 3)
+
+    send(rig, replace(step_of(), answer_partition=2))
+    rig.settle(loop)
+
+    assert [record.partition for record in rig.log.all(rig.topics.events)] == [2]
 
 
 def test_one_thread_that_hangs_does_not_hold_up_another(rig: Rig, make: Maker) -> None:

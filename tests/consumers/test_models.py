@@ -290,6 +290,33 @@ def test_a_call_that_the_engine_refuses_is_answered_as_failed(rig: Rig) -> None:
     assert [(b.code, b.retriable) for b in answers(rig)] == [("prefix_needed", True)]
 
 
+@pytest.mark.parametrize("partition", [1, 99, -1])
+def test_a_call_whose_answer_has_nowhere_to_go_is_buried_by_name(rig: Rig, partition: int) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    send(rig, call_of("lost", answer_partition=partition), call_of("next"))
+
+    rig.settle(loop)
+    rig.commit(loop)
+
+    buried = rig.log.all(rig.topics.dead_letters)
+    assert [dict(record.headers or ())["dlq_error"] for record in buried] == [b"NoSuchPartition"]
+    assert [call.rollout_id for call in engine.added] == ["next"]
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 2
+
+
+def test_an_answer_that_cannot_be_written_fails_its_call_and_no_other(rig: Rig) -> None:
+    words = ["\ud83d", "yes"]
+    engine = ScriptedEngine("p", lambda call: words[call.position], encode=lambda text: [1])
+    loop = rig.models(engine)
+    send(rig, call_of(), call_of(position=1))
+
+    rig.settle(loop)
+
+    assert answers(rig)[0].code == "raised"
+    assert answers(rig)[1].text == "yes"
+
+
 def test_a_failure_is_not_kept(rig: Rig) -> None:
     loop = rig.models(Counting())
     call = call_of(prefix_ids=None, prefix_length=9)

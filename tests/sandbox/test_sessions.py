@@ -14,6 +14,7 @@ from sandbox.environment import Observation
 from sandbox.sessions import Sessions
 from schemas.errors import Unavailable, WorkFailed
 from schemas.ids import command_id
+from schemas.kept import Kept
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 from tests.sandbox.counting import Counting
 from tests.sandbox.families import LAKE_ANY_START
@@ -352,3 +353,32 @@ def test_a_service_that_is_away_is_not_the_steps_fault() -> None:
     with pytest.raises(Unavailable):
         sessions.handle(act(0, "a"))
     assert len(sessions) == 0
+
+
+def test_last_answers_are_kept_as_far_as_there_is_memory_for_them() -> None:
+    world = World()
+    world.sessions = Sessions(world.make, Kept(2600))
+    answers = world.say("a" * 900, "b" * 900)
+
+    assert world.sessions.handle(act(1, "b" * 900, tries=1)) == answers[-1]
+    assert code_of(lambda: world.sessions.handle(reset())) == ("stale_reset", False)
+    for number in range(9):
+        world.sessions.handle(reset(rollout_id=f"r{number + 2}"))
+
+    late = act(1, "b" * 900, tries=2)
+    assert code_of(lambda: world.sessions.handle(late)) == ("history_needed", True)
+
+
+def test_sessions_that_are_parted_go_on_where_they_stood_and_one_stays() -> None:
+    world = World()
+    for name in ("stays", "goes"):
+        world.sessions.handle(reset(rollout_id=name))
+        world.sessions.handle(act(0, "a", rollout_id=name))
+
+    parted = world.sessions.part("stays")
+
+    assert (world.sessions.rollouts(), parted.rollouts()) == (("stays",), ("goes",))
+    again = parted.handle(act(0, "a", rollout_id="goes", tries=1))
+    assert (again.text, parted.handle(act(1, "b", rollout_id="goes")).text) == ("5:a", "5:a,b")
+    assert world.sessions.handle(act(1, "b", rollout_id="stays")).text == "5:a,b"
+    assert world.open == 2

@@ -1,0 +1,78 @@
+"""What is kept is bounded by the memory it takes, whatever is kept."""
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.kept import Kept, size_of
+from schemas.messages import EnvironmentStepped, ModelAnswered
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=60))
+def test_it_never_takes_more_than_its_bound_and_knows_what_it_takes(
+    kept_sizes: list[tuple[int, int]],
+) -> None:
+    kept: Kept[bytes] = Kept(3000)
+
+    for key, size in kept_sizes:
+        kept.keep(key, bytes(size))
+
+    held = [value for key in range(10) if (value := kept.get(key)) is not None]
+    assert kept.size_bytes == sum(map(size_of, held)) <= 3000
+    assert len(kept) == len(held)
+    if kept_sizes:
+        last, size = kept_sizes[-1]
+        assert kept.get(last) == bytes(size)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    kept: Kept[bytes] = Kept(3 * size_of(bytes(100)))
+    for key in "abc":
+        kept.keep(key, bytes(100))
+
+    kept.get("a")
+    kept.keep("d", bytes(100))
+
+    assert [kept.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -> None:
+    kept: Kept[bytes] = Kept(1000)
+    kept.keep("a", b"old")
+
+    kept.keep("a", bytes(1000))
+
+    assert (kept.get("a"), len(kept), kept.size_bytes) == (None, 0, 0)
+
+
+def test_what_is_dropped_is_gone() -> None:
+    kept: Kept[bytes] = Kept()
+    kept.keep("a", b"old")
+
+    kept.drop("a")
+    kept.drop("a")
+
+    assert (kept.get("a"), kept.size_bytes) == (None, 0)
+
+
+def answer(tokens: int) -> ModelAnswered:
+    packed = bytes(4 * tokens)
+    parts = [bytes(bytearray(packed)) for _ in range(4)]
+    return ModelAnswered("ab" * tokens, *parts, "stop", "p", 0)
+
+
+def test_the_bound_is_one_of_memory_whether_answers_are_long_or_short() -> None:
+    for tokens, most_bytes, count in ((2048, 8 << 20, 500), (4, 1 << 20, 5000)):
+        tracemalloc.start()
+        kept: Kept[ModelAnswered] = Kept(most_bytes)
+        for number in range(count):
+            kept.keep(number.to_bytes(16, "big"), answer(tokens))
+        used = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+
+        assert 0.5 * most_bytes < used < 1.25 * most_bytes
+
+
+def test_an_observation_is_weighed_with_its_text() -> None:
+    assert size_of(EnvironmentStepped("x" * 5000)) > 5000 > size_of(EnvironmentStepped(""))

@@ -7,7 +7,7 @@ Nothing is written, to no topic and not into the run's folder.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from trainer import checkpoint as checkpoints
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.lineage import Branch, branch_of
+from trainer.machine import differing, machine
 from trainer.step import Learner
 
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
@@ -136,6 +137,12 @@ def train(plan: Plan, codec: Codec) -> Iterator[Again]:
         )
 
 
+def otherwise(plan: Plan, now: Mapping[str, str]) -> list[str]:
+    """What the steps were trained on then and are not now: their bits may differ for it."""
+    steps = [plan.branch.steps[number] for number in plan.numbers()]
+    return list(dict.fromkeys(text for step in steps for text in differing(step.machine, now)))
+
+
 def report(plan: Plan, threads: int, done: Sequence[Again]) -> dict[str, Any]:
     """All of it as plain values, for JSON."""
     return {
@@ -144,6 +151,7 @@ def report(plan: Plan, threads: int, done: Sequence[Again]) -> dict[str, Any]:
         "checkpoint": plan.path.name,
         "checkpoint_step": plan.start.state.step,
         "threads": threads,
+        "otherwise": otherwise(plan, machine("cpu")),
         "differing": [again.step for again in done if again.identical is False],
         "steps": [asdict(again) | {"identical": again.identical} for again in done],
     }
@@ -161,6 +169,9 @@ def lines(plan: Plan, threads: int) -> Iterator[str]:
         last = plan.first - 1
         between = f"step {last} is" if begin == last else f"steps {begin}..{last} are"
         yield f"no checkpoint of step {last} was kept: {between} trained too"
+    others = otherwise(plan, machine("cpu"))
+    if others:
+        yield f"the bits may differ, for this is not as it was: {'; '.join(others)}"
 
 
 def line(again: Again) -> str:

@@ -35,6 +35,7 @@ from trainer import checkpoint as checkpoints
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.curation import Buffer, Consumption, Sample
+from trainer.machine import machine
 from trainer.step import Learner
 
 KEEP_CHECKPOINTS = 3
@@ -487,6 +488,7 @@ class Trainer:
             dropped={reason: count for reason, count in since.items() if count},
             checkpoint=f"v{self.learner.version:08d}",
             weights_digest=weights_digest,
+            machine=machine(self.learner.device),
         )
 
     def _publish(self, topic: str, value: bytes, kind: str) -> None:

@@ -497,6 +497,7 @@ class TrainStep:
     dropped: dict[str, int] = field(default_factory=dict)
     checkpoint: str = ""
     weights_digest: str = ""
+    machine: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

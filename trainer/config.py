@@ -149,11 +149,30 @@ class LearnerConfig:
         return self.lr * plugin("schedule", self.schedule, SCHEDULES)(done, self.steps)
 
     def digest(self) -> str:
-        """sha256 over all values that decide what is learned, for the checkpoint."""
-        values = dataclasses.asdict(self)
-        del values["checkpoint_keep_every"]
+        """sha256 over the values that decide what is learned, for the checkpoint.
+
+        A value that came later counts only where it is not its default: so checkpoints from before
+        it stay usable, and those of today by a trainer of yesterday. A default never changes then.
+        """
+        values = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in FREE
+            and (field.name in FIRST or getattr(self, field.name) != field.default)
+        }
         return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
+
+FIRST = frozenset({
+    "advantage", "loss", "clip_low", "clip_high", "clip_dual", "aggregate", "aggregate_norm",
+    "entropy", "lr", "schedule", "steps", "betas", "weight_decay", "max_grad_norm", "max_staleness",
+    "groups_per_step", "group_size", "capacity_groups", "filters", "missing", "on_stale",
+    "temperature", "seed", "micro_batch_tokens", "max_skipped",
+})  # fmt: skip
+"""What the digest of the first release was taken over, whatever its values."""
+
+FREE = frozenset({"checkpoint_keep_every"})
+"""What may change between two checkpoints: it decides nothing that is learned."""
 
 PLUGINS: Mapping[str, Mapping[str, Any]] = {
     "advantage": RULES,

@@ -129,6 +129,34 @@ def test_other_weights_are_said_to_differ_and_by_how_much(world: World) -> None:
     assert "its weights file is gone" in again(world, "1")[1][-1]
 
 
+def test_what_bits_depend_on_is_recorded_and_said_before_they_are_compared(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    [step] = world.steps()
+    assert set(step.machine) == {"threads", "cpu", "torch", "device"}
+    assert step.machine["threads"] == str(torch.get_num_threads())
+    assert step.machine["device"] == "cpu"
+    say_again(world, replace(step, machine=step.machine | {"threads": "64", "torch": "1.0"}))
+
+    report, told = again(world, "1")
+
+    [said] = [line for line in told if "is not as it was" in line]
+    assert told.index(said) < len(told) - 1
+    assert f"threads 64 then, {torch.get_num_threads()} now" in said
+    assert "torch 1.0 then" in said
+    assert len(report["otherwise"]) == 2
+
+
+def test_a_step_that_tells_nothing_of_its_machine_is_trained_without_a_word(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    [step] = world.steps()
+    say_again(world, replace(step, machine={}))
+
+    report, told = again(world, "1")
+
+    assert report["otherwise"] == []
+    assert "identical" in told[-1]
+
+
 def say_again(world: World, step: TrainStep) -> None:
     """Write another record of a step; the last one counts."""
     value = world.shop.codec.encode(world.topics.train_steps, step)

@@ -1,6 +1,6 @@
 """The same batches give the same bits, a split changes nothing, and the learner learns."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -233,6 +233,27 @@ def test_a_key_nobody_knows_is_refused_with_the_nearest() -> None:
 def test_the_configs_digest_follows_its_values() -> None:
     assert LearnerConfig().digest() == LearnerConfig().digest()
     assert LearnerConfig().digest() != LearnerConfig(lr=1e-4).digest()
+    assert LearnerConfig().digest() == LearnerConfig(checkpoint_keep_every=1).digest()
+
+
+def test_the_digest_is_that_of_the_first_release() -> None:
+    """Taken at commit 2be306d; whoever changes one makes all checkpoints there are useless."""
+    assert LearnerConfig().digest() == (
+        "67147e4fe22a6ee786724c24a978b910849c523e6ffa414636b4bbed108abd78"
+    )
+    assert LearnerConfig(lr=1e-2, steps=20).digest() == (
+        "737937c7ba8f41d079b66d0636b00879399a29362be98cc4a68663861dfdbfd7"
+    )
+
+
+def test_a_value_that_came_later_counts_only_where_it_is_not_its_default() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Later(LearnerConfig):
+        curiosity: float = 0.0
+
+    assert Later().digest() == LearnerConfig().digest()
+    assert Later(lr=1e-4).digest() == LearnerConfig(lr=1e-4).digest()
+    assert Later(curiosity=0.5).digest() != LearnerConfig().digest()
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: object) -> None:

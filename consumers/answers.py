@@ -1,5 +1,8 @@
 """How groups that carry out commands answer: into the journal partition that the command names."""
 
+from collections.abc import Sequence
+
+from consumers.clock import Clock, LogClock
 from consumers.log import Log, Publisher, Record
 from schemas.codec import Codec
 from schemas.errors import NoSuchPartition, TooLarge, WireError
@@ -24,13 +27,26 @@ class Answers:
     """Writes answers; each is an output of the record that held its command."""
 
     def __init__(
-        self, name: str, log: Log, codec: Codec, topics: Topics, publisher: Publisher
+        self,
+        name: str,
+        log: Log,
+        codec: Codec,
+        topics: Topics,
+        publisher: Publisher,
+        wall: Clock,
     ) -> None:
         self.name = name
         self.log = log
         self.codec = codec
         self.topic = topics.events
         self.publisher = publisher
+        self.clock = LogClock(wall, slew=0)
+        """What deadlines of commands are held against; never ahead of the log.
+
+        The ack of an answer says what time it is there. Until there is one a command's own append
+        time does: it may have waited for long, so what is late may be done, and never the reverse.
+        """
+        self._acked_ms = 0
         self._partitions = log.partitions(self.topic)
 
     def check(self, command: Command) -> None:
@@ -40,6 +56,19 @@ class Answers:
             self._partitions = self.log.partitions(self.topic)
         if not 0 <= command.answer_partition < self._partitions:
             raise NoSuchPartition(self.topic, command.answer_partition, self._partitions)
+
+    def now_ms(self, taken: Sequence[tuple[Record, object]] = ()) -> int:
+        """The time by the log; `taken` is what was just read."""
+        if taken and not self._acked_ms:
+            self.clock.saw(max(record.timestamp_ms for record, _ in taken))
+        return int(self.clock() * 1000)
+
+    def set_clock(self) -> None:
+        """Learn the time from the newest ack; to be called soon after acks were counted."""
+        acked_ms = self.publisher.acked_ms
+        if acked_ms != self._acked_ms:
+            self._acked_ms = acked_ms
+            self.clock.saw(acked_ms)
 
     def give(
         self,

@@ -203,12 +203,11 @@ class Environments(WorkRole):
     ) -> None:
         self.name = name
         self.topics = [topics.steps]
-        self.answers = Answers(name, log_, codec, topics, publisher)
+        self.answers = Answers(name, log_, codec, topics, publisher, wall or steady_wall())
         self.kept: Kept[EnvironmentStepped] = Kept()
         self.lease_s = lease_s
         self.slow_s = slow_s
         self.close_s = close_s
-        self.wall = wall or steady_wall()
         self.counts: Counter[str] = Counter()
         self._threaded = threads > 0
         self._lock = threading.Lock()
@@ -227,7 +226,7 @@ class Environments(WorkRole):
         return EnvironmentStep
 
     def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
-        now_ms = int(self.wall() * 1000)
+        now_ms = self.answers.now_ms(batch)
         works = []
         for record, step in batch:
             try:
@@ -280,6 +279,7 @@ class Environments(WorkRole):
 
     def tick(self) -> None:
         now = time.monotonic()
+        self.answers.set_clock()
         for shard in self._all():
             with shard.turn:  # what it is at, it is at until we are done here
                 self._watch(shard, now)

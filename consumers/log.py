@@ -148,6 +148,9 @@ class Reader(Protocol):
 class Publisher(Protocol):
     """The way out. Acks are counted when `poll` runs, on the caller's thread."""
 
+    acked_ms: int
+    """Append time of the record acked last; 0 before the first."""
+
     def send(
         self,
         topic: str,

@@ -188,7 +188,8 @@ class MemoryPublisher:
     def __init__(self, log: MemoryLog) -> None:
         self.log = log
         self.hold_acks = False
-        self._unacked: list[Record | None] = []
+        self.acked_ms = 0
+        self._unacked: list[tuple[Record | None, int]] = []
 
     def send(
         self,
@@ -208,7 +209,7 @@ class MemoryPublisher:
         )
         if cause is not None:
             cause.sent += 1
-        self._unacked.append(cause)
+        self._unacked.append((cause, int(self.log.wall() * 1000)))
 
     def push(self) -> None:
         """Nothing is gathered here."""
@@ -216,7 +217,8 @@ class MemoryPublisher:
     def poll(self) -> None:
         if self.hold_acks:
             return
-        for cause in self._unacked:
+        for cause, append_ms in self._unacked:
+            self.acked_ms = append_ms
             if cause is not None:
                 cause.acked += 1
         self._unacked.clear()

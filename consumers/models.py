@@ -56,10 +56,10 @@ class Models(WorkRole):
         self.codec = codec
         self.topics = [topics.calls(engine.policy_id)]
         self.engine = engine
-        self.answers = Answers(name, log_, codec, topics, publisher)
         self.kept: Kept[ModelAnswered | CallFailed] = Kept()
         self.most_in_hand = most_in_hand
         self.wall = wall or steady_wall()
+        self.answers = Answers(name, log_, codec, topics, publisher, self.wall)
         self.counts: Counter[str] = Counter()
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
@@ -76,7 +76,7 @@ class Models(WorkRole):
         return ModelCall
 
     def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
-        now_ms = int(self.wall() * 1000)
+        now_ms = self.answers.now_ms(batch)
         for record, call in batch:
             if call.kind == "sample":
                 try:
@@ -148,6 +148,7 @@ class Models(WorkRole):
 
     def tick(self) -> None:
         now = self.wall()
+        self.answers.set_clock()
         if now >= self._versions_due:
             self._versions_due = now + VERSIONS_EVERY_S
             self._follow_versions()
@@ -156,7 +157,7 @@ class Models(WorkRole):
             if self._early:
                 early, self._early = self._early, []
                 for record, call in early:
-                    self._take_call(record, call, int(now * 1000))
+                    self._take_call(record, call, self.answers.now_ms())
         if self.engine.busy():
             for answer in self.engine.step():
                 self._answer(answer.call, answer.body)

@@ -132,6 +132,7 @@ class KafkaPublisher:
         self._fatal: list[KafkaError] = []
         self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
         self._failed: DeliveryFailed | None = None
+        self.acked_ms = 0
         self._gathered: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
 
     def send(
@@ -193,6 +194,7 @@ class KafkaPublisher:
     def _report(self, cause: Cause | None) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is None:
+                self.acked_ms = message.timestamp()[1]
                 if cause is not None:
                     cause.acked += 1
             elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):

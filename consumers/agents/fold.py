@@ -194,11 +194,13 @@ class Rollout:
         "due_ms",
         "failures",
         "first_offset",
+        "heard_ms",
         "model_calls",
         "next_position",
         "outstanding",
         "partition",
         "request",
+        "runs_ms",
         "sampled_tokens",
         "sessions",
         "started_ms",
@@ -229,6 +231,10 @@ class Rollout:
         """Nothing is overdue before; most rollouts need not be looked at when deadlines are due."""
         self.admitted = False
         """Whether its user's quota lets it run; the worker's affair, not history's."""
+        self.runs_ms = started_ms
+        """Since when its own deadline counts: not while a quota holds it."""
+        self.heard_ms = 0
+        """When the first answer came that counts; 0 before."""
         self._clear(1)
 
     def _clear(self, attempt: int) -> None:
@@ -438,7 +444,8 @@ class Rollout:
         return self.attempt == 1 and 0 in self.outstanding
 
     def restart_clock(self, now_ms: int) -> None:
-        """Let deadlines of outstanding commands begin now: they were held back until now."""
+        """Let all deadlines begin now: the first command was held back until now."""
+        self.runs_ms = now_ms
         for waits in self.outstanding.values():
             waits.opened_ms = now_ms
 
@@ -510,7 +517,7 @@ class Rollout:
 
     def ends_ms(self) -> int:
         """When it is too late for the rollout."""
-        return self.started_ms + int(self.request.limits.rollout_timeout_s * 1000)
+        return self.runs_ms + int(self.request.limits.rollout_timeout_s * 1000)
 
     # Answers
 
@@ -528,6 +535,7 @@ class Rollout:
             return None
         if waits is None or not waits.fits(event):
             return self._broken(self._disagreement(event, waits))
+        self.heard_ms = self.heard_ms or now_ms
         if isinstance(body, ModelAnswered):
             return self._settle(waits, self._heard(waits, body), now_ms)
         if isinstance(body, EnvironmentStepped):

@@ -78,6 +78,8 @@ class Capacity:
 
     max_live: int = 4000
     max_running_per_user: int = 0
+    max_held: int = 40_000
+    """Rollouts that quotas hold back; they take memory, and no part in `max_live`."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class Owned:
 
     journal: Journal
     progress: Progress
+    clock: LogClock
+    """The time that deadlines of its rollouts are held against."""
     word: str
     """The commit metadata found; kept until the fold is complete as of a commit."""
     reset: bool
@@ -99,9 +103,6 @@ class Owned:
     caught_up: bool = False
     starting: set[int] = field(default_factory=set)
     """Offsets of requests whose starts this worker wrote and has not read back."""
-
-    def live(self) -> int:
-        return len(self.journal.open) + len(self.starting)
 
 
 @dataclass(slots=True)
@@ -158,7 +159,7 @@ class Agents:
         self.programs = programs
         guard_or_none: dict[str, Any] = {"guard": guard} if guard else {}
         self.world = World(programs, random.Random, **guard_or_none)
-        self.wall = LogClock(wall or steady_wall())
+        self.wall = wall or steady_wall()
         self.accept = accept
         self.loop: Loop
         self.owned: dict[int, Owned] = {}
@@ -198,7 +199,10 @@ class Agents:
         word = "" if reset else held.metadata
         folded = begin.low >= until
         quota = bool(self.quota.most) or begin.quota
-        self.owned[held.partition] = Owned(journal, progress, word, reset, until, quota, folded)
+        clock = LogClock(self.wall)
+        self.owned[held.partition] = Owned(
+            journal, progress, clock, word, reset, until, quota, folded
+        )
         if begin.stragglers:
             progress.needs = journal.needs
         return begin.low
@@ -228,8 +232,21 @@ class Agents:
         if not owned.folded:
             return owned.word
         watermark = owned.journal.watermark(progress.next_offset)
-        requests, quota = self._ids[self.names.requests], bool(self.quota.most)
-        return replace(watermark, requests=requests, quota=quota).write()
+        requests = self._ids[self.names.requests]
+        return replace(watermark, requests=requests, quota=self._held_back(owned)).write()
+
+    def _held_back(self, owned: Owned) -> bool:
+        """Whether an heir must think of first commands that may never have been sent.
+
+        What an earlier owner held back is sent again when the journal is read, but no commit waits
+        for those acks: an answer has to come first.
+        """
+        if owned.quota and owned.caught_up and not self.quota.most:
+            owned.quota = any(
+                rollout.at_first_command() and rollout.first_offset < owned.progress.end_at_assign
+                for rollout in owned.journal.open.values()
+            )
+        return owned.quota
 
     def full(self, progress: Progress) -> bool:
         """Only requests are ever paused: answers must flow for capacity to come back."""
@@ -240,15 +257,16 @@ class Agents:
             return self.words.paused
         # No partition may take all the room: its keys lead to one partition of calls and steps.
         share = -(-most // max(1, len(self._from)))
-        owned = self.owned.get(progress.number)
-        here = owned.live() if owned else 0
+        here = self.live(progress.number) if progress.number in self.owned else 0
         if progress.paused:
             most, share = max(1, most * 7 // 8), max(1, share * 7 // 8)
-        return self.live() >= most or here >= share
+        held = 0 < self.capacity.max_held <= self.quota.held.total()
+        return held or here >= share or sum(map(self.live, self.owned)) >= most
 
-    def live(self) -> int:
-        """Rollouts in this worker's hands, also those whose start is on its way."""
-        return sum(owned.live() for owned in self.owned.values())
+    def live(self, partition: int) -> int:
+        """Rollouts that run, also those whose start is on its way; not what a quota holds back."""
+        owned = self.owned[partition]
+        return len(owned.journal.open) + len(owned.starting) - self.quota.held[partition]
 
     def in_flight(self) -> int:
         return 0
@@ -256,17 +274,20 @@ class Agents:
     # Records
 
     def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
-        if batch:
-            self.wall.saw(batch[-1][0].timestamp_ms)
+        fresh = {number for number, owned in self.owned.items() if owned.caught_up}
+        newest: dict[int, int] = {}
         for record, message in batch:
             if record.topic == self.names.events:
                 self._event(record, message)
+                newest[record.partition] = record.timestamp_ms
             elif self.words.paused:
                 self._paused.append((record, message))
                 continue
             else:
                 self._request(record, message)
             record.closed = True
+        for partition in fresh & newest.keys():
+            self.owned[partition].clock.saw(newest[partition])
 
     def unreadable(self, record: Record, error: WireError) -> None:
         """Bury the bytes; where a request was, the journal says that it was refused."""
@@ -384,6 +405,8 @@ class Agents:
         for rollout in list(owned.journal.open.values()):
             self._cancel_if_asked(rollout)
             held_before = owned.quota and rollout.at_first_command()
+            if owned.quota and rollout.heard_ms:  # it ran by then; since when, nobody wrote down
+                rollout.runs_ms = rollout.heard_ms
             if rollout.admitted and (owned.reset or held_before):
                 self._send_again(rollout, fresh=held_before)
             elif rollout.decision is not None:
@@ -393,7 +416,7 @@ class Agents:
     def _send_again(self, rollout: Rollout, *, fresh: bool) -> None:
         """Send what a rollout waits for; `fresh` where it may never have been sent before."""
         if fresh:
-            rollout.restart_clock(int(self.wall() * 1000))
+            rollout.restart_clock(int(self.owned[rollout.partition].clock() * 1000))
         self._carry_out(rollout.resend(), rollout.partition, None)
 
     def _cancel_if_asked(self, rollout: Rollout) -> None:
@@ -510,12 +533,13 @@ class Agents:
         if now >= self._due:
             self._due = now + DUE_EVERY_S
             self._retry()
-            self._deadlines(int(now * 1000))
+            self._deadlines()
 
-    def _deadlines(self, now_ms: int) -> None:
+    def _deadlines(self) -> None:
         for owned in self.owned.values():
             if not owned.caught_up:
                 continue
+            now_ms = int(owned.clock() * 1000)
             for rollout in owned.journal.open.values():
                 if rollout.admitted:
                     for event in rollout.overdue(now_ms):

@@ -443,7 +443,7 @@ def test_partitions_that_move_take_their_rollouts_with_them() -> None:
         answer(rig, step)
     rig.settle(first, second)
 
-    assert role_of(first).live() == role_of(second).live() == 1
+    assert (role_of(first).live(0), role_of(second).live(1)) == (1, 1)
     assert len(steps(rig)) == 4
 
 
@@ -545,6 +545,87 @@ def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
     assert late.not_after_ms == int((rig.clock.now + 120.0) * 1000)
 
 
+def test_a_quota_stops_the_clock_of_the_rollouts_it_holds(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    limits = Limits(rollout_timeout_s=3600.0, call_timeout_s=1000.0)
+    for n in range(12):
+        ask(rig, f"r{n}", user="ann", limits=limits)
+    rig.settle(loop)
+
+    for n in range(12):
+        for _ in range(4):
+            rig.clock.pass_by(100.0)
+            rig.settle(loop)
+        answer(rig, calls(rig)[n])
+        rig.settle(loop)
+
+    assert [t.status for t in rig.trajectories()] == ["finished"] * 12
+
+
+def test_a_rollout_that_was_held_still_ends_when_its_own_time_is_over(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    for n in range(2):
+        ask(rig, f"r{n}", WALKS, user="ann", limits=Limits(rollout_timeout_s=100.0))
+    rig.settle(loop)
+    rig.clock.pass_by(101.0)
+    rig.settle(loop)
+    assert [e.rollout_id for e in rig.events(DeadlinePassed)] == ["r0"]
+
+    rig.clock.pass_by(99.0)
+    rig.settle(loop)
+    assert len(rig.trajectories()) == 1
+    rig.clock.pass_by(2.0)
+    rig.settle(loop)
+
+    assert [e.rollout_id for e in rig.events(DeadlinePassed)] == ["r0", "r1"]
+
+
+def test_an_heir_counts_the_time_of_a_rollout_that_was_held_from_its_first_answer(
+    rig: Rig,
+) -> None:
+    """When it was let go is written nowhere; its first answer is, and came after that."""
+    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    for n in range(2):
+        ask(rig, f"r{n}", WALKS, user="ann", limits=Limits(rollout_timeout_s=100.0))
+    rig.settle(first)
+    rig.clock.pass_by(101.0)
+    rig.settle(first)
+    answer(rig, next(step for step in steps(rig) if step.rollout_id == "r1"))
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    second = rig.agents("a2")
+    rig.clock.pass_by(95.0)
+    rig.settle(second)
+    assert len(rig.trajectories()) == 1
+    rig.clock.pass_by(5.0)
+    rig.settle(second)
+
+    assert [t.status for t in rig.trajectories()] == ["timed_out", "timed_out"]
+
+
+def test_what_a_quota_holds_back_leaves_room_for_others(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_live=8, max_running_per_user=2))
+    for n in range(600):
+        ask(rig, f"r{n}", user="ann")
+    ask(rig, "other", user="bob")
+
+    rig.settle(loop)
+
+    assert [c.rollout_id for c in calls(rig)] == ["r0", "r1", "other"]
+
+
+def test_what_quotas_hold_back_is_bounded_too(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(max_running_per_user=1, max_held=100))
+    for n in range(600):
+        ask(rig, f"r{n}", user="ann")
+
+    rig.settle(loop)
+
+    assert len(rig.events(RolloutStarted)) == 500  # one batch had been polled
+
+
 @pytest.mark.parametrize("most", [0, 2])
 def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig, most: int) -> None:
     """Also where the heir has no quotas and cannot know by itself what was held back."""
@@ -559,6 +640,27 @@ def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig, most: int) 
     rig.settle(second)
 
     assert "r1" in [c.rollout_id for c in calls(rig)]
+
+
+def test_an_heir_that_dies_before_its_commands_are_out_leaves_word_of_them(rig: Rig) -> None:
+    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    ask(rig, "r0", WALKS, user="ann")
+    ask(rig, "r1", user="ann")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    second = rig.agents("a2")
+    role_of(second).commands.send = lambda *args, **named: None
+    rig.settle(second)
+    answer(rig, steps(rig)[0])
+    rig.settle(second)
+    rig.commit(second)
+    assert calls(rig) == []
+    killed(second)
+
+    rig.settle(rig.agents("a3"))
+
+    assert [c.rollout_id for c in calls(rig)] == ["r1"]
 
 
 def test_a_cancelled_rollout_gives_its_place_to_the_next(rig: Rig) -> None:
@@ -667,6 +769,41 @@ def test_deadlines_that_passed_during_a_takeover_count_from_the_journal(rig: Rig
 
     assert [e.written_by for e in rig.events(CallFailed)] == ["a2"]
     assert calls(rig)[-1].tries == 1
+
+
+def test_a_broker_whose_clock_is_ahead_ends_nobody_elses_waits() -> None:
+    """Neither in its own partitions, where it stamps one record or all, nor in others."""
+    rig = Rig(partitions=2)
+    loop = rig.agents()
+    for n in range(6):
+        rig.ask(request(f"r{n}", ASKS), n % 2)
+    rig.settle(loop)
+    now = rig.log.wall
+    rig.log.wall = lambda: now() + 600.0
+    rig.ask(request("stamped", ASKS), 1)
+    rig.settle(loop)
+    rig.log.wall = now
+
+    for _ in range(10):
+        rig.clock.pass_by(0.6)
+        rig.settle(loop)
+
+    assert rig.events(CallFailed) == []
+
+
+def test_an_agents_worker_whose_clock_is_ahead_waits_as_long_as_it_should(rig: Rig) -> None:
+    rig.wall = lambda: rig.clock() + 130.0
+    loop = rig.agents()
+    ask(rig, limits=Limits(call_timeout_s=120.0))
+    rig.settle(loop)
+
+    rig.clock.pass_by(110.0)
+    rig.settle(loop)
+    assert rig.events(CallFailed) == []
+    rig.clock.pass_by(11.0)
+    rig.settle(loop)
+
+    assert [e.body.code for e in rig.events(CallFailed)] == ["deadline"]
 
 
 # Programs that change

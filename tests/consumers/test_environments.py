@@ -406,6 +406,16 @@ def test_a_failure_is_not_kept(rig: Rig, make: Maker) -> None:
     assert role_of(loop).counts["answered_again"] == 0
 
 
+def test_a_worker_whose_clock_is_ahead_does_what_it_is_asked_in_time(rig: Rig, make: Maker) -> None:
+    rig.wall = lambda: rig.clock() + 130.0
+    loop = rig.environments(make=make)
+
+    send(rig, step_of("r", not_after_ms=int(rig.clock.now * 1000) + 60_000))
+    rig.settle(loop)
+
+    assert answers(rig)["r", 0, 0].text == "seed 0"
+
+
 def test_a_step_taken_too_late_is_not_done(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     now_ms = int(rig.clock.now * 1000)

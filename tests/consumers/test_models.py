@@ -144,6 +144,49 @@ def test_a_call_taken_too_late_is_not_done(rig: Rig) -> None:
     assert len(engine.added) == 1
 
 
+def test_a_server_whose_clock_is_ahead_does_what_it_is_asked_in_time(rig: Rig) -> None:
+    rig.wall = lambda: rig.clock() + 130.0
+    loop = rig.models(Counting())
+    until_ms = int(rig.clock.now * 1000) + 120_000
+
+    for n in range(3):
+        send(rig, call_of(position=n, not_after_ms=until_ms))
+        rig.settle(loop)
+        rig.clock.pass_by(40.0)
+    rig.clock.pass_by(1.0)
+    send(rig, call_of(position=3, not_after_ms=until_ms))
+    rig.settle(loop)
+
+    codes = [getattr(body, "code", "") for body in answers(rig)]
+    assert codes == ["", "", "", "expired"]
+
+
+def test_what_waited_too_long_is_known_by_the_time_of_the_last_ack(rig: Rig) -> None:
+    """Its own append time says nothing of how long a call has waited."""
+    rig.wall = lambda: rig.clock() + 130.0
+    loop = rig.models(Counting())
+    send(rig, call_of())
+    rig.settle(loop)
+
+    send(rig, call_of(position=1, not_after_ms=int(rig.clock.now * 1000) + 120_000))
+    rig.clock.pass_by(121.0)
+    rig.settle(loop)
+
+    assert [getattr(body, "code", "") for body in answers(rig)] == ["", "expired"]
+
+
+def test_a_call_that_a_broker_stamped_ahead_of_time_is_done(rig: Rig) -> None:
+    loop = rig.models(Counting())
+    until_ms = int(rig.clock.now * 1000) + 120_000
+    rig.log.wall = lambda: rig.clock() + 600.0
+
+    for n in range(2):
+        send(rig, call_of(position=n, not_after_ms=until_ms))
+        rig.settle(loop)
+
+    assert [body.text for body in answers(rig)] == ["to 0", "to 1"]
+
+
 def test_a_call_that_wants_a_newer_version_waits_for_it(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from consumers.log import Commit, Held, Record, TopicPartition
+from consumers.log import Commit, Held, Record, TopicPartition, read_all
 from consumers.loop import Loop, Progress
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import JournalGone, TooLarge, TopicsDiffer
@@ -515,6 +515,16 @@ class TestLog:
         until(lambda: publisher.waiting() == 0, [publisher.poll])
 
         assert (cause.acked, cause.finished()) == (2, True)
+
+    def test_an_ack_tells_the_append_time(self) -> None:
+        topic, publisher = self.topic(), self.log.publisher()
+        assert publisher.acked_ms == 0
+
+        publisher.send(topic, None, b"1")
+        publisher.flush(DEADLINE_S)
+
+        (record,) = read_all(self.log.reader([topic]))
+        assert publisher.acked_ms == record.timestamp_ms
 
     def test_a_flush_waits_for_the_acks(self) -> None:
         topic, publisher = self.topic(), self.log.publisher(bulk=True)

@@ -17,6 +17,7 @@ from compose.cli_archive import add_to as add_archive_commands
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
 from compose.cli_lineage import add_to as add_lineage_commands
+from compose.cli_runs import add_to as add_runs_commands
 from compose.extras import EXTRAS, not_installed, require
 
 if TYPE_CHECKING:
@@ -144,8 +145,22 @@ def status() -> None:
     for service in found:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
         typer.echo(f"{service.name:<9} {where}")
+        if service.name == "kafka" and service.address:
+            typer.echo(f"topics    {_partitions(service.address)}")
     if not all(service.pid for service in found):
         raise typer.Exit(1)
+
+
+def _partitions(servers: str) -> str:
+    """How many a broker keeps: each costs it files and memory, used or not."""
+    from producers.publisher import Admin
+    from schemas.errors import Unavailable
+
+    try:
+        found = Admin({"bootstrap.servers": servers}, timeout_s=5.0).partitions()
+    except Unavailable as error:
+        return str(error)
+    return f"{len(found)}, with {sum(found.values())} partitions"
 
 
 # Topics
@@ -456,6 +471,7 @@ add_control_commands(app, cluster)
 add_lineage_commands(app, cluster)
 add_archive_commands(app, topics_app, cluster, settings)
 add_history_commands(app, cluster)
+add_runs_commands(app, cluster)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Commands over the history as tables and curves: export, query, runs, curve, topics stats."""
+"""Commands over the history as tables and curves: export, query, curve, topics stats."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -92,26 +92,6 @@ def add_to(
             else:
                 with page() as terminal:
                     queries.print_table(answer, terminal)
-
-    @app.command("runs")
-    def list_runs(json: Json = False) -> None:
-        """List every run that has a folder here or a step in the log.
-
-        Example: rollcall runs --json
-        """
-        import orjson
-
-        from compose import listing
-        from compose.look import page
-
-        found = listing.list_runs(cluster())
-        if json:
-            typer.echo(orjson.dumps(listing.plain(found), option=orjson.OPT_INDENT_2))
-        elif not found:
-            typer.echo("no run yet; `rollcall demo` makes one")
-        else:
-            with page() as terminal:
-                terminal.print(listing.table(found))
 
     @app.command()
     def curve(

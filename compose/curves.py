@@ -107,7 +107,7 @@ class Curve:
 
 def read(cluster: "Cluster", name: str) -> Curve:
     """The curve of a run by id or folder; raises Refused for one of which there is no record."""
-    folder = _folder(cluster, name)
+    folder = folder_of(cluster, name)
     run_id = folder.run_id if folder else name
     steps = steps_of(cluster)
     folders = {run_id: folder} if folder else {}
@@ -122,7 +122,8 @@ def read(cluster: "Cluster", name: str) -> Curve:
     return Curve.of(run_id, [step for step, _ in written], heldout, at_ms)
 
 
-def _folder(cluster: "Cluster", name: str) -> runs.RunFolder | None:
+def folder_of(cluster: "Cluster", name: str) -> runs.RunFolder | None:
+    """The folder of a run by id or path; None where there is none here."""
     with suppress(Refused):  # of a run from elsewhere there is only the log
         return runs.find(cluster.settings.state(), name)
     return None

@@ -2,7 +2,6 @@
 
 import fcntl
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -87,11 +86,12 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 def _state(folder: RunFolder) -> str:
     if _summary(folder):
         return "finished"
-    return "training" if _held(folder.directory / LOCK_FILE) else "stopped"
+    return "training" if is_training(folder) else "stopped"
 
 
-def _held(lock: Path) -> bool:
-    """Whether a trainer holds the lock; asking takes it for a moment, together with others."""
+def is_training(folder: RunFolder) -> bool:
+    """Whether a trainer holds the run's lock; asking takes it for a moment, with others."""
+    lock = folder.directory / LOCK_FILE
     if not lock.exists():
         return False
     with lock.open() as handle:

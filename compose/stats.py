@@ -67,7 +67,11 @@ class Stats:
             | {"partitions": {str(number): behind for number, behind in lag.partitions.items()}}
             for lag in self.lags
         ]
-        return {"topics": [asdict(topic) for topic in self.topics], "lags": lags}
+        return {
+            "partitions": sum(topic.partitions for topic in self.topics),
+            "topics": [asdict(topic) for topic in self.topics],
+            "lags": lags,
+        }
 
 
 def measure(cluster: "Cluster", *, now_s: float | None = None) -> Stats:
@@ -161,4 +165,9 @@ def show(stats: Stats, terminal: Console) -> None:
         each = "  ".join(f"{n}:{count:,}" for n, count in lag.partitions.items() if count)
         behind.add_row(lag.group, lag.topic, f"{lag.total:,}", each)
     terminal.print(behind if stats.lags else "no group has committed anything yet")
+    partitions = sum(topic.partitions for topic in stats.topics)
+    terminal.print(
+        f"{len(stats.topics)} topics, {partitions:,} partitions; `rollcall runs retire` removes "
+        "those of a run that is over"
+    )
     terminal.print("~ estimated from the last records of each partition, before compression")

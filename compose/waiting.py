@@ -113,6 +113,13 @@ def look(cluster: "Cluster", *, group_id: str = "") -> Waiting:
     return _Look(cluster, group_id).found()
 
 
+def open_rollouts(cluster: "Cluster", run_id: str, policy_id: str) -> set[str]:
+    """Rollouts of a run, or that ask a policy, which are not started or have not ended."""
+    reading = _Look(cluster, "")
+    reading.read_open()
+    return reading.waits.asked_of(run_id, policy_id)
+
+
 def words_of(cluster: "Cluster") -> Words:
     """What `control` says, as every agents worker reads it."""
     words = Words()
@@ -167,9 +174,13 @@ class _Look:
         self.unreadable: Counter[str] = Counter()
         self.waits = Waits(self.topics, world, self._scorings(), group_id=group_id)
 
-    def found(self) -> Waiting:
+    def read_open(self) -> None:
+        """Read who is asked for and has not ended."""
         self._journal()
         self._requests()
+
+    def found(self) -> Waiting:
+        self.read_open()
         self._trajectories()
         self._scored()
         self._commands()

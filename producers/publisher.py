@@ -65,6 +65,13 @@ COMMON = {
 }
 
 
+DONE_BEFORE = {
+    KafkaError.TOPIC_ALREADY_EXISTS,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.GROUP_ID_NOT_FOUND,
+}
+"""What a broker answers where nothing is left to do."""
+
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -313,12 +320,22 @@ class Admin:
         if resources:
             self._wait(self._client.incremental_alter_configs(resources))
 
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete topics; those that are gone already are passed over. Raises Refused."""
+        if names:
+            self._wait(self._client.delete_topics(list(names)))
+
+    def delete_groups(self, names: Sequence[str]) -> None:
+        """Delete consumer groups that nobody is in, with their offsets. Raises Refused."""
+        if names:
+            self._wait(self._client.delete_consumer_groups(list(names)))
+
     def _wait(self, futures: Mapping[Any, Any]) -> None:
         for thing, future in futures.items():
             try:
                 future.result()
             except KafkaException as error:
-                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                if error.args[0].code() in DONE_BEFORE:
                     continue
                 msg = f"the broker refuses {thing}: {error.args[0].str()}"
                 raise Refused(msg) from error

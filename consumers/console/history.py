@@ -43,6 +43,7 @@ RETRIED = 2
 LARGE_BYTES = 100_000
 """Only a trajectory above this can have been written without its sequences and steps."""
 FORGET_EVERY = 1000
+FOR_EVER_MS = 1 << 62
 FIRST = 20
 MISMATCH = (
     "the law of counting {} answer {} of attempt {} of rollout {}, the fold of its program {}; "
@@ -325,8 +326,11 @@ class Strand:
     def _calls_horizon(self, policy_id: str) -> int:
         horizon = self._calls_from.get(policy_id)
         if horizon is None:
-            topic = self.history.topics.calls(policy_id)
-            horizon = self._calls_from[policy_id] = self.history.window.horizon_ms.get(topic, 0)
+            window, topic = self.history.window, self.history.topics.calls(policy_id)
+            there = any(topic == name for name, _ in window.ends)
+            # A topic that was removed, as that of a run that is over is, has none of its calls.
+            horizon = window.horizon_ms.get(topic, 0) if there else FOR_EVER_MS
+            self._calls_from[policy_id] = horizon
         return horizon
 
     # Ends

@@ -240,6 +240,19 @@ class Waits:
         found = [*self._admissions(), *self._running(), *self._rewards(), *self._groups()]
         return sorted(found, key=lambda wait: (wait.since_ms, wait.rollout_id))
 
+    def asked_of(self, run_id: str, policy_id: str) -> set[str]:
+        """Ids of what is open or asked for, of a run, or of a policy that is waited for."""
+        found = {
+            request.rollout_id
+            for request in self._requests()
+            if (run_id and request.run_id == run_id) or request.policy_id == policy_id
+        }
+        for rollout in self._open():
+            asked = (waits.sequence for waits in rollout.outstanding.values())
+            if any(sequence and sequence.policy_id == policy_id for sequence in asked):
+                found.add(rollout.request.rollout_id)
+        return found
+
     def _open(self) -> Iterator[Rollout]:
         for journal in self.journals.values():
             yield from journal.open.values()

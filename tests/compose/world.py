@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from compose.settings import Settings
 from compose.workers import Workshop
-from consumers.log import Record, TopicPartition
+from consumers.log import Commit, Record, TopicPartition
 from consumers.loop import Loop
 from consumers.memory import MemoryLog, MemoryReader
 from inference.scripted import Script, ScriptedEngine
@@ -64,6 +64,11 @@ class WorkingLog(MemoryLog):
     ) -> MemoryReader:
         return WorkingReader(self, topics, starts or {}, from_end=from_end)
 
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        """What a group has committed on a topic, with the words that went with it."""
+        held = self.groups[group].committed if group in self.groups else {}
+        return {n: Commit(t, n, *word) for (t, n), word in held.items() if t == topic}
+
     def work(self) -> int:
         """One turn of everybody; return how many records they read."""
         if self._at_work:
@@ -108,6 +113,14 @@ class MemoryAdmin:
             for name in groups
             for source in self.log.groups[name].members
         ]
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.log.topics.pop(name, None)
+
+    def delete_groups(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.log.groups.pop(name, None)
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """As the manifest wants them."""

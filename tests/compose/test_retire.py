@@ -1,0 +1,147 @@
+"""A run that is over leaves nothing behind but its history."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compose import runs
+from compose.cluster import Cluster
+from compose.recipe import load_recipe
+from compose.retire import left_by, remove
+from compose.settings import Settings
+from compose.verify import audit
+from compose.workers import sole_trainer
+from consumers.log import Held
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Task, TrainStep
+from tests.compose.test_cli import addresses, refused, rollcall
+from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+
+CALLS = "t.model.calls.p"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> MemoryCluster:
+    """A run whose rollouts have ended, whose workers are gone and which took one step."""
+    made = MemoryCluster(settings=Settings(prefix="t.", state_dir=tmp_path))
+    made.hire(lambda call: "left")
+    for number in range(3):
+        made.ask(of_run("run", f"r{number}"))
+    made.finish()
+    leave(made)
+    step = TrainStep(POLICY, "run", 1, 1, 0, (), {}, {}, "v1", "0" * 64)
+    topic = made.topics.train_steps
+    made.log.append(topic, POLICY.encode(), made.codec.encode(topic, step))
+    return made
+
+
+def of_run(run_id: str, rollout_id: str) -> RolloutRequest:
+    return RolloutRequest(rollout_id, Task(CORRIDOR), policy_id=POLICY, run_id=run_id)
+
+
+def leave(cluster: MemoryCluster) -> None:
+    for worker in cluster.log.crew:
+        worker.stop()
+    cluster.log.crew = ()
+
+
+def refusal(cluster: MemoryCluster, name: str = "run", *, folder: bool = False) -> str:
+    with pytest.raises(Refused) as told:
+        left_by(cluster, name, folder=folder)  # type: ignore[arg-type]
+    return str(told.value)
+
+
+def test_what_is_left_is_named_and_nothing_is_removed(cluster: MemoryCluster) -> None:
+    left = left_by(cluster, "run", folder=False)  # type: ignore[arg-type]
+
+    assert left.lines() == [f"topic {CALLS}, 3 partitions", "group t.models.p"]
+    assert CALLS in cluster.log.topics
+    assert "t.models.p" in cluster.log.groups
+
+
+def test_topic_and_groups_are_removed_and_the_history_still_verifies(
+    cluster: MemoryCluster,
+) -> None:
+    remove(cluster, left_by(cluster, "run", folder=False))  # type: ignore[arg-type]
+
+    assert CALLS not in cluster.log.topics
+    assert "t.models.p" not in cluster.log.groups
+    assert {"t.agents", "t.environments", "t.rewards.default"} <= cluster.log.groups.keys()
+    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    assert (report.ok, report.ended) == (True, 3)
+    assert left_by(cluster, "run", folder=False).lines() == []  # type: ignore[arg-type]
+
+
+def test_a_run_with_an_open_rollout_is_refused(cluster: MemoryCluster) -> None:
+    cluster.hire(lambda call: "left")
+    cluster.finish()
+    cluster.start(of_run("run", "late"), cluster.log.bounds(cluster.topics.requests)[0][1])
+    leave(cluster)
+
+    assert "1 rollouts of run 'run' are open (late)" in refusal(cluster)
+
+
+def test_a_run_with_a_request_that_nobody_started_is_refused(cluster: MemoryCluster) -> None:
+    cluster.ask(of_run("run", "asked"))
+
+    assert "open (asked)" in refusal(cluster)
+
+
+def test_a_policy_that_somebody_serves_is_refused_by_the_servers_name(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.hire(lambda call: "left")
+    cluster.finish()
+
+    assert "serve 'p'; `rollcall drain a worker` first" in refusal(cluster)
+
+
+def test_an_unknown_run_is_refused_with_the_nearest(cluster: MemoryCluster) -> None:
+    assert "did you mean 'run'" in refusal(cluster, "runn")
+
+
+def test_a_run_without_a_folder_here_has_none_to_remove(cluster: MemoryCluster) -> None:
+    assert "leave --folder out" in refusal(cluster, folder=True)
+
+
+@pytest.mark.broker
+def test_a_run_is_retired_with_its_folder_unless_it_trains(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster()
+    settings = cluster.settings
+    recipe, text = load_recipe("lake-any-start")
+    made = runs.create(settings.state(), recipe, text, seed=1)
+    where = addresses(cluster)
+    made_topics = rollcall(
+        "topics", "apply", "--policy", made.policy_id, "--partitions", "4", cwd=tmp_path, **where
+    )
+    assert made_topics.returncode == 0, made_topics.stderr
+    folder = runs.begin(made, cluster)
+    group = cluster.topics.group("models", folder.policy_id)
+    source = cluster.log.source(group, [cluster.topics.calls(folder.policy_id)], Idle())
+    source.poll(10.0)
+    retire = ("runs", "retire", folder.run_id, "--folder", "--yes")
+
+    with sole_trainer(folder.directory, lambda: False):
+        training = refused(rollcall(*retire, cwd=tmp_path, **where))
+    source.close()
+    done = rollcall(*retire, cwd=tmp_path, **where)
+
+    assert "is training" in training
+    assert done.returncode == 0, done.stderr
+    assert f"removed folder {folder.directory}" in done.stdout
+    assert not folder.directory.exists()
+    assert cluster.topics.calls(folder.policy_id) not in cluster.admin.partitions()
+
+
+class Idle:
+    """A member of a group that reads nothing by itself."""
+
+    def assigned(self, held: Held) -> int:
+        return held.committed or held.log_start
+
+    def revoked(self, partitions: object) -> None: ...
+
+    def lost(self, partitions: object) -> None: ...

@@ -12,7 +12,7 @@ A span that is not full is in nobody's file: `rollcall export` covers the tail.
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Archive(WorkRole):
         if span is not None:
             span.writers.abandon()
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, message in batch:
             span = self._span_of(record)
             topic_id = self.ids[record.topic]

@@ -225,8 +225,8 @@ class Environments(WorkRole):
         del topic
         return EnvironmentStep
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
-        now_ms = self.answers.now_ms(batch)
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        now_ms = self.answers.now_ms(batch := list(batch))
         works = []
         for record, step in batch:
             try:

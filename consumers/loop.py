@@ -13,7 +13,7 @@ import gc
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,6 +35,10 @@ METADATA_BYTES = 4095
 SPAN = 2000
 """Records of one partition in hand at once; more would make a restart repeat all behind one."""
 RETRY_S = 1.0
+TURN_S = 0.5
+"""The time in which a turn hands records over; whatever one costs, the loop comes round."""
+MOST = 500
+"""Records asked for in one poll."""
 COLLECT = (500_000, 50, 1000)
 """Thresholds of Python's collector; with Python's own, thousands of live rollouts, none of them
 garbage, are walked through so often that it takes a sixth of a worker's time."""
@@ -63,7 +67,9 @@ class Progress:
     end_at_assign: int
     taken: deque[Record] = field(default_factory=deque)
     held: deque[Record] = field(default_factory=deque)
-    """Delivered, but waiting for the registry."""
+    """Delivered and not yet handed over: the turn was over, or the registry is away."""
+    away: bool = False
+    """Whether the first held record waits for the registry."""
     ended: int | None = None
     """Where the partition was said to end, while records before that are held."""
     end: int = 0
@@ -110,8 +116,11 @@ class Role(Protocol):
         """All there was up to `progress.end` has been handed over."""
         ...
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
-        """Handle decoded records; each is closed now or later."""
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        """Handle decoded records; each is closed now or later.
+
+        They can be gone through once, and end when the turn's time is over.
+        """
         ...
 
     def unreadable(self, record: Record, error: WireError) -> None:
@@ -219,28 +228,31 @@ class Loop:
         self._retry_due = 0.0
         self._since_commit = 0
         self._refused = 0
+        self._most = MOST
+        self._cut: TopicPartition | None = None
         self.source = log_.source(group, role.topics, self)
 
     # One turn
 
     def turn(self, timeout_s: float = 0.1) -> int:
-        """Take one batch through the role; return how many records it held.
+        """Take one batch through the role; return how many records moved.
 
-        1. poll  2. decode  3. handle  4. what is due  5. count acks  6. commit what is finished
+        1. poll  2. decode and handle  3. what is due  4. count acks  5. commit what is finished
         """
-        records = self.source.poll(timeout_s)
-        batch = self._decode(records)
-        if batch:
-            self.role.take(batch)
+        waited_s = timeout_s if self._cut is None else 0.0
+        records = self.source.poll(waited_s, max(1, self._most - self._backlog()))
+        for record in records:
+            self._receive(record)
+        handed = self._hand_over()
         self._note_ends()
         self.role.tick()
         self._count_acks()
-        self._since_commit += len(records)
+        self._since_commit += handed
         now = self.clock()
         if now >= self._commit_due or self._since_commit >= COMMIT_EVERY_RECORDS:
             self._commit_finished(now)
         self._pause_and_resume()
-        return len(records)
+        return max(len(records), handed)
 
     def run(
         self,
@@ -298,49 +310,80 @@ class Loop:
 
     # Records
 
-    def _decode(self, records: Sequence[Record]) -> list[tuple[Record, Any]]:
-        batch: list[tuple[Record, Any]] = []
-        if self._retry_due and self.clock() >= self._retry_due:
-            self._retry_due = 0.0
-            for progress in self.partitions.values():
-                waiting, progress.held = progress.held, deque()
-                for record in waiting:
-                    self._decode_one(record, progress, batch)
-        for record in records:
-            progress_or_none = self.partitions.get((record.topic, record.partition))
-            if progress_or_none is None:
-                continue
-            if record.offset >= progress_or_none.floor:
-                progress_or_none.taken.append(record)
-            elif progress_or_none.needs and not progress_or_none.needs(record.offset, record.key):
-                continue
-            if record.offset in progress_or_none.skip:
-                record.closed = True
-                self.counts["finished_before"] += 1
-                continue
-            self._decode_one(record, progress_or_none, batch)
-        return batch
-
-    def _decode_one(
-        self, record: Record, progress: Progress, batch: list[tuple[Record, Any]]
-    ) -> None:
-        if progress.held:
-            progress.held.append(record)
+    def _receive(self, record: Record) -> None:
+        """Put a record behind those of its partition that wait to be handed over."""
+        progress = self.partitions.get((record.topic, record.partition))
+        if progress is None:
             return
-        try:
-            batch.append((record, self.codec.decode(record.value, self.role.expects(record.topic))))
-            self.letters.read()
-        except WireError as error:
-            if record.offset < progress.floor:
-                return  # buried when it was read for the first time
-            # What came before it is handled first, so that nothing overtakes it.
-            self.role.take(batch)
-            batch.clear()
-            self.role.unreadable(record, error)
-        except Unavailable as error:
-            progress.held.append(record)
-            self._retry_due = self.clock() + RETRY_S
-            log.warning("registry_away", topic=record.topic, error=str(error))
+        if record.offset >= progress.floor:
+            progress.taken.append(record)
+        elif progress.needs and not progress.needs(record.offset, record.key):
+            return
+        if record.offset in progress.skip:
+            record.closed = True
+            self.counts["finished_before"] += 1
+            return
+        progress.held.append(record)
+
+    def _backlog(self) -> int:
+        return sum(len(progress.held) for progress in self.partitions.values())
+
+    def _hand_over(self) -> int:
+        """Hand the role what is held, while the turn's time lasts; return how many records left.
+
+        Where records cost so much that the time is over before all are handed, fewer are polled.
+        """
+        waiting = self._due()
+        before = sum(len(progress.held) for progress in waiting)
+        self._cut = None
+        if waiting:
+            self.role.take(self._handing(waiting, self.clock() + TURN_S))
+        handed = before - sum(len(progress.held) for progress in waiting)
+        self._most = min(MOST, 2 * self._most) if self._cut is None else max(1, handed)
+        return handed
+
+    def _due(self) -> list[Progress]:
+        """The partitions with records to hand over, ending with the one that was cut off."""
+        retry = self.clock() >= self._retry_due
+        order = list(self.partitions.values())
+        if self._cut in self.partitions:
+            first = list(self.partitions).index(self._cut) + 1
+            order = order[first:] + order[:first]
+        return [progress for progress in order if progress.held and (retry or not progress.away)]
+
+    def _handing(self, waiting: list[Progress], until: float) -> Iterator[tuple[Record, Any]]:
+        """Record by record: what came before one has been handled when it is decoded."""
+        for progress in waiting:
+            if progress.away and self.clock() < self._retry_due:
+                continue  # it was asked for another's sake a moment ago
+            while progress.held:
+                if self.clock() >= until:
+                    self._cut = progress.topic, progress.number
+                    return
+                record = progress.held[0]
+                message: Any
+                try:
+                    message = self.codec.decode(record.value, self.role.expects(record.topic))
+                except Unavailable as error:
+                    self._wait_for_registry(progress, error)
+                    break
+                except WireError as error:
+                    self._passed(progress)
+                    if record.offset >= progress.floor:  # else buried when it was read first
+                        self.role.unreadable(record, error)
+                    continue
+                self._passed(progress)
+                self.letters.read()
+                yield record, message
+
+    def _passed(self, progress: Progress) -> None:
+        progress.held.popleft()
+        progress.away = False
+
+    def _wait_for_registry(self, progress: Progress, error: Unavailable) -> None:
+        progress.away = True
+        self._retry_due = self.clock() + RETRY_S
+        log.warning("registry_away", topic=progress.topic, error=str(error))
 
     def bury(self, record: Record, error: WireError) -> None:
         """The usual fate of an unreadable record."""
@@ -418,7 +461,8 @@ class Loop:
     def _pause_and_resume(self) -> None:
         congested = self._waiting() > 25_000
         for tp, progress in self.partitions.items():
-            full = congested or bool(progress.held) or self.role.full(progress)
+            behind = bool(progress.held) and (progress.away or len(progress.held) > MOST)
+            full = congested or behind or self.role.full(progress)
             if full != progress.paused:
                 progress.paused = full
                 (self.source.pause if full else self.source.resume)([tp])

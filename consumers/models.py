@@ -6,7 +6,7 @@ version is: a restarted server reads `policy.versions` to its end first.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -75,8 +75,8 @@ class Models(WorkRole):
         del topic
         return ModelCall
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
-        now_ms = self.answers.now_ms(batch)
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        now_ms = self.answers.now_ms(batch := list(batch))
         for record, call in batch:
             if call.kind == "sample":
                 try:

@@ -5,7 +5,7 @@ all the same, so nobody downstream waits for it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ class Rewards(WorkRole):
         del topic
         return Trajectory
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
             self.publish(self.judge(record, trajectory), record)
             record.closed = True

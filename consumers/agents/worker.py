@@ -273,7 +273,7 @@ class Agents:
 
     # Records
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
         fresh = {number for number, owned in self.owned.items() if owned.caught_up}
         newest: dict[int, int] = {}
         for record, message in batch:

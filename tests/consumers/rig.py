@@ -1,6 +1,6 @@
 """Workers on the in-memory log, with a clock that only the test moves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from consumers.agents.worker import Agents
@@ -221,7 +221,7 @@ class InHand(WorkRole):
         del topic
         return Control
 
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, _ in batch:
             self.hand.append(record)
             self.seen.append((record.partition, record.offset))

@@ -364,7 +364,7 @@ def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig)
 
     second, folded = rig.agents("a2"), []
     take = role_of(second).take
-    role_of(second).take = lambda batch: (folded.extend(batch), take(batch))
+    role_of(second).take = lambda batch: take(folded.append(each) or each for each in batch)
     rig.settle(second)
     answer(rig, steps(rig)[0])
     rig.settle(second)

@@ -3,7 +3,7 @@
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -23,9 +23,9 @@ from consumers.loop import (
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
-from schemas.messages import Control, Event, Trajectory
+from schemas.messages import Control, Event, ModelAnswered, ScoredTrajectory, Trajectory
 from tests.consumers.journals import request
-from tests.consumers.rig import InHand, Rig, source_of
+from tests.consumers.rig import InHand, Rig, role_of, source_of
 
 TOPIC, ANSWERS = "t.control", "t.train.steps"
 
@@ -325,7 +325,7 @@ def test_nothing_overtakes_a_record_that_is_buried(rig: Rig) -> None:
     order: list[int] = []
 
     class Orders(InHand):
-        def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+        def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
             order.extend(record.offset for record, _ in batch)
 
         def unreadable(self, record: Record, error: WireError) -> None:
@@ -423,11 +423,133 @@ def test_fifty_unreadable_records_in_a_row_are_no_storm(rig: Rig) -> None:
         words(rig, 1)
     loop, _ = working(rig)
 
-    for _ in range(110):
-        records = source_of(loop).poll(0.0, most=1)
-        loop.role.take(loop._decode(records))
+    for _ in range(3):
+        loop.turn(0.0)
 
     assert len(rig.log.all("t.dead.letters")) == 100
+
+
+# A turn's time
+
+
+class Slow(InHand):
+    """Takes its time for every record, and closes it at once."""
+
+    def __init__(self, rig: Rig, costs_s: Callable[[int], float], **given: Any) -> None:
+        super().__init__(TOPIC, **given)
+        self.rig, self.costs_s = rig, costs_s
+
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        for record, word in batch:
+            self.rig.clock.pass_by(self.costs_s(record.offset))
+            super().take([(record, word)])
+            self.close()
+
+
+@pytest.mark.parametrize("dear_from", [0, 300])
+def test_a_turn_is_bounded_in_time_whatever_a_record_costs(rig: Rig, dear_from: int) -> None:
+    # Given records of which each costs half a second, or only those after many cheap ones
+    words(rig, 500)
+    publisher = rig.log.publisher()
+    dear = Slow(rig, lambda n: 0.5 if n >= dear_from else 0.0, publisher=publisher, answers=ANSWERS)
+    loop = rig.loop(dear, publisher, "g")
+
+    # When all are taken, then the loop comes round in between, and commits
+    committed, longest_s = 0, 0.0
+    while len(dear.seen) < 500:
+        began = rig.clock()
+        loop.turn(0.0)
+        longest_s = max(longest_s, rig.clock() - began)
+        now_committed = rig.committed("g", TOPIC) or 0
+        assert len(dear.seen) - now_committed <= dear_from + 3, "work that a kill would repeat"
+        committed = now_committed
+    rig.commit(loop)
+
+    assert longest_s <= 1.0
+    assert committed >= 495
+    assert [offset for _, offset in dear.seen] == list(range(500))
+    assert len(rig.log.all(ANSWERS)) == 500
+
+
+def test_where_records_cost_more_fewer_are_polled(rig: Rig) -> None:
+    words(rig, 2000)
+    publisher = rig.log.publisher()
+    loop = rig.loop(Slow(rig, lambda n: 0.25), publisher, "g")
+
+    for _ in range(50):
+        loop.turn(0.0)
+
+    progress = loop.partitions[TOPIC, 0]
+    assert progress.next_offset + len(progress.taken) < 600
+
+
+def test_no_partition_waits_for_the_dear_records_of_another() -> None:
+    rig = Rig(partitions=2)
+    topic = rig.topics.steps
+    for partition in (0, 1):
+        for _ in range(50):
+            rig.write(topic, "k", Control("pause"), partition)
+    role = Slow(rig, lambda n: 0.5)
+    role.topics = [topic]
+    loop = rig.loop(role, rig.log.publisher(), "g")
+
+    for _ in range(10):
+        loop.turn(0.0)
+
+    assert {partition for partition, _ in role.seen} == {0, 1}
+
+
+@pytest.mark.parametrize("kill_every", [1000, 40])
+def test_a_scorer_of_half_a_second_does_little_twice(kill_every: int) -> None:
+    # Given many trajectories, and workers that are not killed, or now and then
+    rig, kills = Rig(), 0
+    for n in range(100):
+        told = Trajectory(
+            f"r{n}", 1, "finished", request(f"r{n}"), (), (), (), *[0] * 4, 0, n, 0, 0
+        )
+        rig.write(rig.topics.trajectories, "r", told, 0)
+
+    def scoring() -> Loop:
+        loop = rig.rewards()
+        score = role_of(loop).score
+        role_of(loop).score = lambda *given: (rig.clock.pass_by(0.5), score(*given))[1]
+        return loop
+
+    def scored() -> list[str]:
+        return [s.trajectory.rollout_id for s in rig.read(rig.topics.scored, ScoredTrajectory)]
+
+    # When all are scored
+    loop = scoring()
+    while len(set(scored())) < 100:
+        loop.turn(0.0)
+        if len(scored()) // kill_every > kills:
+            kills += 1
+            source_of(loop).kill()
+            loop = scoring()
+
+    # Then a kill costs what was done since the last commit, and nothing else is done twice
+    assert len(scored()) <= 100 + 3 * kills
+
+
+def test_a_decode_step_of_twenty_seconds_is_a_turn_of_its_own() -> None:
+    # Given a model whose every step takes so long, with more calls than it batches
+    rig = Rig()
+    engine = ScriptedEngine("p", lambda call: "yes")
+    step = engine.step
+    engine.step = lambda: (rig.clock.pass_by(20.0), step())[1]  # type: ignore[method-assign]
+    agents, models = rig.agents(), rig.models(engine)
+    for n in range(30):
+        rig.ask(request(f"r{n}", "tests.consumers.test_agents_worker:asks"))
+    rig.settle(agents)
+
+    # When it serves them, then no turn holds more than one step
+    while models.role.in_flight() or len(rig.trajectories()) < 30:
+        began = rig.clock()
+        models.turn(0.0)
+        assert rig.clock() - began <= 20.5
+        agents.turn(0.0)
+
+    assert len(rig.events(ModelAnswered)) == 30
 
 
 # The registry

@@ -1,7 +1,7 @@
 """A process whose loop never turns again."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from consumers.log import Record
@@ -9,7 +9,7 @@ from tests.consumers.rig import InHand, Rig
 
 
 class Hangs(InHand):
-    def take(self, batch: Sequence[tuple[Record, Any]]) -> None:
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
         self.hang()
 
     def hang(self) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import struct
+import time
 from collections.abc import Callable, Mapping
 from functools import cache as untyped_cache
 from importlib.resources import files
@@ -22,9 +23,17 @@ from fastavro.repository import SchemaRepositoryError
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
 from schemas import messages, strict
-from schemas.errors import BadBytes, BadMagic, LengthsDisagree, UnknownSchema, WireError
+from schemas.errors import (
+    BadBytes,
+    BadMagic,
+    LengthsDisagree,
+    Unavailable,
+    UnknownSchema,
+    WireError,
+)
 
 M = TypeVar("M")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Schema = dict[str, Any]
 Build = Callable[[Any], Any]
@@ -34,6 +43,11 @@ NAMED = True
 UNLESS_SINGLE = True
 """But not that of a record or null: to ask costs time, and not to ask fails where schemas differ
 (fastavro takes a name for a schema)."""
+AGAIN_S = 0.5
+"""A registry that was away is not asked again within this time."""
+AGAIN_TIMES = 4
+"""Nor within so many times what it cost to learn that: at most a fifth of the time goes there."""
+AGAIN_MOST_S = 10.0
 PREFIX = struct.Struct(">BI")
 NAMESPACE = "rollcall."
 TOO_SHORT = (EOFError, IndexError, struct.error)
@@ -319,8 +333,11 @@ class _Written(NamedTuple):
 class Codec:
     """Encodes for a topic, decodes for a message type; one per process."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = registry
+        self.clock = clock
+        self._away: tuple[float, str] | None = None
+        """Until when the registry is taken to be away, and what was said of it."""
         self._prefixes: dict[str, bytes] = {}
         self._written: dict[tuple[int, type], _Written] = {}
 
@@ -358,8 +375,26 @@ class Codec:
 
     def prepare(self, topic: str, record: type) -> None:
         """Look the writer id of a topic up; raises TopicsDiffer and Unavailable."""
-        schema_id = self.registry.writer_id(topic, schema_text(record))
+        schema_id = self._ask(lambda: self.registry.writer_id(topic, schema_text(record)))
         self._prefixes[topic] = PREFIX.pack(0, schema_id)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Ask the registry; whoever asks for something else just after it was away is told so.
+
+        A worker with hundreds of records in hand would else wait for a timeout with each.
+        """
+        began = self.clock()
+        if self._away is not None and began < self._away[0]:
+            raise Unavailable(self._away[1])
+        try:
+            answer = question()
+        except Unavailable as error:
+            now = self.clock()
+            pause_s = min(max(AGAIN_S, AGAIN_TIMES * (now - began)), AGAIN_MOST_S)
+            self._away = now + pause_s, str(error)
+            raise
+        self._away = None
+        return answer
 
     def decode(self, value: bytes | None, expected: type[M]) -> M:
         """Read a value as the expected message; raises WireError or Unavailable."""
@@ -395,8 +430,9 @@ class Codec:
         return value, known or self._learn(schema_id, expected)
 
     def _learn(self, schema_id: int, expected: type) -> _Written:
+        text = self._ask(lambda: self.registry.schema_of(schema_id))
         try:
-            parsed = fastavro.parse_schema(json.loads(self.registry.schema_of(schema_id)))
+            parsed = fastavro.parse_schema(json.loads(text))
             # A schema need not be a record: it may be a bare type or a union, as text or list.
             found = parsed.get("name") if isinstance(parsed, dict) else parsed
             wanted = f"{NAMESPACE}{expected.__name__}"

@@ -2,22 +2,38 @@
 
 Workers look schemas up and never register; `rollcall topics apply` does. Only `/subjects`,
 `/schemas` and `/config` are used, with a timeout: Apicurio now and then never answers others.
+
+What a registry says it says under an error code of its own. Anything else, such as the 404 of an
+ingress whose backend restarts, is nobody's word about a schema: the registry is away.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit, UnknownSchema
+from schemas.errors import (
+    Refused,
+    RollcallError,
+    TopicsDiffer,
+    Unavailable,
+    Unfit,
+    UnknownSchema,
+)
 
 T = TypeVar("T")
 NOT_FOUND = 404
 NOT_ALLOWED = (401, 403)
-NOT_NOW = (408, 429)
+CONFLICT = 409
+NOT_THERE = range(404_00, 405_00)
+"""Codes of the registry's own for what it does not hold: no subject, version, schema, level."""
+REFUSED = range(400_00, 500_00)
 TIMEOUT_S = 5
+PATIENCE: Mapping[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 1, "retries.wait.ms": 100}
+"""The client's own three retries take 2.8 s where a connection is refused. Whoever can wait asks
+again by himself (`schemas.codec.Codec`, `compose.fit`)."""
 NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
 """Settings that the client wants as numbers; ours arrive as text."""
 
@@ -34,7 +50,7 @@ class HttpRegistry:
         self.url = url
         try:
             given = {k: float(v) if k in NUMBERS else v for k, v in (settings or {}).items()}
-            self._client = SchemaRegistryClient({"url": url, "timeout": TIMEOUT_S, **given})
+            self._client = SchemaRegistryClient({"url": url, **PATIENCE, **given})
         except (ValueError, TypeError) as error:
             msg = f"no client for a schema registry at {url!r} can be made: {error}"
             raise Refused(msg) from error
@@ -71,8 +87,8 @@ class HttpRegistry:
             schema_id = self._ask(
                 lambda: self._client.register_schema(subject, Schema(schema, "AVRO"))
             )
-        except SchemaRegistryError as error:
-            msg = f"subject {subject!r} refuses our schema: {error.error_message}"
+        except TopicsDiffer as error:
+            msg = f"subject {subject!r} refuses our schema: {error}"
             raise TopicsDiffer(msg) from error
         if schema_id is None:
             msg = f"the registry at {self.url} has no API for subjects; is the URL right?"
@@ -84,26 +100,38 @@ class HttpRegistry:
         self._client.__exit__()
 
     def _ask(self, request: Callable[[], T]) -> T | None:
-        """None where the registry answers 404; Unavailable where it does not answer."""
+        """None where the registry says that there is none.
+
+        Raises TopicsDiffer where it refuses, Unfit where it lets us not in, and Unavailable where
+        no registry answers.
+        """
         try:
             return request()
         except httpx2.HTTPError as error:
             msg = f"the schema registry at {self.url} does not answer: {error}"
             raise Unavailable(msg) from error
         except SchemaRegistryError as error:
-            if error.http_status_code == NOT_FOUND:
+            if error.error_code in NOT_THERE:
                 return None
-            if error.http_status_code in NOT_ALLOWED:
-                msg = (
-                    f"the schema registry at {self.url} lets us not in (HTTP "
-                    f"{error.http_status_code}): {error.error_message}; look at registry.client"
-                )
-                raise Unfit(msg) from error
-            if error.http_status_code >= 500 or error.http_status_code in NOT_NOW:
-                msg = f"the schema registry at {self.url} fails: {error.error_message}"
-                raise Unavailable(msg) from error
-            raise
+            raise self._said(error) from error
         except (ValueError, AttributeError, TypeError) as error:
             # A web server that is no registry, or a proxy before one, answers 200 and a page.
             msg = f"{self.url} does not answer as a schema registry does; is the URL right?"
             raise Unavailable(msg) from error
+
+    def _said(self, error: SchemaRegistryError) -> RollcallError:
+        """What an answer that is no success means for who asked."""
+        status, said = error.http_status_code, error.error_message
+        if status in NOT_ALLOWED:
+            return Unfit(
+                f"the schema registry at {self.url} lets us not in (HTTP {status}): {said}; "
+                "look at registry.client"
+            )
+        if error.error_code in REFUSED or error.error_code == status == CONFLICT:
+            return TopicsDiffer(str(said))
+        if status == NOT_FOUND:
+            return Unavailable(
+                f"{self.url} answers HTTP 404 without a word of a schema registry's: {said}; is "
+                "the URL right, or is a proxy up while the registry behind it is not?"
+            )
+        return Unavailable(f"the schema registry at {self.url} fails: {said}")

@@ -72,7 +72,7 @@ class Rig:
         """What the next worker takes for the time; the log keeps its own."""
         self.topics = Topics("t.")
         self.registry = Fickle()
-        self.codec = Codec(self.registry)
+        self.codec = Codec(self.registry, clock=self.clock)
         self.log = make_log(wanted("t.", policies, partitions=partitions), wall=self.clock)
         self.pen = MemoryLog.publisher(self.log)
 

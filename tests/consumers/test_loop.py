@@ -603,6 +603,7 @@ def test_a_partition_lost_while_it_waits_for_the_registry_is_read_by_its_heir(ri
 
     source_of(loop).kill()
     rig.registry.away = False
+    rig.clock.pass_by(1.0)
     heir, role = working(rig)
     heir.turn(0.0)
 
@@ -641,7 +642,7 @@ def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_bac
     rig.commit(first)
     rig.commit(first)
     source_of(first).kill()
-    rig.codec = Codec(rig.registry)
+    rig.codec = Codec(rig.registry, clock=rig.clock)
     for topic, message in ((rig.topics.events, Event), (rig.topics.trajectories, Trajectory)):
         rig.codec.prepare(topic, message)
     heir = rig.agents("a2")
@@ -655,6 +656,7 @@ def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_bac
         rig.commit(heir)
     else:
         source_of(heir).kill()
+        rig.clock.pass_by(1.0)
         heir = rig.agents("a3")
 
     # Then every rollout comes to its end

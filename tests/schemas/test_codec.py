@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import PREFIX, Codec, LocalRegistry, message_of, schema_of, schema_text
+from schemas.codec import AGAIN_S, PREFIX, Codec, LocalRegistry, message_of, schema_of, schema_text
 from schemas.errors import (
     BadBytes,
     BadMagic,
@@ -64,15 +64,33 @@ Written = dict[str, dict[str, Any]]
 
 
 class Moody(LocalRegistry):
-    """A registry that can be away."""
+    """A registry that can be away, and that counts how often it is asked."""
 
     away = False
+    asked = 0
+
+    def writer_id(self, topic: str, schema: str) -> int:
+        self.asked += 1
+        if self.away:
+            msg = "the registry is away"
+            raise Unavailable(msg)
+        return super().writer_id(topic, schema)
 
     def schema_of(self, schema_id: int) -> str:
+        self.asked += 1
         if self.away:
             msg = "the registry is away"
             raise Unavailable(msg)
         return super().schema_of(schema_id)
+
+
+class Time:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def read_or_refused(codec: Codec, value: bytes, record: type) -> None:
@@ -503,8 +521,8 @@ def test_a_symbol_from_the_future_is_read_as_the_default_symbol(
 
 
 def test_a_registry_that_is_away_is_no_fault_of_the_bytes_and_may_come_back() -> None:
-    registry = Moody()
-    codec = Codec(registry)
+    registry, time = Moody(), Time()
+    codec = Codec(registry, clock=time)
     value = codec.encode("a.topic", CANCEL)
 
     registry.away = True
@@ -512,7 +530,43 @@ def test_a_registry_that_is_away_is_no_fault_of_the_bytes_and_may_come_back() ->
         codec.decode(value, Control)
 
     registry.away = False
+    time.now += AGAIN_S
     assert codec.decode(value, Control) == CANCEL
+
+
+def test_while_the_registry_is_away_hundreds_of_records_do_not_ask_one_by_one() -> None:
+    registry, time = Moody(), Time()
+    codec = Codec(registry, clock=time)
+    registry.away = True
+
+    for n in range(200):
+        with pytest.raises(Unavailable, match="away"):
+            codec.decode(PREFIX.pack(0, n) + b"\2", Control)
+        with pytest.raises(Unavailable, match="away"):
+            codec.encode(f"topic.{n}", CANCEL)
+    assert registry.asked == 1
+
+    time.now += AGAIN_S
+    with pytest.raises(Unavailable, match="away"):
+        codec.encode("a.topic", CANCEL)
+    assert registry.asked == 2
+
+
+def test_a_registry_that_takes_long_to_be_away_is_asked_less_often() -> None:
+    class Slow(Moody):
+        def writer_id(self, topic: str, schema: str) -> int:
+            time.now += 2.0
+            return super().writer_id(topic, schema)
+
+    registry, time = Slow(), Time()
+    registry.away, codec = True, Codec(registry, clock=time)
+
+    while time.now < 100:
+        time.now += 0.1
+        with pytest.raises(Unavailable):
+            codec.encode("a.topic", CANCEL)
+
+    assert registry.asked * 2.0 <= 100 / 4
 
 
 def test_an_id_once_known_is_never_asked_for_again() -> None:

@@ -205,6 +205,43 @@ def test_a_registry_that_lets_us_not_in_ends_the_process_and_names_the_setting(
 
 
 @EACH_CALL
+@pytest.mark.parametrize(
+    "page",
+    [b"default backend - 404", b"", b'{"detail": "no such resource", "status": 404}'],
+    ids=["text", "nothing", "json"],
+)
+def test_a_404_that_is_not_the_registrys_own_denies_nothing(
+    fake: FakeRegistry, registry: HttpRegistry, page: bytes, call: int
+) -> None:
+    fake.answers = dict.fromkeys((LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL), (404, page))
+
+    with pytest.raises(Unavailable, match=f"{fake.url} answers HTTP 404 without a word of"):
+        ask_everything(registry)[call]()
+
+
+@EACH_CALL
+def test_a_question_that_the_registry_refuses_is_said_with_its_reason(
+    fake: FakeRegistry, registry: HttpRegistry, call: int
+) -> None:
+    answer = (422, {"error_code": 42201, "message": "Invalid schema"})
+    fake.answers = dict.fromkeys((LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL), answer)
+
+    with pytest.raises(TopicsDiffer, match="Invalid schema"):
+        ask_everything(registry)[call]()
+
+
+def test_a_connection_that_is_refused_is_known_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        registry = HttpRegistry(f"http://127.0.0.1:{once.getsockname()[1]}")
+    began = time.monotonic()
+
+    with pytest.raises(Unavailable, match="does not answer"):
+        registry.schema_of(7)
+
+    assert time.monotonic() - began < 1.0
+
+
+@EACH_CALL
 @pytest.mark.parametrize("page", [b"<html>sign in</html>", b"", b"[]", b'"hello"'])
 def test_a_web_server_that_is_no_registry_is_told_by_its_answers(
     fake: FakeRegistry, registry: HttpRegistry, page: bytes, call: int

@@ -9,6 +9,7 @@ from functools import cache
 from operator import attrgetter
 
 from schemas.errors import Refused
+from schemas.ids import digest
 from schemas.messages import RolloutRequest, Sampling
 from schemas.texts import shown
 from schemas.topics import DAY_MS, manifest
@@ -78,6 +79,13 @@ def check_names(request: RolloutRequest) -> None:
             size = len(found.encode())
             msg = f"{name} may have {NAME_BYTES} bytes, found {size:,}: {shown(found, most=60)}..."
             raise Refused(msg)
+
+
+def fitting(rollout_id: str) -> str:
+    """An id that fits every record of its rollout; one that is too long goes by its digest."""
+    if len(rollout_id) * 4 <= NAME_BYTES or len(rollout_id.encode()) <= NAME_BYTES:
+        return rollout_id
+    return f"long-{digest(rollout_id).hex()}"
 
 
 def check_sampling(sampling: Sampling) -> None:

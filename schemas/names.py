@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from schemas.errors import Refused
+from schemas.interrupts import is_from_outside
+from schemas.texts import shown
 
 MOST = 24
 """So many known names are listed where none is near."""
@@ -48,8 +50,11 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         raise Refused(msg)
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may do anything when imported
-        msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {error}"
+    except BaseException as error:  # a user's module may do anything when imported
+        if is_from_outside(error):
+            raise
+        said = shown(error, str, 1000)
+        msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {said}"
         raise Refused(msg + hidden(module_name)) from error
     try:
         found = getattr(module, attribute)

@@ -9,6 +9,10 @@ An answer counts if its attempt is the current one and its command is outstandin
 the first event per (position, try), where try is the number of failures counted at that position.
 Anything else is ignored and counted in `Journal.ignored`. An answer that the program never asked
 for, or asked for with another body, is a DeterminismError: that attempt is over.
+
+Two walls keep what goes wrong inside one rollout: `Rollout._walled` around all that touches a
+program, `Journal.take` around the rest. Behind either the rollout stands still: its end, failed, is
+a decision like any other, and every reader comes to the same one or waits for it in the log.
 """
 
 from collections import Counter, deque
@@ -19,7 +23,7 @@ from functools import cache, partial
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
 from consumers.agents.wishes import (
@@ -40,6 +44,7 @@ from consumers.agents.wishes import (
 from schemas import messages as wire
 from schemas.errors import DeterminismError, ProgramFailed, Refused
 from schemas.ids import call_seed, command_id
+from schemas.interrupts import is_from_outside
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -60,10 +65,12 @@ from schemas.messages import (
     Trajectory,
     maker,
 )
+from schemas.texts import REASON_CHARS, plain, raised, shown
 
 if TYPE_CHECKING:
     from random import Random
 
+T = TypeVar("T")
 Command = ModelCall | EnvironmentStep
 Effect = Command | Event | Trajectory
 Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
@@ -82,11 +89,12 @@ POSITIONS_PER_TURN = 8
 """A program that never calls a model is ended after this many wishes per allowed turn."""
 FREE_FAILURES = {"history_needed", "prefix_needed"}
 """Requests for more, not failures of work: they number a try but, the first time, use none up."""
-REASON_CHARS = 4000
 RESULT_CHARS = 200_000
 """A result above this would not fit into the journal; it belongs into a file."""
 FEW_RECORDS = 20_000
 """Folded in a second; a reader that has no more to read needs no stragglers named."""
+FAR_MS = 10**13
+"""Three hundred years: a timeout beyond is as good as none, and fits every clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,27 +290,38 @@ class Rollout:
 
     def _advance(self, turn: Callable[[], object], now_ms: int) -> list[Outcome]:
         """Run the program to its next wish, or to its end."""
+        first = self.next_position
         try:
-            wished = self._turn(turn)
-            if isinstance(wished, Finish):
-                return self._finish("finished", result=wished.result)
-            return self._open(wished, now_ms)
+            return self._walled(lambda: self._wished(turn, now_ms))
         except ProgramFailed as error:
+            self._withdraw(first)
             return self._fail(error.code, str(error))
 
-    def _turn(self, turn: Callable[[], object]) -> object:
+    def _walled(self, turn: Callable[[], T]) -> T:
+        """Do what runs a program or looks at what it yielded; raises ProgramFailed alone.
+
+        A user's program may raise anything, also what ends a process; it ends this rollout only.
+        """
         try:
             with self.world.guard:
                 return turn()
-        except StopIteration:
-            return Finish()
         except ProgramFailed:
             raise
-        # A user's program may raise anything, also what ends a process; it ends this rollout only.
-        except (Exception, SystemExit, GeneratorExit) as error:
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
             kind = type(error).__name__
-            msg = f"program {self.request.agent!r} raised {kind}: {_shown(error, str)}"
+            msg = f"program {self.request.agent!r} raised {kind}: {shown(error, str)}"
             raise ProgramFailed("raised", msg) from error
+
+    def _wished(self, turn: Callable[[], object], now_ms: int) -> list[Outcome]:
+        try:
+            wished = turn()
+        except StopIteration:
+            wished = Finish()
+        if isinstance(wished, Finish):
+            return self._finish("finished", result=wished.result)
+        return self._open(wished, now_ms)
 
     def _open(self, wished: object, now_ms: int) -> list[Outcome]:
         if isinstance(wished, WISHES):
@@ -311,21 +330,17 @@ class Rollout:
         wishes = wished if isinstance(wished, list | tuple) else ()
         if not wishes or any(not isinstance(w, WISHES) for w in wishes):
             msg = (
-                f"program {self.request.agent!r} yielded {_shown(wished)} at position "
+                f"program {self.request.agent!r} yielded {shown(wished)} at position "
                 f"{self.next_position}; it may yield CallModel, Step, Reset, Finish, or a list"
             )
             raise ProgramFailed("rubbish", msg)
         first = self.next_position
-        try:
-            opened: list[Outcome] = [self._wish(wish, now_ms) for wish in wishes]
-        except ProgramFailed:
-            self._withdraw(first)
-            raise
+        opened: list[Outcome] = [self._wish(wish, now_ms) for wish in wishes]
         self.wished = list(range(first, self.next_position))
         return opened
 
     def _withdraw(self, first: int) -> None:
-        """Forget wishes of a list that another one of it spoilt: nobody was asked for them."""
+        """Forget wishes that were spoilt by another one or by their guard: nobody heard them."""
         for position in range(first, self.next_position):
             self.model_calls -= isinstance(self.outstanding.pop(position).wish, CallModel)
         self.next_position = first
@@ -356,14 +371,15 @@ class Rollout:
             msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
             raise ProgramFailed("token_limit", msg)
         _check_call(wish)
+        _check_messages(wish.messages[: wish.begun.messages if wish.begun else 0])
         policy_id = wish.policy_id or self.request.policy_id
         sequence = self._conversation(wish.messages, policy_id, wish.begun)
         new = tuple(wish.messages[len(sequence.messages) :])
         _check_messages(new)
-        sequence.busy = True
-        self.model_calls += 1
         sampling = self._sampling(wish)
         digest = _call_digest(wish, sequence, new, policy_id, sampling)
+        sequence.busy = True
+        self.model_calls += 1
         return Outstanding(wish, self.next_position, digest, now_ms, sequence, new, sampling)
 
     def _conversation(
@@ -394,7 +410,7 @@ class Rollout:
     def _open_reset(self, wish: Reset, now_ms: int) -> Outstanding:
         name, config, seed = self._environment(wish)
         if not _is_text(wish.session, name, config) or not _is_whole(seed, 64):
-            msg = f"Reset needs texts and a 64-bit seed, found {_shown(wish)}"
+            msg = f"Reset needs texts and a 64-bit seed, found {shown(wish)}"
             raise ProgramFailed("rubbish", msg)
         digest = _digest("reset", wish.session, name, config, seed)
         return Outstanding(wish, self.next_position, digest, now_ms, None)
@@ -409,7 +425,7 @@ class Rollout:
 
     def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
         if not _is_text(wish.session, wish.action):
-            msg = f"Step needs texts that can be written as UTF-8, found {_shown(wish)}"
+            msg = f"Step needs texts that can be written as UTF-8, found {shown(wish)}"
             raise ProgramFailed("rubbish", msg)
         if wish.session not in self.sessions:
             msg = f"Step into session {wish.session!r} before its Reset was answered"
@@ -513,11 +529,11 @@ class Rollout:
 
     def deadline_ms(self, waits: Outstanding) -> int:
         """When it is too late for an answer to this wish."""
-        return waits.opened_ms + int(self._timeout_s(waits) * 1000)
+        return waits.opened_ms + _whole_ms(self._timeout_s(waits))
 
     def ends_ms(self) -> int:
         """When it is too late for the rollout."""
-        return self.runs_ms + int(self.request.limits.rollout_timeout_s * 1000)
+        return self.runs_ms + _whole_ms(self.request.limits.rollout_timeout_s)
 
     # Answers
 
@@ -645,20 +661,31 @@ class Rollout:
     def _finish(
         self, status: str, *, code: str = "", reason: str = "", result: str = ""
     ) -> list[Outcome]:
-        result = _plain(result) if isinstance(result, str) else _shown(result)
+        result = plain(result) if isinstance(result, str) else shown(result)
         if len(result) > RESULT_CHARS:
             msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
             return self._fail("result_too_large", msg)
-        reason = _plain(reason)[:REASON_CHARS]
-        return self._decide(RolloutFinished(status, code, reason, result, self.next_position))
+        body = RolloutFinished(
+            status, plain(code), plain(reason, REASON_CHARS), result, self.next_position
+        )
+        return self._decide(body)
 
     def _fail(self, code: str, reason: str) -> list[Outcome]:
         return self._finish("failed", code=code, reason=reason)
 
+    def give_up(self, error: Exception) -> Event:
+        """The decision to end a rollout that cannot be gone on with, whatever the reason is.
+
+        Its state stays as it is: answers count on until the end is read, here and elsewhere.
+        """
+        self._fail("broken", f"it cannot be gone on with: {raised(error)}")
+        return cast(Event, self.decision)
+
     def _broken(self, error: DeterminismError) -> list[Outcome]:
         self.broken = True
         if self.attempt < self.request.limits.max_attempts:
-            return self._decide(AttemptStarted(str(error)), attempt=self.attempt + 1)
+            reason = str(error)[:REASON_CHARS]
+            return self._decide(AttemptStarted(reason), attempt=self.attempt + 1)
         return self._fail("determinism", str(error))
 
     def _new_attempt(self, attempt: int, now_ms: int) -> list[Outcome] | None:
@@ -690,7 +717,7 @@ class Rollout:
 
     def cancelled(self, reason: str, by: str = "") -> Event:
         """The event that ends this rollout when it is read back."""
-        return self._event(RolloutCancelled(reason, by))
+        return self._event(RolloutCancelled(reason[:REASON_CHARS], by))
 
     def _event(self, body: wire.Body) -> Event:
         place = (self.request.rollout_id, self.attempt, NO_POSITION, 0, b"", b"")
@@ -700,7 +727,9 @@ class Rollout:
 
     def end(self, body: Terminal, offset: int, now_ms: int) -> list[Effect]:
         """Everything that a counted terminal event gives rise to."""
-        courtesy = self._courtesy()
+        courtesy: list[Command] = []
+        with suppress(Exception):  # it saves work, no more
+            courtesy = self._courtesy()
         self.close_program()
         return [self.trajectory(body, offset, now_ms), *courtesy]
 
@@ -708,7 +737,7 @@ class Rollout:
         """Let the generator go; whatever it does on the way out is its own affair."""
         if self.agent is not None and hasattr(self.agent, "close"):
             with suppress(ProgramFailed):
-                self._turn(self.agent.close)
+                self._walled(self.agent.close)
         self.agent = None
 
     def _courtesy(self) -> list[Command]:
@@ -737,17 +766,23 @@ class Rollout:
         """
         status, code, reason, result = _ending(body)
         waiting = sum(isinstance(w.wish, CallModel) for w in self.outstanding.values())
-        policies = sorted({c.policy_id for c in self.conversations if c.answers})
+        told = [c for c in self.conversations if c.answers]
+        policies = sorted({c.policy_id for c in told})
+        sequences: tuple[wire.Sequence, ...] | None = None
+        steps: tuple[StepTaken, ...] | None = None
+        try:
+            sequences = tuple(_sequence(c, policies.index(c.policy_id)) for c in told)
+            steps = tuple(self.steps)
+        except Exception as error:
+            code, reason = "broken", f"its sequences cannot be put together: {raised(error)}"
         return Trajectory(
             rollout_id=self.request.rollout_id,
             attempt=self.attempt,
             status=status,
             request=self.request,
             policies=tuple(policies),
-            sequences=tuple(
-                _sequence(c, policies.index(c.policy_id)) for c in self.conversations if c.answers
-            ),
-            steps=tuple(self.steps),
+            sequences=sequences,
+            steps=steps,
             model_calls=self.model_calls - waiting,
             sampled_tokens=self.sampled_tokens,
             failures=self.failures,
@@ -809,33 +844,27 @@ def _is_text(*values: object) -> bool:
     return True
 
 
+def _whole_ms(timeout_s: float) -> int:
+    """A timeout as the clock of the log counts; what is no number of seconds never passes."""
+    ms = timeout_s * 1000
+    return int(ms) if -FAR_MS < ms < FAR_MS else FAR_MS
+
+
 def _is_whole(value: object, bits: int) -> bool:
     return isinstance(value, int) and -(1 << bits - 1) <= value < 1 << bits - 1
-
-
-def _plain(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-def _shown(value: object, show: Callable[[object], str] = repr) -> str:
-    """A foreign object in words; its own words may raise."""
-    try:
-        return _plain(show(value))[:200]
-    except Exception:  # a user's class
-        return f"a {type(value).__name__}"
 
 
 def _check_call(wish: CallModel) -> None:
     """What cannot go on the wire must end its rollout here; later it would end the worker."""
     messages, how = wish.messages, wish.sampling
     if not isinstance(messages, (list, tuple)) or not messages:
-        msg = f"CallModel needs a list of Message, found {_shown(messages)}"
+        msg = f"CallModel needs a list of Message, found {shown(messages)}"
         raise ProgramFailed("rubbish", msg)
     if wish.begun is not None and not _is_begun(wish.begun, len(messages)):
-        msg = f"CallModel needs as begun whole tokens of its first messages, found {_shown(wish)}"
+        msg = f"CallModel needs as begun whole tokens of its first messages, found {shown(wish)}"
         raise ProgramFailed("rubbish", msg)
     if not _is_text(wish.tools, wish.policy_id or ""):
-        msg = f"CallModel needs texts as policy_id and tools, found {_shown(wish)}"
+        msg = f"CallModel needs texts as policy_id and tools, found {shown(wish)}"
         raise ProgramFailed("rubbish", msg)
     if how is not None and not (
         isinstance(how, Sampling)
@@ -846,7 +875,7 @@ def _check_call(wish: CallModel) -> None:
         and isinstance(how.stop, list | tuple)
         and _is_text(*how.stop)
     ):
-        msg = f"CallModel needs a Sampling, found {_shown(how)}"
+        msg = f"CallModel needs a Sampling, found {shown(how)}"
         raise ProgramFailed("rubbish", msg)
 
 
@@ -867,7 +896,7 @@ def _check_messages(messages: Sequence[object]) -> None:
         if not isinstance(m, Message) or not _is_text(
             m.role, m.content, m.tool_calls, m.tool_call_id, m.name
         ):
-            msg = f"CallModel needs a list of Message made of texts, found {_shown(m)}"
+            msg = f"CallModel needs a list of Message made of texts, found {shown(m)}"
             raise ProgramFailed("rubbish", msg)
 
 
@@ -947,11 +976,14 @@ class Journal:
             self._ended.append((offset, rollout))
             self.just_ended = rollout
             return rollout.end(body, offset, now_ms)
-        outcomes = rollout.take(event, now_ms)
-        if outcomes is None:
-            self.ignored["late_or_twice"] += 1
-            return []
-        return rollout.effects(outcomes, silent=silent)
+        try:
+            outcomes = rollout.take(event, now_ms)
+            if outcomes is None:
+                self.ignored["late_or_twice"] += 1
+                return []
+            return rollout.effects(outcomes, silent=silent)
+        except Exception as error:
+            return [rollout.give_up(error)]
 
     def _start(
         self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
@@ -974,7 +1006,10 @@ class Journal:
             writer=self.writer,
         )
         self.open[event.rollout_id] = rollout
-        return rollout.effects(rollout.begin(now_ms), silent=False)
+        try:
+            return rollout.effects(rollout.begin(now_ms), silent=False)
+        except Exception as error:
+            return [rollout.give_up(error)]
 
     def _counts(self, body: RolloutStarted | RolloutRefused, offset: int) -> bool:
         """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""

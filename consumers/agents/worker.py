@@ -8,6 +8,7 @@ event that caused it, so the journal's commit waits until all of it is acked.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
@@ -22,11 +23,13 @@ from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.answers import event_of
+from consumers.bare import barer
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.control import ControlReader
 from consumers.guard import Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
+from schemas.bounds import check_names, check_request, check_sampling, fitting
 from schemas.codec import Codec
 from schemas.errors import (
     Refused,
@@ -35,21 +38,25 @@ from schemas.errors import (
     TopicRecreated,
     TopicsDiffer,
     Unavailable,
+    Unfit,
     WireError,
 )
 from schemas.headers import full_headers, hot_headers
 from schemas.ids import digest
 from schemas.messages import (
+    AttemptStarted,
     CallFailed,
     Control,
     EnvironmentStep,
     Event,
     ModelCall,
+    RolloutFinished,
     RolloutRefused,
     RolloutRequest,
     RolloutStarted,
     Trajectory,
 )
+from schemas.texts import plain, raised
 from schemas.topics import Topics
 
 DUE_EVERY_S = 0.5
@@ -59,6 +66,9 @@ BESIDE = "1;"
 """Before the id of the journal's topic, in the commit metadata of requests."""
 REASON = 2000
 """Characters of a reason that go into the journal."""
+COURTESY = ("close", "abort")
+PROCESS = (Unfit, Unavailable)
+"""What concerns all rollouts alike; anything else that is raised for one ends that one."""
 
 log = structlog.get_logger()
 
@@ -295,8 +305,7 @@ class Agents:
             if self.words.paused:
                 self._paused.append((record, error))
                 return
-            unread = f"unreadable-{record.partition}-{record.offset}"
-            rollout_id = (record.key or b"").decode("utf-8", "replace") or unread
+            rollout_id = (record.key or b"").decode("utf-8", "replace")
             span = self._span(record)
             self._refuse(record, span, rollout_id, "unreadable", str(error), None)
         self.loop.bury(record, error)
@@ -304,17 +313,28 @@ class Agents:
     def _request(self, record: Record, request: RolloutRequest) -> None:
         span = self._span(record)
         try:
-            program = self.programs(request.agent)
+            check_request(request)
+            digest_ = self._program_digest(request.agent)
             self._check_policy(request.policy_id)
         except Refused as error:
             self._refuse(record, span, request.rollout_id, "refused", str(error), request)
             return
-        body = RolloutStarted(request, span, record.offset, program_digest(program))
+        body = RolloutStarted(request, span, record.offset, digest_)
         if not self._write(self._event_of(request.rollout_id, body), record.partition, record):
             msg = "the request is too large for the journal"
             self._refuse(record, span, request.rollout_id, "too_large", msg, None)
         elif record.partition in self.owned:
             self.owned[record.partition].starting.add(record.offset)
+
+    def _program_digest(self, name: str) -> str:
+        """Find a program and name its source; raises Refused."""
+        try:
+            return program_digest(self.programs(name))
+        except (Refused, *PROCESS):
+            raise
+        except Exception as error:  # a user's module may do anything when it is looked at
+            msg = f"program {name!r} cannot be had: {raised(error)}"
+            raise Refused(msg) from error
 
     def _check_policy(self, policy_id: str) -> None:
         try:
@@ -335,11 +355,15 @@ class Agents:
         reason: str,
         request: RolloutRequest | None,
     ) -> None:
-        body = RolloutRefused(code, reason[:REASON], span, record.offset, request)
+        unnamed = f"unreadable-{record.partition}-{record.offset}"
+        rollout_id = fitting(rollout_id) or unnamed
+        kept = request if request is not None and _names_fit(request) else None
+        reason = plain(reason, REASON)
+        body = RolloutRefused(code, reason, span, record.offset, kept)
         if not self._write(self._event_of(rollout_id, body), record.partition, record):
             bare = replace(body, request=None)
             self._write(self._event_of(rollout_id, bare), record.partition, record)
-        log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason[:REASON])
+        log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason)
 
     def _span(self, record: Record) -> int:
         """The position before this request; the next one begins behind it."""
@@ -417,7 +441,11 @@ class Agents:
         """Send what a rollout waits for; `fresh` where it may never have been sent before."""
         if fresh:
             rollout.restart_clock(int(self.owned[rollout.partition].clock() * 1000))
-        self._carry_out(rollout.resend(), rollout.partition, None)
+        try:
+            effects = rollout.resend()
+        except Exception as error:
+            effects = [rollout.give_up(error)]
+        self._carry_out(effects, rollout.partition, None)
 
     def _cancel_if_asked(self, rollout: Rollout) -> None:
         reason = self.words.cancels(rollout.request)
@@ -427,15 +455,39 @@ class Agents:
     # The way out
 
     def _carry_out(self, effects: Iterable[Effect], partition: int, cause: Record | None) -> None:
+        """Write what one rollout gives rise to; what cannot be written ends that rollout alone."""
         for effect in effects:
-            if isinstance(effect, ModelCall):
-                self._command(self._calls_topic(effect.policy_id), effect, cause)
-            elif isinstance(effect, EnvironmentStep):
-                self._command(self.names.steps, effect, cause)
-            elif isinstance(effect, Event):
-                self._write(effect, partition, cause)
-            else:
-                self._trajectory(effect, cause)
+            try:
+                self._send(effect, partition, cause)
+            except PROCESS:
+                raise
+            except Exception as error:
+                if isinstance(effect, Trajectory):
+                    raise  # of which too little is left to leave anything out
+                log.warning("rollout_broken", rollout_id=effect.rollout_id, error=raised(error))
+                self._write_bare_end(effect, error, partition, cause)
+
+    def _send(self, effect: Effect, partition: int, cause: Record | None) -> None:
+        if isinstance(effect, ModelCall):
+            self._command(self._calls_topic(effect.policy_id), effect, cause)
+        elif isinstance(effect, EnvironmentStep):
+            self._command(self.names.steps, effect, cause)
+        elif isinstance(effect, Trajectory):
+            self._trajectory(effect, cause)
+        elif not self._write(effect, partition, cause):
+            msg = f"its {type(effect.body).__name__} is too large for the journal"
+            raise WireError(msg)
+
+    def _write_bare_end(
+        self, effect: Command | Event, error: Exception, partition: int, cause: Record | None
+    ) -> None:
+        """End a rollout of which an effect cannot be written, in as few words as there are."""
+        if not isinstance(effect, Event) and effect.kind in COURTESY:
+            return
+        begins = isinstance(effect, Event) and isinstance(effect.body, AttemptStarted)
+        body = RolloutFinished("failed", "broken", raised(error, REASON))
+        place = effect.rollout_id, effect.attempt - begins, -1, 0, b"", b""
+        self._write(Event(*place, self.name, body), partition, cause)
 
     def _calls_topic(self, policy_id: str) -> str:
         topic = self._call_topics.get(policy_id)
@@ -445,6 +497,8 @@ class Agents:
 
     def _command(self, topic: str, command: Command, cause: Record | None) -> None:
         try:
+            if isinstance(command, ModelCall):
+                check_sampling(command.sampling)
             value = self.codec.encode(topic, command)
             self.commands.send(
                 topic,
@@ -458,6 +512,10 @@ class Agents:
             self._fail(command, CallFailed("unknown_policy", msg, False), cause)
         except TooLarge as error:
             self._fail(command, CallFailed(error.code, str(error), False), cause)
+        except Refused as error:
+            self._fail(command, CallFailed("out_of_bounds", str(error), False), cause)
+        except WireError as error:
+            self._fail(command, CallFailed("unwritable", plain(str(error), REASON), False), cause)
         except Unavailable as error:
             if cause is not None:
                 cause.sent += 1
@@ -473,7 +531,9 @@ class Agents:
                 cause.acked += 1
 
     def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
-        self._write(event_of(command, body, self.name), command.answer_partition, cause)
+        """Answer a command that cannot be sent; a courtesy is let go."""
+        if command.kind not in COURTESY:
+            self._write(event_of(command, body, self.name), command.answer_partition, cause)
 
     def _write(self, event: Event, partition: int, cause: Record | None = None) -> bool:
         """Write an entry of the journal; False where it is too large for its topic."""
@@ -503,11 +563,22 @@ class Agents:
         )
         try:
             self._send_trajectory(trajectory, headers, cause)
-        except TooLarge as error:
-            bare = replace(
-                trajectory, sequences=None, steps=None, code="too_large", reason=str(error)
-            )
-            self._send_trajectory(bare, headers, cause)
+        except PROCESS:
+            raise
+        except Exception as error:
+            self._send_bare(trajectory, error, headers, cause)
+
+    def _send_bare(
+        self, trajectory: Trajectory, error: Exception, headers: Any, cause: Record | None
+    ) -> None:
+        """Write as much of a trajectory as can be; it says why there is not more."""
+        code = "too_large" if isinstance(error, TooLarge) else "unwritable"
+        told = replace(trajectory, code=code, reason=plain(str(error), REASON))
+        for bare in barer(told):
+            with suppress(TooLarge, WireError):
+                self._send_trajectory(bare, headers, cause)
+                return
+        raise error
 
     def _send_trajectory(self, trajectory: Trajectory, headers: Any, cause: Record | None) -> None:
         self.trajectories.send(
@@ -542,8 +613,15 @@ class Agents:
             now_ms = int(owned.clock() * 1000)
             for rollout in owned.journal.open.values():
                 if rollout.admitted:
-                    for event in rollout.overdue(now_ms):
-                        self._write(event, owned.journal.partition)
+                    self._overdue(rollout, now_ms)
+
+    def _overdue(self, rollout: Rollout, now_ms: int) -> None:
+        try:
+            events = rollout.overdue(now_ms)
+        except Exception as error:
+            events = [rollout.give_up(error)]
+        for event in events:
+            self._write(event, rollout.partition)
 
     def hear(self, timeout_s: float = HEAR_S) -> None:
         """Read `control` to its end before anything is started: agents may have been paused."""
@@ -573,6 +651,14 @@ class Agents:
         for owned in self.owned.values():
             for rollout in owned.journal.open.values():
                 self._cancel_if_asked(rollout)
+
+
+def _names_fit(request: RolloutRequest) -> bool:
+    try:
+        check_names(request)
+    except Refused:
+        return False
+    return True
 
 
 def _skipped(partition: int, body: RolloutStarted | RolloutRefused, journal: Journal) -> str:

@@ -6,11 +6,12 @@ with other topics a digest and a place remain.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from consumers.agents.fold import Journal, World
 from consumers.agents.watermark import Watermark
+from consumers.bare import barer
 from consumers.console.columns import Words, find, firsts, place, sort_together, word_of, words
 from consumers.console.law import JOINED, STARTS, Counting, Law
 from consumers.console.report import Breach, Report
@@ -34,8 +35,8 @@ from schemas.messages import (
 from schemas.topics import Topics
 
 ANSWERS = (ModelAnswered, EnvironmentStepped)
-NEVER_SENT = {"too_large", "unknown_policy"}
-"""Codes under which an owner answers a command that its topic would not take."""
+NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}
+"""Codes under which an owner answers a command that cannot be sent."""
 OPTIONAL = 1
 """Mark: other topics need not hold what this entry implies, it lies before their beginning."""
 RETRIED = 2
@@ -88,8 +89,6 @@ class Ends:
     owners: Words
     bodies: Words
     """Digest of the trajectory that it implies; 0 where the program was not run."""
-    bare: Words
-    """The same without sequences and steps; 0 where it is too small to need that."""
     applied: Words
     """Answers counted in the attempt that ended."""
     sizes: Words
@@ -118,6 +117,8 @@ class History:
         self.strands: dict[int, Strand] = {}
         self.command_ids, self.command_places = array("Q"), array("Q")
         self.ended = tuple(array("Q") for _ in fields(Ends))
+        self.bare: dict[int, frozenset[int]] = {}
+        """By place of the end, digests of what may stand for a trajectory that is too large."""
         self.started = array("Q")
         """Owners of all rollouts begun."""
         self.not_run = array("Q")
@@ -368,18 +369,26 @@ class Strand:
     ) -> None:
         history = self.history
         history.report.ended += 1
-        body = bare = size = 0
+        body = size = 0
         if isinstance(trajectory, Trajectory):
-            encoded = history.codec.encode(history.topics.trajectories, trajectory)
-            body = word_of(memoryview(encoded)[PREFIX.size :])
-            size = len(encoded) - PREFIX.size
-            if size > LARGE_BYTES:
-                bare = bare_word(history.codec, history.topics, trajectory)
+            body, size = self._digested(trajectory, place(self.partition, offset))
         mark = OPTIONAL if at_ms < self._trajectories_from else 0
         owner = word_of(rollout_id.encode())
-        row = (place(self.partition, offset), owner, body, bare, applied, size, mark)
+        row = (place(self.partition, offset), owner, body, applied, size, mark)
         for column, word in zip(history.ended, row, strict=True):
             column.append(word)
+
+    def _digested(self, trajectory: Trajectory, at: int) -> tuple[int, int]:
+        """The word of what an end implies, 0 where it cannot be written whole; and its size."""
+        history = self.history
+        try:
+            encoded = history.codec.encode(history.topics.trajectories, trajectory)
+        except WireError:
+            return 0, 0
+        size = len(encoded) - PREFIX.size
+        if size > LARGE_BYTES:
+            history.bare[at] = frozenset(bare_words(history.codec, history.topics, trajectory))
+        return word_of(memoryview(encoded)[PREFIX.size :]), size
 
     def close(self) -> None:
         """See what the open rollouts wait for."""
@@ -395,10 +404,10 @@ class Strand:
                     self.history.excused.add(word)  # a quota may hold it back
 
 
-def bare_word(codec: Codec, topics: Topics, trajectory: Trajectory) -> int:
-    """A trajectory as it is written where it is too large, its reason aside."""
-    bare = replace(trajectory, sequences=None, steps=None, code="", reason="")
-    return word_of(memoryview(codec.encode(topics.trajectories, bare))[PREFIX.size :])
+def bare_words(codec: Codec, topics: Topics, trajectory: Trajectory) -> Iterator[int]:
+    """A trajectory as it may be written where it cannot be whole, its reason aside."""
+    for bare in barer(replace(trajectory, code="", reason="")):
+        yield word_of(memoryview(codec.encode(topics.trajectories, bare))[PREFIX.size :])
 
 
 def unreadable(report: Report, record: Record, error: WireError) -> None:

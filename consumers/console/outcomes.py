@@ -1,13 +1,14 @@
 """Trajectories and scored records against the terminal events of the journal."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from consumers.console.case import Case
 from consumers.console.columns import find, find_one, place, split, word_of
-from consumers.console.history import OPTIONAL, bare_word
+from consumers.console.history import OPTIONAL
 from consumers.console.lineage import Lineage
 from consumers.console.report import Breach
 from consumers.log import Record, TopicPartition
@@ -100,8 +101,8 @@ class Outcomes:
             if not bare:
                 self._check_applied(trajectory, counted, record)
                 ends.bodies[row] = body  # whatever follows must be the same
-        elif bare and ends.bare[row]:
-            if bare_word(self.case.codec, self.case.topics, trajectory) != ends.bare[row]:
+        elif bare and (wanted := self.case.history.bare.get(int(ends.places[row]))):
+            if self._encoded(replace(trajectory, code="", reason="")) not in wanted:
                 self._differs(trajectory, record)
         elif self._check_applied(trajectory, counted, record):
             self._differs(trajectory, record)

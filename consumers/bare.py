@@ -1,0 +1,26 @@
+"""A trajectory with less and less in it, for where the whole of it cannot be written.
+
+Everybody downstream waits for every rollout, so something is always written: its ids, how it ended
+and where it stands in the journal remain to the last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from schemas.messages import RolloutRequest, Sampling, Task, Trajectory
+
+
+def barer(trajectory: Trajectory) -> Iterator[Trajectory]:
+    """Without what was said and done; then without its result, its task, its request."""
+    bare = replace(trajectory, sequences=None, steps=None)
+    yield bare
+    yield (bare := replace(bare, result=""))
+    if bare.request is not None:
+        yield replace(bare, request=_thin(bare.request))
+        yield replace(bare, request=None)
+
+
+def _thin(request: RolloutRequest) -> RolloutRequest:
+    """Whose request it was; what was to be done stands in the journal."""
+    task = Task(request.task.environment, seed=request.task.seed, task_id=request.task.task_id)
+    return replace(request, task=task, agent_config="", sampling=Sampling())

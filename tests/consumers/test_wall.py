@@ -1,0 +1,312 @@
+"""One record costs one rollout: whatever one brings, it ends once, and the others go on."""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compose.verify import audit
+from consumers.agents.watermark import Watermark
+from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from consumers.agents.worker import program_digest
+from consumers.console.waits import Waits
+from consumers.loop import Loop
+from consumers.memory import LIMIT_BYTES
+from inference.scripted import ScriptedEngine
+from schemas.bounds import NAME_BYTES
+from schemas.interrupts import interrupt
+from schemas.messages import (
+    CallFailed,
+    Event,
+    Limits,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+    Sampling,
+)
+from tests.consumers.journals import Hand, request
+from tests.consumers.rig import Rig, source_of
+from tests.consumers.rubbish import RUBBISH, YIELDED
+
+ASKS = "tests.consumers.test_wall:asks"
+TALKS = "tests.consumers.test_wall:talks"
+NAN, INF = float("nan"), float("inf")
+
+
+def asks(task: Task) -> Agent:
+    answer = yield CallModel([user(task.prompt)])
+    yield Finish(answer.text)
+
+
+def talks(task: Task) -> Agent:
+    """Has more to say than fits beside what it was asked."""
+    yield CallModel([user("x")])
+    yield Finish("\u4e2d" * 150_000)
+
+
+@pytest.fixture(autouse=True)
+def _own_interrupts() -> Iterator[None]:
+    """As in a process of ours: a program that raises KeyboardInterrupt is not Ctrl-C."""
+    before = signal.signal(signal.SIGINT, interrupt)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def among_others(*bad: RolloutRequest, rig: Rig | None = None, started: bool = False) -> Rig:
+    """Run bad requests among good ones, and after a restart; nobody may fall.
+
+    They may have been started by an older worker, which was killed before it said how far it came.
+    """
+    rig = rig or Rig()
+    for each in (*bad, request("before", ASKS)) if started else (request("before", ASKS), *bad):
+        rig.ask(each)
+    rig.ask(request("after", ASKS))
+    for number, each in enumerate(bad if started else ()):
+        body = RolloutStarted(each, number, number)
+        event = Event(each.rollout_id, 1, -1, 0, b"", b"", "older", body)
+        rig.write(rig.topics.events, each.rollout_id, event, 0)
+    models = rig.models(ScriptedEngine("p", lambda call: "yes"))
+    environments = rig.environments()
+    for name in ("a1", "a2"):
+        agents = rig.agents(name)
+        live(rig, agents, models, environments)
+        source_of(agents).kill()
+    return rig
+
+
+def live(rig: Rig, *loops: Loop) -> None:
+    for _ in range(4):
+        rig.settle(*loops)
+        rig.commit(*loops)
+
+
+def ends(rig: Rig) -> dict[str, tuple[str, str]]:
+    """Of every rollout how it ended; each may end only once."""
+    found = {t.rollout_id: (t.status, t.code) for t in rig.trajectories()}
+    assert len(found) == len(rig.trajectories())
+    return found
+
+
+def assert_sound(rig: Rig) -> None:
+    """The good ones are done, nothing is open, and whoever reads it again finds no fault."""
+    report = audit(rig.log, rig.codec, rig.topics)
+    assert report.open == 0
+    assert dict(report.found) == {}
+    assert {name: ends(rig).get(name) for name in GOOD} == dict.fromkeys(GOOD, ("finished", ""))
+
+
+GOOD = {"before", "after"}
+
+
+# At the door
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"limits": Limits(call_timeout_s=INF)},
+        {"limits": Limits(rollout_timeout_s=NAN)},
+        {"limits": Limits(step_timeout_s=1e17)},
+        {"limits": Limits(rollout_timeout_s=90 * 86_400.0)},
+        {"sampling": Sampling(temperature=NAN)},
+        {"group_id": "g" * 600_000},
+    ],
+    ids=lambda bad: next(iter(bad)),
+)
+def test_a_request_out_of_bounds_is_refused_with_the_reason(bad: dict[str, Any]) -> None:
+    rig = among_others(request("bad", ASKS, **bad))
+
+    (refused,) = rig.events(RolloutRefused)
+    assert (refused.rollout_id, refused.body.code) == ("bad", "refused")
+    assert next(iter(bad)) in refused.body.reason
+    assert ends(rig)["bad"] == ("refused", "refused")
+    assert_sound(rig)
+
+
+def test_an_id_that_is_too_long_is_refused_under_its_digest() -> None:
+    rig = among_others(request("r" * 400_000, ASKS))
+
+    (refused,) = rig.events(RolloutRefused)
+    assert refused.rollout_id.startswith("long-")
+    assert "400,000" in refused.body.reason
+    assert len(refused.rollout_id) < NAME_BYTES
+    assert_sound(rig)
+
+
+def test_an_unreadable_request_under_a_key_of_a_megabyte_is_refused() -> None:
+    rig = Rig()
+    rig.log.append(rig.topics.requests, b"k" * 1_000_100, b"garbage", 0)
+
+    among_others(rig=rig)
+
+    (refused,) = rig.events(RolloutRefused)
+    assert (refused.rollout_id[:5], refused.body.code) == ("long-", "unreadable")
+    assert_sound(rig)
+
+
+# Started by a release that let it pass
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(call_timeout_s=INF),
+        Limits(rollout_timeout_s=NAN),
+        Limits(call_timeout_s=1e17, step_timeout_s=-INF),
+        Limits(rollout_timeout_s=1e300),
+        Limits(max_turns=-(2**31), max_tries=-1, max_attempts=-1),
+    ],
+)
+def test_what_was_started_out_of_bounds_is_folded_all_the_same(limits: Limits) -> None:
+    rig = among_others(request("bad", ASKS, limits=limits), started=True)
+
+    assert ends(rig)["bad"][0] in ("finished", "failed", "timed_out")
+    assert_sound(rig)
+
+
+def test_whoever_looks_at_endless_waits_sees_them() -> None:
+    hand = Hand(asks)
+    hand.start(request(agent="asks", limits=Limits(call_timeout_s=INF, rollout_timeout_s=NAN)))
+    waits = Waits(Rig().topics, hand.journal.world)
+    waits.begin(3, Watermark(0), 0)
+
+    for entry in hand.entries:
+        waits.take_event(entry.event, 3, entry.offset, entry.at_ms)
+
+    (wait,) = waits.told()
+    assert wait.rollout_id == "r"
+
+
+# On its way
+
+
+@pytest.mark.parametrize("move", YIELDED)
+def test_whatever_a_program_does_ends_its_own_rollout_only(move: str) -> None:
+    config = json.dumps({"moves": ["call", move], "clings": True})
+
+    rig = among_others(request("bad", RUBBISH, agent_config=config))
+
+    assert ends(rig)["bad"][0] in ("finished", "failed")
+    assert len(rig.events(RolloutFinished)) == 3
+    assert_sound(rig)
+
+
+moves = st.lists(st.sampled_from(sorted(YIELDED)), max_size=4)
+numbers = st.one_of(st.floats(), st.sampled_from([0.0, 1.0, 120.0, 1e17, -1.0]))
+limits_drawn = st.builds(
+    Limits,
+    max_turns=st.integers(-1, 4),
+    max_tries=st.integers(-1, 3),
+    max_attempts=st.integers(-1, 3),
+    call_timeout_s=numbers,
+    step_timeout_s=numbers,
+    rollout_timeout_s=numbers,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    drawn=st.lists(st.tuples(moves, limits_drawn, numbers), min_size=1, max_size=3),
+    started=st.booleans(),
+)
+def test_no_program_and_no_number_ends_a_worker_or_another_rollout(
+    drawn: list[tuple[list[str], Limits, float]], started: bool
+) -> None:
+    bad = [
+        request(
+            f"bad{n}",
+            RUBBISH,
+            agent_config=json.dumps({"moves": each, "clings": n % 2}),
+            limits=limits,
+            sampling=Sampling(temperature=heat),
+        )
+        for n, (each, limits, heat) in enumerate(drawn)
+    ]
+
+    rig = among_others(*bad, started=started)
+
+    assert ends(rig).keys() == {each.rollout_id for each in bad} | GOOD
+    assert_sound(rig)
+
+
+def test_a_trajectory_that_is_too_large_twice_leaves_out_its_result_too() -> None:
+    asked = request("bad", TALKS)
+
+    rig = among_others(replace(asked, task=replace(asked.task, prompt="a" * 600_000)))
+
+    (bare,) = [t for t in rig.trajectories() if t.rollout_id == "bad"]
+    assert (bare.status, bare.code, bare.result, bare.sequences) == (
+        "finished",
+        "too_large",
+        "",
+        None,
+    )
+    assert bare.request is not None
+    assert bare.request.task.prompt == "a" * 600_000
+    assert_sound(rig)
+
+
+def test_a_trajectory_that_its_request_alone_fills_leaves_out_the_task() -> None:
+    asked, rig = request("bad", ASKS, group_id="g", run_id="run"), Rig()
+    body = RolloutStarted(asked, 1, 1, program_digest(asks))
+    start = rig.codec.encode("t", Event("bad", 1, -1, 0, b"", b"", "a1", body))
+    room = LIMIT_BYTES - len(start)
+
+    among_others(replace(asked, task=replace(asked.task, prompt="a" * room)), rig=rig)
+
+    (bare,) = [t for t in rig.trajectories() if t.rollout_id == "bad"]
+    assert bare.request is not None
+    assert (bare.request.task.prompt, bare.request.group_id) == ("", "g")
+    assert_sound(rig)
+
+
+def test_a_programs_own_sampling_out_of_bounds_fails_its_call_by_name() -> None:
+    config = json.dumps({"moves": ["hot", "call", "finish"]})
+
+    rig = among_others(request("r", RUBBISH, agent_config=config))
+
+    (failed,) = rig.events(CallFailed)
+    assert failed.body.code == "out_of_bounds"
+    assert "sampling.temperature" in failed.body.message
+    assert ends(rig)["r"] == ("finished", "")
+
+
+# The fold's own wall
+
+
+def test_a_fault_of_the_fold_ends_the_rollout_that_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(asks)
+    (call,) = hand.start("asks")
+    rollout = hand.journal.open["r"]
+
+    def fault(*_: object) -> None:
+        msg = "a fault \udce9"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(type(rollout), "_heard", fault)
+    (decision,) = hand.say(call, "yes")
+    monkeypatch.undo()
+
+    # What comes before the end is read counts on, here as elsewhere.
+    assert isinstance(decision, Event)
+    assert (decision.body.status, decision.body.code) == ("failed", "broken")
+    assert "RuntimeError: a fault ?" in decision.body.reason
+    assert rollout.decision == decision
+    assert hand.end(decision).status == "failed"
+
+
+def test_ctrl_c_in_a_program_is_no_end_of_its_rollout() -> None:
+    def interrupted(task: Task) -> Agent:
+        signal.raise_signal(signal.SIGINT)
+        yield CallModel([user("x")])
+
+    hand = Hand(interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        hand.start("interrupted")

@@ -39,7 +39,7 @@ app.add_typer(topics_app, name="topics")
 app.add_typer(worker_app, name="worker")
 
 PANELS = {
-    "Start": "demo run up down status topics worker submit publish-policy export-policy",
+    "Start": "demo run serve up down status topics worker submit publish-policy export-policy",
     "Look": "tail trajectory waiting runs curve",
     "Steer": "cancel pause resume drain dlq",
     "Read again": "eval rescore replay retrain fork export query",
@@ -388,6 +388,26 @@ def run_recipe(
         run_in_memory(recipe, settings(), seed=seed, summary=summary)
     else:
         raise unknown("log", log, ["kafka", "memory"])
+
+
+@app.command()
+def serve(
+    directory: Annotated[Path, typer.Option(help="A local Hugging Face directory.")],
+    policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
+) -> None:
+    """Serve a model without training it: services, one worker of each group, until Ctrl-C.
+
+    Announces the directory's weights where the policy has no version yet; else serves the newest.
+
+    Example: rollcall serve --policy mine --directory my-policy
+    """
+    from rich.console import Console
+
+    from compose.logs import set_up
+    from compose.serve import serve as serve_policy
+
+    set_up("conductor", "conductor")
+    serve_policy(settings(), directory, policy, Console())
 
 
 @app.command("export-policy")

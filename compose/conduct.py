@@ -79,7 +79,7 @@ def conduct(
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:
         runs.require_unchanged(folder)
-    with interruptible() as check, _services(settings, terminal) as (cluster, pids):
+    with interruptible() as check, services(settings, terminal) as (cluster, pids):
         if folder is None:
             folder = runs.create(settings.state(), recipe, text, seed)
             _provision(cluster, folder)
@@ -129,7 +129,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, list[int]]]:
+def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, list[int]]]:
     """The cluster that is named, or one of our own, taken down again if we put it up."""
     if settings.kafka.bootstrap_servers:
         yield cluster_of(settings), []

@@ -20,9 +20,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     from trainer.step import Learner
 
     checked(policy_id)
-    if not (directory / "config.json").is_file():
-        msg = f"{directory} is no Hugging Face directory: it has no config.json"
-        raise Refused(msg)
+    require_model(directory)
     learner = Learner(str(directory), LearnerConfig())
     settings = cluster.settings
     provision.complete(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
@@ -50,6 +48,13 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
         msg = f"the broker did not take version {version} within {FLUSH_S:g} s; try again"
         raise Unavailable(msg)
     return version
+
+
+def require_model(directory: Path) -> None:
+    """Raise Refused for what is no Hugging Face directory."""
+    if not (directory / "config.json").is_file():
+        msg = f"{directory} is no Hugging Face directory: it has no config.json"
+        raise Refused(msg)
 
 
 def newest_version(cluster: Cluster, policy_id: str) -> int:

@@ -157,6 +157,7 @@ def forked(parent: Parent, turn: int, *, policy_id: str = "", seed: str = "") ->
         min_policy_version=request.min_policy_version if policy == request.policy_id else 0,
         parent_rollout_id=request.rollout_id,
         parent_position=position,
+        policy_version=-1,
     )
 
 

@@ -22,6 +22,7 @@ NAME_BYTES = 512
 COUNTS = {
     "group_size": (1, INT32),
     "min_policy_version": (0, INT32),
+    "policy_version": (-1, INT32),
     "parent_position": (-1, INT32),
     "task.seed": (-INT64, INT64),
     "limits.max_turns": (1, INT32),

@@ -123,6 +123,7 @@ class RolloutRequest:
     claim: Claim | None = None
     parent_rollout_id: str = ""
     parent_position: int = -1
+    policy_version: int = -1
 
     @property
     def seed_key(self) -> str:
@@ -154,6 +155,7 @@ class ModelCall:
     tools: str = ""
     min_policy_version: int = 0
     claim: Claim | None = None
+    policy_version: int = -1
 
     def __post_init__(self) -> None:
         if self.prefix_ids is not None and len(self.prefix_ids) != 4 * self.prefix_length:
@@ -341,6 +343,7 @@ class Sequence:
     engine: str = ""
     precision: str = ""
     template_digest: str = ""
+    samplings: tuple[Sampling, ...] = ()
 
     def __post_init__(self) -> None:
         tokens = len(self.loss_mask)

@@ -179,9 +179,11 @@ def _missing(
         return "unscored"
     if abs(scored.total) > REWARD_LIMIT:
         return "reward_out_of_range"
-    if trajectory.request and not _followed(trajectory.request.sampling, curation.temperature):
-        return "sampling_not_followed"
     ours = [each for each in trajectory.sequences or () if mine(each, policy_index).any()]
+    asked = trajectory.request.sampling if trajectory.request else Sampling()
+    used = [sampling for each in ours for sampling in each.samplings or (asked,)]
+    if not all(_followed(sampling, curation.temperature) for sampling in used):
+        return "sampling_not_followed"
     if any(_malformed(sequence, policy_index) for sequence in ours):
         return "malformed"
     if any(_foreign(sequence, curation.vocabulary) for sequence in ours):

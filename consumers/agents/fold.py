@@ -143,7 +143,9 @@ Outcome = Outstanding | Effect
 class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
-    __slots__ = ("answers", "begun", "busy", "index", "length", "messages", "policy_id")
+    __slots__ = (
+        "answers", "begun", "busy", "index", "length", "messages", "policy_id", "samplings",
+    )  # fmt: skip
 
     def __init__(
         self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b""
@@ -152,6 +154,8 @@ class Conversation:
         self.policy_id = policy_id
         self.messages: list[Message] = list(messages)
         self.answers: list[ModelAnswered] = []
+        self.samplings: list[Sampling] = []
+        """How each answer was asked for."""
         self.begun = begun
         """Tokens that were there before the first answer; they stand for the first messages."""
         self.length = len(begun) // 4
@@ -167,9 +171,12 @@ class Conversation:
             and list(messages[:known]) == self.messages
         )
 
-    def take(self, new: Sequence[Message], answer: ModelAnswered, said: Message) -> None:
+    def take(
+        self, new: Sequence[Message], answer: ModelAnswered, said: Message, sampling: Sampling
+    ) -> None:
         self.messages += (*new, said)
         self.answers.append(answer)
+        self.samplings.append(sampling)
         self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
 
     def packed(self) -> bytes:
@@ -486,7 +493,12 @@ class Rollout:
             sequence.length,
             tools=wish.tools,
             min_policy_version=self.request.min_policy_version,
+            policy_version=self._pinned(sequence.policy_id),
         )
+
+    def _pinned(self, policy_id: str) -> int:
+        """The version that a policy is asked of: the request's wish is of its own policy."""
+        return self.request.policy_version if policy_id == self.request.policy_id else -1
 
     def _step(self, waits: Outstanding) -> EnvironmentStep:
         timeout_s, not_after_ms = self._timeout_s(waits), self.deadline_ms(waits)
@@ -600,7 +612,7 @@ class Rollout:
     def _heard(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
         sequence = cast(Conversation, waits.sequence)
         said = make_message("assistant", body.text, body.tool_calls)
-        sequence.take(waits.new, body, said)
+        sequence.take(waits.new, body, said, cast(Sampling, waits.sampling))
         sequence.busy = False
         self.sampled_tokens += len(body.token_ids) // 4
         return ModelAnswer(said, body.finish_reason)
@@ -771,7 +783,8 @@ class Rollout:
         sequences: tuple[wire.Sequence, ...] | None = None
         steps: tuple[StepTaken, ...] | None = None
         try:
-            sequences = tuple(_sequence(c, policies.index(c.policy_id)) for c in told)
+            asked = self.request.sampling
+            sequences = tuple(_sequence(c, policies.index(c.policy_id), asked) for c in told)
             steps = tuple(self.steps)
         except Exception as error:
             code, reason = "broken", f"its sequences cannot be put together: {raised(error)}"
@@ -805,7 +818,7 @@ def _ending(body: Terminal) -> tuple[str, str, str, str]:
     return "timed_out", "deadline", f"not finished within {body.timeout_s:g} s", ""
 
 
-def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
+def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) -> wire.Sequence:
     """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes."""
     begun = len(conversation.begun) // 4
     ids, mask, logprobs = [conversation.begun], [b"\0" * begun], [bytes(4 * begun)]
@@ -818,6 +831,8 @@ def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
         versions += [b"\xff" * (4 * added), answer.versions]
         policy += [b"\xff" * added, bytes([policy_index]) * sampled]
     last = conversation.answers[-1]
+    samplings = conversation.samplings
+    as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
     return wire.Sequence(
         token_ids=b"".join(ids),
         loss_mask=b"".join(mask),
@@ -828,7 +843,13 @@ def _sequence(conversation: Conversation, policy_index: int) -> wire.Sequence:
         engine=last.engine,
         precision=last.precision,
         template_digest=last.template_digest,
+        samplings=() if as_asked else tuple(samplings),
     )
+
+
+def _drawn(sampling: Sampling) -> tuple[float, float, int]:
+    """What decides the distribution that tokens are drawn from."""
+    return sampling.temperature, sampling.top_p, sampling.top_k
 
 
 def _is_text(*values: object) -> bool:

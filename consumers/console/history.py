@@ -119,6 +119,8 @@ class History:
         self.ended = tuple(array("Q") for _ in fields(Ends))
         self.bare: dict[int, frozenset[int]] = {}
         """By place of the end, digests of what may stand for a trajectory that is too large."""
+        self.older: dict[int, int] = {}
+        """By place of the end, the digest of what a worker of the first release writes of it."""
         self.started = array("Q")
         """Owners of all rollouts begun."""
         self.not_run = array("Q")
@@ -386,8 +388,13 @@ class Strand:
         except WireError:
             return 0, 0
         size = len(encoded) - PREFIX.size
+        older = of_first_release(trajectory)
+        if older != trajectory:
+            told = history.codec.encode(history.topics.trajectories, older)
+            history.older[at] = word_of(memoryview(told)[PREFIX.size :])
         if size > LARGE_BYTES:
-            history.bare[at] = frozenset(bare_words(history.codec, history.topics, trajectory))
+            both = (bare_words(history.codec, history.topics, each) for each in (trajectory, older))
+            history.bare[at] = frozenset(word for words in both for word in words)
         return word_of(memoryview(encoded)[PREFIX.size :]), size
 
     def close(self) -> None:
@@ -402,6 +409,16 @@ class Strand:
                 self.history.waiting[word] = place(self.partition, rollout.first_offset)
                 if rollout.at_first_command():
                     self.history.excused.add(word)  # a quota may hold it back
+
+
+def of_first_release(trajectory: Trajectory) -> Trajectory:
+    """Without what a worker of the first release does not know and so leaves out."""
+    request, sequences = trajectory.request, trajectory.sequences
+    return replace(
+        trajectory,
+        request=request and replace(request, policy_version=-1),
+        sequences=sequences and tuple(replace(each, samplings=()) for each in sequences),
+    )
 
 
 def bare_words(codec: Codec, topics: Topics, trajectory: Trajectory) -> Iterator[int]:

@@ -93,7 +93,7 @@ class Outcomes:
     def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
         """A breach where a trajectory is not what its journal gives."""
         ends = self.case.history.ends
-        if ends.bodies[row] == body:
+        if body in (ends.bodies[row], self.case.history.older.get(int(ends.places[row]))):
             return
         counted = int(ends.applied[row])
         bare = trajectory.sequences is None and trajectory.steps is None

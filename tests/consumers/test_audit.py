@@ -57,8 +57,9 @@ class Whole(Rig):
             self.settle(*self.loops)
             self.clock.pass_by(2.0)
         self.commit(*self.loops)
-        self.train(1, 0, 1)
-        self.train(2, 2, 3)
+        if rollouts:
+            self.train(1, 0, 1)
+            self.train(2, 2, 3)
 
     def train(self, version: int, *offsets: int, parent: int | None = None, **over: Any) -> None:
         """Write a step made of the scored records at these offsets."""
@@ -287,6 +288,30 @@ def test_another_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -> No
     whole.write(whole.topics.scored, "g0", other)
 
     assert found(audited(whole)) == {"I5"}
+
+
+def test_what_a_worker_of_the_first_release_leaves_out_is_no_breach() -> None:
+    # Given a rollout that was asked of one version and sampled otherwise than asked
+    whole = Whole(rollouts=0)
+    asked = replace(crossing(0, "g"), agent="tests.consumers.cold:cold", policy_version=0)
+    whole.ask(asked)
+    whole.settle(*whole.loops)
+    whole.clock.pass_by(2.0)
+    whole.settle(*whole.loops)
+    [one] = whole.trajectories()
+    assert one.request
+    assert one.sequences
+    assert one.sequences[0].samplings
+
+    # When a worker that knows neither writes it again, or one that alters something
+    bare = tuple(replace(each, samplings=()) for each in one.sequences)
+    old = replace(one, request=replace(one.request, policy_version=-1), sequences=bare)
+    whole.write(whole.topics.trajectories, one.rollout_id, old, 0)
+    fine = audited(whole, drained=False)
+    whole.write(whole.topics.trajectories, one.rollout_id, replace(old, result="better"), 0)
+
+    assert found(fine) == set()
+    assert found(audited(whole, drained=False)) == {"I5"}
 
 
 def test_the_same_trajectory_written_again_is_counted_and_no_breach(whole: Whole) -> None:

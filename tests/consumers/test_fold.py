@@ -47,6 +47,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids
+from tests.consumers.cold import COLD, cold
 from tests.consumers.journals import (
     CODEC,
     DICED,
@@ -1031,6 +1032,49 @@ def test_sampled_tokens_are_a_budget_of_the_attempt() -> None:
 
     assert (first.sampling.max_tokens, second.sampling.max_tokens) == (8, 2)
     assert (decision.body.status, decision.body.code) == ("failed", "token_limit")
+
+
+def test_a_sequence_says_how_each_answer_was_drawn_where_one_was_not_as_asked() -> None:
+    hand = Hand(cold)
+    asked = Sampling(max_tokens=5)
+    [reset] = hand.start("cold", sampling=asked)
+    [first] = hand.show(reset)
+    [step] = hand.say(first, "left")
+    [second] = hand.show(step)
+    [step] = hand.say(second, "right")
+    [end] = hand.show(step, terminated=True)
+
+    trajectory = hand.end(end)
+
+    assert trajectory.sequences
+    assert (first.sampling, second.sampling) == (asked, COLD)
+    assert [each.samplings for each in trajectory.sequences] == [(asked, COLD)]
+
+
+def test_a_sequence_that_was_drawn_as_asked_says_nothing_of_it() -> None:
+    def chats(task: Task) -> Agent:
+        for n in range(2):
+            yield CallModel([user(str(n))], sampling=Sampling(temperature=0.7, stop=("x",)))
+
+    hand = Hand(chats)
+    asked = Sampling(temperature=0.7, max_tokens=8)
+    [call] = hand.start("chats", limits=Limits(max_tokens=10), sampling=asked)
+    [call] = hand.say(call, "x" * 8)
+    [end] = hand.say(call, "xx")
+
+    trajectory = hand.end(end)
+
+    assert trajectory.sequences
+    assert [each.samplings for each in trajectory.sequences] == [(), ()]
+
+
+def test_the_wish_for_one_version_goes_with_every_call_of_the_requests_policy_alone() -> None:
+    def chats(task: Task) -> Agent:
+        yield [CallModel([user("a")]), CallModel([user("b")], policy_id="judge")]
+
+    ours, theirs = Hand(chats).start("chats", policy_version=5)
+
+    assert (ours.policy_version, theirs.policy_version) == (5, -1)
 
 
 def test_limits_are_those_of_the_start_and_of_nothing_else() -> None:

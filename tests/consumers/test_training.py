@@ -273,6 +273,27 @@ class Raising(Learner):
         return super()._gradient(batch)
 
 
+def test_what_a_program_sampled_otherwise_than_asked_is_refused_and_not_trained_on(
+    tmp_path: Path,
+) -> None:
+    recipe = RECIPE.replace("[task]", '[task]\nagent = "tests.consumers.cold:cold"', 1)
+    world = World(tmp_path, recipe)
+    trainer = world.trainer()
+
+    for _ in range(300):
+        for loop in world.loops:
+            loop.turn(0.0)
+        trainer.turn(0.0)
+
+    drops = trainer.buffer.drops()
+    assert drops["sampling_not_followed"].count > 0
+    assert all(
+        not sequence.samplings
+        for sample in trainer.buffer.take(1, 0) or ()
+        for sequence in sample.scored.trajectory.sequences or ()
+    )
+
+
 def test_a_batch_that_cannot_be_computed_is_dropped_and_the_next_one_trained(world: World) -> None:
     trainer = world.trainer()
     world.train(trainer, steps=1)

@@ -54,9 +54,10 @@ every = 2
 class World:
     """One run on one in-memory log, whose trainer may be replaced."""
 
-    def __init__(self, directory: Path) -> None:
-        recipe = parse_recipe(RECIPE, "tiny")
-        self.folder = runs.create(directory, recipe, RECIPE, seed=3)
+    def __init__(self, directory: Path, text: str = "") -> None:
+        text = text or RECIPE
+        recipe = parse_recipe(text, "tiny")
+        self.folder = runs.create(directory, recipe, text, seed=3)
         self.topics = Topics("m.")
         self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
         self.settings = Settings()

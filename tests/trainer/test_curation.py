@@ -208,6 +208,32 @@ def test_samples_that_the_trainer_cannot_follow_are_refused(sampling: Sampling) 
     assert reasons(buffer) == {"sampling_not_followed": 1}
 
 
+@pytest.mark.parametrize(
+    ("used", "reason"),
+    [
+        ((Sampling(), Sampling(0.05)), "sampling_not_followed"),
+        ((Sampling(top_k=2),), "sampling_not_followed"),
+        ((Sampling(max_tokens=3, stop=("x",)),), ""),
+    ],
+)
+def test_how_tokens_were_sampled_decides_not_how_the_request_asked_for_them(
+    used: tuple[Sampling, ...], reason: str
+) -> None:
+    one = replace(sequence([1, 2], [0, 1]), samplings=used)
+    asked = Sampling(0.3) if not reason else None
+
+    assert judge(scored("r", sequences=(one,), sampling=asked), 0, 0, ALONE).reason == reason
+
+
+def test_how_another_policy_was_sampled_does_not_matter() -> None:
+    theirs = sequence([1, 2], [0, 1], policies=[255, 0])
+    ours = sequence([1, 2], [0, 1], policies=[255, 1])
+    both = (replace(theirs, samplings=(Sampling(0.0),)), ours)
+
+    record = scored("r", sequences=both, policies=("other", "policy"))
+    assert judge(record, 0, 0, ALONE).sample is not None
+
+
 def test_a_trainer_at_the_samples_temperature_follows_them() -> None:
     buffer = Buffer(replace(ALONE, temperature=0.7))
     buffer.offer(scored("r", sampling=Sampling(0.7)), 0, 0)

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
+from consumers.agents.lookback import Written
 from consumers.agents.programs import program_of
 from consumers.agents.quota import Quota
 from consumers.agents.watermark import Watermark, read_watermark
@@ -62,6 +63,8 @@ from schemas.topics import Topics
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2
 HEAR_S = 10.0
+LOOK_BACK_S = 0.1
+"""Of one turn, for reading other topics back."""
 BESIDE = "1;"
 """Before the id of the journal's topic, in the commit metadata of requests."""
 REASON = 2000
@@ -113,6 +116,31 @@ class Owned:
     caught_up: bool = False
     starting: set[int] = field(default_factory=set)
     """Offsets of requests whose starts this worker wrote and has not read back."""
+    read: int = 0
+    """What lies below has been folded."""
+    written: Written | None = None
+    """After a reset, the trajectories that are there."""
+    waiting: list[tuple[Record, Event]] = field(default_factory=list)
+    """Entries that came before these were known."""
+    ended: bool = False
+    """Whether the end was reached before that."""
+
+    def looks_back(self) -> bool:
+        return self.written is not None and not self.written.known
+
+    def lacks(self, effect: Effect) -> bool:
+        """Whether an effect of what was folded again has to be carried out."""
+        return (
+            isinstance(effect, Trajectory)
+            and self.written is not None
+            and (effect not in self.written)
+        )
+
+    def forget(self) -> None:
+        """Let go of what no commit to come needs, while history is only folded again."""
+        below = min(self.read, self.progress.next_offset)
+        if below >= self.journal.bulk_low:
+            self.journal.watermark(below)
 
 
 @dataclass(slots=True)
@@ -215,6 +243,9 @@ class Agents:
         )
         if begin.stragglers:
             progress.needs = journal.needs
+        if reset and not folded:
+            there = Written(self.log, self.codec, self.names.trajectories, held.partition)
+            self.owned[held.partition].written = there
         return begin.low
 
     def _check_id(self, topic: str, known: str) -> None:
@@ -227,19 +258,26 @@ class Agents:
             kept = [held for held in self._paused if held[0].partition != progress.number]
             self._paused = kept
             return
-        for rollout in self.owned.pop(progress.number).journal.open.values():
+        owned = self.owned.pop(progress.number)
+        if owned.written is not None:
+            owned.written.close()
+        for rollout in owned.journal.open.values():
             self.quota.leave(rollout)
             rollout.close_program()
 
     def at_end(self, progress: Progress) -> None:
         if progress.topic == self.names.events:
-            self._caught_up(self.owned[progress.number])
+            owned = self.owned[progress.number]
+            owned.ended = True
+            if not owned.looks_back():
+                self._caught_up(owned)
 
     def metadata(self, progress: Progress) -> str:
         if progress.topic == self.names.requests:
             return BESIDE + self._ids[self.names.events]
         owned = self.owned[progress.number]
         if not owned.folded:
+            owned.forget()
             return owned.word
         watermark = owned.journal.watermark(progress.next_offset)
         requests = self._ids[self.names.requests]
@@ -259,9 +297,9 @@ class Agents:
         return owned.quota
 
     def full(self, progress: Progress) -> bool:
-        """Only requests are ever paused: answers must flow for capacity to come back."""
+        """Requests are paused, not the journal: answers must flow for capacity to come back."""
         if progress.topic == self.names.events:
-            return False
+            return self.owned[progress.number].looks_back()
         most = self.capacity.max_live
         if self.words.paused or not most:
             return self.words.paused
@@ -288,6 +326,9 @@ class Agents:
         newest: dict[int, int] = {}
         for record, message in batch:
             if record.topic == self.names.events:
+                if self.owned[record.partition].looks_back():
+                    self.owned[record.partition].waiting.append((record, message))
+                    continue
                 self._event(record, message)
                 newest[record.partition] = record.timestamp_ms
             elif self.words.paused:
@@ -378,10 +419,14 @@ class Agents:
         owned = self.owned[record.partition]
         silent = record.offset < owned.silent_until
         owned.folded = owned.folded or not silent
+        owned.read = record.offset + 1
         gaps = owned.journal.ignored["start_after_gap"]
         effects = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
-            ours = event.body.request_offset in owned.starting
+            ours = (
+                record.offset >= owned.progress.end_at_assign  # else a dead namesake's
+                and event.body.request_offset in owned.starting
+            )
             owned.starting.discard(event.body.request_offset)
             if ours and owned.journal.ignored["start_after_gap"] > gaps:
                 raise RequestsSkipped(_skipped(record.partition, event.body, owned.journal))
@@ -401,9 +446,7 @@ class Agents:
             if ended is not None and ended.request.rollout_id == effects[0].rollout_id:
                 self.quota.leave(ended)
         if silent:
-            if not owned.reset:
-                return
-            effects = [effect for effect in effects if isinstance(effect, Trajectory)]
+            effects = [effect for effect in effects if owned.lacks(effect)]
         self._carry_out(effects, record.partition, record)
 
     def _admit(
@@ -426,6 +469,7 @@ class Agents:
         if owned.caught_up:
             return
         owned.caught_up = True
+        owned.written = None
         for rollout in list(owned.journal.open.values()):
             self._cancel_if_asked(rollout)
             held_before = owned.quota and rollout.at_first_command()
@@ -594,6 +638,7 @@ class Agents:
 
     def tick(self) -> None:
         now = self.wall()
+        self._look_back()
         for rollout in self.quota.ready():
             self._send_again(rollout, fresh=True)
         if now >= self._control_due:
@@ -622,6 +667,21 @@ class Agents:
             events = [rollout.give_up(error)]
         for event in events:
             self._write(event, rollout.partition)
+
+    def _look_back(self) -> None:
+        """Read on in what a reset has to know, one partition at a time."""
+        until = self.loop.clock() + LOOK_BACK_S
+        for owned in self.owned.values():
+            if owned.written is None or owned.written.known:
+                continue
+            while owned.written.read() and self.loop.clock() < until:
+                pass
+            if not owned.written.known:
+                return
+            waiting, owned.waiting = owned.waiting, []
+            self.take(waiting)
+            if owned.ended:
+                self._caught_up(owned)
 
     def hear(self, timeout_s: float = HEAR_S) -> None:
         """Read `control` to its end before anything is started: agents may have been paused."""

@@ -14,6 +14,7 @@ from consumers.agents.worker import (
 )
 from consumers.loop import Loop
 from inference.scripted import ScriptedEngine
+from schemas.codec import Codec
 from schemas.errors import RequestsSkipped, TopicRecreated
 from schemas.messages import (
     AttemptStarted,
@@ -29,6 +30,7 @@ from schemas.messages import (
     RolloutRefused,
     RolloutRequest,
     RolloutStarted,
+    Trajectory,
 )
 from tests.consumers.journals import answer_to, request, said
 from tests.consumers.rig import Rig, role_of, source_of
@@ -291,12 +293,109 @@ def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(r
 
     assert [call.rollout_id for call in calls(rig)] == ["open", "ended", "open"]
     assert calls(rig)[0] == calls(rig)[2]
-    ended = [t for t in rig.trajectories() if t.rollout_id == "ended"]
-    assert len(ended) == 2
-    assert ended[0] == ended[1]
+    assert [t.rollout_id for t in rig.trajectories()] == ["ended"]
     started = [e.rollout_id for e in rig.events(RolloutStarted)]
     assert started == ["open", "ended", "open", "ended"]
     assert role_of(second).owned[0].journal.ignored["started_before"] == 2
+
+
+def test_after_a_reset_only_trajectories_that_are_missing_are_written(rig: Rig) -> None:
+    """Also of two that ended under one id: it was asked for again in another partition's time."""
+    first = rig.agents("a1")
+    for n in range(3):
+        ask(rig, f"r{n}")
+    rig.settle(first)
+    for call in calls(rig):
+        answer(rig, call)
+    rig.settle(first)
+    written = rig.trajectories()
+    killed(first)
+    rig.log.recreate(rig.topics.trajectories)
+    rig.write(rig.topics.trajectories, "r1", written[1], 0)
+    rig.write(rig.topics.trajectories, "r2", replace(written[2], last_offset=1), 0)
+    rig.log.append(rig.topics.trajectories, b"r0", b"no magic", 0)
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = 9, "reset by hand"
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    rig.commit(second)
+
+    after = [
+        rig.codec.decode(r.value, Trajectory) for r in rig.log.all(rig.topics.trajectories)[3:]
+    ]
+    assert after == [written[0], written[2]]
+    assert rig.committed("t.agents", rig.topics.events) == 12
+
+
+def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, "ended")
+    ask(rig, "open")
+    rig.settle(first)
+    answer(rig, calls(rig)[0])
+    rig.settle(first)
+    killed(first)
+    second = rig.agents("a2")
+    look_back = role_of(second)._look_back
+    role_of(second)._look_back = lambda: None
+    rig.settle(second)
+    assert len(calls(rig)) == 2
+    rig.registry.away = True
+    role_of(second).codec = role_of(second).loop.codec = Codec(rig.registry)
+
+    role_of(second)._look_back = look_back
+    rig.settle(second)
+    rig.registry.away = False
+    rig.commit(second)
+    rig.settle(second)
+
+    assert [t.rollout_id for t in rig.trajectories()] == ["ended"]
+    assert [c.rollout_id for c in calls(rig)] == ["ended", "open", "open"]
+
+
+def test_a_fold_from_the_beginning_keeps_nothing_of_what_has_ended(rig: Rig) -> None:
+    first, engine = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    for wave in range(60):
+        for n in range(50):
+            ask(rig, f"r{wave}-{n}")
+        rig.settle(first, engine)
+    killed(first)
+    rig.log.group("t.agents").committed.clear()
+
+    second, most = rig.agents("a2"), 0
+    for _ in range(30):
+        second.turn(0.0)
+        journal = role_of(second).owned[0].journal
+        most = max(most, len(journal._ended) + len(journal._starts))
+        rig.clock.pass_by(1.1)
+
+    assert journal.last == 2999
+    assert most <= 500
+    assert len(rig.trajectories()) == 3000
+
+
+def test_a_takeover_keeps_nothing_of_what_had_ended_before(rig: Rig) -> None:
+    """Whatever lies below the commit, no commit to come has to name it."""
+    first, engine = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    ask(rig, "old", WALKS)
+    for n in range(600):
+        ask(rig, f"r{n}")
+        rig.settle(first, engine)
+    rig.commit(first)
+    killed(first)
+
+    second, most = rig.agents("a2"), 0
+    for _ in range(5):
+        second.turn(0.0)
+        journal = role_of(second).owned[0].journal
+        most = max(most, len(journal._ended))
+        rig.clock.pass_by(1.1)
+    answer(rig, steps(rig)[0])
+    rig.settle(second)
+
+    assert list(journal.open) == ["old"]
+    assert most <= 500
+    assert [step.index for step in steps(rig)] == [0, 0]
 
 
 def test_a_commit_that_somebody_else_wrote_is_treated_as_none(rig: Rig) -> None:

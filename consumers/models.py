@@ -5,7 +5,7 @@ batch between steps and every token has one version. Nothing is served before th
 version is: a restarted server reads `policy.versions` to its end first.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,6 +65,8 @@ class Models(WorkRole):
         self._early: list[tuple[Record, ModelCall]] = []
         self._versions = log_.reader([topics.versions])
         self._versions_due = 0.0
+        self._unread: deque[Record] = deque()
+        """Announcements that wait for the registry; nothing behind them is read."""
         self._newest: PolicyVersion | None = None
         self._failed_canaries = 0
         self._was_current = False
@@ -116,7 +118,8 @@ class Models(WorkRole):
     def _note_current(self) -> None:
         """Nothing is served before the newest version at the start; later ones may take a while."""
         newest = self._newest.version if self._newest else 0
-        if self._versions.caught_up() and self.engine.version >= newest:
+        known = self._versions.caught_up() and not self._unread
+        if known and self.engine.version >= newest:
             self._was_current = True
         elif not self._said and self.wall() > self._say_at:
             self._said = True
@@ -181,20 +184,31 @@ class Models(WorkRole):
     # Weights
 
     def _follow_versions(self) -> None:
-        for record in self._versions.poll(0.0):
-            if record.key != self.engine.policy_id.encode() or record.value is None:
-                continue
+        ours = self.engine.policy_id.encode()
+        read = self._versions.poll(0.0)
+        self._unread += [record for record in read if record.key == ours and record.value]
+        while self._unread:
             try:
-                version = self.codec.decode(record.value, PolicyVersion)
-            except WireError as error:
-                self.loop.letters.bury(record, error)
-                continue
-            if self._newest is None or version.version > self._newest.version:
-                self._newest = version
-                self._failed_canaries = 0
+                self._announced(self._unread[0])
+            except Unavailable as error:
+                self._versions_due = self.wall() + RETRY_S
+                log.warning("registry_away", topic=self._unread[0].topic, error=str(error))
+                break
+            self._unread.popleft()
         newest = self._newest
         if newest is not None and newest.version > self.engine.version:
             self._adopt(newest)
+
+    def _announced(self, record: Record) -> None:
+        """Learn of a version; raises Unavailable when it cannot be read now."""
+        try:
+            version = self.codec.decode(record.value, PolicyVersion)
+        except WireError as error:
+            self.loop.letters.bury(record, error)
+            return
+        if self._newest is None or version.version > self._newest.version:
+            self._newest = version
+            self._failed_canaries = 0
 
     def _adopt(self, version: PolicyVersion) -> None:
         try:

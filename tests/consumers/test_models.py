@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from inference.scripted import ScriptedEngine
+from schemas.codec import Codec
 from schemas.errors import Unavailable, Unfit, WorkFailed
 from schemas.ids import command_id
 from schemas.messages import (
@@ -288,6 +289,26 @@ def test_an_unreadable_version_is_buried_and_the_next_one_adopted(rig: Rig) -> N
 
     assert engine.adopted == [1]
     assert len(rig.log.all(rig.topics.dead_letters)) == 1
+
+
+def test_a_version_that_is_announced_while_the_registry_is_away_waits_for_it(rig: Rig) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    role_of(loop).codec = Codec(rig.registry)  # has read no announcement yet
+    announce(rig, 1)
+    announce(rig, 2)
+    send(rig, call_of())
+
+    rig.registry.away = True
+    loop.turn(0.0)
+    rig.commit(loop)
+    assert (engine.adopted, answers(rig)) == ([], [])
+    rig.registry.away = False
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert engine.adopted == [2]
+    assert [ids_of(body.versions).tolist() for body in answers(rig)] == [[2] * 4]
 
 
 def test_an_aborted_call_is_forgotten_and_its_record_closed(rig: Rig) -> None:

@@ -11,7 +11,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks import export, memory, refold, rescore, scan, spine, starts, takeover
+from compose.benchmarks import (
+    export,
+    memory,
+    overload,
+    refold,
+    rescore,
+    scan,
+    spine,
+    starts,
+    takeover,
+)
 from compose.benchmarks.figure import Figure
 from compose.doors import refuse_no_folder
 from compose.settings import Settings
@@ -24,6 +34,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "refold_events_per_s": refold.refold,
     "kill_10000_s": takeover.kill,
     "live_rollout_bytes": memory.live_rollout,
+    "overload_goodput_1.5x": lambda settings: overload.goodput(settings, 1.5),
+    "overload_goodput_4x": lambda settings: overload.goodput(settings, 4.0),
     "scan_records_per_s": scan.records_per_s,
     "export_records_per_s": export.records_per_s,
     "rescore_trajectories_per_s": rescore.trajectories_per_s,

@@ -118,7 +118,10 @@ def event_of(command: Command, body: Answer, written_by: str) -> Event:
 
 def expired(command: Command, now_ms: int) -> CallFailed | None:
     """The answer to a command that is taken too late, None when it is not."""
-    if now_ms <= command.not_after_ms:
-        return None
+    return too_late(command, now_ms) if now_ms > command.not_after_ms else None
+
+
+def too_late(command: Command, now_ms: int) -> CallFailed:
+    """The answer to a command that may not be begun any more."""
     late_s = (now_ms - command.not_after_ms) / 1000
     return CallFailed("expired", f"taken {late_s:.1f} s after its deadline", True)

@@ -42,6 +42,8 @@ CLOSE_S = 60.0
 log = structlog.get_logger()
 Answered = EnvironmentStepped | CallFailed
 Give = Callable[[EnvironmentStep, Answered, Record], None]
+Late = Callable[[EnvironmentStep], CallFailed | None]
+"""The answer to a step that may not begin any more."""
 
 
 class Work:
@@ -78,10 +80,17 @@ class Shard:
     """The sessions of some rollouts, and the thread they live in; without one, the caller's."""
 
     def __init__(
-        self, give: Give, push: Callable[[], None], sessions: Sessions, *, threaded: bool
+        self,
+        give: Give,
+        late: Late,
+        push: Callable[[], None],
+        sessions: Sessions,
+        *,
+        threaded: bool,
     ) -> None:
         self.sessions = sessions
         self.give = give
+        self.late = late
         self.push = push
         self.given = 0
         self.done = 0
@@ -135,7 +144,7 @@ class Shard:
             if isinstance(request, Chore):
                 request.run(self.sessions)
             else:
-                body = self._do(request)
+                body = self.late(request.step) or self._do(request)
                 if request.claim():
                     self.give(request.step, body, request.record)
             self.current = None
@@ -219,14 +228,17 @@ class Environments(WorkRole):
 
     def _shard(self, sessions: Sessions) -> Shard:
         push = self.answers.publisher.push
-        return Shard(self._give, push, sessions, threaded=self._threaded)
+        return Shard(self._give, self._late, push, sessions, threaded=self._threaded)
+
+    def _late(self, step: EnvironmentStep) -> CallFailed | None:
+        return expired(step, self.answers.now_ms()) if step.kind != "close" else None
 
     def expects(self, topic: str) -> type:
         del topic
         return EnvironmentStep
 
     def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
-        now_ms = self.answers.now_ms(batch := list(batch))
+        self.answers.now_ms(batch := list(batch))  # for the clock to know what was read
         works = []
         for record, step in batch:
             try:
@@ -235,7 +247,7 @@ class Environments(WorkRole):
                 self.loop.bury(record, error)
                 continue
             kept = self.kept.get(step.command_id) if step.kind != "close" else None
-            body = kept or (expired(step, now_ms) if step.kind != "close" else None)
+            body = kept or self._late(step)
             if body is not None:
                 self.counts["answered_again" if kept else "expired"] += 1
                 self.answers.give(step, body, record)

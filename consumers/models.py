@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from consumers.answers import Answers, expired
+from consumers.answers import Answers, expired, too_late
 from consumers.clock import Clock, steady_wall
 from consumers.log import Log, Publisher, Record
 from consumers.loop import Progress, WorkRole
@@ -161,9 +161,17 @@ class Models(WorkRole):
                 early, self._early = self._early, []
                 for record, call in early:
                     self._take_call(record, call, self.answers.now_ms())
+        if self._in_hand:
+            self._expire(self.answers.now_ms())
         if self.engine.busy():
             for answer in self.engine.step():
                 self._answer(answer.call, answer.body)
+
+    def _expire(self, now_ms: int) -> None:
+        """Do no work for calls that may not begin any more: a full server would do no other."""
+        for call in self.engine.expire(now_ms):
+            self.counts["expired"] += 1
+            self._answer(call, too_late(call, now_ms))
 
     def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
         _, records = self._in_hand.pop(call.command_id, (call, []))

@@ -42,6 +42,10 @@ class Engine(Protocol):
         """Whether a step would do anything."""
         ...
 
+    def expire(self, now_ms: int) -> list[ModelCall]:
+        """Forget the calls that have not begun and may not begin any more; return them."""
+        ...
+
     def abort(self, rollout_id: str, attempt: int) -> None:
         """Forget the rollout's calls of this attempt and of those before; they get no answer."""
         ...

@@ -60,6 +60,13 @@ class ScriptedEngine:
     def busy(self) -> bool:
         return self.version >= 0 and bool(self._waiting)
 
+    def expire(self, now_ms: int) -> list[ModelCall]:
+        late = [c for c in (*self._waiting, *self._held) if c.not_after_ms < now_ms]
+        if late:
+            self._waiting = deque(c for c in self._waiting if c.not_after_ms >= now_ms)
+            self._held = [c for c in self._held if c.not_after_ms >= now_ms]
+        return late
+
     def abort(self, rollout_id: str, attempt: int) -> None:
         def stays(call: ModelCall) -> bool:
             return call.rollout_id != rollout_id or call.attempt > attempt

@@ -91,6 +91,9 @@ FREE_FAILURES = {"history_needed", "prefix_needed"}
 """Requests for more, not failures of work: they number a try but, the first time, use none up."""
 RESULT_CHARS = 200_000
 """A result above this would not fit into the journal; it belongs into a file."""
+PATIENCE = 2.5
+"""In timeouts of a command: one to be begun in, one to be carried out in, half for the ways. Were
+its owner to give up when it may just be begun, a full server would work for nobody."""
 FEW_RECORDS = 20_000
 """Folded in a second; a reader that has no more to read needs no stragglers named."""
 FAR_MS = 10**13
@@ -482,7 +485,7 @@ class Rollout:
         return make_call(
             *self._place(waits),
             self.partition,
-            self.deadline_ms(waits),
+            self.not_after_ms(waits),
             "sample",
             sequence.policy_id,
             sequence.index,
@@ -501,7 +504,7 @@ class Rollout:
         return self.request.policy_version if policy_id == self.request.policy_id else -1
 
     def _step(self, waits: Outstanding) -> EnvironmentStep:
-        timeout_s, not_after_ms = self._timeout_s(waits), self.deadline_ms(waits)
+        timeout_s, not_after_ms = self._timeout_s(waits), self.not_after_ms(waits)
         place = self._place(waits)
         if isinstance(waits.wish, Reset):
             name, config, seed = self._environment(waits.wish)
@@ -539,9 +542,13 @@ class Rollout:
         is_call = isinstance(waits.wish, CallModel)
         return limits.call_timeout_s if is_call else limits.step_timeout_s
 
+    def not_after_ms(self, waits: Outstanding) -> int:
+        """When it is too late to begin with this wish."""
+        return waits.opened_ms + _whole_ms(self._timeout_s(waits))
+
     def deadline_ms(self, waits: Outstanding) -> int:
         """When it is too late for an answer to this wish."""
-        return waits.opened_ms + _whole_ms(self._timeout_s(waits))
+        return waits.opened_ms + _whole_ms(PATIENCE * self._timeout_s(waits))
 
     def ends_ms(self) -> int:
         """When it is too late for the rollout."""
@@ -724,7 +731,7 @@ class Rollout:
 
     def _late(self, waits: Outstanding) -> Event:
         waits.told = True
-        reason = f"no answer within {self._timeout_s(waits):g} s"
+        reason = f"no answer within {PATIENCE * self._timeout_s(waits):g} s"
         return Event(*self._place(waits), self.writer, CallFailed("deadline", reason, True))
 
     def cancelled(self, reason: str, by: str = "") -> Event:

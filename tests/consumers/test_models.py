@@ -1,10 +1,12 @@
 """The models group on the in-memory log: calls in, continuations out, versions in between."""
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from inference.engine import Answer
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import Unavailable, Unfit, WorkFailed
@@ -291,10 +293,38 @@ def test_an_unreadable_version_is_buried_and_the_next_one_adopted(rig: Rig) -> N
     assert len(rig.log.all(rig.topics.dead_letters)) == 1
 
 
+class Busy(Counting):
+    """Has room for one call; the others wait in line."""
+
+    def step(self) -> list[Answer]:
+        waiting, self._waiting = self._waiting, deque([self._waiting.popleft()])
+        answers = super().step()
+        self._waiting = waiting
+        return answers
+
+
+def test_a_call_that_may_not_begin_any_more_is_not_worked_at(rig: Rig) -> None:
+    engine = Busy()
+    loop = rig.models(engine)
+    now_ms = int(rig.clock.now * 1000)
+    send(rig, *(call_of(position=n, not_after_ms=now_ms + 2500) for n in range(6)))
+
+    for _ in range(6):
+        loop.turn(0.0)
+        rig.clock.pass_by(1.0)
+    rig.commit(loop)
+
+    told = [getattr(body, "text", None) or body.code for body in answers(rig)]
+    assert told[:3] == ["to 0", "to 1", "to 2"]
+    assert told[4:] == ["expired", "expired"]  # time is known by acks, so as of the turn before
+    assert role_of(loop).in_flight() == 0
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 6
+
+
 def test_a_version_that_is_announced_while_the_registry_is_away_waits_for_it(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
-    role_of(loop).codec = Codec(rig.registry)  # has read no announcement yet
+    role_of(loop).codec = Codec(rig.registry, clock=rig.clock)  # has read no announcement yet
     announce(rig, 1)
     announce(rig, 2)
     send(rig, call_of())

@@ -103,7 +103,7 @@ def test_a_step_waits_on_the_partition_of_its_command() -> None:
     wait = only(waits)
 
     assert (wait.reason, wait.what) == ("step", "maze 1/0/0")
-    assert (wait.since_ms, wait.deadline_ms) == (FIRST_MS, FIRST_MS + 2500)
+    assert (wait.since_ms, wait.deadline_ms) == (FIRST_MS, FIRST_MS + 6250)
     assert wait.at == Place("t.environments", "t.env.steps", 7)
 
 
@@ -119,7 +119,7 @@ def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:
     wait = only(waits)
 
     assert (wait.reason, wait.what) == ("call", "p 1/1/1")
-    assert (wait.since_ms, wait.deadline_ms) == (hand.now_ms, hand.now_ms + 9000)
+    assert (wait.since_ms, wait.deadline_ms) == (hand.now_ms, hand.now_ms + 22_500)
     assert wait.at == Place("t.models.p", "t.model.calls.p", 7)
     assert unsent.what == "p 1/1/1, not sent yet"
     assert unsent.at == Place("t.agents", "t.rollout.events", PARTITION)

@@ -72,7 +72,7 @@ def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
     places = {wait.at for wait in found.waits}
     calls, models = cluster.topics.calls("p"), cluster.topics.group("models", "p")
     assert places <= {Place(models, calls, number) for number in range(4)}
-    assert all(wait.deadline_ms == wait.since_ms + 120_000 for wait in found.waits)
+    assert all(wait.deadline_ms == wait.since_ms + 300_000 for wait in found.waits)
 
     # And who is cancelled ends as soon as somebody is there to hear it
     assert "8 open rollouts of group group-0" in steer.cancel(cluster, "group-0", "enough")

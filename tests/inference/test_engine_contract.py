@@ -1,6 +1,7 @@
 """What every engine promises, whatever stands behind it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,25 @@ def transformers(lake: Path) -> Engine:
 def engine(request: pytest.FixtureRequest, lake: Path) -> Engine:
     make: Callable[[Path], Engine] = request.param
     return make(lake)
+
+
+def test_calls_that_may_not_begin_any_more_are_handed_back_and_those_in_time_are_not(
+    engine: Engine, versions: list[PolicyVersion]
+) -> None:
+    engine.adopt(versions[0])
+    late, held = (
+        replace(call("r0"), not_after_ms=999),
+        replace(call("r1", min_policy_version=2), not_after_ms=999),
+    )
+    last = replace(call("r2"), not_after_ms=1000)
+    for each in (late, held, last):
+        engine.add(each)
+
+    handed_back = engine.expire(1000)
+
+    assert handed_back == [late, held]
+    assert engine.expire(1000) == []
+    assert [answer.call for answer in run(engine)] == [last]
 
 
 def test_nothing_is_answered_before_there_is_a_version(

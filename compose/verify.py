@@ -21,7 +21,7 @@ from consumers.agents.worker import program_digest
 from consumers.console.audit import Audit
 from consumers.console.history import Window
 from consumers.console.report import Breach, Report
-from consumers.log import Log, Record, TopicPartition
+from consumers.log import Commit, Log, Record, TopicPartition
 from consumers.loop import COLLECT
 from schemas.codec import Codec
 from schemas.errors import Refused
@@ -48,6 +48,7 @@ def verify(
     until_ms: int = 0,
     drained: bool = False,
     most_repeated: int | None = None,
+    scorings: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Audit what is on a cluster's topics, with the programs that can be loaded here."""
@@ -61,6 +62,7 @@ def verify(
         until_ms=until_ms,
         drained=drained,
         most_repeated=most_repeated,
+        scorings=scorings,
         progress=progress,
     )
 
@@ -75,6 +77,7 @@ def audit(
     until_ms: int = 0,
     drained: bool = False,
     most_repeated: int | None = None,
+    scorings: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Audit a log, Kafka's or the one in memory."""
@@ -90,6 +93,7 @@ def audit(
         runnable=_runnable(world),
         drained=drained,
         most_repeated=most_repeated,
+        scorings=scorings,
     )
     with _seldom_collected():
         done = 0
@@ -170,7 +174,7 @@ class _Span:
 
     def _commits(
         self, there: Sequence[str], *, past: bool
-    ) -> Mapping[str, Mapping[TopicPartition, int]]:
+    ) -> Mapping[str, Mapping[TopicPartition, Commit]]:
         """What every group that reads our topics has committed; of a past moment nobody knows."""
         topics, calls = self.topics, self.topics.calls("")
         reads = {topics.group("agents"): [topics.events] + [topics.requests] * (not past)}
@@ -184,10 +188,10 @@ class _Span:
                     reads[group] = [topics.trajectories]
         return {
             group: {
-                (topic, partition): offset
+                (topic, partition): commit
                 for topic in own
                 if topic in there
-                for partition, offset in self.log.committed(group, topic).items()
+                for partition, commit in self.log.commits(group, topic).items()
             }
             for group, own in reads.items()
         }

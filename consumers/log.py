@@ -224,6 +224,10 @@ class Log(Protocol):
         """What a group has committed on a topic, by partition; nothing where it has not."""
         ...
 
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        """The same with the words that were committed with it."""
+        ...
+
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
         """By partition the first offset whose record is not older; its end where there is none."""
         ...

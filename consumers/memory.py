@@ -157,8 +157,12 @@ class MemoryLog:
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """What a group has committed on a topic, by partition; nothing where it has not."""
+        return {number: commit.offset for number, commit in self.commits(group, topic).items()}
+
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        """The same with the words that were committed with it."""
         found = self.groups[group].committed if group in self.groups else {}
-        return {tp[1]: offset for tp, (offset, _) in found.items() if tp[0] == topic}
+        return {tp[1]: Commit(*tp, *word) for tp, word in found.items() if tp[0] == topic}
 
     def group(self, name: str) -> _Group:
         return self.groups.setdefault(name, _Group())

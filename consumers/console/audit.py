@@ -58,6 +58,7 @@ class Audit:
         runnable: Callable[[RolloutStarted], bool] = lambda body: True,
         drained: bool = False,
         most_repeated: int | None = None,
+        scorings: Sequence[str] | None = None,
     ) -> None:
         self.topics = topics
         self.window = window
@@ -65,7 +66,7 @@ class Audit:
         self.most_repeated = most_repeated
         self.report = Report()
         self.history = History(codec, topics, world, runnable, window, self.report)
-        self.case = Case(codec, topics, window, self.history, self.report, drained)
+        self.case = Case(codec, topics, window, self.history, self.report, drained, scorings)
         self.lineage = Lineage(self.case)
 
     def stages(self, there: Sequence[str]) -> list[list[str]]:
@@ -119,26 +120,62 @@ class Audit:
         self.outcomes.finish()
         self.lineage.finish()
         self._open()
+        self._forgotten()
         self._repeated()
         self._before_window()
         return self.report
 
     def _open(self) -> None:
         self.report.checked["I1"] += self.report.accepted
-        if not self.drained:
-            return
         for partition, strand in sorted(self.history.strands.items()):
-            for rollout_id in strand.lives:
-                text = f"rollout {rollout_id} began here and has not ended"
-                offset = strand.journal.open[rollout_id].first_offset
-                place = self.topics.events, partition, offset
-                self.report.add(Breach("I1", text, *place, "lost"))
+            if self.drained:
+                for rollout_id in strand.lives:
+                    text = f"rollout {rollout_id} began here and has not ended"
+                    offset = strand.journal.open[rollout_id].first_offset
+                    self._lost("I1", text, partition, offset)
+                continue
+            for rollout_id, offset, minutes in strand.overdue():
+                text = (
+                    f"rollout {rollout_id} began here and is open {minutes} minutes past its own "
+                    "deadline, though agents were at work"
+                )
+                self._lost("I1", text, partition, offset)
+
+    def _lost(self, invariant: str, text: str, partition: int, offset: int) -> None:
+        """A breach at an entry of the journal."""
+        self.report.add(Breach(invariant, text, self.topics.events, partition, offset, "lost"))
+
+    def _forgotten(self) -> None:
+        """Whoever goes on from the agents' commit must know what is open, and what was started."""
+        for partition, strand in sorted(self.history.strands.items()):
+            low = strand.low
+            if low is None:
+                continue
+            self.report.checked["I6"] += 1 + len(strand.lives)
+            for rollout_id, offset in strand.forgotten():
+                text = (
+                    f"rollout {rollout_id} began here and is open, but the agents' commit says "
+                    f"that nothing below {low.bulk_low} is, its {len(low.stragglers)} stragglers "
+                    "aside: whoever goes on from it will never know of this one"
+                )
+                self._lost("I6", text, partition, offset)
+            self._check_chain(partition, low.bulk_low, low.last, strand.last_at_low)
+
+    def _check_chain(self, partition: int, low: int, said: int | None, last: int | None) -> None:
+        if said is None or said == last or (self.topics.events, partition) in self.window.starts:
+            return
+        text = (
+            f"the agents' commit says that request {said} was the last one started below this "
+            f"offset, the journal says {last}: whoever goes on from it counts other starts"
+        )
+        kind = "doubled" if last is not None and said < last else "lost"
+        self.report.add(Breach("I6", text, self.topics.events, partition, low, kind))
 
     def _repeated(self) -> None:
         most, seen = self.most_repeated, self.report.repeated
         if most is not None and seen > most:
             text = f"{seen} answers repeat work done before, {most} are allowed; the last is here"
-            place = self.topics.events, *split(self.history.last_repeated)
+            place = self.topics.events, *split(self.history.asked.last_repeated)
             self.report.add(Breach("I9", text, *place, "doubled"))
 
     def _before_window(self) -> None:

@@ -1,12 +1,14 @@
 """What every part of the audit needs: the window, the history, and where findings go."""
 
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from consumers.console.columns import find_one, place, split, word_of
 from consumers.console.history import History, Window, unreadable
 from consumers.console.report import Breach, Report
-from consumers.log import Record
+from consumers.log import Record, TopicPartition
+from consumers.loop import finished_above
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.topics import Topics
@@ -24,6 +26,9 @@ class Case:
     history: History
     report: Report
     drained: bool
+    scorings: Sequence[str] | None = None
+    """Those that owe a score of every trajectory; None is whoever has come past any."""
+    _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
         place_ = record.topic, record.partition, record.offset
@@ -37,9 +42,33 @@ class Case:
             unreadable(self.report, record, error)
             return None
 
+    def picked(self, record: Record, kind: type, *paths: str) -> tuple[Any, ...] | None:
+        """Some fields of the message, None where it cannot be read; that is counted."""
+        try:
+            return self.codec.pick(record.value, kind, *paths)
+        except WireError as error:
+            unreadable(self.report, record, error)
+            return None
+
     def commit(self, group: str, topic: str, partition: int) -> int:
         """What a group has committed of a partition; 0 where nothing is known."""
-        return self.window.commits.get(group, {}).get((topic, partition), 0)
+        commit = self.window.commits.get(group, {}).get((topic, partition))
+        return 0 if commit is None else commit.offset
+
+    def finished(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Whether a group says that it is done with a record of a work topic.
+
+        It says so by its commit, and by the word that goes with it: of offsets above.
+        """
+        here = topic, partition
+        commit = self.window.commits.get(group, {}).get(here)
+        if commit is None:
+            return False
+        if offset < commit.offset:
+            return True
+        if (group, here) not in self._above:
+            self._above[group, here] = finished_above(commit.metadata, commit.offset)
+        return offset in self._above[group, here]
 
     def owed(self, cause: int) -> bool:
         """Whether the effect of a journal entry, named by its place, must be there by now."""

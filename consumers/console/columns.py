@@ -24,6 +24,13 @@ def place(partition: int, offset: int, mark: int = 0) -> int:
     return (mark << PARTITION_BITS | partition) << OFFSET_BITS | offset
 
 
+def place_of(partition: int, offset: int) -> int | None:
+    """The word of a place that a record names; None for one that no topic can have."""
+    if 0 <= partition <= PARTITIONS and 0 <= offset <= OFFSETS:
+        return place(partition, offset)
+    return None
+
+
 def split(word: int) -> tuple[int, int]:
     """Partition and offset of a word; its mark is left out."""
     return word >> OFFSET_BITS & PARTITIONS, word & OFFSETS
@@ -43,15 +50,19 @@ def words(values: "Sequence[int] | array[int]") -> Words:
     return np.array(values, np.uint64)
 
 
-def sort_together(*columns: "array[int]") -> list[Words]:
+def sort_together(*columns: "array[int]") -> list[Any]:
     """Rows in order of the first column, equal ones in the order they came; empties the columns."""
-    order = np.argsort(np.frombuffer(columns[0], np.uint64), kind="stable")
+    order = np.argsort(_numbers(columns[0]), kind="stable")
     ordered = []
     for column in columns:
-        ordered.append(np.frombuffer(column, np.uint64)[order])
-    for column in columns:
+        ordered.append(_numbers(column)[order])
         del column[:]
     return ordered
+
+
+def _numbers(column: "array[int]") -> NDArray[Any]:
+    """A view: nothing is copied."""
+    return np.frombuffer(column, f"u{column.itemsize}")
 
 
 def firsts(keys: Words) -> NDArray[np.bool_]:

@@ -6,16 +6,18 @@ with other topics a digest and a place remain.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from consumers.agents.fold import Journal, World
-from consumers.agents.watermark import Watermark
+from consumers.agents.fold import Journal, Rollout, World
+from consumers.agents.watermark import Watermark, read_watermark
 from consumers.bare import barer
-from consumers.console.columns import Words, find, firsts, place, sort_together, word_of, words
+from consumers.console.asked import ASKED, NEVER_SENT, Asked, word_of_id
+from consumers.console.columns import Words, place, sort_together, word_of, words
 from consumers.console.law import JOINED, STARTS, Counting, Law
 from consumers.console.report import Breach, Report
-from consumers.log import Record, TopicPartition
+from consumers.log import Commit, Record, TopicPartition
 from schemas.codec import PREFIX, Codec
 from schemas.errors import WireError
 from schemas.ids import command_id
@@ -35,17 +37,18 @@ from schemas.messages import (
 from schemas.topics import Topics
 
 ANSWERS = (ModelAnswered, EnvironmentStepped)
-NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}
-"""Codes under which an owner answers a command that cannot be sent."""
+PLACED = (ModelAnswered, EnvironmentStepped, CallFailed)
 OPTIONAL = 1
 """Mark: other topics need not hold what this entry implies, it lies before their beginning."""
-RETRIED = 2
-"""Mark: a model call that is not the first at its position."""
 LARGE_BYTES = 100_000
 """Only a trajectory above this can have been written without its sequences and steps."""
 FORGET_EVERY = 1000
 FOR_EVER_MS = 1 << 62
 FIRST = 20
+MINUTE_MS = 60_000
+NEVER_MS = 1 << 60
+FAR_MINUTES = 15
+"""An owner that has been at work for so long has ended what was over before."""
 MISMATCH = (
     "the law of counting {} answer {} of attempt {} of rollout {}, the fold of its program {}; "
     "the rollout went on and ended all the same"
@@ -65,7 +68,7 @@ class Window:
     """Of journal partitions that are not read from 0: no earlier request is looked for."""
     until_ms: int = 0
     """Later records are not judged; 0 is no limit."""
-    commits: Mapping[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
+    commits: Mapping[str, Mapping[TopicPartition, Commit]] = field(default_factory=dict)
     """By group, read before `ends`: so what lies below must have had its effects."""
 
 
@@ -75,8 +78,8 @@ class _Life:
 
     run_again: bool
     counting: Counting
-    asked: dict[bytes, bool] = field(default_factory=dict)
-    """Command ids that the journal implies, and whether their work was done."""
+    asked: dict[bytes, int] = field(default_factory=dict)
+    """Command ids that the journal implies, and what became of them."""
     dispute: Breach | None = None
     """Where law and fold differ; a new attempt settles it."""
 
@@ -115,7 +118,11 @@ class History:
         self.window = window
         self.report = report
         self.strands: dict[int, Strand] = {}
-        self.command_ids, self.command_places = array("Q"), array("Q")
+        self.asked = Asked()
+        self.owners_at_work: set[str] = set()
+        """Names under which somebody decided about rollouts."""
+        self.minutes: set[int] = set()
+        """When that was, in minutes since 1970."""
         self.ended = tuple(array("Q") for _ in fields(Ends))
         self.bare: dict[int, frozenset[int]] = {}
         """By place of the end, digests of what may stand for a trajectory that is too large."""
@@ -124,16 +131,8 @@ class History:
         self.started = array("Q")
         """Owners of all rollouts begun."""
         self.not_run = array("Q")
-        self.seeds: dict[int, int] = {}
-        """Of model calls that are asked again: the seed that they must carry."""
-        self.excused: set[int] = set()
-        """Commands that were implied and perhaps rightly never sent."""
-        self.waiting: dict[int, int] = {}
-        """Commands that open rollouts wait for, by word of their id: place of the start."""
         self.strays: dict[int, int] = {}
         """Owners that events name while no rollout of theirs is open, and where first."""
-        self.late_ids, self.late_places = array("Q"), array("Q")
-        self._undone: set[int] = set()
 
     def take(self, records: Iterable[Record]) -> None:
         """Take records of the journal, in order within each partition."""
@@ -152,36 +151,13 @@ class History:
         """The journal is read: sort what is joined, see what is open."""
         for strand in self.strands.values():
             strand.close()
-        ids, places = sort_together(self.command_ids, self.command_places)
-        first = firsts(ids)
-        self.ids, self.places = ids[first], places[first]
+        self.asked.close(self.owners_at_work)
         self.ends = Ends(*sort_together(*self.ended))
         self.owners = words(sorted(self.started))
         self.owners_not_run = words(sorted(self.not_run))
         self.report.open = sum(len(strand.lives) for strand in self.strands.values())
         self.report.not_run_again = len(self.owners_not_run)
-        self._count_late()
-
-    def _count_late(self) -> None:
-        """Work that was answered when its rollout had ended is repeated unless it was the first."""
-        found = find(self.ids, words(self.late_ids))
-        known = set(self.ids[found[found >= 0]].tolist())
-        for late, at in zip(self.late_ids, self.late_places, strict=True):
-            if late in self._undone:
-                self._undone.discard(late)
-            elif late in known:
-                self.repeated(at)
-
-    def repeated(self, at: int) -> None:
-        """One answer to a command whose work had been done before."""
-        self.report.repeated += 1
-        self.last_repeated = at
-
-    def work(self, life: _Life) -> None:
-        """A rollout has ended: only work that was asked for and not done is remembered."""
-        for asked, done in life.asked.items():
-            if not done:
-                self._undone.add(int.from_bytes(asked[:8], "big"))
+        self.report.repeated = self.asked.repeated
 
 
 class Strand:
@@ -203,13 +179,31 @@ class Strand:
         self._steps_from = horizon.get(topics.steps, 0)
         self._trajectories_from = horizon.get(topics.trajectories, 0)
         self._calls_from: dict[str, int] = {}
+        self.low = self._committed()
+        """What the agents have said must be read to know all that is open."""
+        self._low_at = -1 if self.low is None else self.low.bulk_low
+        self.last_at_low: int | None = None
+
+    def _committed(self) -> Watermark | None:
+        """The word of the agents' commit, if what is read goes as far as that."""
+        topics, window = self.history.topics, self.history.window
+        here = topics.events, self.partition
+        commit = window.commits.get(topics.group("agents"), {}).get(here)
+        if commit is None or commit.offset > window.ends.get(here, 0):
+            return None
+        return read_watermark(commit.metadata)
 
     def take(self, event: Event, offset: int, at_ms: int) -> None:
         """Take one event, in log order."""
         self._events += 1
         if self._events % FORGET_EVERY == 0:
             self.journal.watermark(offset)  # lets it forget what ended before this event
+        if 0 <= self._low_at <= offset:
+            self._reach_low()
         body = event.body
+        if not isinstance(body, PLACED):
+            self.history.owners_at_work.add(event.written_by)
+            self.history.minutes.add(at_ms // MINUTE_MS)
         if isinstance(body, STARTS):
             self._start(event, body, offset, at_ms)
             return
@@ -220,10 +214,9 @@ class Strand:
         ignored = self.law.take(event)
         if isinstance(body, ANSWERS):
             self._answer(life, event, offset)
-        elif isinstance(body, CallFailed) and body.code in NEVER_SENT:
-            self.history.excused.add(int.from_bytes(event.command_id[:8], "big"))
-        placed = body.__class__ in (ModelAnswered, EnvironmentStepped, CallFailed)
-        if placed and not life.run_again:
+        elif isinstance(body, CallFailed):
+            self._failure(life, event, body)
+        if isinstance(body, PLACED) and not life.run_again:
             return
         effects = self.journal.take(event, offset, at_ms)
         counted = self._counted() and not self._broken(event)
@@ -291,9 +284,9 @@ class Strand:
         history = self.history
         owner = word_of(event.rollout_id.encode())
         history.strays.setdefault(owner, place(self.partition, offset))
-        if isinstance(event.body, ANSWERS):
-            history.late_ids.append(int.from_bytes(event.command_id[:8], "big"))
-            history.late_places.append(place(self.partition, offset))
+        if isinstance(event.body, PLACED):
+            done = isinstance(event.body, ANSWERS)
+            history.asked.stray(event, place(self.partition, offset), done=done)
 
     # Work
 
@@ -301,11 +294,20 @@ class Strand:
         report = self.history.report
         report.checked["I2"] += 1
         report.checked["I9"] += 1
-        done = life.asked.get(event.command_id, None if life.run_again else False)
-        if done:
-            self.history.repeated(place(self.partition, offset))
-        elif done is not None:
-            life.asked[event.command_id] = True
+        if self._was_asked(life, event):
+            self.history.asked.answer(life.asked, event, place(self.partition, offset))
+
+    def _failure(self, life: _Life, event: Event, body: CallFailed) -> None:
+        if body.code in NEVER_SENT:
+            self.history.asked.excused.add(word_of_id(event.command_id))
+        if self._was_asked(life, event):
+            self.history.asked.failure(life.asked, event, body)
+
+    def _was_asked(self, life: _Life, event: Event) -> bool:
+        """Whether a command was implied; where no program is run, nobody knows better."""
+        if not life.run_again:
+            life.asked.setdefault(event.command_id, ASKED)
+        return event.command_id in life.asked
 
     def _imply(self, life: _Life, effects: Iterable[object], offset: int, at_ms: int) -> None:
         """Note the commands that an entry of the journal gives rise to."""
@@ -318,13 +320,8 @@ class Strand:
             else:
                 continue
             mark = OPTIONAL if at_ms < horizon else 0
-            word = int.from_bytes(effect.command_id[:8], "big")
-            if effect.tries and isinstance(effect, ModelCall):
-                mark |= RETRIED
-                history.seeds[word] = effect.seed
-            history.command_ids.append(word)
-            history.command_places.append(place(self.partition, offset, mark))
-            life.asked.setdefault(effect.command_id, False)
+            history.asked.imply(effect, place(self.partition, offset, mark))
+            life.asked.setdefault(effect.command_id, ASKED)
 
     def _calls_horizon(self, policy_id: str) -> int:
         horizon = self._calls_from.get(policy_id)
@@ -352,7 +349,7 @@ class Strand:
         self._ended(run, event.rollout_id, applied, offset, at_ms)
         if life.run_again:
             self._imply(life, courtesy, offset, at_ms)
-        history.work(life)
+        history.asked.ended(life.asked)
 
     def _finished(self, life: _Life, body: RolloutFinished) -> None:
         """A program ended itself, so it waited for nothing; or a guard did, before it had asked."""
@@ -364,7 +361,7 @@ class Strand:
                 named = command_id(
                     rollout.request.rollout_id, rollout.attempt, waits.position, waits.tries
                 )
-                history.excused.add(int.from_bytes(named[:8], "big"))
+                history.asked.excused.add(word_of_id(named))
 
     def _ended(
         self, trajectory: object, rollout_id: str, applied: int, offset: int, at_ms: int
@@ -399,16 +396,52 @@ class Strand:
 
     def close(self) -> None:
         """See what the open rollouts wait for."""
+        self._reach_low()
         for rollout_id, life in self.lives.items():
             rollout = self.journal.open[rollout_id]
-            if not life.run_again or rollout.broken:
+            self.history.asked.left(life.asked)
+            if not life.run_again or not rollout.at_first_command():
                 continue
             for waits in rollout.outstanding.values():
                 named = command_id(rollout_id, rollout.attempt, waits.position, waits.tries)
-                word = int.from_bytes(named[:8], "big")
-                self.history.waiting[word] = place(self.partition, rollout.first_offset)
-                if rollout.at_first_command():
-                    self.history.excused.add(word)  # a quota may hold it back
+                self.history.asked.excused.add(word_of_id(named))  # a quota may hold it back
+
+    # Where a reader would go on
+
+    def _reach_low(self) -> None:
+        """All below the committed low watermark is read: that is how the chain of starts stands."""
+        if self._low_at >= 0:
+            self._low_at, self.last_at_low = -1, self.law.last
+
+    def forgotten(self) -> Iterable[tuple[str, int]]:
+        """Open rollouts that whoever goes on from the commit would not know, and their starts."""
+        low = self.low
+        if low is None:
+            return
+        for rollout_id in self.lives:
+            first = self.journal.open[rollout_id].first_offset
+            if first < low.bulk_low and first not in low.stragglers:
+                yield rollout_id, first
+
+    def overdue(self) -> Iterable[tuple[str, int, int]]:
+        """Open rollouts that were over long ago: id, offset of the start, minutes past the end."""
+        minutes = sorted(self.history.minutes)
+        for rollout_id in self.lives:
+            rollout = self.journal.open[rollout_id]
+            after = bisect_right(minutes, self._ends_ms(rollout) // MINUTE_MS)
+            if after < len(minutes) and minutes[-1] - minutes[after] >= FAR_MINUTES:
+                past = minutes[-1] - self._ends_ms(rollout) // MINUTE_MS
+                yield rollout_id, rollout.first_offset, past
+
+    def _ends_ms(self, rollout: Rollout) -> int:
+        """When a rollout was over at the latest: a quota holds its clock with its first command."""
+        quota = self.low is None or self.low.quota
+        if not quota:
+            return rollout.ends_ms()
+        if rollout.at_first_command():
+            return NEVER_MS
+        heard = max((w.opened_ms for w in rollout.outstanding.values()), default=rollout.started_ms)
+        return rollout.ends_ms() + heard - rollout.started_ms
 
 
 def of_first_release(trajectory: Trajectory) -> Trajectory:

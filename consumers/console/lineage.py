@@ -7,17 +7,31 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from consumers.console.case import Case
-from consumers.console.columns import Words, firsts, place, sort_together, split, word_of
+from consumers.console.columns import (
+    Words,
+    firsts,
+    place,
+    place_of,
+    sort_together,
+    split,
+    word_of,
+)
 from consumers.console.report import Breach
 from consumers.log import Record
-from schemas.messages import TrainStep, Trajectory
+from schemas.messages import TrainStep, Trajectory, TrajectoryRef
+
+TopicPlace = tuple[int, int]
+TRAIN = "train"
 
 
 @dataclass(slots=True)
 class _Step:
     """One version of a run, as its record says."""
 
+    version: int
     parent: int
+    first: bool
+    """Whether nothing was trained before it: its parent is what the run began with."""
     partition: int
     offset: int
     digest: int
@@ -29,12 +43,20 @@ class _Run:
     steps: dict[int, _Step] = field(default_factory=dict)
 
     def living(self) -> Iterable[_Step]:
-        """The steps that the newest version descends from; others were abandoned in a restart."""
-        version = max(self.steps, default=-1)
-        while version in self.steps:
+        """The steps that the newest version descends from; others were abandoned in a restart.
+
+        Where a record is missing in between, the newest one below it comes next.
+        """
+        version: int | None = max(self.steps, default=None)
+        while version is not None:
             step = self.steps[version]
             yield step
-            version = step.parent if step.parent < version else -1
+            most = min(step.parent, version - 1)
+            version = most if most in self.steps else self.below(most)
+
+    def below(self, version: int) -> int | None:
+        """The newest version that is recorded below one."""
+        return max((known for known in self.steps if known < version), default=None)
 
 
 class Lineage:
@@ -43,6 +65,10 @@ class Lineage:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.runs: dict[tuple[str, str], _Run] = {}
+        self._made: dict[tuple[str, int], tuple[str, TopicPlace]] = {}
+        """By policy and version: the first run that has it, and where it says so."""
+        self._run_of: dict[int, str] = {}
+        """By place of a step: its run."""
         self._places, self._members, self._steps = array("Q"), array("Q"), array("Q")
 
     def take(self, records: Sequence[Record]) -> None:
@@ -55,6 +81,7 @@ class Lineage:
         report = self.case.report
         report.checked["I7"] += 1
         run = self.runs.setdefault((step.policy_id, step.run_id), _Run())
+        self._check_number(record, step)
         digest = word_of(repr((step.parent, step.trajectories)).encode())
         known = run.steps.get(step.version)
         if known is not None:
@@ -67,20 +94,60 @@ class Lineage:
             )
             self.case.breach("I7", record, text)
             return
+        here = record.partition, record.offset
+        self._run_of[place(*here)] = step.run_id
+        refs = self._refer(record, step.trajectories)
+        first = step.step <= 1
+        run.steps[step.version] = _Step(step.version, step.parent, first, *here, digest, refs)
+
+    def _refer(self, record: Record, refs: Sequence[TrajectoryRef]) -> slice:
+        """Note what a step was made of, to be met by the records themselves."""
         begin = len(self._places)
-        for ref in step.trajectories:
-            self._places.append(place(ref.partition, ref.offset))
+        for ref in refs:
+            named = place_of(ref.partition, ref.offset)
+            if named is None or ref.topic != self.case.topics.scored:
+                place_ = f"{ref.topic} {ref.partition}@{ref.offset}"
+                self.case.breach("I7", record, f"this step names {place_}, where no record can be")
+                continue
+            self._places.append(named)
             self._members.append(member_word(ref.rollout_id, ref.attempt))
             self._steps.append(place(record.partition, record.offset))
-        refs = slice(begin, len(self._places))
-        run.steps[step.version] = _Step(step.parent, record.partition, record.offset, digest, refs)
+        return slice(begin, len(self._places))
+
+    def _check_number(self, record: Record, step: TrainStep) -> None:
+        """Servers and samples know a policy's weights by their number alone."""
+        here = record.partition, record.offset
+        run_id, there = self._made.setdefault((step.policy_id, step.version), (step.run_id, here))
+        if run_id != step.run_id:
+            text = (
+                f"version {step.version} of policy {step.policy_id!r} is one of run "
+                f"{step.run_id!r} here and one of run {run_id!r} at {there[0]}@{there[1]}; a "
+                "version number is never used twice"
+            )
+            self.case.breach("I7", record, text)
 
     def close(self) -> None:
         """All steps are read: nothing may be consumed twice; sort what has to be met."""
         for (_, run_id), run in self.runs.items():
+            self._check_whole(run_id, run)
             self._check_once(run_id, run)
         self.places, self.members, self.by = sort_together(self._places, self._members, self._steps)
         self._met = np.zeros(len(self.places), bool)
+
+    def _check_whole(self, run_id: str, run: _Run) -> None:
+        """Every step but a run's first was made from one that has a record."""
+        topic = self.case.topics.train_steps
+        for step in run.living():
+            if step.first or step.parent in run.steps:
+                continue
+            cut = (topic, step.partition) in self.case.window.starts
+            if cut and run.below(step.parent) is None:
+                continue  # it may lie before what is read
+            text = (
+                f"version {step.version} of run {run_id!r} was made from version {step.parent}, "
+                "whose step has no record: nobody knows what that one was made of"
+            )
+            self.case.report.add(Breach("I7", text, topic, step.partition, step.offset, "lost"))
 
     def _check_once(self, run_id: str, run: _Run) -> None:
         steps = sorted(run.living(), key=lambda step: (step.partition, step.offset))
@@ -101,10 +168,14 @@ class Lineage:
             topic = self.case.topics.train_steps
             self.case.report.add(Breach("I7", text, topic, *split(int(by[at])), "doubled"))
 
+    def refers_to(self, record: Record) -> bool:
+        """Whether a step names the place of a scored record."""
+        if not len(self.places):
+            return False
+        return len(rows_of(self.places, place(record.partition, record.offset))) > 0
+
     def scored(self, record: Record, trajectory: Trajectory) -> None:
         """A scored record, to be compared with the references to its place."""
-        if not len(self.places):
-            return
         for at in rows_of(self.places, place(record.partition, record.offset)):
             self._met[at] = True
             if self.members[at] != member_word(trajectory.rollout_id, trajectory.attempt):
@@ -114,6 +185,19 @@ class Lineage:
                     f"{trajectory.rollout_id} that is there"
                 )
                 self._wrong(int(at), text)
+            else:
+                self._check_own(at, record, trajectory)
+
+    def _check_own(self, at: int, record: Record, trajectory: Trajectory) -> None:
+        """A run is trained on the rollouts that it asked for to that end, and on no others."""
+        run_id, asked = self._run_of[int(self.by[at])], trajectory.request
+        if asked is None or (asked.run_id, asked.purpose) != (run_id, TRAIN):
+            what = f"run {asked.run_id!r} for {asked.purpose!r}" if asked else "nobody"
+            text = (
+                f"this step of run {run_id!r} consumes {record.partition}@{record.offset} of "
+                f"{record.topic}, a rollout that was asked for by {what}"
+            )
+            self._wrong(at, text)
 
     def finish(self) -> None:
         """References that no record has met; those below what is read are not looked for."""

@@ -1,22 +1,41 @@
 """Trajectories and scored records against the terminal events of the journal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from consumers.console.case import Case
-from consumers.console.columns import find, find_one, place, split, word_of
+from consumers.console.columns import find, find_one, place, place_of, split, word_of
 from consumers.console.history import OPTIONAL
 from consumers.console.lineage import Lineage
 from consumers.console.report import Breach
-from consumers.log import Record, TopicPartition
+from consumers.log import Record
+from consumers.retired import retired
 from schemas.codec import PREFIX as WIRE
 from schemas.messages import ScoredTrajectory, Trajectory
 
 PREFIX = WIRE.size
 EMPTY = Trajectory("", 1, "finished", None, (), None, None, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+NAMES = (
+    "scoring_id",
+    "trajectory.rollout_id",
+    "trajectory.journal_partition",
+    "trajectory.last_offset",
+)
+
+
+class _Named(NamedTuple):
+    """What a record of `trajectories.scored` is about."""
+
+    scoring_id: str
+    rollout_id: str
+    journal_partition: int
+    last_offset: int
 
 
 class Outcomes:
@@ -81,10 +100,11 @@ class Outcomes:
             self._compare(row, trajectory, record, body)
         return row
 
-    def _row_of(self, trajectory: Trajectory, record: Record) -> int:
+    def _row_of(self, trajectory: Trajectory | _Named, record: Record) -> int:
         """The row of the terminal event that a trajectory names; a breach where there is none."""
         ends = self.case.history.ends
-        row = find_one(ends.places, place(trajectory.journal_partition, trajectory.last_offset))
+        named = place_of(trajectory.journal_partition, trajectory.last_offset)
+        row = -1 if named is None else find_one(ends.places, named)
         if row >= 0 and ends.owners[row] == word_of(trajectory.rollout_id.encode()):
             return row
         self._of_no_end(trajectory, record)
@@ -119,7 +139,7 @@ class Outcomes:
         steps, sequences = trajectory.steps, trajectory.sequences
         if steps is None or sequences is None:
             return True
-        said = sum(m.role == "assistant" for s in sequences for m in s.messages)
+        said = sum(_answers(sequence.loss_mask) for sequence in sequences)
         positions = [step.position for step in steps]
         if len(steps) + said <= counted and len(set(positions)) == len(positions):
             return True
@@ -130,7 +150,7 @@ class Outcomes:
         self.case.breach("I4", record, text, "doubled")
         return False
 
-    def _of_no_end(self, trajectory: Trajectory, record: Record) -> None:
+    def _of_no_end(self, trajectory: Trajectory | _Named, record: Record) -> None:
         if self.case.after(record) or self.case.before(
             trajectory.rollout_id, trajectory.journal_partition
         ):
@@ -146,23 +166,41 @@ class Outcomes:
 
     def scored(self, records: Sequence[Record]) -> None:
         for record in records:
-            scored = self.case.decoded(record, ScoredTrajectory)
-            if scored is None:
+            named = self._named(record)
+            if named is None:
                 continue
-            trajectory = scored.trajectory
-            self.lineage.scored(record, trajectory)
-            row = self._row_of(trajectory, record)
-            if row < 0:
+            if self.lineage.refers_to(record):
+                self._trained_on(record)
+            row = self._row_of(named, record)
+            if row < 0 or not self._right(record, named, row):
                 continue
-            if not self._holds(record, scored.scoring_id, row):
-                self._compare(row, trajectory, record, self._encoded(trajectory))
             self.case.report.checked["I8"] += 1
             self.case.report.checked["I5"] += 1
             scores = self._scores.setdefault(
-                scored.scoring_id, np.zeros(len(self.case.history.ends.places), bool)
+                named.scoring_id, np.zeros(len(self.case.history.ends.places), bool)
             )
             self.case.report.duplicates += bool(scores[row])
             scores[row] = True
+
+    def _named(self, record: Record) -> _Named | None:
+        """What a scored record is about, read without the rest of it."""
+        picked = self.case.picked(record, ScoredTrajectory, *NAMES)
+        return None if picked is None else _Named(*picked)
+
+    def _trained_on(self, record: Record) -> None:
+        scored = self.case.decoded(record, ScoredTrajectory)
+        if scored is not None:
+            self.lineage.scored(record, scored.trajectory)
+
+    def _right(self, record: Record, named: _Named, row: int) -> bool:
+        """Judge the trajectory inside; False where it cannot be read."""
+        if self._holds(record, named.scoring_id, row):
+            return True
+        scored = self.case.decoded(record, ScoredTrajectory)
+        if scored is not None:
+            trajectory = scored.trajectory
+            self._compare(row, trajectory, record, self._encoded(trajectory))
+        return scored is not None
 
     def _holds(self, record: Record, scoring_id: str, row: int) -> bool:
         """Whether the bytes that the fold gave stand behind the scoring id: saves encoding again.
@@ -176,10 +214,25 @@ class Outcomes:
 
     def finish(self) -> None:
         self._missing_trajectories()
-        for group, committed in self.case.window.commits.items():
-            scoring_id = group.removeprefix(self.case.topics.group("rewards", ""))
-            if scoring_id != group:
-                self._missing_scores(group, scoring_id, committed)
+        for scoring_id in self._scorings():
+            self._missing_scores(scoring_id)
+
+    def _scorings(self) -> Iterable[str]:
+        """The scorings that owe a score of every trajectory."""
+        if self.case.scorings is not None:
+            return self.case.scorings
+        groups = self.case.topics.group("rewards", "")
+        owing = []
+        for group, commits in self.case.window.commits.items():
+            if not group.startswith(groups):
+                continue
+            scoring_id = group.removeprefix(groups)
+            word = retired(commits.values())
+            if word is None:
+                owing.append(scoring_id)
+            else:
+                self.case.report.retired[scoring_id] = word
+        return owing
 
     def _missing_trajectories(self) -> None:
         ends = self.case.history.ends
@@ -191,23 +244,30 @@ class Outcomes:
                     Breach("I8", text, self.case.topics.events, *split(cause), "lost")
                 )
 
-    def _missing_scores(
-        self, group: str, scoring_id: str, committed: Mapping[TopicPartition, int]
-    ) -> None:
+    def _missing_scores(self, scoring_id: str) -> None:
         """What a group of scorers has come past, it has scored."""
         topic, report = self.case.topics.trajectories, self.case.report
+        group = self.case.topics.group("rewards", scoring_id)
         scores = self._scores.get(scoring_id, np.zeros(len(self._written), bool))
         for row in np.flatnonzero(self._written):
-            partition, offset = split(int(self._first[row]))
-            below = committed.get((topic, partition), 0)
-            report.checked["I6"] += offset < below
+            here = topic, *split(int(self._first[row]))
+            done = self.case.finished(group, *here)
+            report.checked["I6"] += done
             if scores[row]:
                 continue
-            if offset < below:
-                text = f"{group} has committed {below}, but this trajectory was not scored"
-                report.add(Breach("I6", text, topic, partition, offset, "lost"))
+            if done:
+                text = f"{group} has committed past this trajectory, but has not scored it"
+                report.add(Breach("I6", text, *here, "lost"))
             elif self.case.drained:
                 text = f"this trajectory has no scored record of {scoring_id!r}"
-                report.add(Breach("I8", text, topic, partition, offset, "lost"))
+                report.add(Breach("I8", text, *here, "lost"))
             else:
                 report.pending += 1
+
+
+def _answers(mask: bytes) -> int:
+    """At least so many answers were sampled into a sequence: its runs of sampled tokens.
+
+    Messages do not tell: a prompt may hold examples of what an assistant said.
+    """
+    return mask.count(b"\0\1") + mask.startswith(b"\1")

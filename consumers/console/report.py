@@ -64,6 +64,8 @@ class Report:
     before_window: int = 0
     """Rollouts that began before what was read."""
     dead_letters: int = 0
+    retired: dict[str, str] = field(default_factory=dict)
+    """Scorings that owe nothing any more: when that was said, and why."""
     records: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     """Records that no schema can read, by topic."""

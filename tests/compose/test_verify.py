@@ -106,7 +106,7 @@ def test_a_run_on_the_broker_is_whole_until_somebody_harms_it(
     crew, seen = Crew(cluster, tmp_path), Seen(cluster)
     crew.start_all()
     try:
-        publish(cluster, lake_requests(16))
+        publish(cluster, [replace(r, purpose="train") for r in lake_requests(16)])
         until(lambda: seen.count() == 16, 90, lambda: f"{seen.count()} scored; {crew.dead()}")
     finally:
         crew.close()
@@ -147,7 +147,7 @@ def harm(cluster: Cluster) -> set[tuple[str, str, int, int]]:
     scored = codec.decode(record.value, ScoredTrajectory).trajectory
     place = record.topic, record.partition, record.offset
     ref = TrajectoryRef(*place, scored.rollout_id, scored.attempt)
-    steps = [TrainStep("p", "run", n, n, n - 1, (ref,), {}) for n in (1, 2)]
+    steps = [TrainStep("p", "test", n, n, n - 1, (ref,), {}) for n in (1, 2)]
     ends = cluster.log.offsets_for_times([topics.trajectories, topics.steps], 1 << 50)
     for topic, message, partition in (
         (topics.trajectories, other, ended.partition),

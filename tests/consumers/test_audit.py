@@ -53,7 +53,7 @@ class Whole(Rig):
             self.rewards(),
         ]
         for number in range(rollouts):
-            self.ask(replace(crossing(number, f"g{number // 2}"), run_id="run"))
+            self.ask(replace(crossing(number, f"g{number // 2}"), run_id="run", purpose="train"))
             self.settle(*self.loops)
             self.clock.pass_by(2.0)
         self.commit(*self.loops)
@@ -517,7 +517,7 @@ def test_a_log_whose_beginning_is_gone_holds_what_can_be_judged(whole: Whole, cu
 
 def test_what_retention_took_from_a_work_topic_is_not_missed(whole: Whole) -> None:
     whole.clock.pass_by(3600)
-    whole.ask(replace(crossing(4, "g2"), run_id="run"))
+    whole.ask(replace(crossing(4, "g2"), run_id="run", purpose="train"))
     whole.settle(*whole.loops)
     for topic in (whole.topics.steps, whole.topics.calls("p"), whole.topics.trajectories):
         held = whole.log.topics[topic][0]
@@ -533,11 +533,11 @@ def test_since_and_until_judge_what_lies_between_them(whole: Whole) -> None:
     whole.clock.pass_by(3600)
     began_ms = int(whole.clock() * 1000)
     for number in (4, 5):
-        whole.ask(replace(crossing(number, "g2"), run_id="run"))
+        whole.ask(replace(crossing(number, "g2"), run_id="run", purpose="train"))
     whole.settle(*whole.loops)
     whole.clock.pass_by(3600)
     later_ms = int(whole.clock() * 1000)
-    whole.ask(replace(crossing(6), run_id="run"))
+    whole.ask(replace(crossing(6), run_id="run", purpose="train"))
     whole.settle(*whole.loops)
 
     young = audited(whole, since_ms=began_ms)
@@ -551,7 +551,9 @@ def test_since_and_until_judge_what_lies_between_them(whole: Whole) -> None:
 
 def test_several_runs_share_a_log(whole: Whole) -> None:
     step = whole.read(whole.topics.train_steps, TrainStep)[-1]
-    whole.write(whole.topics.train_steps, "p", replace(step, run_id="another"))
+    for version in (1, 2):
+        other = replace(step, policy_id="q", run_id="another", step=1, parent=0, version=version)
+        whole.write(whole.topics.train_steps, "q", replace(other, trajectories=()))
 
     assert audited(whole).ok
 

@@ -1,0 +1,465 @@
+"""Faults that lose or double without a sound: each is found, at its offset, and nothing else is."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from consumers.agents.watermark import Watermark
+from consumers.agents.worker import Agents
+from consumers.answers import Answer
+from consumers.log import Record
+from consumers.loop import Progress, above_commit
+from consumers.retired import retired_word
+from inference.scripted import ScriptedEngine
+from schemas.messages import (
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStep,
+    Event,
+    ModelCall,
+    RolloutStarted,
+    Sampling,
+    ScoredTrajectory,
+    TrainStep,
+    TrajectoryRef,
+)
+from tests.consumers import programs_for_audit as programs
+from tests.consumers.journals import request
+from tests.consumers.rig import Rig, role_of, source_of
+from tests.consumers.test_audit import Whole, audited, found, whole
+from tests.flow.test_memory_flow import crossing, walk
+
+__all__ = ["whole"]
+
+ASKS = f"{programs.__name__}:asks"
+TWICE = f"{programs.__name__}:asks_twice"
+EXAMPLES = f"{programs.__name__}:shows_examples"
+
+
+def yes(call: ModelCall) -> str:
+    del call
+    return "yes"
+
+
+def places(report: Any) -> list[tuple[str, str, int]]:
+    return [(b.invariant, b.topic, b.offset) for b in report.breaches]
+
+
+# Commands: answered, and as they were meant
+
+
+def forgetful(rig: Rig, forgets: Callable[[ModelCall], bool]) -> Any:
+    """A model server that is done with some calls and never says what came of them."""
+    models = rig.models(ScriptedEngine("p", yes))
+    answers = role_of(models).answers
+    give = answers.give
+
+    def maybe(call: ModelCall, body: Answer, cause: Record) -> None:
+        if forgets(call):
+            cause.closed = True
+        else:
+            give(call, body, cause)
+
+    answers.give = maybe
+    return models
+
+
+def test_a_command_that_no_worker_answered_breaks_i6_though_its_deadline_papered_over_it() -> None:
+    rig = Rig()
+    agents, rewards = rig.agents(), rig.rewards()
+    models = forgetful(rig, lambda call: call.tries == 0 and call.rollout_id == "r1")
+    for number in range(3):
+        rig.ask(request(f"r{number}", ASKS))
+    for _ in range(2):
+        rig.settle(agents, models, rewards)
+        rig.clock.pass_by(121)
+    rig.settle(agents, models, rewards)
+    rig.commit(agents, models, rewards)
+
+    report = audited(rig)
+
+    assert {t.status for t in rig.trajectories()} == {"finished"}
+    assert places(report) == [("I6", "t.model.calls.p", 1)]
+    assert report.lost == 1
+
+
+def test_a_late_answer_of_a_worker_is_an_answer() -> None:
+    rig = Rig()
+    agents, rewards = rig.agents(), rig.rewards()
+    rig.ask(request("r", ASKS))
+    rig.settle(agents)
+    rig.clock.pass_by(121)
+    rig.settle(agents)
+    models = rig.models(ScriptedEngine("p", yes))
+    rig.settle(agents, models, rewards)
+    rig.commit(agents, models, rewards)
+
+    codes = [e.body.code for e in rig.events(CallFailed)]  # type: ignore[union-attr]
+
+    assert codes == ["deadline", "expired"]
+    assert audited(rig).ok
+
+
+def test_a_call_that_was_called_off_needs_no_answer() -> None:
+    rig = Rig()
+    agents, rewards = rig.agents(), rig.rewards()
+    models = forgetful(rig, lambda call: True)
+    rig.ask(request("r", ASKS))
+    rig.settle(agents, models, rewards)
+    rig.order("cancel", rollout_id="r")
+    rig.clock.pass_by(1)
+    rig.settle(agents, models, rewards)
+    rig.commit(agents, models, rewards)
+
+    assert [call.kind for call in rig.read("t.model.calls.p", ModelCall)] == ["sample", "abort"]
+    assert audited(rig).ok
+
+
+def test_a_command_that_a_word_beside_the_commit_calls_finished_must_be_answered() -> None:
+    rig = Rig()
+    agents, models = rig.agents(), forgetful(rig, lambda call: call.rollout_id == "r1")
+    for number in range(2):
+        rig.ask(request(f"r{number}", ASKS))
+    rig.settle(agents, models)
+    record = Record("t.model.calls.p", 0, 1, b"r1", b"", 0)
+    record.closed = True
+    progress = Progress(record.topic, 0, 0, 0, 2, deque([record]))
+    rig.log.group("t.models.p").committed[record.topic, 0] = 0, above_commit(progress)
+
+    report = audited(rig, drained=False)
+
+    assert places(report) == [("I6", "t.model.calls.p", 1)]
+
+
+def conversation() -> Rig:
+    """One call with a prefix of tokens, and one step, among the rest."""
+    rig = Rig()
+    loops = [
+        rig.agents(), rig.models(ScriptedEngine("p", walk)), rig.environments(), rig.rewards(),
+    ]  # fmt: skip
+    rig.ask(crossing(0))
+    rig.settle(*loops)
+    rig.commit(*loops)
+    return rig
+
+
+ALTERED_CALLS: dict[str, dict[str, Any]] = {
+    "tokens": {"prefix_ids": b"\0" * 4, "prefix_length": 1},
+    "messages": {"messages": ()},
+    "sampling": {"sampling": Sampling(temperature=0.5)},
+    "seed": {"seed": 1},
+    "policy": {"policy_id": "q"},
+    "sequence": {"sequence": 3},
+    "tools": {"tools": "[]"},
+    "version": {"min_policy_version": 5},
+    "place": {"position": 70},
+    "body digest": {"body_digest": b"another"},
+    "partition": {"answer_partition": 1},
+}
+ALTERED_STEPS: dict[str, dict[str, Any]] = {
+    "environment": {"environment": "another"},
+    "configuration": {"environment_config": "{}"},
+    "session": {"session": "another"},
+    "seed": {"seed": 77},
+    "index": {"index": 9},
+    "action": {"action": "another"},
+    "history": {"history": ("another",)},
+    "kind": {"kind": "reset"},
+}
+
+
+@pytest.mark.parametrize("altered", ALTERED_CALLS)
+def test_a_call_that_says_something_else_on_the_wire_breaks_i3(altered: str) -> None:
+    rig = conversation()
+
+    offset = alter(rig, rig.topics.calls("p"), ModelCall, **ALTERED_CALLS[altered])
+
+    assert places(audited(rig)) == [("I3", "t.model.calls.p", offset)]
+
+
+@pytest.mark.parametrize("altered", ALTERED_STEPS)
+def test_a_step_that_says_something_else_on_the_wire_breaks_i3(altered: str) -> None:
+    rig = conversation()
+
+    offset = alter(rig, rig.topics.steps, EnvironmentStep, **ALTERED_STEPS[altered])
+
+    assert places(audited(rig)) == [("I3", "t.env.steps", offset)]
+
+
+def alter(rig: Rig, topic: str, message: type, **fields: Any) -> int:
+    """Change what the last command of a topic says; return its offset."""
+    held = rig.log.topics[topic][0]
+    last = rig.log.all(topic)[-1]
+    value = rig.codec.encode(topic, replace(rig.codec.decode(last.value, message), **fields))
+    held.records[last.offset] = last.key, value, last.timestamp_ms, last.headers
+    return last.offset
+
+
+def test_a_deadline_that_a_quota_moved_is_no_other_command() -> None:
+    rig = conversation()
+
+    alter(rig, rig.topics.calls("p"), ModelCall, not_after_ms=5)
+
+    assert audited(rig).ok
+
+
+def test_tokens_that_are_overwritten_on_their_way_break_i3_at_every_call_that_has_any() -> None:
+    rig = Rig()
+    rewards, models = rig.rewards(), rig.models(ScriptedEngine("p", yes))
+    agents = rig.agents(make=Overwrites)
+    for number in range(3):
+        rig.ask(request(f"r{number}", TWICE))
+    rig.settle(agents, models, rewards)
+    rig.commit(agents, models, rewards)
+
+    assert places(audited(rig)) == [("I3", "t.model.calls.p", offset) for offset in (3, 4, 5)]
+
+
+class Overwrites(Agents):
+    """Sends zeros where a call's tokens belong."""
+
+    def _command(self, topic: str, command: Any, cause: Record | None) -> None:
+        if isinstance(command, ModelCall) and command.prefix_ids:
+            command = replace(command, prefix_ids=bytes(len(command.prefix_ids)))
+        super()._command(topic, command, cause)
+
+
+# Training
+
+
+def test_a_step_whose_parent_has_no_record_breaks_i7_and_is_lost() -> None:
+    whole = Whole(6)
+    whole.train(4, 4, 5, parent=3)
+
+    report = audited(whole)
+
+    assert places(report) == [("I7", "t.train.steps", 2)]
+    assert report.lost == 1
+    assert "made from version 3, whose step has no record" in report.breaches[0].text
+
+
+def test_training_twice_behind_a_missing_step_is_found_too(whole: Whole) -> None:
+    whole.train(4, 0, 1, parent=3)
+
+    report = audited(whole)
+
+    assert places(report) == [("I7", "t.train.steps", 2)] * 3
+    assert (report.lost, report.doubled) == (1, 2)
+
+
+def test_a_missing_step_below_what_is_read_is_not_missed(whole: Whole) -> None:
+    whole.log.delete_before(whole.topics.train_steps, 0, 1)
+
+    assert audited(whole).ok
+
+
+def test_one_version_number_in_two_runs_of_a_policy_breaks_i7(whole: Whole) -> None:
+    step = whole.read(whole.topics.train_steps, TrainStep)[-1]
+    other = replace(step, run_id="other", step=1, parent=0, trajectories=())
+    whole.write(whole.topics.train_steps, "p", other)
+
+    report = audited(whole)
+
+    assert places(report) == [("I7", "t.train.steps", 2)]
+    assert "one of run 'run' at 0@1" in report.breaches[0].text
+
+
+@pytest.mark.parametrize("asked", [{"run_id": "other"}, {"purpose": "evaluate"}])
+def test_training_on_what_was_asked_for_by_others_breaks_i7(asked: dict[str, str]) -> None:
+    whole = Whole()
+    whole.ask(replace(crossing(4, "g2"), **{"run_id": "run", "purpose": "train", **asked}))
+    whole.settle(*whole.loops)
+    whole.train(3, 4)
+
+    assert places(audited(whole)) == [("I7", "t.train.steps", 2)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"partition": -1}, {"partition": 1 << 20}, {"offset": -7}, {"topic": "elsewhere"}]
+)
+def test_a_reference_to_a_place_that_no_topic_has_breaks_i7(
+    whole: Whole, wrong: dict[str, Any]
+) -> None:
+    ref = replace(TrajectoryRef("t.trajectories.scored", 0, 3, "r3", 1), **wrong)
+    whole.write(whole.topics.train_steps, "p", TrainStep("p", "run", 3, 3, 2, (ref,), {}))
+
+    assert places(audited(whole)) == [("I7", "t.train.steps", 2)]
+
+
+# Foreign records
+
+
+@pytest.mark.parametrize("partition", [-1, 7, 1 << 20, -(1 << 31), (1 << 31) - 1])
+@pytest.mark.parametrize("offset", [-1, 1 << 62])
+def test_a_foreign_trajectory_of_a_place_that_is_not_there_breaks_i8_and_nothing_else(
+    whole: Whole, partition: int, offset: int
+) -> None:
+    (one, *_) = whole.trajectories()
+    foreign = replace(one, rollout_id="x", journal_partition=partition, last_offset=offset)
+    scored = whole.read(whole.topics.scored, ScoredTrajectory)[0]
+    whole.write(whole.topics.trajectories, "x", foreign, 0)
+    whole.write(whole.topics.scored, "x", replace(scored, trajectory=foreign))
+
+    report = audited(whole, drained=False)
+
+    assert places(report) == [("I8", "t.trajectories", 4), ("I8", "t.trajectories.scored", 4)]
+
+
+def test_a_program_that_cannot_be_imported_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    loops = [rig.agents(), rig.models(ScriptedEngine("p", yes)), rig.rewards()]
+    rig.ask(request("r", EXAMPLES))
+    rig.settle(*loops)
+    rig.commit(*loops)
+    here = audited(rig)
+    monkeypatch.delattr(programs, "shows_examples")
+
+    elsewhere = audited(rig)
+
+    assert (here.ok, here.not_run_again) == (True, 0)
+    assert (elsewhere.ok, elsewhere.not_run_again) == (True, 1)
+
+
+# Takeovers
+
+
+def test_an_open_rollout_that_the_commit_does_not_know_breaks_i6_also_where_work_goes_on() -> None:
+    rig = two_open()
+
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = 3, Watermark(2, 1).write()
+    report = audited(rig, drained=False)
+
+    assert places(report) == [("I6", "t.rollout.events", 0), ("I6", "t.rollout.events", 1)]
+    assert report.lost == 2
+
+
+def two_open() -> Rig:
+    """Two rollouts that wait for a model, started at offsets 0 and 1; a third one ended."""
+    rig = Rig()
+    agents = rig.agents()
+    for number in range(2):
+        rig.ask(request(f"r{number}", ASKS))
+    rig.ask(request("none", "no program"))
+    rig.settle(agents)
+    rig.commit(agents)
+    source_of(agents).kill()
+    return rig
+
+
+@pytest.mark.parametrize(
+    "word", [Watermark(0, None), Watermark(2, 1, (0, 1)), Watermark(1, 0, (0,))]
+)
+def test_a_commit_that_names_what_is_open_is_whole(word: Watermark) -> None:
+    rig = two_open()
+
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = 3, word.write()
+
+    assert audited(rig, drained=False).ok
+
+
+@pytest.mark.parametrize(("last", "kind"), [(0, "doubled"), (2, "lost")])
+def test_a_commit_that_says_another_last_request_than_the_journal_breaks_i6(
+    last: int, kind: str
+) -> None:
+    rig = two_open()
+
+    word = Watermark(2, last, (0, 1)).write()
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = 3, word
+    report = audited(rig, drained=False)
+
+    assert places(report) == [("I6", "t.rollout.events", 2)]
+    assert report.breaches[0].kind == kind
+
+
+def test_an_open_rollout_may_lie_below_a_commit_that_came_after_what_is_judged() -> None:
+    rig = two_open()
+    until_ms = int(rig.clock() * 1000)
+    rig.clock.pass_by(60)
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
+    rig.settle(agents, models)
+    rig.commit(agents, models)
+
+    report = audited(rig, drained=False, until_ms=until_ms)
+
+    assert (report.open, found(report)) == (2, set())
+
+
+def test_a_rollout_that_is_open_far_past_its_deadline_while_agents_work_breaks_i1() -> None:
+    rig = Rig()
+    agents = rig.agents(make=ForgetsDeadlines)
+    limits = request("r").limits
+    rig.ask(request("r", ASKS, limits=replace(limits, rollout_timeout_s=600.0)))
+    rig.settle(agents)
+    rig.commit(agents)
+    lately = audited(rig, drained=False)
+    for number in range(20):
+        rig.clock.pass_by(120)
+        rig.ask(request(f"none{number}", "no program"))
+        rig.settle(agents)
+    rig.commit(agents)
+
+    report = audited(rig, drained=False)
+
+    assert lately.ok
+    assert places(report) == [("I1", "t.rollout.events", 0)]
+    assert report.breaches[0].kind == "lost"
+
+
+class ForgetsDeadlines(Agents):
+    """Ends no rollout whose time is over."""
+
+    def _deadlines(self, now_ms: int) -> None:
+        del now_ms
+
+
+def test_a_rollout_whose_agents_were_away_all_night_is_not_yet_lost() -> None:
+    rig = two_open()
+    rig.clock.pass_by(12 * 3600)
+    rig.ask(request("late", ASKS))
+    other = Event("late", 1, -1, 0, b"", b"", "a2", RolloutStarted(request("late", ASKS), 3, 3))
+    rig.write(rig.topics.events, "late", other, 0)
+
+    assert audited(rig, drained=False).ok
+    assert rig.events(DeadlinePassed) == []
+
+
+# Scorings
+
+
+def test_a_scoring_that_nobody_expects_owes_nothing(whole: Whole) -> None:
+    tried_once(whole)
+
+    report = audited(whole, scorings=["s"])
+
+    assert found(audited(whole)) == {"I8"}
+    assert report.ok
+
+
+def tried_once(whole: Whole) -> None:
+    """Somebody started scorers under another id, and stopped them again."""
+    whole.commit_by_hand("t.rewards.tried", whole.topics.trajectories, 0)
+
+
+def test_a_scoring_that_is_expected_and_never_ran_owes_every_score(whole: Whole) -> None:
+    report = audited(whole, scorings=["s", "never"])
+
+    assert {b.invariant for b in report.breaches} == {"I8"}
+    assert len(report.breaches) == 4
+
+
+def test_a_scoring_that_was_retired_owes_nothing_until_somebody_goes_on_with_it(
+    whole: Whole,
+) -> None:
+    tried_once(whole)
+    group, topic = whole.log.group("t.rewards.tried"), whole.topics.trajectories
+    group.committed[topic, 0] = 0, retired_word("2026-05-01", "a try")
+
+    report = audited(whole)
+    group.committed[topic, 0] = 1, "1;"
+
+    assert report.ok
+    assert report.retired == {"tried": "2026-05-01: a try"}
+    assert audited(whole).lost == 4

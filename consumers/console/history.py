@@ -435,13 +435,11 @@ class Strand:
 
     def _ends_ms(self, rollout: Rollout) -> int:
         """When a rollout was over at the latest: a quota holds its clock with its first command."""
-        quota = self.low is None or self.low.quota
-        if not quota:
+        if self.low is not None and not self.low.quota:
             return rollout.ends_ms()
-        if rollout.at_first_command():
+        if not rollout.heard_ms:
             return NEVER_MS
-        heard = max((w.opened_ms for w in rollout.outstanding.values()), default=rollout.started_ms)
-        return rollout.ends_ms() + heard - rollout.started_ms
+        return rollout.ends_ms() + rollout.heard_ms - rollout.started_ms
 
 
 def of_first_release(trajectory: Trajectory) -> Trajectory:

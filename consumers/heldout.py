@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from schemas.messages import RolloutRequest, ScoredTrajectory
 
 MARK = "/heldout/"
+VERSION_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class HeldOut:
     asked: list[int] = field(default_factory=list)
     results: dict[int, dict[str, Result]] = field(default_factory=dict)
 
+    def requests_of(self, group: str) -> Iterable[RolloutRequest]:
+        """The requests of one evaluation that was asked for, by their group; else none."""
+        version = self._version_of(group)
+        return self.plan.requests(version) if version in self.asked else ()
+
     def due(self, step: int) -> bool:
         """Whether the plan wants an evaluation after this step."""
         return step == 0 or (self.plan.every > 0 and step % self.plan.every == 0)
@@ -69,14 +75,19 @@ class HeldOut:
         request = scored.trajectory.request
         if request is None or request.purpose != "evaluate":
             return None
-        run_id, mark, version = request.group_id.partition(MARK)
-        if run_id != self.plan.template.run_id or not mark or not version.isdigit():
+        version = self._version_of(request.group_id)
+        if version is None:
             return None
         steps = scored.trajectory.steps
         succeeded = scored.total is not None and scored.total >= self.plan.success_at
         result = Result(succeeded, steps[0].text if steps else request.task.task_id)
-        self.results.setdefault(int(version), {}).setdefault(request.rollout_id, result)
-        return int(version)
+        self.results.setdefault(version, {}).setdefault(request.rollout_id, result)
+        return version
+
+    def _version_of(self, group: str) -> int | None:
+        run_id, mark, version = group.partition(MARK)
+        ours = run_id == self.plan.template.run_id and mark and version.isdecimal()
+        return int(version) if ours and len(version) <= VERSION_DIGITS else None
 
     def complete(self, version: int) -> bool:
         first, end = self.plan.seeds
@@ -86,6 +97,11 @@ class HeldOut:
         """The share of held-out rollouts that succeeded, of those that are known."""
         known = self.results.get(version, {}).values()
         return sum(result.success for result in known) / len(known) if known else 0.0
+
+    def reached(self) -> bool:
+        """Whether the newest of the versions that are wholly evaluated reached the goal."""
+        newest = max((v for v in self.results if self.complete(v)), default=None)
+        return newest is not None and self.success(newest) >= self.plan.goal
 
     def starts(self, version: int) -> tuple[int, int]:
         """How many distinct beginnings succeed from every seed, of how many there are."""

@@ -15,7 +15,7 @@ from consumers.loop import WorkRole
 from schemas.codec import Codec
 from schemas.errors import ProgramFailed, TooLarge
 from schemas.headers import full_headers
-from schemas.ids import digest
+from schemas.ids import scored_id
 from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
@@ -80,7 +80,7 @@ class Rewards(WorkRole):
         trajectory = scored.trajectory
         request = trajectory.request
         key = (request.group_id if request else "") or trajectory.rollout_id
-        ce_id = digest(trajectory.rollout_id, trajectory.attempt, scored.scoring_id).hex()
+        ce_id = scored_id(trajectory.rollout_id, trajectory.attempt, scored.scoring_id)
         self.publisher.send(
             self.scored,
             key,

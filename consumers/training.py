@@ -11,20 +11,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
 from consumers.heldout import HeldOut
-from consumers.log import Log, Publisher, Reader, Record, TopicPartition, read_all
-from producers.admission import AdmissionRule, Draws, Published
+from consumers.log import Log, Publisher, Reader, Record, TopicPartition, flush_all
+from consumers.resuming import Announced, Past, decoded
+from consumers.unreadable import end_of, event_id
+from producers.admission import AdmissionRule, Draws
 from producers.submit import Submitter
 from schemas.codec import Codec
 from schemas.errors import BatchFailed, Unfit, WireError
 from schemas.headers import full_headers
+from schemas.ids import draw_of
 from schemas.messages import (
+    Consumed,
     PolicyVersion,
-    RolloutRequest,
     ScoredTrajectory,
     TrainStep,
     WeightsFile,
@@ -41,13 +43,10 @@ from trainer.step import Learner
 KEEP_CHECKPOINTS = 3
 KEEP_WEIGHTS = 16
 FLUSH_S = 30.0
+ACK_S = 1.0
+"""How long a turn waits for acks before a step."""
 MAX_RUNNING = 4096
 IDLE_SAID_S = 30.0
-
-VERSIONS_END = 2**31 - 2**20
-"""Numbers from here on are nobody's: a record that claims one leaves no room for the next ones."""
-
-M = TypeVar("M")
 
 log = structlog.get_logger()
 
@@ -69,14 +68,6 @@ class Run:
     """No rollouts are admitted beyond this many steps; 0 is without end."""
 
 
-@dataclass(slots=True)
-class Resumed:
-    """What the log says about a policy before its trainer goes on."""
-
-    highest_announced: int = -1
-    highest_step_record: int = -1
-
-
 class Trainer:
     """Trains one policy of one run."""
 
@@ -90,7 +81,7 @@ class Trainer:
         learner: Learner,
         config: LearnerConfig,
         run: Run,
-        draws: Draws | None = None,
+        draws: Draws,
         heldout: HeldOut | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -119,11 +110,13 @@ class Trainer:
         self.abandoned: checkpoints.Ranges = ()
         self.pending: Mapping[str, bytes] = {}
         """The records that announce the newest checkpoint."""
-        self.published = Published(run.run_id, set())
         self._said_idle = clock()
         self._dropped_before: dict[str, int] = {}
         self._failed_in_a_row = 0
         self._unreadable = 0
+        self._unaccounted = 0
+        """Unreadable records that may have been some of those in the air."""
+        self.past = Past(log_, codec, topics, run.run_id, run.policy_id, run.scoring_id, run.starts)
         self._resume()
         self.reader = self._read_on()
         self._evaluate_if_due()
@@ -133,34 +126,38 @@ class Trainer:
     def _resume(self) -> None:
         """Load the newest checkpoint, or make version 0; then announce what was not announced."""
         self._clear_temporary()
-        seen = self._seen()
-        self.highest = seen.highest_announced
+        seen = self.past.announced()
+        self.highest = seen.highest_version
         found = checkpoints.load_latest(self.run.directory / "checkpoints")
         for reason in found.passed_over:
             log.warning("checkpoint_passed_over", reason=reason)
-        curation = replace(
-            self.config.curation(self.run.run_id, self.run.policy_id),
-            vocabulary=self.learner.vocabulary,
-            context=self.learner.context,
-        )
-        scored, scored_id = self.topics.scored, self.log.topic_id(self.topics.scored)
+        self.known = self.past.known(found.checkpoint, self.draws)
+        self.asked_from = self.known.asked_from
+        self.accounts = self.known.accounts
         if found.checkpoint is None or found.path is None:
-            self.buffer = Buffer(curation)
-            self.consumption = Consumption(scored, (), scored_id)
-            self.learner.version = checkpoints.next_version(self.highest)
-            self._save_and_announce({}, (), -1)
-            return
-        held = found.checkpoint
-        checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
+            self._begin()
+        else:
+            checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
+            self._begin_again(found.checkpoint, seen)
+        for request in self.known.unfinished:
+            self.submitter.publish(request)
+        self.accounts.published(self.known.highest_draw)
+
+    def _begin(self) -> None:
+        self._take_up(())
+        self.learner.version = checkpoints.next_version(self.highest)
+        self._save_and_announce({}, (), -1)
+
+    def _begin_again(self, held: Checkpoint, seen: Announced) -> None:
         self.learner.load(held.state)
         self._mend_weights(held.pending.get("version"))
         self.parent, self.pending = held.parent, held.pending
         self.abandoned = checkpoints.abandon(held.abandoned, held.version, self.highest)
-        self.buffer = Buffer(replace(curation, abandoned=self.abandoned))
-        self.buffer.restore(held.recent, held.drops, held.used)
-        self.consumption = Consumption(scored, held.consumed, scored_id)
+        self._take_up(held.consumed)
+        self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
+        self._unaccounted = held.book.unreadable if held.book else 0
         self._dropped_before = {reason: tally.count for reason, tally in held.drops.items()}
-        if seen.highest_announced < held.version:
+        if seen.highest_version < held.version:
             self._publish(self.topics.versions, held.pending["version"], "PolicyVersion")
         if seen.highest_step_record < held.version and "step" in held.pending:
             self._publish(self.topics.train_steps, held.pending["step"], "TrainStep")
@@ -187,43 +184,25 @@ class Trainer:
             directory = str(self.run.directory / "weights")
             write_weights(directory, self.learner.version, self.learner.tensors())
 
-    def _seen(self) -> Resumed:
-        """Read what was announced of this policy, to the end; what cannot be read was not ours."""
-        seen = Resumed()
-        reader = self.log.reader([self.topics.versions, self.topics.train_steps])
-        for record in read_all(reader):
-            if record.key != self.run.policy_id.encode() or record.value is None:
-                continue
-            if record.topic == self.topics.versions:
-                version = self._number(record, self._decoded(record, PolicyVersion))
-                seen.highest_announced = max(seen.highest_announced, version)
-            else:
-                version = self._number(record, self._decoded(record, TrainStep))
-                seen.highest_step_record = max(seen.highest_step_record, version)
-        return seen
-
-    def _number(self, record: Record, found: PolicyVersion | TrainStep | None) -> int:
-        """The version that a record tells of; -1 for one that cannot be."""
-        if found is None or found.version < VERSIONS_END:
-            return -1 if found is None else found.version
-        place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-        log.warning("version_out_of_range", **place, version=found.version, run_id=found.run_id)
-        return -1
+    def _take_up(self, marks: tuple[Consumed, ...]) -> None:
+        """A buffer, and where the scored trajectories have been read to."""
+        curation = replace(
+            self.config.curation(self.run.run_id, self.run.policy_id),
+            vocabulary=self.learner.vocabulary,
+            context=self.learner.context,
+            abandoned=self.abandoned,
+        )
+        scored = self.topics.scored
+        self.buffer = Buffer(curation, self.accounts)
+        self.consumption = Consumption(scored, marks, self.log.topic_id(scored))
 
     def _read_on(self) -> Reader:
-        """Read scored trajectories from the lowest not consumed; know again what was published."""
-        if self.draws is not None:
-            starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == self.topics.requests}
-            for record in read_all(self.log.reader([self.topics.requests], starts)):
-                request = self._decoded(record, RolloutRequest)
-                if request is not None:
-                    self.published.take(request)
-            for request in self.published.unfinished(self.draws):
-                self._admit_one(request)
-        starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == self.topics.scored}
+        """Read scored trajectories from the lowest not consumed."""
+        scored = self.topics.scored
+        starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == scored}
         for mark in self.consumption.marks():
             starts[mark.topic, mark.partition] = mark.next_offset
-        return self.log.reader([self.topics.scored], starts)
+        return self.log.reader([scored], starts)
 
     # One turn
 
@@ -231,23 +210,45 @@ class Trainer:
         """Train until the run is done or somebody stops it; all that was announced is acked."""
         while not stopping() and not self.done():
             self.turn()
-        self.publisher.flush(FLUSH_S)
+        flush_all(self.publisher, FLUSH_S, "records of the trainer", "its next start repeats them")
 
     def turn(self, timeout_s: float = 0.05) -> int:
         """Read, keep rollouts in the air, train when a batch is there; return records read."""
-        records = [] if self.buffer.full() else self.reader.poll(timeout_s)
+        records = [] if self._full() else self.reader.poll(timeout_s)
         for record in records:
             self._offer(record)
         self._note_dropped()
-        self.admit()
-        samples = self.buffer.take(self.config.groups_per_step, self.learner.version)
-        self._note_dropped()
-        if samples is not None and not self._stopped():
-            self._step(samples)
-            self._evaluate_if_due()
+        admitted = self.admit()
+        trained = self._train()
         self.publisher.poll()
+        if not (records or admitted or trained):
+            self._give_up()
         self._say_if_idle(bool(records))
         return len(records)
+
+    def _full(self) -> bool:
+        """Whether reading would only fill memory: not while it is what everybody waits for."""
+        return self.buffer.full() and not self._stopped()
+
+    def _train(self) -> bool:
+        """Take a step if a batch is there, and all that was written before it is acked.
+
+        So one checkpoint holds all that is announced and not acked, and all requests of draws below
+        its own lie below where they ended when it was saved.
+        """
+        if self._stopped():
+            return False
+        groups = self.config.groups_per_step
+        if self.buffer.ready_groups() >= groups and self.publisher.flush(ACK_S):
+            return False
+        samples = self.buffer.take(groups, self.learner.version)
+        self._note_dropped()
+        if samples is None:
+            return False
+        self.asked_from = self.past.ends(self.topics.requests)
+        self._step(samples)
+        self._evaluate_if_due()
+        return True
 
     def done(self) -> bool:
         """Whether the run has come to its end and its last weights are evaluated."""
@@ -271,7 +272,8 @@ class Trainer:
             return
         self.heldout.asked.append(self.learner.version)
         for request in self.heldout.plan.requests(self.learner.version):
-            self.submitter.publish(request)
+            if request.rollout_id not in self.known.evaluations:
+                self.submitter.publish(request)
 
     def _before_training(self) -> bool:
         """Whether the starting weights are still being evaluated."""
@@ -291,36 +293,34 @@ class Trainer:
         success = self.heldout.success(version)
         reached = success >= self.heldout.plan.goal
         log.info("held_out", version=version, success=round(success, 4), goal_reached=reached)
-        if reached:
-            self._finishing = True
+        self._finishing = self.heldout.reached()
+        if self._finishing:
             self._evaluate()
-        elif version == self.learner.version:
-            self._finishing = False
 
     def _offer(self, record: Record) -> None:
         if not self.consumption.delivered(record.partition, record.offset):
             return
-        scored = self._decoded(record, ScoredTrajectory)
-        self._unreadable += scored is None
+        scored = decoded(self.codec, record, ScoredTrajectory)
+        if scored is None:
+            self._unreadable += 1
+            scored = self._named(record)
         if scored is None or scored.scoring_id != self.run.scoring_id:
             self.consumption.consumed(record.partition, record.offset)
         else:
             self._heard(scored)
             self.buffer.offer(scored, record.partition, record.offset)
 
-    def _decoded(self, record: Record, expected: type[M]) -> M | None:
-        try:
-            return self.codec.decode(record.value, expected)
-        except WireError as error:
-            # The record stays where it is for whoever can read it; other groups bury their own.
-            log.warning(
-                "record_unreadable",
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                error=type(error).__name__,
-            )
+    def _named(self, record: Record) -> ScoredTrajectory | None:
+        """Whose end an unreadable record is; where it does not say, it may be anybody's."""
+        if event_id(record) is None:
+            self._unaccounted = min(self._unaccounted + 1, self.running())
             return None
+        group = (record.key or b"").decode(errors="replace")
+        draw = draw_of(self.run.run_id, group)
+        if 0 <= draw < self.accounts.next_draw:
+            return end_of(record, self.draws.group(draw), self.run.scoring_id)
+        asked = self.heldout.requests_of(group) if self.heldout else ()
+        return end_of(record, asked, self.run.scoring_id)
 
     def _note_dropped(self) -> None:
         for dropped in self.buffer.released():
@@ -345,24 +345,29 @@ class Trainer:
 
     def running(self) -> int:
         """Rollouts published and not seen scored yet."""
-        drops = self.buffer.drops()
-        ended = sum(tally.count for reason, tally in drops.items() if reason not in NOT_OURS)
-        return len(self.published.ids) - self.buffer.used - self.buffer.held() - ended
+        return self.accounts.running()
 
     def admit(self) -> int:
         """Publish as many whole groups as the rule grants; return how many."""
-        if self.draws is None or self._stopped() or self._before_training():
+        if self._stopped() or self._before_training():
             return 0
-        accepted = self.buffer.used + self.buffer.held()
-        groups = self.rule.grant(self.learner.steps_done, accepted, self.running())
+        done = self.learner.steps_done
+        accepted = done * self.rule.batch + self.accounts.held()
+        groups = self.rule.grant(done, accepted, self.running())
         for _ in range(groups):
-            for request in self.draws.group(self.published.highest_draw + 1):
-                self._admit_one(request)
+            for request in self.draws.group(self.accounts.next_draw):
+                self.submitter.publish(request)
+            self.accounts.published(self.accounts.next_draw)
         return groups
 
-    def _admit_one(self, request: RolloutRequest) -> None:
-        self.submitter.publish(request)
-        self.published.take(request)
+    def _give_up(self) -> None:
+        """Where all that is waited for has come, though unreadable, go on without it."""
+        waits = not self._stopped() and self.buffer.ready_groups() < self.config.groups_per_step
+        if waits and 0 < self.running() <= self._unaccounted:
+            lost = self.buffer.give_up()
+            self._unaccounted -= lost
+            self._note_dropped()
+            log.warning("rollouts_given_up", rollouts=lost)
 
     # Training
 
@@ -441,11 +446,12 @@ class Trainer:
                 self.parent,
                 self.config.digest(),
                 self.consumption.marks(),
-                self.buffer.recent(),
+                (*self.buffer.recent(), *self.accounts.left()),
                 self.buffer.drops(),
                 self.abandoned,
                 pending,
                 self.buffer.used,
+                self.accounts.book(self._unaccounted, self.asked_from),
             ),
         )
 

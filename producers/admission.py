@@ -1,13 +1,15 @@
 """The rules of admission: how many rollouts may be in the air, and which come next.
 
-Everything here is a function of its arguments. What was published is known again from the log:
-request ids are digests of (run, draw, member), so a restart neither forgets nor doubles one.
+Everything here is a function of its arguments. What was published since the checkpoint is known
+again from the log: request ids are digests of (run, draw, member), so a restart neither forgets nor
+doubles one.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from schemas.ids import digest, request_id
+from schemas.errors import Refused
+from schemas.ids import digest, draw_of, group_id, request_id
 from schemas.messages import RolloutRequest
 
 
@@ -26,11 +28,19 @@ class AdmissionRule:
     max_running: int
     group_size: int
 
+    def __post_init__(self) -> None:
+        if self.max_running < self.group_size:
+            msg = (
+                f"max_running is {self.max_running}, fewer than the group_size {self.group_size}; "
+                "no group could ever start; raise it"
+            )
+            raise Refused(msg)
+
     def grant(self, version: int, accepted: int, running: int) -> int:
         """How many whole groups may start now.
 
-        `version` counts the run's steps. `accepted` counts trajectories that entered the buffer
-        less those dropped from it later; `running` those published and not ended.
+        `version` counts the run's steps. `accepted` counts the batches of these steps, B each,
+        and what is in the buffer now; `running` those published that are in neither.
         """
         by_age = (self.staleness + version + 1) * self.batch - (accepted + running)
         capacity = min(self.max_running - running, by_age)
@@ -68,36 +78,25 @@ class Draws:
         ]
 
 
-def group_id(run_id: str, draw: int) -> str:
-    return f"{run_id}/{draw}"
-
-
-def draw_of(request: RolloutRequest) -> int:
-    """Which draw of its run a request belongs to; -1 where it is none of admission's."""
-    run_id, _, draw = request.group_id.rpartition("/")
-    return int(draw) if run_id == request.run_id and draw.isdigit() else -1
-
-
 @dataclass
 class Published:
-    """The fold of a run's own requests: what need not be published again."""
+    """The fold of a run's own requests from one draw on: what need not be published again."""
 
     run_id: str
-    ids: set[str]
+    first: int = 0
+    ids: set[str] = field(default_factory=set)
     highest_draw: int = -1
 
-    def take(self, request: RolloutRequest) -> None:
-        """Note one record of `rollout.requests`."""
-        if request.run_id == self.run_id and request.purpose == "train":
-            draw = draw_of(request)
-            if draw >= 0:
-                self.ids.add(request.rollout_id)
-                self.highest_draw = max(self.highest_draw, draw)
+    def take(self, request: RolloutRequest) -> int:
+        """Note one record of `rollout.requests`; returns its draw, -1 where it has none."""
+        ours = request.run_id == self.run_id and request.purpose == "train"
+        draw = draw_of(self.run_id, request.group_id) if ours else -1
+        if draw >= self.first:
+            self.ids.add(request.rollout_id)
+            self.highest_draw = max(self.highest_draw, draw)
+        return draw
 
     def unfinished(self, draws: Draws) -> Iterator[RolloutRequest]:
         """Members of begun groups that a crash kept from being published."""
-        for draw in range(self.highest_draw + 1):
-            yield from self.missing(draws.group(draw))
-
-    def missing(self, group: Iterable[RolloutRequest]) -> list[RolloutRequest]:
-        return [request for request in group if request.rollout_id not in self.ids]
+        for draw in range(self.first, self.highest_draw + 1):
+            yield from (r for r in draws.group(draw) if r.rollout_id not in self.ids)

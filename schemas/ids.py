@@ -2,6 +2,9 @@
 
 from hashlib import blake2b
 
+DRAW_DIGITS = 18
+"""More than any run draws; a longer number is somebody else's."""
+
 
 def digest(*parts: object, size_bytes: int = 16) -> bytes:
     """Name what the parts spell; each part is set off by its length, so none runs into the next."""
@@ -27,3 +30,20 @@ def call_seed(seed_key: str, attempt: int, position: int) -> int:
 def request_id(run_id: str, draw: int, member: int) -> str:
     """The id of a training run's request, so that a restart neither forgets nor doubles one."""
     return digest("request", run_id, draw, member).hex()
+
+
+def group_id(run_id: str, draw: int) -> str:
+    """The group of a training run's draw."""
+    return f"{run_id}/{draw}"
+
+
+def draw_of(run_id: str, group: str) -> int:
+    """Which draw of a run a group is; -1 where admission did not draw it."""
+    _, _, draw = group.rpartition("/")
+    number = int(draw) if draw.isascii() and draw.isdigit() and len(draw) <= DRAW_DIGITS else -1
+    return number if number >= 0 and group == group_id(run_id, number) else -1
+
+
+def scored_id(rollout_id: str, attempt: int, scoring_id: str) -> str:
+    """The event id of a scored trajectory: names it also where its value cannot be read."""
+    return digest(rollout_id, attempt, scoring_id).hex()

@@ -29,6 +29,7 @@ import orjson
 from schemas.errors import Refused, RollcallError, WeightsDiffer
 from schemas.messages import Consumed, WeightsFile
 from schemas.weights import RawTensor, read_weights, to_disk, write_weights
+from trainer.accounts import Book
 from trainer.curation import Tally
 from trainer.step import LearnerState
 
@@ -49,7 +50,7 @@ class Checkpoint:
     config_digest: str = ""
     consumed: tuple[Consumed, ...] = ()
     recent: tuple[str, ...] = ()
-    """`Buffer.recent()`."""
+    """Names of what is gone for good: `Buffer.recent()`, and for old readers `Accounts.left()`."""
     drops: Mapping[str, Tally] = field(default_factory=dict)
     abandoned: Ranges = ()
     """Versions, both ends included, that were announced and that nothing descends from."""
@@ -57,6 +58,8 @@ class Checkpoint:
     """Encoded records of this step by a name of the caller's, to be published again."""
     used: int = 0
     """Trajectories trained on so far."""
+    book: Book | None = None
+    """`Accounts.book()`; None in checkpoints of the releases before it."""
 
     @property
     def version(self) -> int:
@@ -118,12 +121,13 @@ def load(directory: Path) -> Checkpoint:
         LearnerState(body["step"], body["version"], body["skipped"], **shards),
         body["parent"],
         body["config_digest"],
-        tuple(Consumed(**mark | {"above": tuple(mark["above"])}) for mark in body["consumed"]),
+        _marks_of(body["consumed"]),
         tuple(body["recent"]),
         {reason: Tally(*tally) for reason, tally in body["drops"].items()},
         tuple((first, last) for first, last in body["abandoned"]),
         {name: base64.b64decode(data) for name, data in body["pending"].items()},
         body["used"],
+        _book_of(body["book"]) if body.get("book") else None,
     )
 
 
@@ -201,7 +205,27 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "abandoned": checkpoint.abandoned,
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
+        "book": _written(checkpoint.book) if checkpoint.book else None,
     }
+
+
+def _written(book: Book) -> dict[str, Any]:
+    return dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
+
+
+def _book_of(written: Mapping[str, Any]) -> Book:
+    return Book(
+        **{
+            **written,
+            "ended": base64.b64decode(written["ended"]),
+            "left": tuple(written["left"]),
+            "asked": _marks_of(written["asked"]),
+        }
+    )
+
+
+def _marks_of(written: Iterable[Mapping[str, Any]]) -> tuple[Consumed, ...]:
+    return tuple(Consumed(**{**mark, "above": tuple(mark["above"])}) for mark in written)
 
 
 def _write_shard(directory: Path, checkpoint: Checkpoint, name: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ to go stale, so it is trained on first. Time is the policy version; no clock is 
 """
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import Consumed, ScoredTrajectory
+from trainer.accounts import Accounts
 from trainer.plugins import plugin
 from trainer.samples import (
     OUTSIDE,
@@ -29,9 +29,6 @@ from trainer.samples import (
 )
 
 __all__ = ["Buffer", "Consumption", "Curation", "Dropped", "Sample", "Tally"]
-
-RECENT = 8192
-"""How many ids of what was used or dropped are remembered against records written twice."""
 
 FORCE_AFTER = 256
 """After so many filtered groups in a row one is let through, lest the trainer wait for ever."""
@@ -92,14 +89,13 @@ class _Group:
 class Buffer:
     """Groups that wait to be complete, and complete ones in order of their deadlines."""
 
-    def __init__(self, curation: Curation) -> None:
+    def __init__(self, curation: Curation, accounts: Accounts | None = None) -> None:
         self.curation = curation
+        self.accounts = accounts or Accounts()
         self.filters = {name: plugin("filters", name, FILTERS) for name in curation.filters}
         self.used = 0
         self._groups: dict[str, _Group] = {}
         self._ready: list[tuple[int, Place, str]] = []
-        self._held: set[str] = set()
-        self._recent: OrderedDict[str, None] = OrderedDict()
         self._tallies: dict[str, Tally] = {}
         self._released: list[Dropped] = []
         self._filtered_in_a_row = 0
@@ -112,9 +108,9 @@ class Buffer:
             self._drop(member, reason)
             return
         key = group_of(scored)
-        group = self._groups.setdefault(key, _Group(key, group_size_of(scored)))
+        size = self.accounts.size(key, group_size_of(scored))
+        group = self._groups.setdefault(key, _Group(key, size))
         group.members.append(member)
-        self._held.add(member.id)
         if len(group.members) >= group.size:
             self._complete(group)
 
@@ -151,7 +147,7 @@ class Buffer:
 
     def held(self) -> int:
         """How many records wait here."""
-        return len(self._held)
+        return self.accounts.held() + self.accounts.others()
 
     def ready_groups(self) -> int:
         return len(self._ready)
@@ -166,22 +162,35 @@ class Buffer:
         return released
 
     def recent(self) -> tuple[str, ...]:
-        """Ids of records and groups that are gone for good; `restore` knows them again."""
-        return tuple(self._recent)
+        """What is gone for good and was not drawn by admission; `restore` knows it again."""
+        return self.accounts.names()
 
     def restore(self, recent: Iterable[str], drops: Mapping[str, Tally], used: int = 0) -> None:
         """Go on where a checkpoint stood; what was held then is read again from the log."""
-        for key in recent:
-            self._remember(key)
+        self.accounts.know(recent)
         self._tallies = dict(drops)
         self.used = used
+
+    def give_up(self) -> int:
+        """Drop every incomplete group and all that is in the air; return how many were there.
+
+        For where they have come, but as records that nobody can read.
+        """
+        waiting = [group for group in self._groups.values() if len(group.members) < group.size]
+        for group in waiting:
+            self._drop_group(group, "incomplete")
+        lost = self.accounts.lose()
+        tally = self._tallies.get("lost", Tally())
+        self._tallies["lost"] = Tally(tally.count + lost, tally.length)
+        return lost
 
     def _already_known(self, member: Member) -> str:
         if member.reason in OUTSIDE:
             return member.reason
-        if member.id in self._held or member.id in self._recent:
-            return "duplicate"
-        return "late" if f"g:{group_of(member.scored)}" in self._recent else ""
+        trajectory = member.scored.trajectory
+        return self.accounts.enter(
+            group_of(member.scored), trajectory.rollout_id, trajectory.attempt
+        )
 
     def _complete(self, group: _Group) -> None:
         reason = self._unfit(group)
@@ -232,15 +241,10 @@ class Buffer:
 
     def _forget(self, group: _Group) -> None:
         del self._groups[group.key]
-        self._remember(f"g:{group.key}")
+        self.accounts.leave(group.key)
         for member in group.members:
-            self._held.remove(member.id)
-            self._remember(member.id)
-
-    def _remember(self, key: str) -> None:
-        self._recent[key] = None
-        if len(self._recent) > RECENT:
-            self._recent.popitem(last=False)
+            trajectory = member.scored.trajectory
+            self.accounts.end(group.key, trajectory.rollout_id, trajectory.attempt)
 
     def _drop(self, member: Member, reason: str) -> None:
         trajectory = member.scored.trajectory
@@ -262,8 +266,11 @@ class _Partition:
     outstanding: set[int] = field(default_factory=set)
     consumed: set[int] = field(default_factory=set)
 
-    def next_offset(self) -> int:
-        return min(self.outstanding, default=self.start)
+    def mark(self) -> tuple[int, tuple[int, ...]]:
+        """Where to go on and what to skip above; what lies below is forgotten."""
+        next_offset = min(self.outstanding, default=self.start)
+        self.consumed = {offset for offset in self.consumed if offset > next_offset}
+        return next_offset, tuple(sorted(self.consumed))
 
 
 class Consumption:
@@ -311,11 +318,7 @@ class Consumption:
 
     def marks(self) -> tuple[Consumed, ...]:
         """Where to go on, for the checkpoint: seek to `next_offset`, skip what is above."""
-        for at in self._partitions.values():
-            at.consumed = {offset for offset in at.consumed if offset > at.next_offset()}
         return tuple(
-            Consumed(
-                self.topic, partition, at.next_offset(), tuple(sorted(at.consumed)), self.topic_id
-            )
+            Consumed(self.topic, partition, *at.mark(), self.topic_id)
             for partition, at in sorted(self._partitions.items())
         )

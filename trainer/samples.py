@@ -27,7 +27,7 @@ REWARD_LIMIT = 1e9
 LOGPROB_LEAST = -1000.0
 """In nats; nothing is ever sampled that is less likely."""
 
-OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy", "duplicate", "late"})
+OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
 """Reasons of records that are no member of a group of ours, so nobody waits for them."""
 
 
@@ -97,11 +97,6 @@ class Member:
     version: int | None
     reason: str = ""
     sample: Sample | None = None
-
-    @property
-    def id(self) -> str:
-        trajectory = self.scored.trajectory
-        return f"r:{trajectory.attempt}:{trajectory.rollout_id}"
 
 
 def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curation) -> Member:

@@ -1,14 +1,17 @@
 """A checkpoint is there whole or not at all, and going on from it changes no bit."""
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from schemas.errors import Refused
 from schemas.messages import Consumed
 from tests.trainer.test_step import some_samples
+from trainer.accounts import Book
 from trainer.checkpoint import (
     MANIFEST,
     Checkpoint,
@@ -41,6 +44,7 @@ def checkpoint(model_directory: str) -> Checkpoint:
         abandoned=((2, 3),),
         pending={"policy_version": b"\0\1\xff", "train_step": b""},
         used=64,
+        book=Book(40, 30, b"\x80\x01", (31, 33), 2, (Consumed("r", 0, 9, (), "id"),)),
     )
 
 
@@ -69,6 +73,18 @@ def test_what_is_saved_is_what_is_loaded(checkpoint: Checkpoint, tmp_path: Path)
     assert found.checkpoint == checkpoint
     assert (found.path, found.passed_over) == (path, ())
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_checkpoint_of_the_first_release_has_no_book(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = save(tmp_path, checkpoint) / MANIFEST
+    body = orjson.loads(path.read_bytes())["body"]
+    del body["book"]
+    sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
+    path.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
+
+    assert load_latest(tmp_path).checkpoint == replace(checkpoint, book=None)
 
 
 def test_a_checkpoint_may_be_moved(checkpoint: Checkpoint, tmp_path: Path) -> None:

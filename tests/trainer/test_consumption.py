@@ -1,5 +1,7 @@
 """A restart is given exactly what was not consumed."""
 
+from time import process_time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +60,17 @@ def test_offsets_below_the_mark_are_not_delivered_again() -> None:
     assert [consumption.delivered(4, offset) for offset in (2, 3, 4, 5, 6)] == [
         False, True, True, False, True,
     ]  # fmt: skip
+
+
+def test_marks_cost_what_they_hold_and_not_its_square() -> None:
+    consumption = Consumption("t")
+    for offset in range(200_000):
+        consumption.delivered(0, offset)
+    for offset in range(100_000, 200_000):
+        consumption.consumed(0, offset)
+
+    began = process_time()
+    (mark,) = consumption.marks()
+
+    assert (mark.next_offset, len(mark.above)) == (0, 100_000)
+    assert process_time() - began < 5.0  # with a minimum for each of them it is an hour

@@ -1,6 +1,7 @@
 """Nothing is lost, nothing is taken twice, and the most urgent comes first."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,10 @@ from hypothesis import strategies as st
 
 import trainer.curation as curation_module
 from schemas.errors import Refused
+from schemas.ids import group_id, request_id
 from schemas.messages import Claim, Sampling, ScoredTrajectory
 from tests.trainer.made import CURATION, sample, scored, sequence
+from trainer.accounts import Accounts
 from trainer.curation import Buffer, Tally
 from trainer.samples import Curation, judge
 
@@ -311,6 +314,72 @@ def test_a_member_that_comes_after_its_group_has_left_is_late() -> None:
     buffer.offer(scored("g-9", group="g", group_size=2), 0, 9)
 
     assert reasons(buffer) == {"late": 1}
+
+
+def drawn(draw: int, member: int, size: int, *, version: int = 0, **other: Any) -> ScoredTrajectory:
+    """A rollout that admission drew."""
+    return scored(
+        request_id("run", draw, member),
+        float(member % 2),
+        version=version,
+        group=group_id("run", draw),
+        group_size=size,
+        **other,
+    )
+
+
+def drawn_buffer(draws: int, size: int, curation: Curation) -> Buffer:
+    accounts = Accounts("run", size)
+    accounts.published(draws - 1)
+    return Buffer(curation, accounts)
+
+
+def test_what_was_drawn_is_never_taken_twice_however_many_came_in_between() -> None:
+    buffer = drawn_buffer(10_000, 1, replace(ALONE, capacity_groups=10_000))
+    for offset in range(10_000):
+        buffer.offer(drawn(offset, 0, 1), 0, offset)
+    assert len(buffer.take(10_000, v_now=0) or ()) == 10_000
+
+    for offset in range(10_000):
+        buffer.offer(drawn(offset, 0, 1), 0, 10_000 + offset)
+
+    assert reasons(buffer) == {"duplicate": 10_000}
+    assert (buffer.held(), buffer.ready_groups()) == (0, 0)
+
+
+def test_a_straggler_without_a_token_is_not_held_however_many_groups_left_before_it() -> None:
+    buffer = drawn_buffer(9_001, 2, replace(CURATION, capacity_groups=10_000))
+    buffer.offer(drawn(0, 0, 2), 0, 0)
+    buffer.take(1, v_now=3)
+    for draw in range(1, 9_001):
+        for member in range(2):
+            buffer.offer(drawn(draw, member, 2, version=3), 0, 2 * draw + member)
+    buffer.take(9_000, v_now=3)
+
+    buffer.offer(drawn(0, 1, 2, status="timed_out", sequences=()), 0, 20_000)
+
+    assert reasons(buffer) == {"stale": 1, "late": 1}
+    assert (buffer.held(), buffer.accounts.running()) == (0, 0)
+
+
+def test_a_record_that_claims_another_size_of_its_group_does_not_keep_it_waiting() -> None:
+    buffer = drawn_buffer(1, 2, CURATION)
+    for member in range(2):
+        buffer.offer(drawn(0, member, 100), 0, member)
+
+    assert len(buffer.take(1, v_now=0) or ()) == 2
+
+
+def test_giving_up_drops_what_is_incomplete_and_keeps_what_is_ready() -> None:
+    buffer = drawn_buffer(3, 2, CURATION)
+    for draw, member in [(0, 0), (0, 1), (1, 0)]:
+        buffer.offer(drawn(draw, member, 2), 0, 2 * draw + member)
+
+    assert buffer.give_up() == 3
+
+    assert reasons(buffer) == {"incomplete": 1, "lost": 3}
+    assert (buffer.held(), buffer.accounts.running()) == (2, 0)
+    assert buffer.take(1, v_now=0) is not None
 
 
 def test_an_incomplete_group_goes_stale_too() -> None:

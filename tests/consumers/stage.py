@@ -1,0 +1,169 @@
+"""A run on the in-memory log whose rollouts end as a test says, and whose learner only counts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.heldout import HeldOut, HeldOutPlan
+from consumers.memory import MemoryLog, MemoryPublisher
+from consumers.training import Run, Trainer
+from producers.admission import Draws
+from schemas.codec import Codec, LocalRegistry
+from schemas.headers import full_headers
+from schemas.ids import scored_id
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.topics import Topics, wanted
+from schemas.weights import RawTensor
+from tests.trainer.made import scored
+from trainer.config import LearnerConfig
+from trainer.samples import Sample
+from trainer.step import Canary, LearnerState
+
+SIZE = 2
+CONFIG = LearnerConfig(steps=4, groups_per_step=2, group_size=SIZE)
+SCORING = "scoring"
+
+
+class Counting:
+    """A learner without a model."""
+
+    vocabulary = 0
+    context = 0
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.steps_done = 0
+
+    def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
+        self.steps_done += 1
+        stale = self.version - min(sample.min_version for sample in samples)
+        self.version = version
+        return {"reward_mean": 0.0, "staleness_mean": 0.0, "loss": 0.0, "staleness_max": stale}
+
+    def canary(self) -> Canary:
+        return Canary(bytes(4), b"")
+
+    def tensors(self) -> dict[str, RawTensor]:
+        return {"w": RawTensor("U8", (1,), bytes([self.version % 256]))}
+
+    def state(self) -> LearnerState:
+        none = {"n": RawTensor("U8", (1,), b"\0")}
+        return LearnerState(self.steps_done, self.version, 0, self.tensors(), none, none)
+
+    def load(self, state: LearnerState) -> None:
+        self.steps_done, self.version = state.step, state.version
+
+
+@dataclass
+class Stage:
+    """A run whose rollouts end as a test says."""
+
+    directory: Path
+    config: LearnerConfig = CONFIG
+    seeds: tuple[int, int] = (0, 0)
+    """Of the held-out evaluation; none where there are none."""
+    goal: float = 2.0
+    max_running: int = 64
+    ended: list[str] = field(default_factory=list)
+    written: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.topics = Topics("m.")
+        self.log = MemoryLog(wanted("m.", ["policy"], partitions=2))
+        self.codec = Codec(LocalRegistry())
+        template = RolloutRequest("", Task(), policy_id="policy", run_id="run", purpose="train")
+        self.draws = Draws(template, 7, self.config.group_size, (0, 100))
+        self.plan = HeldOutPlan(template, self.seeds, 2, 0.5, self.goal)
+        self.trainer = self.begin()
+
+    def begin(self) -> Trainer:
+        """Another trainer goes on; the one before is gone without a word."""
+        run = Run("run", "policy", self.directory, {}, SCORING, self.max_running, self.config.steps)
+        learner: Any = Counting()
+        heldout = HeldOut(self.plan) if self.seeds[1] else None
+        arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
+        self.trainer = Trainer("t", self.log, self.codec, self.topics, *arguments)
+        return self.trainer
+
+    def asked(self) -> list[RolloutRequest]:
+        records = self.log.all(self.topics.requests)
+        return [self.codec.decode(record.value, RolloutRequest) for record in records]
+
+    def in_the_air(self) -> list[RolloutRequest]:
+        return [request for request in self.asked() if request.rollout_id not in self.ended]
+
+    def steps(self) -> list[TrainStep]:
+        records = self.log.all(self.topics.train_steps)
+        return [self.codec.decode(record.value, TrainStep) for record in records]
+
+    def end(
+        self, request: RolloutRequest, how: str = "finished", reward: float | None = None
+    ) -> None:
+        """One rollout ends: finished, failed without a token, torn, or torn without a name."""
+        self.ended.append(request.rollout_id)
+        if how == "nameless":
+            self.log.append(self.topics.scored, b"x", b"torn")
+            return
+        record = self._scored(request, "finished" if how == "torn" else how, reward)
+        key = request.group_id
+        name = scored_id(request.rollout_id, record.trajectory.attempt, SCORING)
+        headers = full_headers("ScoredTrajectory", name, "rewards", key, request.rollout_id)
+        value = b"torn" if how == "torn" else self.codec.encode(self.topics.scored, record)
+        self.log.append(self.topics.scored, key.encode(), value, headers=headers)
+        if how != "torn":
+            self.written.append((key.encode(), value))
+
+    def _scored(
+        self, request: RolloutRequest, status: str, reward: float | None
+    ) -> ScoredTrajectory:
+        version = self.trainer.learner.version
+        tokens: Any = {"sequences": ()} if status != "finished" else {"version": version}
+        total = float(len(self.ended) % 2) if reward is None else reward
+        made = scored(request.rollout_id, total, status=status, **tokens)
+        return replace(made, trajectory=replace(made.trajectory, request=request))
+
+    def again(self, number: int) -> None:
+        """A record that was written is written once more."""
+        if self.written:
+            key, value = self.written[number % len(self.written)]
+            self.log.append(self.topics.scored, key, value)
+
+    def turn(self) -> None:
+        self.trainer.turn(0.0)
+        self.check()
+
+    def check(self) -> None:
+        """The rule, and that nothing is asked for or trained on twice."""
+        trainer, rule = self.trainer, self.trainer.rule
+        in_use = trainer.accounts.running() + trainer.accounts.held()
+        assert trainer.accounts.running() <= rule.max_running
+        assert in_use <= (rule.staleness + 1) * rule.batch
+        assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
+        trained = [ref.rollout_id for step in self.steps() for ref in step.trajectories]
+        assert len(trained) == len(set(trained))
+
+    def train(self, steps: int) -> None:
+        """What is for training finishes until so many steps are done; evaluations hang."""
+        for _ in range(200):
+            if self.trainer.learner.steps_done >= steps:
+                return
+            for request in self.in_the_air():
+                if request.purpose == "train" or not self.trainer.learner.steps_done:
+                    self.end(request, reward=None if request.purpose == "train" else 0.0)
+            self.turn()
+        pytest.fail(f"stands still after step {self.trainer.learner.steps_done}")
+
+    def drain(self) -> None:
+        """Everything in the air finishes, again and again, until the run is done."""
+        for _ in range(200):
+            for request in self.in_the_air():
+                self.end(request)
+            self.turn()
+            if self.trainer.done():
+                return
+        pytest.fail(f"stands still after step {self.trainer.learner.steps_done}")

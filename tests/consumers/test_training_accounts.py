@@ -1,0 +1,324 @@
+"""What a trainer keeps account of: nothing twice, nothing forgotten, and no waiting for ever."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.memory import MemoryLog, MemoryPublisher
+from schemas.errors import DeliveryFailed
+from tests.consumers.stage import CONFIG, SCORING, Stage
+from trainer import checkpoint as checkpoints
+
+
+def held_out(stage: Stage, version: int) -> list[str]:
+    group = f"run/heldout/{version}"
+    return [r.rollout_id for r in stage.asked() if r.group_id == group]
+
+
+def evaluate(stage: Stage, version: int, reward: float) -> None:
+    for request in stage.in_the_air():
+        if request.group_id == f"run/heldout/{version}":
+            stage.end(request, reward=reward)
+    stage.turn()
+
+
+def test_what_is_written_again_is_never_trained_on_again_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    stage.train(2)
+
+    for number in range(len(stage.written)):
+        stage.again(number)
+    stage.turn()
+    stage.begin()
+    stage.turn()
+    stage.drain()
+
+    assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
+    assert stage.trainer.buffer.drops()["duplicate"].count > 0
+
+
+def test_failed_members_of_groups_that_are_trained_on_are_not_given_back(tmp_path: Path) -> None:
+    config = replace(CONFIG, missing="train_partial", steps=20, group_size=4)
+    stage = Stage(tmp_path, config)
+
+    for _ in range(200):
+        air = stage.in_the_air()
+        for number, request in enumerate(air):
+            stage.end(request, "failed" if number % 4 == 3 else "finished")
+        stage.turn()
+
+    assert stage.trainer.done()
+    assert len(stage.asked()) <= (config.max_staleness + 20) * 2 * 4
+
+
+def test_a_restart_needs_no_request_older_than_the_oldest_unfinished_draw(tmp_path: Path) -> None:
+    # Given a run of which retention has taken all requests of draws that have ended
+    stage = Stage(tmp_path)
+    stage.train(3)
+    left = {request.group_id for request in stage.in_the_air()}
+    records = stage.log.all(stage.topics.requests)
+    asked = zip(records, stage.asked(), strict=True)
+    for record, request in asked:
+        if request.group_id not in left:
+            stage.log.delete_before(record.topic, record.partition, record.offset + 1)
+    before = {request.rollout_id for request in stage.asked()}
+
+    # When another trainer goes on
+    stage.begin()
+    assert {request.rollout_id for request in stage.asked()} == before
+    stage.turn()
+
+    # Then it knows what is in the air, and asks for nothing again
+    assert stage.trainer.running() == len(stage.in_the_air())
+    stage.drain()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_checkpoint_of_a_release_without_a_book_is_gone_on_from_and_the_next_has_one(
+    tmp_path: Path, cut: bool
+) -> None:
+    # Given a checkpoint as the first release wrote it, with the ids that it remembered
+    stage = Stage(tmp_path)
+    stage.train(2)
+    root = tmp_path / "checkpoints"
+    found = checkpoints.load_latest(root).checkpoint
+    assert found is not None
+    recent = tuple(f"r:1:{rollout_id}" for rollout_id in stage.ended)
+    checkpoints.save(root, replace(found, book=None, recent=recent))
+    if cut:
+        stage.log.delete_before(stage.topics.requests, 0, 2)
+
+    # When a trainer of today goes on, and all that was written is written again
+    stage.begin()
+    for number in range(len(stage.written)):
+        stage.again(number)
+    stage.turn()
+
+    # Then it knows what is in the air,
+    assert stage.trainer.running() == len(stage.in_the_air())
+
+    # and nothing is asked for or trained on twice, and the next checkpoint has a book
+    stage.drain()
+    saved = checkpoints.load_latest(root).checkpoint
+    assert saved is not None
+    assert saved.book is not None
+    assert saved.book.low > 0
+
+
+def test_trainers_of_the_first_release_find_the_groups_that_have_left_by_name(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    stage.train(2)
+
+    saved = checkpoints.load_latest(tmp_path / "checkpoints").checkpoint
+
+    assert saved is not None
+    trained = {request.group_id for request in stage.asked() if request.rollout_id in {
+        ref.rollout_id for step in stage.steps() for ref in step.trajectories}}  # fmt: skip
+    assert {f"g:{group}" for group in trained} <= set(saved.recent)
+
+
+def test_a_run_whose_every_checkpoint_is_gone_asks_for_no_rollout_twice(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    for _ in range(3):
+        stage.turn()
+    asked = len(stage.asked())
+    for path in checkpoints.kept(tmp_path / "checkpoints").values():
+        (path / checkpoints.MANIFEST).unlink()
+
+    stage.begin()
+    stage.begin()
+
+    assert (stage.trainer.running(), len(stage.asked())) == (asked, asked)
+
+
+# Never waiting for ever
+
+
+@pytest.mark.parametrize("capacity", [2, 64])
+def test_a_goal_that_is_met_and_then_missed_costs_no_batch_and_no_standstill(
+    tmp_path: Path, capacity: int
+) -> None:
+    # Given that version 2 reached the goal while training went on, with batches waiting
+    config = replace(CONFIG, steps=6, capacity_groups=capacity)
+    stage = Stage(tmp_path, config, seeds=(500, 502), goal=0.9)
+    stage.train(3)
+    for request in stage.in_the_air():
+        if request.purpose == "train":
+            stage.end(request)
+    evaluate(stage, 2, reward=1.0)
+    for _ in range(5):
+        stage.turn()
+    newest = stage.trainer.learner.version
+    assert held_out(stage, newest)
+
+    # When the newest version misses it
+    evaluate(stage, newest, reward=0.0)
+
+    # Then training goes on with every batch that waited
+    for _ in range(100):
+        for request in stage.in_the_air():
+            stage.end(request, reward=None if request.purpose == "train" else 0.0)
+        stage.turn()
+    assert [step.step for step in stage.steps()] == [1, 2, 3, 4, 5, 6]
+    assert stage.trainer.buffer.used == sum(len(step.trajectories) for step in stage.steps())
+
+
+def test_an_older_version_that_reaches_the_goal_after_a_newer_one_missed_it_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, replace(CONFIG, steps=6), seeds=(500, 502), goal=0.9)
+    stage.train(4)
+    evaluate(stage, 4, reward=0.0)
+    done = stage.trainer.learner.steps_done
+
+    evaluate(stage, 2, reward=1.0)
+
+    assert not stage.trainer.done()
+    stage.train(done + 1)
+
+
+def test_a_member_that_nobody_can_read_ends_its_group_where_every_group_is_needed(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, replace(CONFIG, max_staleness=0))
+    stage.turn()
+    torn, *others = stage.in_the_air()
+
+    stage.end(torn, "torn")
+    for request in others:
+        stage.end(request)
+    stage.turn()
+
+    assert stage.trainer.buffer.drops()["unreadable"].count == 1
+    assert stage.trainer.buffer.drops()["incomplete"].count == 1
+    stage.drain()
+
+
+def test_a_torn_record_of_another_scoring_or_run_ends_nobody(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.turn()
+    running = stage.trainer.running()
+    request = stage.in_the_air()[0]
+    for key, name in [
+        (request.group_id, f"of another than {SCORING}"),
+        ("other/0", "an id"),
+        ("run/heldout/7", "an id"),
+        ("run/999", "an id"),
+    ]:
+        headers = [("ce_id", name.encode())]
+        stage.log.append(stage.topics.scored, key.encode(), b"torn", headers=headers)
+
+    stage.turn()
+
+    assert stage.trainer.running() == running
+    stage.drain()
+
+
+def test_garbage_stands_for_no_rollout_while_others_are_still_to_come(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, replace(CONFIG, max_staleness=0))
+    stage.turn()
+    stage.log.append(stage.topics.scored, b"x", b"garbage")
+    for request in stage.in_the_air()[:2]:
+        stage.end(request)
+
+    for _ in range(5):
+        stage.turn()
+
+    assert stage.trainer.running() == 2
+    stage.drain()
+
+
+def test_a_torn_result_of_an_evaluation_is_a_failure_and_not_waited_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, seeds=(500, 502))
+    first, second = stage.in_the_air()
+
+    stage.end(first, "torn")
+    stage.end(second, reward=1.0)
+    stage.turn()
+
+    assert stage.trainer.heldout is not None
+    assert stage.trainer.heldout.curve() == [(0, 0.5)]
+    stage.drain()
+
+
+# One step at a time
+
+
+def test_no_step_begins_before_all_that_was_written_is_acked(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.train(1)
+    publisher = stage.trainer.publisher
+    assert isinstance(publisher, MemoryPublisher)
+    for request in stage.in_the_air():
+        stage.end(request)
+
+    publisher.hold_acks = True
+    stage.turn()
+    done = stage.trainer.learner.steps_done
+    for _ in range(5):
+        stage.turn()
+        for request in stage.in_the_air():
+            stage.end(request)
+    waited = stage.trainer.learner.steps_done
+    publisher.hold_acks = False
+    stage.drain()
+
+    assert waited == done
+    assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
+
+
+def test_a_trainer_whose_last_words_are_not_acked_does_not_end_as_if_all_were_well(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    stage.drain()
+    publisher = stage.trainer.publisher
+    assert isinstance(publisher, MemoryPublisher)
+    publisher.hold_acks = True
+    publisher.send(stage.topics.train_steps, "k", b"v")
+
+    with pytest.raises(DeliveryFailed, match="its next start repeats them"):
+        stage.trainer.go_on(lambda: True)
+
+
+class Died(Exception):
+    """Where a test lets a trainer die."""
+
+
+class Dying(MemoryPublisher):
+    """A publisher whose process dies before it writes a record of some key."""
+
+    def __init__(self, log: MemoryLog, key: str) -> None:
+        super().__init__(log)
+        self.key = key
+
+    def send(self, topic: str, key: Any, value: bytes | None, **named: Any) -> None:
+        if key == self.key:
+            raise Died
+        super().send(topic, key, value, **named)
+
+
+def test_a_restart_at_an_evaluation_asks_only_for_what_was_not_asked_for(tmp_path: Path) -> None:
+    # Given a trainer that died while it asked for an evaluation
+    stage = Stage(tmp_path, seeds=(500, 504))
+    stage.train(1)
+    stage.trainer.publisher = Dying(stage.log, "run/heldout/2/502")
+    stage.trainer.submitter.out = stage.trainer.publisher
+    with pytest.raises(Died):
+        stage.train(2)
+    assert len(held_out(stage, 2)) == 2
+
+    # When others begin again
+    for _ in range(3):
+        stage.begin()
+
+    # Then the others are asked for, once
+    assert len(held_out(stage, 2)) == 4
+    assert len(set(held_out(stage, 2))) == 4
+    stage.drain()

@@ -1,0 +1,232 @@
+"""Which of a run's rollouts are in the air, which wait in the buffer, and which have ended.
+
+The law: every member of every published draw is exactly one of running, held or ended, and what has
+ended has ended for good, whatever is written again. Ids are functions of (draw, member), so a
+bitmap above a low watermark says it all: it grows with what is unfinished, not with the run.
+
+Rollouts of the run that admission did not draw are known by their names instead, the last few
+thousand of them; they are in none of the counts.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schemas.ids import draw_of, group_id, request_id
+from schemas.messages import Consumed
+
+NAMES = 8192
+"""How many names of what was not drawn are remembered against records written twice."""
+
+OLD_GROUPS = 1024
+"""How many draws that have left are named for trainers that know no bitmap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The accounts as a checkpoint holds them."""
+
+    next_draw: int = 0
+    """Every draw below was published whole, and its records are acked."""
+    low: int = 0
+    """Every member of every draw below has ended."""
+    ended: bytes = b""
+    """One bit a member, from the first member of draw `low` on; the lowest bit comes first."""
+    left: tuple[int, ...] = ()
+    """Draws whose group has left the buffer before all their members had ended."""
+    unreadable: int = 0
+    """Records that may have been some of those in the air, for all that can be read of them."""
+    asked: tuple[Consumed, ...] = ()
+    """Requests of draws from `next_draw` on lie here or above."""
+
+
+@dataclass(slots=True)
+class _Draw:
+    """One group, a bit a member."""
+
+    ended: int = 0
+    held: int = 0
+    left: bool = False
+    seats: dict[str, int] = field(default_factory=dict)
+
+
+class Accounts:
+    """The accounts of one run; with a group size of 0 it has no draws, only names."""
+
+    def __init__(self, run_id: str = "", group_size: int = 0, book: Book | None = None) -> None:
+        book = book or Book()
+        self.run_id = run_id
+        self.group_size = group_size
+        self.next_draw = book.next_draw
+        self.low = book.low
+        self._draws = {draw: _Draw(left=True) for draw in book.left}
+        self._ended = book.low * group_size
+        self._held = 0
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self._held_names: set[str] = set()
+        bits = np.unpackbits(np.frombuffer(book.ended, np.uint8), bitorder="little")
+        for place in np.flatnonzero(bits).tolist():
+            draw, member = divmod(place, group_size)
+            self._mark_ended(book.low + draw, member)
+
+    # How many
+
+    def running(self) -> int:
+        """Drawn rollouts that were published, have not ended and are not held."""
+        return self.next_draw * self.group_size - self._ended - self._held
+
+    def held(self) -> int:
+        """Drawn rollouts that are held."""
+        return self._held
+
+    def others(self) -> int:
+        """Rollouts that are held and were not drawn."""
+        return len(self._held_names)
+
+    def ended(self) -> int:
+        """Drawn rollouts that have ended."""
+        return self._ended
+
+    # What happens to one
+
+    def published(self, draw: int) -> None:
+        """A draw was published, and with it all below."""
+        self.next_draw = max(self.next_draw, draw + 1)
+
+    def enter(self, group: str, rollout_id: str, attempt: int) -> str:
+        """Hold a rollout that has come. Returns why it cannot be: duplicate, late or not_drawn.
+
+        What is late has ended with this.
+        """
+        draw = self._draw_of(group)
+        if draw < 0:
+            return self._enter_by_name(group, _name(rollout_id, attempt))
+        if draw < self.low or (draw in self._draws and self._whole(self._draws[draw])):
+            return "duplicate"
+        member = self._seat(draw, rollout_id)
+        if member is None:
+            return "not_drawn"
+        at = self._draws[draw]
+        if (at.ended | at.held) >> member & 1:
+            return "duplicate"
+        if at.left:
+            self._mark_ended(draw, member)
+            return "late"
+        at.held |= 1 << member
+        self._held += 1
+        return ""
+
+    def end(self, group: str, rollout_id: str, attempt: int) -> None:
+        """What was held is used or dropped."""
+        draw = self._draw_of(group)
+        if draw < 0:
+            self._held_names.remove(_name(rollout_id, attempt))
+            self.know([_name(rollout_id, attempt)])
+            return
+        member = self._seat(draw, rollout_id)
+        at = self._draws[draw]
+        if member is None or not at.held >> member & 1:
+            msg = f"rollout {rollout_id!r} of {group!r} ends, but it is not held"
+            raise ValueError(msg)
+        at.held ^= 1 << member
+        self._held -= 1
+        self._mark_ended(draw, member)
+
+    def leave(self, group: str) -> None:
+        """A group leaves the buffer: members that come from now on are late."""
+        draw = self._draw_of(group)
+        if draw < 0:
+            self.know([f"g:{group}"])
+        elif draw >= self.low:
+            self._draws.setdefault(draw, _Draw()).left = True
+
+    def settle(self, group: str, rollout_id: str) -> None:
+        """A rollout is known to have ended long ago, and its group to have left."""
+        draw = self._draw_of(group)
+        if self.low <= draw and (member := self._seat(draw, rollout_id)) is not None:
+            self._draws[draw].left = True
+            self._mark_ended(draw, member)
+
+    def lose(self) -> int:
+        """Give up everything that is running; returns how many. What comes after all is known."""
+        lost = self.running()
+        for draw in range(self.low, self.next_draw):
+            at = self._draws.setdefault(draw, _Draw())
+            at.left = at.left or not at.held
+            for member in range(self.group_size):
+                if not (at.ended | at.held) >> member & 1:
+                    self._mark_ended(draw, member)
+        return lost
+
+    # What is known
+
+    def size(self, group: str, claimed: int) -> int:
+        """How many members a group has: of a draw what was drawn, whatever a record claims."""
+        return claimed if self._draw_of(group) < 0 else self.group_size
+
+    def book(self, unreadable: int = 0, asked: Iterable[Consumed] = ()) -> Book:
+        """What a checkpoint holds; what is held is read again and not in it."""
+        open_draws = {draw: at for draw, at in self._draws.items() if draw >= self.low}
+        window = max(open_draws, default=self.low - 1) + 1 - self.low
+        bits = np.zeros((window, self.group_size), bool)
+        for draw, at in open_draws.items():
+            bits[draw - self.low] = [at.ended >> m & 1 for m in range(self.group_size)]
+        left = tuple(sorted(d for d, at in open_draws.items() if at.left and not self._whole(at)))
+        ended = np.packbits(bits, axis=None, bitorder="little").tobytes()
+        return Book(self.next_draw, self.low, ended, left, unreadable, tuple(asked))
+
+    def names(self) -> tuple[str, ...]:
+        """Rollouts and groups that are gone for good and were not drawn; `know` takes them back."""
+        return tuple(self._names)
+
+    def know(self, names: Iterable[str]) -> None:
+        self._names |= {n: None for n in names if n[:2] != "g:" or self._draw_of(n[2:]) < 0}
+        while len(self._names) > NAMES:
+            self._names.popitem(last=False)
+
+    def left(self) -> tuple[str, ...]:
+        """Draws that have left lately, in the same form: for trainers that know no bitmap."""
+        recent = range(max(0, self.next_draw - OLD_GROUPS), self.next_draw)
+        gone = (d for d in recent if d < self.low or (d in self._draws and self._draws[d].left))
+        return tuple(f"g:{group_id(self.run_id, draw)}" for draw in gone)
+
+    def _draw_of(self, group: str) -> int:
+        return draw_of(self.run_id, group) if self.group_size else -1
+
+    def _seat(self, draw: int, rollout_id: str) -> int | None:
+        """Which member of a published draw a rollout is."""
+        if draw >= self.next_draw:
+            return None
+        at = self._draws.setdefault(draw, _Draw())
+        if not at.seats:
+            at.seats = {request_id(self.run_id, draw, m): m for m in range(self.group_size)}
+        return at.seats.get(rollout_id)
+
+    def _mark_ended(self, draw: int, member: int) -> None:
+        at = self._draws.setdefault(draw, _Draw())
+        if at.ended >> member & 1:
+            return
+        at.ended |= 1 << member
+        self._ended += 1
+        if self._whole(at):
+            at.left, at.seats = True, {}
+        while self.low in self._draws and self._whole(self._draws[self.low]):
+            del self._draws[self.low]
+            self.low += 1
+
+    def _whole(self, at: _Draw) -> bool:
+        return at.ended.bit_count() == self.group_size
+
+    def _enter_by_name(self, group: str, name: str) -> str:
+        if name in self._names or name in self._held_names:
+            return "duplicate"
+        if f"g:{group}" in self._names:
+            return "late"
+        self._held_names.add(name)
+        return ""
+
+
+def _name(rollout_id: str, attempt: int) -> str:
+    return f"r:{attempt}:{rollout_id}"

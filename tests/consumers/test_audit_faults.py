@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from consumers.agents.fold import PATIENCE
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answer
@@ -75,7 +76,7 @@ def test_a_command_that_no_worker_answered_breaks_i6_though_its_deadline_papered
         rig.ask(request(f"r{number}", ASKS))
     for _ in range(2):
         rig.settle(agents, models, rewards)
-        rig.clock.pass_by(121)
+        rig.clock.pass_by(PATIENCE * 120 + 1)
     rig.settle(agents, models, rewards)
     rig.commit(agents, models, rewards)
 
@@ -91,7 +92,7 @@ def test_a_late_answer_of_a_worker_is_an_answer() -> None:
     agents, rewards = rig.agents(), rig.rewards()
     rig.ask(request("r", ASKS))
     rig.settle(agents)
-    rig.clock.pass_by(121)
+    rig.clock.pass_by(PATIENCE * 120 + 1)
     rig.settle(agents)
     models = rig.models(ScriptedEngine("p", yes))
     rig.settle(agents, models, rewards)

@@ -25,6 +25,7 @@ from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.control import ControlReader
 from consumers.log import Record
 from consumers.loop import finished_above
+from consumers.suspects import parted
 from schemas.errors import Refused, Unavailable, WireError
 from schemas.messages import (
     Event,
@@ -198,7 +199,7 @@ class _Look:
         starts = {}
         for (_, number), first in begins.items():
             commit = held.get(number)
-            begin = read_watermark(commit.metadata) if commit else None
+            begin = read_watermark(parted(commit.metadata)[0]) if commit else None
             if begin is not None and begin.low < first:
                 self.remarks.append(
                     f"{topic} {number} begins at {first}, retention has passed {begin.low}: "
@@ -234,7 +235,7 @@ class _Look:
         names = [name.removeprefix(prefix) for name in groups]
         for name in names or [self.cluster.settings.rewards.scoring_id]:
             held = log.commits(self.topics.group("rewards", name), topic)
-            above = {n: finished_above(c.metadata, c.offset) for n, c in held.items()}
+            above = {n: finished_above(parted(c.metadata)[0], c.offset) for n, c in held.items()}
             scorings.append(Scoring(name, {n: c.offset for n, c in held.items()}, above))
         return scorings
 

@@ -24,7 +24,7 @@ from consumers.loop import Progress, WorkRole
 from sandbox.environment import make_environment
 from sandbox.sessions import Make, Sessions
 from schemas.codec import Codec
-from schemas.errors import NoSuchPartition, RollcallError, WorkFailed
+from schemas.errors import KilledWorkers, NoSuchPartition, RollcallError, WorkFailed
 from schemas.kept import Kept
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 from schemas.topics import Topics
@@ -254,6 +254,12 @@ class Environments(WorkRole):
             else:
                 works.append(Work(record, step, self._lock))
         self._hand_out(works)
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+        if message.kind != "close":
+            self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
+        else:
+            super().fatal(record, message, error)
 
     def _hand_out(self, works: Iterable[Work]) -> None:
         """Give each to the thread that its rollout lives in."""

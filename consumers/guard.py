@@ -8,11 +8,34 @@ thread (tests, `--log memory`) nothing is watched.
 import signal
 import threading
 import time
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 
 from schemas.errors import ProgramFailed
 
 SIGNAL = signal.SIGUSR1
+
+
+class Bar:
+    """A guard around another that lets no code run while there is a reason: it kills workers."""
+
+    def __init__(self, guard: AbstractContextManager[object]) -> None:
+        self._guard = guard
+        self.reason = ""
+        """Whoever enters while this is not empty gets ProgramFailed(`killed_worker`)."""
+
+    def __enter__(self) -> None:
+        if self.reason:
+            raise ProgramFailed("killed_worker", self.reason)
+        self._guard.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._guard.__exit__(kind, error, traceback)
 
 
 class Guard:

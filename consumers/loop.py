@@ -2,7 +2,8 @@
 
 The law it keeps: a record counts as finished when its handler has closed it and all its outputs
 are acked, and the committed offset is the first that is not finished. A crash anywhere brings the
-unfinished ones back; their answers are written once more, and the fold ignores them.
+unfinished ones back; their answers are written once more, and the fold ignores them. One that
+kills whoever takes it is found by the marks that commits carry (`suspects`), and put aside.
 
 One thread owns source, publisher and role. Whoever works elsewhere hands results back in batches.
 """
@@ -14,14 +15,31 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import structlog
 
 from consumers.log import Commit, Held, Log, Publisher, Record, TopicPartition
+from consumers.suspects import (
+    ALONE,
+    DEATHS,
+    FEW,
+    FEW_RECORDS,
+    FREE,
+    MARK_BYTES,
+    Suspicion,
+    parted,
+    suspicion_of,
+)
 from schemas.codec import Codec
-from schemas.errors import JournalGone, StormOfDeadLetters, Unavailable, WireError
+from schemas.errors import (
+    JournalGone,
+    KilledWorkers,
+    StormOfDeadLetters,
+    Unavailable,
+    WireError,
+)
 from schemas.headers import dead_letter_headers
 from schemas.topics import Topics
 
@@ -31,7 +49,8 @@ COMMIT_EVERY_RECORDS = 5000
 DRAIN_S = 20.0
 ARM_EVERY_S = 5.0
 REVOKE_S = 5.0
-METADATA_BYTES = 4095
+METADATA_BYTES = 4095 - MARK_BYTES
+"""What a role's word may take up of the broker's limit."""
 SPAN = 2000
 """Records of one partition in hand at once; more would make a restart repeat all behind one."""
 RETRY_S = 1.0
@@ -80,6 +99,9 @@ class Progress:
     """Told offset and key, whether a record below the floor is read at all."""
     committed: tuple[int, str] = NOTHING
     paused: bool = False
+    handed: int = -1
+    """The last offset that was handed over, of those that a commit has to wait for."""
+    suspicion: Suspicion = field(default_factory=Suspicion)
 
     def advance(self) -> int:
         """Move past everything finished, never past what is held; return how many records."""
@@ -89,7 +111,16 @@ class Progress:
             moved += 1
         if not self.taken and not self.held and self.end > self.next_offset:
             self.next_offset = self.end
+        self.suspicion.moved(self.next_offset)
         return moved
+
+    def suspects_next(self) -> bool:
+        """Whether the next record may only be handed over alone."""
+        return self.suspicion.level == ALONE and self.held[0].offset >= self.floor
+
+    def mark(self) -> str:
+        """What a commit says of deaths, behind the role's word."""
+        return self.suspicion.mark(self.next_offset, busy=self.handed >= self.next_offset)
 
 
 class Role(Protocol):
@@ -125,6 +156,10 @@ class Role(Protocol):
 
     def unreadable(self, record: Record, error: WireError) -> None:
         """Close a record that nobody can read."""
+        ...
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+        """Close a record that kills whoever takes it: answer or bury it, and do nothing with it."""
         ...
 
     def tick(self) -> None:
@@ -230,6 +265,7 @@ class Loop:
         self._refused = 0
         self._most = MOST
         self._cut: TopicPartition | None = None
+        self._accused: Progress | None = None
         self.source = log_.source(group, role.topics, self)
 
     # One turn
@@ -246,6 +282,7 @@ class Loop:
         handed = self._hand_over()
         self._note_ends()
         self.role.tick()
+        self._acquit()
         self._count_acks()
         self._since_commit += handed
         now = self.clock()
@@ -337,7 +374,7 @@ class Loop:
         before = sum(len(progress.held) for progress in waiting)
         self._cut = None
         if waiting:
-            self.role.take(self._handing(waiting, self.clock() + TURN_S))
+            self._hand(waiting)
         handed = before - sum(len(progress.held) for progress in waiting)
         self._most = min(MOST, 2 * self._most) if self._cut is None else max(1, handed)
         return handed
@@ -351,19 +388,28 @@ class Loop:
             order = order[first:] + order[:first]
         return [progress for progress in order if progress.held and (retry or not progress.away)]
 
+    def _hand(self, waiting: list[Progress]) -> None:
+        """Hand over what may be taken together, or one suspect alone when nothing is in hand."""
+        suspect = next((progress for progress in waiting if progress.suspects_next()), None)
+        if suspect is None:
+            self._note(waiting)
+            self.role.take(self._handing(waiting, self.clock() + TURN_S))
+        elif not self.role.in_flight() and self._accuse(suspect):
+            self.role.take(self._handing([suspect], self.clock() + TURN_S))
+            self._cut = suspect.topic, suspect.number
+
     def _handing(self, waiting: list[Progress], until: float) -> Iterator[tuple[Record, Any]]:
         """Record by record: what came before one has been handled when it is decoded."""
         for progress in waiting:
-            if progress.away and self.clock() < self._retry_due:
-                continue  # it was asked for another's sake a moment ago
-            while progress.held:
+            room = self._room(progress)
+            while progress.held and room > 0:
                 if self.clock() >= until:
                     self._cut = progress.topic, progress.number
                     return
                 record = progress.held[0]
                 message: Any
                 try:
-                    message = self.codec.decode(record.value, self.role.expects(record.topic))
+                    message = self._decode(progress, record)
                 except Unavailable as error:
                     self._wait_for_registry(progress, error)
                     break
@@ -371,14 +417,40 @@ class Loop:
                     self._passed(progress)
                     if record.offset >= progress.floor:  # else buried when it was read first
                         self.role.unreadable(record, error)
-                    continue
-                self._passed(progress)
-                self.letters.read()
-                yield record, message
+                else:
+                    self._passed(progress)
+                    if progress.suspicion.condemned(record.offset):
+                        self.role.fatal(record, message, self._verdict(record))
+                    else:
+                        self.letters.read()
+                        yield record, message
+                room -= 1
+                if progress.held and not room:
+                    self._cut = progress.topic, progress.number
+                    self._commit_due = self.clock()  # so that a death is known to be near it
+
+    def _room(self, progress: Progress) -> int:
+        """How many of the held records of a partition may be handed over now."""
+        if progress.away and self.clock() < self._retry_due:
+            return 0  # it was asked for another's sake a moment ago
+        if progress.suspicion.level < FEW:
+            return len(progress.held)
+        below = sum(record.offset < progress.floor for record in progress.held)
+        most = 1 if progress.suspicion.level == ALONE else FEW_RECORDS - self.role.in_flight()
+        return below or most
+
+    def _decode(self, progress: Progress, record: Record) -> Any:
+        if progress.suspicion.deaths.get(record.offset, 0) > DEATHS:
+            raise self._verdict(record)  # even to answer it instead was too much
+        return self.codec.decode(record.value, self.role.expects(record.topic))
 
     def _passed(self, progress: Progress) -> None:
-        progress.held.popleft()
+        record = progress.held.popleft()
         progress.away = False
+        if record.offset >= progress.floor:
+            progress.handed = record.offset
+            if progress.suspicion.level > FREE:
+                progress.suspicion.went_well(self.clock())
 
     def _wait_for_registry(self, progress: Progress, error: Unavailable) -> None:
         progress.away = True
@@ -390,12 +462,54 @@ class Loop:
         self.letters.bury(record, error)
         record.closed = True
 
+    # Records that kill
+
+    def _note(self, waiting: list[Progress]) -> None:
+        """Let the commits say that records are in hand, before the first of a partition is."""
+        fresh = [p for p in waiting if p.handed < p.floor <= p.held[-1].offset]
+        for progress in fresh:
+            progress.handed = next(r.offset for r in progress.held if r.offset >= progress.floor)
+        if self._accused is not None:
+            self._accused.suspicion.alone = None  # also if it is not through: it has had its time
+        if fresh or self._accused is not None:
+            self._accused = None
+            self._commit_now()
+
+    def _accuse(self, progress: Progress) -> bool:
+        """Let the commits say that the next record is in hand alone; False if they would not."""
+        if self._accused is not None:
+            self._accused.suspicion.alone = None
+        self._accused = progress
+        progress.suspicion.alone = progress.handed = progress.held[0].offset
+        return self._commit_now()
+
+    def _acquit(self) -> None:
+        """Who has nothing more in hand is not in danger; the next commit says so."""
+        accused = self._accused
+        if accused is None or accused.suspicion.alone is None or self.role.in_flight():
+            return
+        accused.suspicion.alone = None
+        self._commit_due = self.clock()
+
+    def _verdict(self, record: Record) -> KilledWorkers:
+        place = f"{record.topic} {record.partition}@{record.offset}"
+        self.counts["condemned"] += 1
+        log.error("record_condemned", place=place, group=self.letters.group)
+        msg = (
+            f"{DEATHS} workers of {self.letters.group} died while they had nothing in hand but "
+            f"{place}; see their last words (a crash, memory, the watchdog), mend what it asks for "
+            "and write it again"
+        )
+        return KilledWorkers(msg)
+
     # Partitions
 
     def assigned(self, held: Held) -> int:
         start = held.committed if held.committed is not None else held.log_start
         progress = Progress(held.topic, held.partition, start, start, held.log_end)
-        start = self.role.assigned(held, progress)
+        word, mark = parted(held.metadata)
+        start = self.role.assigned(replace(held, metadata=word), progress)
+        progress.suspicion = suspicion_of(mark, self.clock())
         if start < held.log_start and self.accept_truncation:
             start = progress.next_offset = progress.floor = held.log_start
         if start < held.log_start:
@@ -405,12 +519,16 @@ class Loop:
                 "--accept-truncation to go on from what is still there"
             )
             raise JournalGone(msg)
+        progress.suspicion.began(start, progress.next_offset)
         self.partitions[held.topic, held.partition] = progress
         log.info("partition_assigned", topic=held.topic, partition=held.partition, offset=start)
         return start
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
         self._flush(REVOKE_S)
+        for tp in partitions:
+            if tp in self.partitions:
+                self.partitions[tp].handed = -1  # what is in hand is let go, and kills nobody
         commits = self._commits([self.partitions[tp] for tp in partitions if tp in self.partitions])
         if commits:
             self.source.commit_now(commits)
@@ -448,11 +566,25 @@ class Loop:
         if commits:
             self.source.commit(commits)
 
+    def _commit_now(self) -> bool:
+        """Commit and wait; False where it was refused."""
+        if self.letters.brewing():
+            return True
+        refused = self.source.refused
+        commits = self._commits(self.partitions.values())
+        if commits:
+            self.source.commit_now(commits)
+        if self.source.refused == refused:
+            return True
+        for progress in self.partitions.values():
+            progress.committed = NOTHING
+        return False
+
     def _commits(self, partitions: Any) -> list[Commit]:
         commits = []
         for progress in partitions:
             progress.advance()
-            word = progress.next_offset, self.role.metadata(progress)
+            word = progress.next_offset, self.role.metadata(progress) + progress.mark()
             if word != progress.committed:
                 progress.committed = word
                 commits.append(Commit(progress.topic, progress.number, *word))
@@ -487,6 +619,10 @@ class WorkRole:
         """Nothing waits for that."""
 
     def unreadable(self, record: Record, error: WireError) -> None:
+        self.loop.bury(record, error)
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+        del message
         self.loop.bury(record, error)
 
     def tick(self) -> None:

@@ -18,6 +18,7 @@ from consumers.loop import Progress, WorkRole
 from inference.engine import Engine
 from schemas.codec import Codec
 from schemas.errors import (
+    KilledWorkers,
     NoSuchPartition,
     Unavailable,
     Unfit,
@@ -91,6 +92,12 @@ class Models(WorkRole):
                 if call.kind == "abort":
                     self._abort(call)
                 record.closed = True
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+        if message.kind == "sample":
+            self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
+        else:
+            super().fatal(record, message, error)
 
     def _take_call(self, record: Record, call: ModelCall, now_ms: int) -> None:
         body = self.kept.get(call.command_id) or self._refusal(call, now_ms)

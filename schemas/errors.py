@@ -3,7 +3,8 @@
 RollcallError
   + Refused          bad input at the door                  -> one clear line, exit code 2
   + WireError        bytes that no schema of ours can read  -> dead.letters, and on
-      + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer, NoSuchPartition
+      + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer, NoSuchPartition,
+        KilledWorkers
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
       + TooLarge
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
@@ -67,6 +68,10 @@ class NoSuchPartition(WireError):
             f"the command wants its answer in partition {partition} of {topic}, which has "
             f"partitions 0 to {partitions - 1}; was it written for another cluster or prefix?"
         )
+
+
+class KilledWorkers(WireError):
+    """A record that one worker after another died of; nobody takes it any more."""
 
 
 class WorkFailed(RollcallError):

@@ -8,7 +8,7 @@ event that caused it, so the journal's commit waits until all of it is acked.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
@@ -27,12 +27,13 @@ from consumers.answers import event_of
 from consumers.bare import barer
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.control import ControlReader
-from consumers.guard import Guard
+from consumers.guard import Bar, Guard
 from consumers.log import Held, Log, Publisher, Record
 from consumers.loop import Loop, Progress
 from schemas.bounds import check_names, check_request, check_sampling, fitting
 from schemas.codec import Codec
 from schemas.errors import (
+    KilledWorkers,
     Refused,
     RequestsSkipped,
     TooLarge,
@@ -65,8 +66,9 @@ CONTROL_EVERY_S = 0.2
 HEAR_S = 10.0
 LOOK_BACK_S = 0.1
 """Of one turn, for reading other topics back."""
-BESIDE = "1;"
-"""Before the id of the journal's topic, in the commit metadata of requests."""
+BESIDE = ("2;", "1;")
+"""Before the id of the journal's topic, in the commit metadata of requests: as it is written, and
+as it was. Whoever knows only the old one takes all behind it for the id, also a mark of deaths."""
 REASON = 2000
 """Characters of a reason that go into the journal."""
 COURTESY = ("close", "abort")
@@ -195,8 +197,8 @@ class Agents:
         self.capacity = capacity or Capacity()
         self.quota = Quota(self.capacity.max_running_per_user)
         self.programs = programs
-        guard_or_none: dict[str, Any] = {"guard": guard} if guard else {}
-        self.world = World(programs, random.Random, **guard_or_none)
+        self._bar = Bar(guard or nullcontext())
+        self.world = World(programs, random.Random, self._bar)
         self.wall = wall or steady_wall()
         self.accept = accept
         self.loop: Loop
@@ -209,6 +211,8 @@ class Agents:
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control = ControlReader(log_, codec, topics, unreadable=self._bury_word)
         self._paused: list[tuple[Record, RolloutRequest | WireError]] = []
+        self._deadly: dict[tuple[int, int], str] = {}
+        """Partition and offset of events that no program may learn of any more, and why."""
         self._control_due = self._due = 0.0
 
     def expects(self, topic: str) -> type:
@@ -219,7 +223,7 @@ class Agents:
     def assigned(self, held: Held, progress: Progress) -> int:
         if held.topic == self.names.requests:
             if held.metadata.startswith(BESIDE) and not self.accept:
-                self._check_id(self.names.events, held.metadata.removeprefix(BESIDE))
+                self._check_id(self.names.events, held.metadata[len(BESIDE[0]) :])
             self._from[held.partition] = 0 if self.accept else progress.next_offset
             return progress.next_offset
         found = read_watermark(held.metadata)
@@ -274,7 +278,7 @@ class Agents:
 
     def metadata(self, progress: Progress) -> str:
         if progress.topic == self.names.requests:
-            return BESIDE + self._ids[self.names.events]
+            return BESIDE[0] + self._ids[self.names.events]
         owned = self.owned[progress.number]
         if not owned.folded:
             owned.forget()
@@ -317,7 +321,7 @@ class Agents:
         return len(owned.journal.open) + len(owned.starting) - self.quota.held[partition]
 
     def in_flight(self) -> int:
-        return 0
+        return sum(len(owned.waiting) for owned in self.owned.values())
 
     # Records
 
@@ -348,8 +352,17 @@ class Agents:
                 return
             rollout_id = (record.key or b"").decode("utf-8", "replace")
             span = self._span(record)
-            self._refuse(record, span, rollout_id, "unreadable", str(error), None)
+            code = "killed_worker" if isinstance(error, KilledWorkers) else "unreadable"
+            self._refuse(record, span, rollout_id, code, str(error), None)
         self.loop.bury(record, error)
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+        """Refuse a request that kills; an event counts, but its rollout's program runs no more."""
+        if record.topic == self.names.requests:
+            self.unreadable(record, error)
+            return
+        self._deadly[record.partition, record.offset] = str(error)
+        self.take([(record, message)])
 
     def _request(self, record: Record, request: RolloutRequest) -> None:
         span = self._span(record)
@@ -421,6 +434,8 @@ class Agents:
         owned.folded = owned.folded or not silent
         owned.read = record.offset + 1
         gaps = owned.journal.ignored["start_after_gap"]
+        place = record.partition, record.offset
+        self._bar.reason = self._deadly.pop(place, "") if self._deadly else ""
         effects = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
             ours = (

@@ -564,6 +564,13 @@ def chaos(
     rollouts: Annotated[
         int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
     ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="WHEEL",
+            help="Half of the workers are of this release, and swap with every kill.",
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
@@ -576,6 +583,8 @@ def chaos(
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 
     The soak: rollcall chaos --kills 1000
+
+    A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.1.0-py3-none-any.whl
     """
     from rich.console import Console
 
@@ -591,6 +600,7 @@ def chaos(
             kill=kill,
             kills=kills,
             rollouts=rollouts,
+            beside=beside,
             json=json,
             keep=keep,
             terminal=terminal,

@@ -19,16 +19,19 @@ ROLES = (*WORKERS, "training", *SERVICES)
 
 KILL, PAUSE = "kill", "pause"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
-CUTS = (CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP)
+CUT_REGISTRY = "cut from registry"
+"""Killed too, so that it has to come back without: whoever works already seldom asks."""
+CUTS = (CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP, CUT_REGISTRY)
 KINDS: Mapping[str, Mapping[str, float]] = {
     **{role: {KILL: 4, PAUSE: 2, **dict.fromkeys(CUTS, 1)} for role in WORKERS},
     **{role: {KILL: 2, PAUSE: 1} for role in ("training", *SERVICES)},
 }
 """What may happen to whom, by weight."""
-WEIGHTS = {**dict.fromkeys(WORKERS, 10), "training": 2, "broker": 2, "registry": 2}
+WEIGHTS = {**dict.fromkeys(WORKERS, 10), "training": 2, "broker": 2, "registry": 10}
 """How often a role is hit, whatever the number of its processes."""
-KILL_WEIGHTS = {**WEIGHTS, "training": 0.5, "broker": 0.5, "registry": 0.5}
-"""The same for a soak of kills: each of these three takes seconds to come back."""
+KILL_WEIGHTS = {**WEIGHTS, "training": 0.5, "broker": 0.5, "registry": 4}
+"""The same for a soak of kills. Broker and trainer take seconds to come back; so does the registry,
+which is killed as often as a single worker."""
 DOWN_S = {"broker": 10.0, "registry": 5.0}
 """A killed service is started again after at most so long; a worker at once."""
 SHORTEST_S = 1.0

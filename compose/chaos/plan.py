@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compose.chaos.faults import SERVICES, Fault, kills, mixed
 from schemas.errors import Refused
@@ -26,6 +27,9 @@ class Plan:
     kills: int | None = None
     rollouts: int | None = None
     """None: as many as keep the workers busy."""
+    beside: Path | None = None
+    """A wheel of another release: half of the workers are of it, and whoever is killed comes back
+    as one of the other kind."""
 
     def __post_init__(self) -> None:
         given = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
@@ -33,6 +37,9 @@ class Plan:
             if value is not None and value <= 0:
                 msg = f"--{name} is {value:g}; it must be more than 0"
                 raise Refused(msg)
+        if self.beside is not None and not self.beside.is_file():
+            msg = f"--beside {self.beside}: there is no such file"
+            raise Refused(msg)
         if (self.minutes is None) == (self.kills is None):
             msg = "give either --minutes, for faults of all kinds, or --kills, for a soak of kills"
             raise Refused(msg)

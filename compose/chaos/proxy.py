@@ -1,4 +1,4 @@
-"""Links between clients and the broker that can be cut: one TCP proxy for each.
+"""Links between clients and servers that can be cut: one TCP proxy for each.
 
 A Kafka client goes on to the address that the broker advertises. So each link has a listener of its
 own at the broker, and that listener advertises the link's port: who comes by a link stays on it.
@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a link's clients connect, and where the broker listens for it."""
+    """Where a link's clients connect, and where the broker, or the registry, listens for it."""
 
     entry: int
     broker: int
@@ -47,7 +47,7 @@ def _spelt(addresses: Mapping[str, int]) -> str:
 
 @dataclass
 class Link:
-    """One client's way to the broker; lives on the proxy's event loop."""
+    """One client's way to a server; lives on the proxy's event loop."""
 
     ports: Ports
     to_broker: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,6 +109,10 @@ class Proxy:
         self._thread.start()
         self._links: dict[str, Link] = {}
         self._servers: list[asyncio.Server] = []
+        self.open(ports)
+
+    def open(self, ports: Mapping[str, Ports]) -> None:
+        """Add links."""
         self._do(self._open(ports))
 
     def address(self, name: str) -> str:

@@ -33,17 +33,19 @@ def run_chaos(
     kill: str,
     kills: int | None,
     rollouts: int | None,
+    beside: Path | None,
     json: Path | None,
     keep: Path | None,
     terminal: Console,
 ) -> bool:
     """Run it all and print the table; True when nothing was lost, doubled or breached."""
-    plan = Plan(seed, roles_of(kill), minutes, kills, rollouts)
+    plan = Plan(seed, roles_of(kill), minutes, kills, rollouts, beside)
     refuse_no_folder(json)
     with interruptible() as check, _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
             set_up("conductor", "conductor", log)
-            beginning = f"seed {seed}, session timeout {plan.session_s:g} s, in {directory}"
+            others = f", half of the workers of {beside.name}" if beside else ""
+            beginning = f"seed {seed}, session timeout {plan.session_s:g} s{others}, in {directory}"
             terminal.print(beginning, highlight=False, soft_wrap=True)
             outcome, report = _conduct(plan, settings, directory, terminal, check)
         terminal.print(table(outcome))

@@ -1,19 +1,21 @@
 """Where a chaos run takes place: a broker and a registry of its own, and its workers' processes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from compose import runs, services
 from compose.chaos import workload
+from compose.chaos.beside import unpack
 from compose.chaos.plan import SERVER, Plan
 from compose.chaos.proxy import Ports, Proxy, listeners
-from compose.chaos.victims import Worker
+from compose.chaos.victims import Worker, to_registry
 from compose.cluster import Cluster, answers
 from compose.recipe import parse_recipe
 from compose.runs import RunFolder
@@ -34,6 +36,8 @@ class Stage:
     proxy: Proxy
     run: RunFolder | None
     """The training run, where there is one."""
+    releases: Sequence[str] = ("",)
+    """Where the modules of each release are; empty for ours."""
 
     @property
     def logs(self) -> Path:
@@ -43,12 +47,12 @@ class Stage:
         """All worker processes, none started."""
         self.logs.mkdir(exist_ok=True)
         return [
-            self._worker(role, name)
+            self._worker(role, name, number % len(self.releases))
             for role, names in self.plan.workers().items()
-            for name in names
+            for number, name in enumerate(names)
         ]
 
-    def _worker(self, role: str, name: str) -> Worker:
+    def _worker(self, role: str, name: str, release: int) -> Worker:
         topics = self.cluster.topics
         topic = {
             "agents": topics.events,
@@ -62,10 +66,26 @@ class Stage:
             **ours,
             **self.cluster.environment(),
             "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS": self.proxy.address(name),
+            "ROLLCALL_REGISTRY__URL": self._registry_url(name),
             "ROLLCALL_PREFIX": self.cluster.settings.prefix,
         }
         log = self.logs / f"{name}.log"
-        return Worker(name, self._command(role, name), environment, log, self.proxy, topic, joined)
+        return Worker(
+            name,
+            self._command(role, name),
+            environment,
+            log,
+            self.proxy,
+            topic,
+            joined,
+            self.releases,
+            release,
+        )
+
+    def _registry_url(self, name: str) -> str:
+        """The registry by the worker's own link."""
+        link = self.proxy.address(to_registry(name))
+        return urlsplit(self.cluster.registry_url)._replace(netloc=link).geturl()
 
     def _command(self, role: str, name: str) -> list[str]:
         if role == "models" and name != SERVER:
@@ -81,7 +101,9 @@ class Stage:
 @contextmanager
 def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
     """Put up what is needed in the directory; take it down at the end, its log stays."""
-    links = _links(name for names in plan.workers().values() for name in names)
+    names = [name for names in plan.workers().values() for name in names]
+    releases = ["", str(unpack(plan.beside, directory / "beside"))] if plan.beside else [""]
+    links = _links(names)
     plain, controller = _free(links), _free(links)
     properties = listeners(plain, controller, links) | {
         "group.consumer.session.timeout.ms": f"{plan.session_s * 1000:.0f}",
@@ -100,11 +122,13 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
             update={"state_dir": directory, "kafka": Kafka(), "registry": Registry()}
         )
         cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
+        registry = urlsplit(found.registry_url).port or 0
+        proxy.open(_links(map(to_registry, names), links, registry))
         policies = [workload.POLICY]
         provision.apply(cluster.admin, cluster.registry, wanted(own.prefix, policies))
         run = _training_run(cluster, plan.seed) if plan.trains else None
         try:
-            yield Stage(plan, cluster, proxy, run)
+            yield Stage(plan, cluster, proxy, run, releases)
         finally:
             cluster.close()
     finally:
@@ -125,14 +149,17 @@ def _training_run(cluster: Cluster, seed: int) -> RunFolder:
     return runs.begin(folder, cluster)
 
 
-def _links(names: Iterator[str]) -> dict[str, Ports]:
+def _links(
+    names: Iterable[str], others: Mapping[str, Ports] = {}, port: int = 0
+) -> dict[str, Ports]:
+    """Ports that nobody has; each link leads to the one that is named, else to one of its own."""
     links: dict[str, Ports] = {}
     for name in names:
-        entry = _free(links)
-        links[name] = Ports(entry, _free(links, entry))
+        entry = _free({**others, **links})
+        links[name] = Ports(entry, port or _free({**others, **links}, entry))
     return links
 
 
-def _free(links: dict[str, Ports], *taken: int) -> int:
+def _free(links: Mapping[str, Ports], *taken: int) -> int:
     used = [port for link in links.values() for port in (link.entry, link.broker)]
     return services.free_port([*used, *taken])

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Protocol
 
 from compose import services
-from compose.chaos.faults import CUT_TO_BROKER, CUT_TO_CLIENT, FLAP, KILL, PAUSE, Fault
+from compose.chaos.faults import (
+    CUT_REGISTRY,
+    CUT_TO_BROKER,
+    CUT_TO_CLIENT,
+    FLAP,
+    KILL,
+    PAUSE,
+    Fault,
+)
 from compose.chaos.proxy import Proxy
 from compose.cluster import answers
 from compose.errors import ServicesError
@@ -29,6 +37,11 @@ FLAP_S = 0.4
 GONE_S = 10.0
 AGAIN_S = 1.0
 """Who ends by itself sooner than this after its start is not started again at once."""
+
+
+def to_registry(name: str) -> str:
+    """A worker's link to the registry."""
+    return f"{name}/registry"
 
 
 class Victim(Protocol):
@@ -62,7 +75,7 @@ class Victim(Protocol):
 
 @dataclass
 class Worker:
-    """A worker process with a link of its own to the broker."""
+    """A worker process with links of its own to the broker and to the registry."""
 
     name: str
     command: Sequence[str]
@@ -73,6 +86,10 @@ class Worker:
     """The one of whose partitions each sees work all the time, as the workload's topics do."""
     joined: str
     """What stands in its log once it works."""
+    releases: Sequence[str] = ("",)
+    """What goes before the rest on the module path, for each release that it may be of."""
+    release: int = 0
+    """Which of them it is now."""
     fell: list[int] = field(default_factory=list)
     """Exit codes of those that ended by themselves."""
     process: subprocess.Popen[bytes] | None = None
@@ -98,10 +115,15 @@ class Worker:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
-                env=self.environment,
+                env={**self.environment, **self._path()},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
+
+    def _path(self) -> dict[str, str]:
+        """Where its modules are looked for, if not where ours are."""
+        first, rest = self.releases[self.release], self.environment.get("PYTHONPATH", "")
+        return {"PYTHONPATH": os.pathsep.join(filter(None, (first, rest)))} if first else {}
 
     def fit(self) -> bool:
         return self._joined
@@ -109,11 +131,19 @@ class Worker:
     def partitions(self) -> set[int]:
         return set(self.owned)
 
+    def _kill(self) -> None:
+        """SIGKILL; it comes back at once, as one of the next release."""
+        self._send(signal.SIGKILL)
+        self._process().wait(GONE_S)
+        self.release = (self.release + 1) % len(self.releases)
+        self.start()
+
     def begin(self, fault: Fault) -> None:
         if fault.kind == KILL:
-            self._send(signal.SIGKILL)
-            self._process().wait(GONE_S)
-            self.start()
+            self._kill()
+        elif fault.kind == CUT_REGISTRY:
+            self.proxy.cut(to_registry(self.name))
+            self._kill()
         elif fault.kind == PAUSE:
             self._send(signal.SIGSTOP)
         elif fault.kind != FLAP:
@@ -135,6 +165,8 @@ class Worker:
     def end(self, fault: Fault) -> None:
         if fault.kind == PAUSE:
             self._send(signal.SIGCONT)
+        elif fault.kind == CUT_REGISTRY:
+            self.proxy.heal(to_registry(self.name))
         elif fault.kind != KILL:
             self.proxy.heal(self.name)
 

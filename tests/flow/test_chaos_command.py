@@ -90,7 +90,7 @@ def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Pat
     ],
 )
 def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -> None:
-    nothing = dict.fromkeys(("minutes", "kills", "rollouts", "json", "keep"))
+    nothing = dict.fromkeys(("minutes", "kills", "rollouts", "beside", "json", "keep"))
     asked = {**nothing, "kill": EVERYBODY, "seed": 1, **given}
     with pytest.raises(Refused, match=complaint):
         run_chaos(Settings(), terminal=Console(), **asked)

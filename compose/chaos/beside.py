@@ -1,0 +1,30 @@
+"""Another release, laid out so that its workers can run beside ours, on one log.
+
+Its packages stand in a folder of their own, which goes before ours on their path; what they depend
+on is what is installed here.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from schemas.errors import Refused
+
+
+def unpack(wheel: Path, directory: Path) -> Path:
+    """Install a wheel of ours into a new folder; raises Refused for what is none."""
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *install, "--target", str(directory), str(wheel)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        msg = f"--beside {wheel}: {said[-1] if said else 'pip cannot install it'}"
+        raise Refused(msg)
+    if not (directory / "compose" / "chaos" / "process.py").is_file():
+        msg = f"--beside {wheel} is no wheel of Rollcall's: it has no compose/chaos/process.py"
+        raise Refused(msg)
+    return directory

@@ -4,10 +4,14 @@ Its packages stand in a folder of their own, which goes before ours on their pat
 on is what is installed here.
 """
 
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from compose.cluster import Cluster
+from compose.errors import ServicesError
 from schemas.errors import Refused
 
 
@@ -28,3 +32,19 @@ def unpack(wheel: Path, directory: Path) -> Path:
         msg = f"--beside {wheel} is no wheel of Rollcall's: it has no compose/chaos/process.py"
         raise Refused(msg)
     return directory
+
+
+def provision(release: Path, cluster: Cluster, policies: Sequence[str]) -> None:
+    """Have another release make its topics and register its schemas, as it did before ours came."""
+    named = [word for policy in policies for word in ("--policy", policy)]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "compose.cli", "topics", "apply", *named],
+        env={**os.environ, **cluster.environment(), "PYTHONPATH": str(release)},
+        cwd=release.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        msg = f"the release beside ours cannot provision its topics: {done.stderr.strip()[-500:]}"
+        raise ServicesError(msg)

@@ -11,8 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from compose import runs, services
-from compose.chaos import workload
-from compose.chaos.beside import unpack
+from compose.chaos import beside, workload
 from compose.chaos.plan import SERVER, Plan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import Worker, to_registry
@@ -102,7 +101,7 @@ class Stage:
 def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
     """Put up what is needed in the directory; take it down at the end, its log stays."""
     names = [name for names in plan.workers().values() for name in names]
-    releases = ["", str(unpack(plan.beside, directory / "beside"))] if plan.beside else [""]
+    other = beside.unpack(plan.beside, directory / "beside") if plan.beside else None
     links = _links(names)
     plain, controller = _free(links), _free(links)
     properties = listeners(plain, controller, links) | {
@@ -124,11 +123,10 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
         cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
         registry = urlsplit(found.registry_url).port or 0
         proxy.open(_links(map(to_registry, names), links, registry))
-        policies = [workload.POLICY]
-        provision.apply(cluster.admin, cluster.registry, wanted(own.prefix, policies))
-        run = _training_run(cluster, plan.seed) if plan.trains else None
+        _provision(cluster, workload.POLICY, other)
+        run = _training_run(cluster, plan.seed, other) if plan.trains else None
         try:
-            yield Stage(plan, cluster, proxy, run, releases)
+            yield Stage(plan, cluster, proxy, run, ["", str(other)] if other else [""])
         finally:
             cluster.close()
     finally:
@@ -136,7 +134,15 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
         services.down(directory, wipe=False)
 
 
-def _training_run(cluster: Cluster, seed: int) -> RunFolder:
+def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
+    """What the release that was here first needs, then what ours adds to it."""
+    if other is not None:
+        beside.provision(other, cluster, [policy_id])
+    topics = wanted(cluster.settings.prefix, [policy_id])
+    provision.complete(cluster.admin, cluster.registry, topics)
+
+
+def _training_run(cluster: Cluster, seed: int, other: Path | None) -> RunFolder:
     """A run of the recipe beside this module."""
     text = (files("compose.chaos") / RECIPE).read_text()
     # In a process of its own: what makes a policy holds half a gigabyte of libraries
@@ -144,8 +150,7 @@ def _training_run(cluster: Cluster, seed: int) -> RunFolder:
         recipe = parse_recipe(text, RECIPE)
         made = elsewhere.submit(runs.create, cluster.settings.state(), recipe, text, seed)
         folder = made.result()
-    topics = wanted(cluster.settings.prefix, [folder.policy_id])
-    provision.complete(cluster.admin, cluster.registry, topics)
+    _provision(cluster, folder.policy_id, other)
     return runs.begin(folder, cluster)
 
 

@@ -116,6 +116,7 @@ class Worker:
                 stderr=out,
                 stdin=subprocess.DEVNULL,
                 env={**self.environment, **self._path()},
+                cwd=self.log.parent,  # where no release finds the packages of another
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )

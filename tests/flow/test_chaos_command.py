@@ -22,7 +22,7 @@ from rich.console import Console
 
 from compose import services
 from compose.chaos import workload
-from compose.chaos.faults import CUTS, KILL, KINDS, ROLES, Fault, kills, mixed
+from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
 from compose.chaos.plan import Plan
 from compose.chaos.proxy import HOST, Ports, Proxy, listeners
 from compose.chaos.run import run_chaos
@@ -83,6 +83,7 @@ def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Pat
         ({"kills": -1}, "--kills is -1; it must be more than 0"),
         ({"minutes": 1, "rollouts": 0}, "--rollouts is 0"),
         ({"minutes": 1, "kills": 3}, "either --minutes"),
+        ({"minutes": 1, "beside": Path("nowhere.whl")}, "nowhere.whl: there is no such file"),
         ({}, "either --minutes"),
         ({"minutes": 1, "json": Path("nowhere/figures.json")}, "there is no directory"),
         ({"minutes": 1, "keep": Path(__file__).parent}, "already and not empty"),
@@ -143,6 +144,16 @@ def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
     faults = Plan(seed, ROLES, kills=count).faults()
 
     assert Counter(fault.kind for fault in faults) == {KILL: count}
+
+
+@limits(max_examples=20, deadline=None)
+@given(st.integers())
+def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
+    faults = Plan(seed, ROLES, minutes=200).faults()
+
+    harmed = Counter(fault.role for fault in faults)
+    assert {KILL, PAUSE} == {fault.kind for fault in faults if fault.role == "registry"}
+    assert harmed["registry"] > 0.8 * harmed["rewards"]
 
 
 # The proxy

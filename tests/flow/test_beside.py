@@ -1,0 +1,59 @@
+"""A rolling upgrade, and back: workers of the last release beside ours, on one log, all killed."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from compose.chaos.beside import unpack
+from schemas.errors import Refused
+from tests.flow.crew import ROOT
+from tests.flow.test_chaos_command import chaos
+
+RELEASED = "2be306df021ae9130a9c46f41cb0737f69c85de6"
+"""The commit of the release that must go on working beside ours."""
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The release as whoever runs it has it installed; the clone must reach back to it."""
+    source, built = tmp_path_factory.mktemp("released"), tmp_path_factory.mktemp("wheel")
+    archive = subprocess.run(
+        ["git", "archive", RELEASED], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    with tarfile.open(fileobj=BytesIO(archive)) as packed:
+        packed.extractall(source, filter="data")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built)]
+    subprocess.run([*pip, str(source)], check=True, capture_output=True, timeout=170)
+    return next(built.glob("*.whl"))
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(420)
+def test_two_releases_swapped_one_by_one_lose_nothing_and_double_nothing(
+    wheel: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    with chaos(
+        "--kills", "24", "--seed", "11", "--json", str(figures), "--rollouts", "600",
+        "--kill", "agents,models,environments,rewards", "--beside", str(wheel), cwd=tmp_path,
+    ) as run:  # fmt: skip
+        said, complained = run.communicate(timeout=400)
+
+    assert run.returncode == 0, said + complained
+    found = json.loads(figures.read_text())
+    assert found["accepted"] == found["ended"] == 600
+    assert found["lost"] == found["doubled"] == found["breaches"] == 0
+    assert found["faults"] == 24
+    assert found["ended_by_themselves"] == {}
+
+
+def test_what_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rollcall-0.1.0-py3-none-any.whl").write_bytes(b"no archive")
+
+    with pytest.raises(Refused, match="--beside"):
+        unpack(tmp_path / "rollcall-0.1.0-py3-none-any.whl", tmp_path / "beside")

@@ -134,7 +134,10 @@ class Source(Protocol):
 
 
 class Reader(Protocol):
-    """A reader of whole topics: every partition, no group, no commits."""
+    """A reader of whole topics: every partition, no group, no commits.
+
+    A partition that is added while it reads is read too, from its beginning.
+    """
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]: ...
 

@@ -373,6 +373,7 @@ class MemoryReader:
         from_end: bool = False,
     ) -> None:
         self.log = log
+        self.topics = list(topics)
         self.positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         for topic in topics:
@@ -389,6 +390,10 @@ class MemoryReader:
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         del timeout_s
         records: list[Record] = []
+        for topic in self.topics:
+            for number in range(self.log.partitions(topic)):
+                # One that was added since: all that is in it came after.
+                self.positions.setdefault((topic, number), self.log.topics[topic][number].start)
         for tp, position in self.positions.items():
             read, self.positions[tp] = self.log.read_on(*tp, position, most - len(records))
             records += read
@@ -398,4 +403,5 @@ class MemoryReader:
         return all(self.positions[tp] >= end for tp, end in self._ends.items())
 
     def close(self) -> None:
+        self.topics.clear()
         self.positions.clear()

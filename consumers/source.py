@@ -5,12 +5,14 @@ first, and its start is given with the assignment, never by a seek (librdkafka #
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 import structlog
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     OFFSET_INVALID,
     Consumer,
     KafkaError,
@@ -76,6 +78,9 @@ CALL_S = 10.0
 LOOKING = "rollcall-reader"
 """The group id of readers of everything; nobody subscribes with it."""
 RETRY_S = 0.1
+GROWN_S = 5.0
+"""How often a reader that has caught up asks whether its topics have more partitions."""
+LOOK_S = 1.0
 FEW = 4
 GATHER_S = 0.0001
 MOST_GATHER_S = 0.01
@@ -286,6 +291,8 @@ class KafkaReader(_Polling):
         self._consumer = Consumer(quiet(config, self._fatal))
         self._batches = Batches(self._consumer)
         self._waiting: dict[TopicPartition, int] = {}
+        self._partitions = Counter(topic for topic, _ in bounds)
+        self._looked = time.monotonic()
         assigned = []
         for (topic, number), (low, high) in bounds.items():
             start = starts.get((topic, number), high if from_end else low)
@@ -299,6 +306,8 @@ class KafkaReader(_Polling):
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         records = []
+        if not self._waiting and time.monotonic() - self._looked > GROWN_S:
+            self._look_for_more()
         for message in self._messages(timeout_s, most):
             tp = message.topic() or "", message.partition() or 0
             error = message.error()
@@ -311,6 +320,20 @@ class KafkaReader(_Polling):
             else:
                 self._error(message)
         return records
+
+    def _look_for_more(self) -> None:
+        """Read partitions that were added since, too: all that is in them came after."""
+        for topic, known in self._partitions.items():
+            try:
+                found = self._consumer.list_topics(topic, timeout=LOOK_S).topics[topic].partitions
+            except KafkaException as error:
+                log.warning("partitions_not_known", topic=topic, error=error.args[0].str())
+                continue
+            if len(found) > known:
+                added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, len(found))]
+                self._consumer.incremental_assign(added)
+                self._partitions[topic] = len(found)
+        self._looked = time.monotonic()
 
     def caught_up(self) -> bool:
         return not self._waiting

@@ -50,7 +50,12 @@ class BrokerLog(KafkaLog):
         self._out = self.publisher()
 
     def create(self, topic: str, partitions: int) -> None:
-        self.admin.create([WantedTopic(topic, partitions, 1, {}, None, "", "")])
+        """Make a topic, or add partitions to it."""
+        if topic not in self.admin.partitions():
+            self.admin.create([WantedTopic(topic, partitions, 1, {}, None, "", "")])
+            return
+        self.admin.add_partitions({topic: partitions})
+        self._out = self.publisher()  # the one before does not know of them for minutes
 
     def recreate(self, topic: str) -> None:
         """Delete a topic and make it anew."""

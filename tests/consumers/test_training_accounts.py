@@ -247,6 +247,19 @@ def test_a_torn_result_of_an_evaluation_is_a_failure_and_not_waited_for(tmp_path
     stage.drain()
 
 
+def test_partitions_that_are_added_while_it_trains_are_read(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.train(1)
+
+    stage.log.create(stage.topics.scored, 5)
+    stage.log.create(stage.topics.requests, 5)
+    stage.drain()
+
+    assert any(ref.partition > 1 for step in stage.steps() for ref in step.trajectories)
+    stage.begin()
+    assert stage.trainer.done()
+
+
 # One step at a time
 
 

@@ -588,6 +588,22 @@ class TestLog:
 
         assert {r.value for r in read} == {b"new", b"newer"}
 
+    @pytest.mark.parametrize("from_end", [False, True])
+    def test_a_reader_reads_partitions_that_are_added_while_it_reads(self, from_end: bool) -> None:
+        topic = self.topic(1)
+        reader = self.log.reader([topic], from_end=from_end)
+        read: list[Record] = []
+        until(lambda: bool(reader.caught_up()), [lambda: read.extend(reader.poll(POLL_S))])
+
+        self.log.create(topic, 3)
+        for partition in range(3):
+            fill(self.log, topic, numbered(2, f"{partition}/"), partition)
+        until(lambda: len(read) >= 6, [lambda: read.extend(reader.poll(POLL_S))])
+        reader.close()
+
+        assert [r.value for r in read if r.partition == 2] == [b"2/0", b"2/1"]
+        assert len(read) == 6
+
     def test_a_reader_of_empty_topics_has_caught_up(self) -> None:
         reader = self.log.reader([self.topic(2)])
 

@@ -19,6 +19,7 @@ from compose.cli_history import add_to as add_history_commands
 from compose.cli_lineage import add_to as add_lineage_commands
 from compose.cli_runs import add_to as add_runs_commands
 from compose.extras import EXTRAS, not_installed, require
+from schemas.interrupts import tell_apart
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -632,6 +633,7 @@ def main() -> NoReturn:
     Modules of the user's are found in the working directory, behind everything that is installed.
     """
     sys.path.append(os.getcwd())
+    tell_apart()
     sys.exit(_guarded(_checked))
 
 

@@ -7,7 +7,7 @@ and where it stands in the journal remain to the last.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schemas.messages import RolloutRequest, Sampling, Task, Trajectory
+from schemas.messages import RolloutRequest, Task, Trajectory
 
 
 def barer(trajectory: Trajectory) -> Iterator[Trajectory]:
@@ -23,4 +23,5 @@ def barer(trajectory: Trajectory) -> Iterator[Trajectory]:
 def _thin(request: RolloutRequest) -> RolloutRequest:
     """Whose request it was; what was to be done stands in the journal."""
     task = Task(request.task.environment, seed=request.task.seed, task_id=request.task.task_id)
-    return replace(request, task=task, agent_config="", sampling=Sampling())
+    sampling = replace(request.sampling, stop=())
+    return replace(request, task=task, agent_config="", sampling=sampling)

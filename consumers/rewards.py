@@ -6,17 +6,20 @@ all the same, so nobody downstream waits for it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+from consumers.bare import barer
 from consumers.log import Publisher, Record
 from consumers.loop import WorkRole
+from schemas.bounds import fitting
 from schemas.codec import Codec
-from schemas.errors import ProgramFailed, TooLarge
+from schemas.errors import ProgramFailed, TooLarge, WireError
 from schemas.headers import full_headers
 from schemas.ids import scored_id
 from schemas.messages import ScoredTrajectory, Trajectory
+from schemas.texts import REASON_CHARS, plain, raised
 from schemas.topics import Topics
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
@@ -62,24 +65,34 @@ class Rewards(WorkRole):
         try:
             with self.guard:
                 scored = self.score(trajectory, *place)
-        except ProgramFailed as error:
-            scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, str(error))
+        except Exception as error:  # a user's scorer may raise anything, also an error of ours
+            said = str(error) if isinstance(error, ProgramFailed) else raised(error)
+            scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, said)
         self.counts["scored" if scored.total is not None else "without_reward"] += 1
         return scored
 
     def publish(self, scored: ScoredTrajectory, record: Record) -> None:
-        """Write what was judged; without the trajectory's contents where it would be too large."""
+        """Write what was judged; where that cannot be, with less and less of the trajectory."""
         try:
             self._write(scored, record, record.value)
-        except TooLarge as error:
-            bare = replace(scored.trajectory, sequences=None, steps=None)
-            reason = f"too_large: {error}"
-            self._write(replace(scored, trajectory=bare, total=None, reason=reason), record, None)
+        except (TooLarge, WireError) as error:
+            self._write_bare(scored, error, record)
+
+    def _write_bare(
+        self, scored: ScoredTrajectory, error: TooLarge | WireError, record: Record
+    ) -> None:
+        code = "too_large" if isinstance(error, TooLarge) else "unwritable"
+        told = replace(scored, total=None, reason=plain(f"{code}: {error}", REASON_CHARS))
+        for bare in barer(scored.trajectory):
+            with suppress(TooLarge, WireError):
+                self._write(replace(told, trajectory=bare), record, None)
+                return
+        raise error
 
     def _write(self, scored: ScoredTrajectory, cause: Record, value: bytes | None) -> None:
         trajectory = scored.trajectory
         request = trajectory.request
-        key = (request.group_id if request else "") or trajectory.rollout_id
+        key = fitting((request.group_id if request else "") or trajectory.rollout_id)
         ce_id = scored_id(trajectory.rollout_id, trajectory.attempt, scored.scoring_id)
         self.publisher.send(
             self.scored,

@@ -4,7 +4,6 @@ Code behind a name is foreign: whatever it raises becomes WorkFailed where it is
 `foreign`, and nowhere else.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -12,8 +11,8 @@ from typing import Any
 
 from schemas import names
 from schemas.errors import Refused, RollcallError, WorkFailed
-
-REASON_CHARS = 4000
+from schemas.interrupts import is_from_outside
+from schemas.texts import raised
 
 
 def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
@@ -47,27 +46,16 @@ def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]
 def foreign(code: str, what: str) -> Iterator[None]:
     """Turn whatever code of others raises into WorkFailed(code); errors of our tree pass.
 
-    SystemExit is among it: an environment that calls `sys.exit` must not end its worker. Ctrl-C
-    comes to the main thread only; elsewhere a KeyboardInterrupt is the code's own.
+    SystemExit is among it: an environment that calls `sys.exit` must not end its worker.
     """
     try:
         yield
     except RollcallError:
         raise
     except BaseException as error:
-        ours = threading.current_thread() is threading.main_thread()
-        if isinstance(error, KeyboardInterrupt) and ours:
+        if is_from_outside(error):
             raise
-        msg = f"{what}: {type(error).__name__}: {_words(error)}"
-        raise WorkFailed(code, msg, retriable=False) from error
-
-
-def _words(error: BaseException) -> str:
-    """What an error of others says, as text that can be written; saying it may fail too."""
-    try:
-        return str(error)[:REASON_CHARS].encode("utf-8", "replace").decode()
-    except Exception as worse:  # its class is foreign too
-        return f"its text cannot be shown: {type(worse).__name__}"
+        raise WorkFailed(code, f"{what}: {raised(error)}", retriable=False) from error
 
 
 def _findable(module: str) -> bool:

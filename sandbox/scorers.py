@@ -12,8 +12,9 @@ from functools import cache
 
 from sandbox.environment import make_environment
 from sandbox.named import complaint, foreign, load
-from schemas.errors import Refused, WorkFailed
+from schemas.errors import ProgramFailed, Refused, RollcallError
 from schemas.messages import Reward, ScoredTrajectory, Task, Trajectory
+from schemas.texts import REASON_CHARS, plain
 
 Scorer = Callable[[Trajectory], float]
 
@@ -94,8 +95,10 @@ def _reward(spec: ScorerSpec, trajectory: Trajectory) -> Reward:
     try:
         with foreign("raised", "it raised"):
             value = float(_scorer(spec.name)(trajectory))
-    except WorkFailed as error:
-        return Reward(spec.name, None, str(error), spec.weight)
+    except ProgramFailed:
+        raise  # it did not come back: no time is left for the others
+    except RollcallError as error:
+        return Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight)
     if not math.isfinite(value):
         return Reward(spec.name, None, f"it gave {value}", spec.weight)
     return Reward(spec.name, value, weight=spec.weight)
@@ -111,7 +114,7 @@ def _total(rewards: Sequence[Reward]) -> tuple[float | None, str]:
     """The weighted sum, or None and the reason."""
     missing = "; ".join(f"{each.scorer}: {each.reason}" for each in rewards if each.value is None)
     if missing or not rewards:
-        return None, missing or "no scorer was asked"
+        return None, missing[:REASON_CHARS] or "no scorer was asked"
     total = math.fsum((each.value or 0.0) * each.weight for each in rewards)
     return (total, "") if math.isfinite(total) else (None, f"the weighted sum is {total}")
 

@@ -17,6 +17,8 @@ RollcallError
         DeliveryFailed, StormOfDeadLetters
 """
 
+from schemas.texts import REASON_CHARS, plain
+
 
 class RollcallError(Exception):
     """The root of the tree; the text is for people."""
@@ -75,10 +77,10 @@ class KilledWorkers(WireError):
 
 
 class WorkFailed(RollcallError):
-    """One command cannot be done; `code` is one of CallFailed's."""
+    """One command cannot be done; `code` is one of CallFailed's. Its text can be written down."""
 
     def __init__(self, code: str, message: str, *, retriable: bool) -> None:
-        super().__init__(message)
+        super().__init__(plain(message, REASON_CHARS))
         self.code = code
         self.retriable = retriable
 
@@ -104,10 +106,13 @@ class DeterminismError(RolloutBroken):
 
 
 class ProgramFailed(RolloutBroken):
-    """A program that raised, yielded rubbish, or never ended; `code` says which."""
+    """A program that raised, yielded rubbish, or never ended; `code` says which.
+
+    Its text can be written down.
+    """
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(plain(message, REASON_CHARS))
         self.code = code
 
 

@@ -6,6 +6,7 @@ and there a KeyboardInterrupt is taken for the person's.
 """
 
 import signal
+import threading
 from types import FrameType
 from typing import NoReturn
 
@@ -22,7 +23,15 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def is_from_outside(error: BaseException) -> bool:
     """Whether a person asked for the end of this process; else foreign code raised it itself."""
-    if isinstance(error, Interrupted):
-        return True
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False  # no signal ever gets there
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return isinstance(error, KeyboardInterrupt) and default
+    return default or isinstance(error, Interrupted)
+
+
+def tell_apart() -> None:
+    """Install the handler; a process that was told to ignore Ctrl-C goes on ignoring it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)

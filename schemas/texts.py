@@ -13,8 +13,12 @@ REASON_CHARS = 4000
 SHOWN_CHARS = 200
 
 
-def plain(text: str, most: int | None = None) -> str:
-    """The text as it can be written: lone surrogates become `?`, and it is cut at `most`."""
+def plain(text: object, most: int | None = None) -> str:
+    """The text as it can be written: lone surrogates become `?`, and it is cut at `most`.
+
+    What is no text although it should be is shown.
+    """
+    text = text if isinstance(text, str) else shown(text)
     text = text if most is None else text[:most]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 

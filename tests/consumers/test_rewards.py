@@ -1,10 +1,15 @@
 """The rewards group on the in-memory log: trajectories in, the same with rewards out."""
 
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from consumers.memory import LIMIT_BYTES
+from schemas.errors import Unavailable, WorkFailed
+from schemas.interrupts import interrupt
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
 from tests.consumers.rig import Rig, role_of, source_of
 
@@ -22,6 +27,34 @@ def is_nothing(trajectory: Trajectory) -> float:
     return float("nan")
 
 
+class Mute(BaseException):
+    def __str__(self) -> str:
+        raise self
+
+
+RAISED: list[Callable[[], BaseException]] = [
+    lambda: ValueError("cannot parse \udce9"),
+    lambda: ValueError("x" * 1_100_000),
+    lambda: WorkFailed("raised", "\udce9" * 600_000, retriable=False),
+    lambda: Unavailable("\udce9"),
+    lambda: Mute(),
+    lambda: KeyboardInterrupt(),
+    lambda: GeneratorExit(),
+    lambda: StopIteration(),
+    lambda: RecursionError("y" * 1_000_000),
+]
+
+
+def raises_as_told(trajectory: Trajectory) -> float:
+    """Raises what the result names by its number."""
+    raise RAISED[int(trajectory.result)]()
+
+
+def answers_oddly(trajectory: Trajectory) -> float:
+    return ODD[int(trajectory.result)]  # type: ignore[return-value]
+
+
+ODD: list[object] = [10**400, "1e999", None, 1j, [], "\udce9", b"7", 10**5000]
 HERE = "tests.consumers.test_rewards"
 
 
@@ -90,6 +123,47 @@ def test_a_scorer_that_raises_gives_no_reward_and_the_reason(rig: Rig) -> None:
     assert "I cannot judge this" in judged.reason
     assert role_of(loop).counts["without_reward"] == 1
     assert rig.committed("t.rewards.s", rig.topics.trajectories) == 1
+
+
+@pytest.mark.parametrize("number", range(len(RAISED)))
+def test_whatever_a_scorer_raises_is_a_reason_that_can_be_written(rig: Rig, number: int) -> None:
+    before = signal.signal(signal.SIGINT, interrupt)  # as in a process of ours
+    send(rig, ended("a", result=str(number)), ended("b"))
+    loop = rig.rewards(scorers=[f"{HERE}:raises_as_told"])
+
+    try:
+        rig.settle(loop)
+        rig.commit(loop)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    first, second = scored(rig)
+    assert (first.total, second.total) == (None, None)
+    assert 0 < len(first.reason) <= 4000
+    assert rig.committed("t.rewards.s", rig.topics.trajectories) == 2
+
+
+@pytest.mark.parametrize("number", range(len(ODD)))
+def test_whatever_a_scorer_gives_is_a_reward_or_a_reason(rig: Rig, number: int) -> None:
+    send(rig, ended("a", result=str(number)))
+
+    rig.settle(rig.rewards(scorers=[f"{HERE}:answers_oddly"]))
+
+    (only,) = scored(rig)
+    assert only.total is not None or 0 < len(only.reason) <= 4000
+
+
+@pytest.mark.parametrize("room", range(2, 400, 50))
+def test_a_bare_trajectory_near_the_limit_leaves_out_more(rig: Rig, room: int) -> None:
+    bare = ended("a", sequences=None, steps=None, code="too_large")
+    size = len(rig.codec.encode("t", bare))
+    send(rig, replace(bare, result="x" * (LIMIT_BYTES - size - room)), ended("b"))
+
+    rig.settle(rig.rewards())
+
+    first, second = scored(rig)
+    assert (first.trajectory.rollout_id, second.trajectory.rollout_id) == ("a", "b")
+    assert (first.trajectory.request, second.total) == (bare.request, 1.25)
 
 
 def test_a_reward_that_is_no_number_is_none(rig: Rig) -> None:

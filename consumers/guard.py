@@ -1,10 +1,13 @@
 """Ends a user's code that does not come back: agent programs and scorers.
 
 Such code runs on the loop's thread, so it would stop the worker. A thread watches the time and
-signals the main thread, whose handler raises inside the code, also out of a sleep. Off the main
-thread (tests, `--log memory`) nothing is watched.
+signals the main thread, whose handler raises inside the code, also out of a sleep. Code that
+swallows the first exception meets the next one at every turn it takes, in its own handlers too,
+until it has let go. What no exception reaches (one long call into C) is left to the loop's own
+watch, which ends the process. Off the main thread (tests, `--log memory`) nothing is watched.
 """
 
+import _thread
 import signal
 import threading
 import time
@@ -39,12 +42,14 @@ class Bar:
 
 
 class Guard:
-    """A context around each turn of foreign code; raises ProgramFailed(`stuck`) inside it."""
+    """A context around each turn of foreign code; ProgramFailed(`stuck`) comes out of it."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         self.what = what
         self.timeout_s = timeout_s
         self._since: float | None = None
+        self._raised = 0
+        """How often it was told to stop since it was entered."""
 
     def watch(self) -> None:
         """Begin to watch; call it once, on the main thread."""
@@ -52,6 +57,7 @@ class Guard:
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def __enter__(self) -> None:
+        self._raised = 0
         self._since = time.monotonic()
 
     def __exit__(
@@ -60,7 +66,13 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """What was told to stop is stuck, whatever it made of that."""
         self._since = None
+        if self._raised and not isinstance(error, KeyboardInterrupt):
+            raise self._stuck() from error
+
+    def _stuck(self) -> ProgramFailed:
+        return ProgramFailed("stuck", f"{self.what} did not come back within {self.timeout_s:g} s")
 
     def _overdue(self) -> bool:
         since = self._since
@@ -74,8 +86,14 @@ class Guard:
                 signal.pthread_kill(main, SIGNAL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if self._overdue():
-            self._since = None
-            msg = f"{self.what} did not come back within {self.timeout_s:g} s"
-            raise ProgramFailed("stuck", msg)
+        del number
+        leaving = frame is not None and frame.f_code is Guard.__exit__.__code__
+        if leaving or not self._overdue():
+            return
+        self._raised += 1
+        stuck = self._stuck()
+        if self._raised > 1:
+            # Pending once more when the code goes on. No call may follow: it would be handled here.
+            for _ in map(_thread.interrupt_main, (SIGNAL,)):
+                raise stuck
+        raise stuck

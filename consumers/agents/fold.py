@@ -300,11 +300,11 @@ class Rollout:
 
     def _advance(self, turn: Callable[[], object], now_ms: int) -> list[Outcome]:
         """Run the program to its next wish, or to its end."""
-        first = self.next_position
+        first, calls = self.next_position, self.model_calls
         try:
             return self._walled(lambda: self._wished(turn, now_ms))
         except ProgramFailed as error:
-            self._withdraw(first)
+            self._withdraw(first, calls)
             return self._fail(error.code, str(error))
 
     def _walled(self, turn: Callable[[], T]) -> T:
@@ -349,11 +349,10 @@ class Rollout:
         self.wished = list(range(first, self.next_position))
         return opened
 
-    def _withdraw(self, first: int) -> None:
+    def _withdraw(self, first: int, model_calls: int) -> None:
         """Forget wishes that were spoilt by another one or by their guard: nobody heard them."""
-        for position in range(first, self.next_position):
-            self.model_calls -= isinstance(self.outstanding.pop(position).wish, CallModel)
-        self.next_position = first
+        self.outstanding = {at: waits for at, waits in self.outstanding.items() if at < first}
+        self.next_position, self.model_calls = first, model_calls
 
     def _wish(self, wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
         position = self.next_position

@@ -2,7 +2,9 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
 from consumers.console.waits import Waits
+from consumers.guard import SIGNAL, Guard
 from consumers.loop import Loop
 from consumers.memory import LIMIT_BYTES
 from inference.scripted import ScriptedEngine
@@ -34,8 +37,8 @@ from tests.consumers.journals import Hand, request
 from tests.consumers.rig import Rig, source_of
 from tests.consumers.rubbish import RUBBISH, YIELDED
 
-ASKS = "tests.consumers.test_wall:asks"
-TALKS = "tests.consumers.test_wall:talks"
+HERE = "tests.consumers.test_wall"
+ASKS, TALKS = f"{HERE}:asks", f"{HERE}:talks"
 NAN, INF = float("nan"), float("inf")
 
 
@@ -48,6 +51,14 @@ def talks(task: Task) -> Agent:
     """Has more to say than fits beside what it was asked."""
     yield CallModel([user("x")])
     yield Finish("\u4e2d" * 150_000)
+
+
+def clings(task: Task) -> Agent:
+    """Shrugs off whatever would end it."""
+    yield CallModel([user(task.prompt)])
+    while True:
+        with suppress(Exception):
+            time.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -275,6 +286,20 @@ def test_a_programs_own_sampling_out_of_bounds_fails_its_call_by_name() -> None:
     assert failed.body.code == "out_of_bounds"
     assert "sampling.temperature" in failed.body.message
     assert ends(rig)["r"] == ("finished", "")
+
+
+def test_a_program_that_clings_to_its_turn_ends_its_own_rollout_only() -> None:
+    rig, before = Rig(), signal.getsignal(SIGNAL)
+    guard = Guard("the program", 0.05)
+    guard.watch()
+    for name, agent in (("before", ASKS), ("bad", f"{HERE}:clings"), ("after", ASKS)):
+        rig.ask(request(name, agent))
+
+    live(rig, rig.agents(guard=guard), rig.models(ScriptedEngine("p", lambda call: "yes")))
+
+    signal.signal(SIGNAL, before if before is not signal.SIG_DFL else signal.SIG_IGN)
+    assert ends(rig).pop("bad") == ("failed", "stuck")
+    assert {name: ends(rig).get(name) for name in GOOD} == dict.fromkeys(GOOD, ("finished", ""))
 
 
 # The fold's own wall

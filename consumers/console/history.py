@@ -207,6 +207,8 @@ class Strand:
         if isinstance(body, STARTS):
             self._start(event, body, offset, at_ms)
             return
+        if isinstance(body, CallFailed) and body.code in NEVER_SENT:
+            self.history.asked.excused.add(word_of_id(event.command_id))
         life = self.lives.get(event.rollout_id)
         if life is None:
             self._stray(event, offset)
@@ -298,8 +300,6 @@ class Strand:
             self.history.asked.answer(life.asked, event, place(self.partition, offset))
 
     def _failure(self, life: _Life, event: Event, body: CallFailed) -> None:
-        if body.code in NEVER_SENT:
-            self.history.asked.excused.add(word_of_id(event.command_id))
         if self._was_asked(life, event):
             self.history.asked.failure(life.asked, event, body)
 

@@ -221,7 +221,7 @@ limits_drawn = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     drawn=st.lists(st.tuples(moves, limits_drawn, numbers), min_size=1, max_size=3),
     started=st.booleans(),

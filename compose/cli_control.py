@@ -168,6 +168,27 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
 
         drop(cluster(), _choice(places, source, error, since, every=every), yes=yes)
 
+    @dlq_app.command("skip")
+    def dlq_skip(
+        group: Annotated[str, typer.Argument(help="The consumer group, such as agents.")],
+        topic: Annotated[str, typer.Argument(help="What it reads, such as rollout.requests.")],
+        place: Annotated[str, typer.Argument(help="PARTITION@FIRST-LAST: offsets of the topic.")],
+        reason: Reason = "",
+        by: Annotated[str, typer.Option(help="Who decides so; you, unless given.")] = "",
+        yes: Yes = False,
+    ) -> None:
+        """Have a group pass over records that stop it, whether or not they can be read.
+
+        A dry run without --yes. The decision and its reason are kept on dead.letters, and so is
+        each record, when the group comes to it: it can be replayed. A skipped request ends as
+        refused. To skip an entry of the journal, stop all agents workers first.
+
+        Example: rollcall dlq skip agents rollout.requests 0@17-67 --reason "JSON by mistake"
+        """
+        from compose.skip import signature, skip
+
+        skip(cluster(), group, topic, place, reason=reason, by=by or signature(), yes=yes)
+
 
 def _choice(
     places: list[str] | None, source: str, error: str, since: str, *, every: bool

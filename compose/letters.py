@@ -23,6 +23,7 @@ from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
 from compose.pace import Pace
 from compose.plain import text_of
 from compose.times import time_ms
+from consumers.letters import Skip, skip_of
 from consumers.log import Headers, Publisher, Record, flush_all
 from schemas.errors import Refused, RollcallError, TooLarge, WireError
 from schemas.headers import DLQ_PREFIX
@@ -63,6 +64,8 @@ class Letter:
     """All its letters."""
     state: str = ""
     """Empty, `replayed` or `dropped`."""
+    cut: bool = False
+    """Whether it holds only a part of what was buried: the whole would not have fitted."""
 
     def place(self) -> str:
         return f"{self.at[0]}@{self.at[1]}"
@@ -96,7 +99,7 @@ class Choice:
 
 def choice_of(places: Iterable[str], *, source: str, error: str, since: str, every: bool) -> Choice:
     """What was chosen; raises Refused for nothing at all and for what is no place."""
-    ranges = tuple(_range(text) for text in places)
+    ranges = tuple(range_of(text) for text in places)
     if not (ranges or source or error or since or every):
         msg = (
             "no letters are chosen: name PARTITION@OFFSET, or --source, --error, --since, or --all"
@@ -105,7 +108,8 @@ def choice_of(places: Iterable[str], *, source: str, error: str, since: str, eve
     return Choice(ranges, source, error, since)
 
 
-def _range(text: str) -> tuple[int, int, int]:
+def range_of(text: str) -> tuple[int, int, int]:
+    """Partition, first and last offset of a place; raises Refused for what is none."""
     found = PLACE.fullmatch(text)
     if found is None:
         msg = f"{text!r} is no place; give PARTITION@OFFSET or PARTITION@FIRST-LAST, such as 0@12"
@@ -127,11 +131,14 @@ class Box:
         self.at: dict[At, Letter] = {}
         self.foreign = 0
         """Records that are no letters of ours."""
+        self.skips: list[Skip] = []
         marks: list[tuple[str, At]] = []
         for record in self.records():
-            mark = mark_of(record)
+            mark, skip = mark_of(record), skip_of(record.headers)
             if mark is not None:
                 marks.append(mark)
+            elif skip is not None:
+                self.skips.append(skip)
             else:
                 self._take(record)
         for state, at in marks:
@@ -153,7 +160,8 @@ class Box:
         letter = self.letters.get(origin)
         if letter is None:
             error, message = told.get("dlq_error", ""), told.get("dlq_message", "")
-            letter = Letter(at, origin, record.timestamp_ms, error, message, [])
+            cut = "dlq_cut" in told
+            letter = Letter(at, origin, record.timestamp_ms, error, message, [], cut=cut)
             self.letters[origin] = letter
         letter.copies.append(at)
         letter.groups += [group] if group not in letter.groups else []
@@ -222,13 +230,14 @@ def _totals(found: Sequence[Letter], box: Box) -> str:
     words = [f"{states['']:,} dead letters waiting"]
     words += [f"{states[s]:,} {s}" for s in MARKS.values() if states[s]]
     words += [f"{box.foreign:,} there that we did not write"] if box.foreign else []
+    words += [f"{len(box.skips):,} ranges skipped"] if box.skips else []
     hint = "; look at one with `rollcall dlq show PARTITION@OFFSET`" if states[""] else ""
     return ", ".join(words) + hint
 
 
 def show(cluster: "Cluster", place: str) -> None:
     """Print one letter with its value; raises Refused where there is none."""
-    partition, offset, last = _range(place)
+    partition, offset, last = range_of(place)
     if last != offset:
         msg = f"{place!r} names more than one letter; show takes one, such as {partition}@{offset}"
         raise Refused(msg)
@@ -270,6 +279,13 @@ def replay(cluster: "Cluster", choice: Choice, *, yes: bool, again: bool, rate: 
         print(
             f"{letter.place()} cannot go back: {letter.origin[0]} {letter.origin[1]} is not there"
         )
+    for letter in fit:
+        if letter.cut:
+            lost.append(letter)
+            print(
+                f"{letter.place()} cannot be replayed: it is not whole; what it was cut from is at "
+                f"{letter.came_from()} until retention takes it"
+            )
     fit = [letter for letter in fit if letter not in lost]
     if not yes:
         _rehearse("send", fit)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from compose.plain import plain, text_of
+from consumers.letters import passed_in_journal
 from consumers.log import Log, Reader, Record
 from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory
@@ -189,7 +190,7 @@ def journal_of(cluster: "Cluster", rollout_id: str) -> list[Record]:
     key = rollout_id.encode(errors="surrogateescape")
     found, others = _under_key(cluster, cluster.topics.events, key)
     if found:
-        return found
+        return passed_in_journal(cluster.log, cluster.topics).counted(found)
     if _under_key(cluster, cluster.topics.requests, key)[0]:
         msg = f"rollout {rollout_id!r} is requested, but not started; is an agents worker running?"
         raise Refused(msg)

@@ -21,6 +21,7 @@ from consumers.agents.worker import program_digest
 from consumers.console.audit import Audit
 from consumers.console.history import Window
 from consumers.console.report import Breach, Report
+from consumers.letters import passed_in_journal
 from consumers.log import Commit, Log, Record, TopicPartition
 from consumers.loop import COLLECT
 from schemas.codec import Codec
@@ -95,11 +96,12 @@ def audit(
         most_repeated=most_repeated,
         scorings=scorings,
     )
+    passed = passed_in_journal(log, topics)
     with _seldom_collected():
         done = 0
         for stage in case.stages(there):
             for records in span.read(stage):
-                case.take(records)
+                case.take(passed.counted(records))
                 done += len(records)
                 progress(done, span.total)
             case.stage_ended(stage)

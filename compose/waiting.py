@@ -23,6 +23,7 @@ from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
 from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.control import ControlReader
+from consumers.letters import passed_in_journal
 from consumers.log import Record
 from consumers.loop import finished_above
 from consumers.suspects import parted
@@ -294,8 +295,10 @@ class _Look:
         return found
 
     def _records(self, topic: str, starts: Offsets) -> Iterator[Record]:
+        passed = passed_in_journal(self.cluster.log, self.topics)
         with closing(self.cluster.log.reader([topic], starts)) as reader:
-            yield from to_the_end(reader)
+            for record in to_the_end(reader):
+                yield from passed.counted([record])
 
     def _read(
         self,

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from consumers.letters import DeadLetters
 from consumers.log import Commit, Held, Log, Publisher, Record, TopicPartition
 from consumers.suspects import (
     ALONE,
@@ -36,11 +37,11 @@ from schemas.codec import Codec
 from schemas.errors import (
     JournalGone,
     KilledWorkers,
-    StormOfDeadLetters,
     Unavailable,
+    UnknownSchema,
     WireError,
+    WrongSchema,
 )
-from schemas.headers import dead_letter_headers
 from schemas.topics import Topics
 
 COMMIT_EVERY_S = 1.0
@@ -61,13 +62,6 @@ MOST = 500
 COLLECT = (500_000, 50, 1000)
 """Thresholds of Python's collector; with Python's own, thousands of live rollouts, none of them
 garbage, are walked through so often that it takes a sixth of a worker's time."""
-STORM_IN_A_ROW = 50
-STORM_SHARE = 0.1
-STORM_WINDOW = 1000
-STORM_FLUSH_S = 20.0
-BREWING_S = 60.0
-"""While unreadable records follow one another within this time, nothing behind them is committed:
-a restart counts the same ones again and stops too, instead of creeping on."""
 
 log = structlog.get_logger()
 NOTHING = (-1, "")
@@ -97,6 +91,8 @@ class Progress:
     """Offsets above the commit that were finished before a restart."""
     needs: Callable[[int, bytes | None], bool] | None = None
     """Told offset and key, whether a record below the floor is read at all."""
+    stuck: int = -1
+    """The offset that was last said to hold the partition."""
     committed: tuple[int, str] = NOTHING
     paused: bool = False
     handed: int = -1
@@ -128,6 +124,8 @@ class Role(Protocol):
 
     name: str
     topics: Sequence[str]
+    journals: Sequence[str]
+    """Topics of which all readers must come to the same: what one cannot read, it waits for."""
     poll_s: float
     """How long a poll may wait while work is in flight."""
 
@@ -179,63 +177,6 @@ class Role(Protocol):
         ...
 
 
-class DeadLetters:
-    """Buries what nobody can read, and stops the worker when that becomes a storm."""
-
-    def __init__(
-        self, publisher: Publisher, topics: Topics, group: str, clock: Callable[[], float]
-    ) -> None:
-        self.publisher = publisher
-        self.clock = clock
-        self.topic = topics.dead_letters
-        self.group = group
-        self.in_a_row = 0
-        self.recent: deque[bool] = deque(maxlen=STORM_WINDOW)
-        self._last = 0.0
-
-    def brewing(self) -> bool:
-        """Whether this may become a storm."""
-        return self.in_a_row > 1 and self.clock() < self._last + BREWING_S
-
-    def read(self) -> None:
-        """One more record was readable."""
-        self.in_a_row = 0
-        self.recent.append(False)
-
-    def bury(self, record: Record, error: WireError) -> None:
-        """Write the original bytes, key and headers; the record waits for that ack."""
-        headers = dead_letter_headers(
-            record.headers,
-            record.topic,
-            record.partition,
-            record.offset,
-            record.timestamp_ms,
-            self.group,
-            error,
-        )
-        self.publisher.send(self.topic, record.key, record.value, headers=headers, cause=record)
-        log.warning(
-            "record_buried",
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            error=type(error).__name__,
-        )
-        self.in_a_row += 1
-        self._last = self.clock()
-        self.recent.append(True)
-        share = sum(self.recent) / STORM_WINDOW
-        if self.in_a_row > STORM_IN_A_ROW or share > STORM_SHARE:
-            self.publisher.flush(STORM_FLUSH_S)
-            msg = (
-                f"{self.in_a_row} unreadable records in a row, {share:.0%} of the last "
-                f"{STORM_WINDOW}, last on {record.topic} {record.partition}@{record.offset}: "
-                f"{error}; look at them with `rollcall dlq list --source {record.topic}` and stop "
-                "whoever writes them before starting this group again: it would stop again here"
-            )
-            raise StormOfDeadLetters(msg)
-
-
 class Loop:
     """Drives one role on one log."""
 
@@ -258,7 +199,8 @@ class Loop:
         self.accept_truncation = accept_truncation
         self.partitions: dict[TopicPartition, Progress] = {}
         self.counts: Counter[str] = Counter()
-        self.letters = DeadLetters(publishers[0], topics, group, clock)
+        self.letters = DeadLetters(publishers[0], topics, group, clock, log_)
+        self._letters_read = False
         self._commit_due = clock() + COMMIT_EVERY_S
         self._retry_due = 0.0
         self._since_commit = 0
@@ -414,6 +356,9 @@ class Loop:
                     self._wait_for_registry(progress, error)
                     break
                 except WireError as error:
+                    if record.topic in self.role.journals and another_may_read(error):
+                        self._wait_for_schema(progress, record, error)
+                        break
                     self._passed(progress)
                     if record.offset >= progress.floor:  # else buried when it was read first
                         self.role.unreadable(record, error)
@@ -440,6 +385,11 @@ class Loop:
         return below or most
 
     def _decode(self, progress: Progress, record: Record) -> Any:
+        """What a record says; raises WireError, also where it is passed over, and Unavailable."""
+        if not self._letters_read:
+            self.letters.passed.refresh()
+            self._letters_read = True
+        self.letters.passed.check(record)
         if progress.suspicion.deaths.get(record.offset, 0) > DEATHS:
             raise self._verdict(record)  # even to answer it instead was too much
         return self.codec.decode(record.value, self.role.expects(record.topic))
@@ -456,6 +406,24 @@ class Loop:
         progress.away = True
         self._retry_due = self.clock() + RETRY_S
         log.warning("registry_away", topic=progress.topic, error=str(error))
+
+    def _wait_for_schema(self, progress: Progress, record: Record, error: WireError) -> None:
+        """Hold the partition: a reader that does know the schema would tell another history."""
+        progress.away = True
+        self._retry_due = self.clock() + RETRY_S
+        self._letters_read = False  # where somebody decides to skip it, that is written there
+        if progress.stuck != record.offset:
+            progress.stuck = record.offset
+            place = f"{record.partition}@{record.offset}"
+            log.warning(
+                "journal_held",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                error=str(error),
+                remedy="bring the schema back, upgrade this worker, or, with all workers of the "
+                f"group stopped, `rollcall dlq skip {self.letters.group} {record.topic} {place}`",
+            )
 
     def bury(self, record: Record, error: WireError) -> None:
         """The usual fate of an unreadable record."""
@@ -521,6 +489,7 @@ class Loop:
             raise JournalGone(msg)
         progress.suspicion.began(start, progress.next_offset)
         self.partitions[held.topic, held.partition] = progress
+        self._letters_read = False
         log.info("partition_assigned", topic=held.topic, partition=held.partition, offset=start)
         return start
 
@@ -600,11 +569,17 @@ class Loop:
                 (self.source.pause if full else self.source.resume)([tp])
 
 
+def another_may_read(error: WireError) -> bool:
+    """Whether the bytes may be good: only the schema is one that this process cannot tell of."""
+    return isinstance(error, UnknownSchema) and not isinstance(error, WrongSchema)
+
+
 class WorkRole:
     """What roles on work topics share: order does not matter, finished offsets are remembered."""
 
     name = ""
     topics: Sequence[str] = ()
+    journals: Sequence[str] = ()
     poll_s = 0.0
     loop: Loop
 

@@ -219,7 +219,7 @@ class Models(WorkRole):
         try:
             version = self.codec.decode(record.value, PolicyVersion)
         except WireError as error:
-            self.loop.letters.bury(record, error)
+            self.loop.letters.bury_once([(record, error)])
             return
         if self._newest is None or version.version > self._newest.version:
             self._newest = version

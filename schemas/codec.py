@@ -30,6 +30,7 @@ from schemas.errors import (
     Unavailable,
     UnknownSchema,
     WireError,
+    WrongSchema,
 )
 
 M = TypeVar("M")
@@ -438,14 +439,14 @@ class Codec:
             wanted = f"{NAMESPACE}{expected.__name__}"
             if found != wanted:
                 msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
-                raise UnknownSchema(msg)
+                raise WrongSchema(msg)
             # Registries spell names their own way; what fixes the bytes is the canonical form.
             ours = to_parsing_canonical_form(parsed) == _canonical(expected)
             schema = schema_of(expected) if ours else cast(Schema, parsed)
             written = _Written(schema, strict.checker(schema), _read_of(expected) if ours else None)
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
-            raise UnknownSchema(msg) from error
+            raise WrongSchema(msg) from error
         self._written[schema_id, expected] = written
         return written
 

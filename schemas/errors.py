@@ -4,7 +4,8 @@ RollcallError
   + Refused          bad input at the door                  -> one clear line, exit code 2
   + WireError        bytes that no schema of ours can read  -> dead.letters, and on
       + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer, NoSuchPartition,
-        KilledWorkers
+        KilledWorkers, Skipped
+          + WrongSchema
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
       + TooLarge
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
@@ -43,7 +44,11 @@ class BadMagic(WireError):
 
 
 class UnknownSchema(WireError):
-    """A schema id that the registry denies, or that belongs to another record."""
+    """A schema that this process does not know, or cannot read with its own; another one may."""
+
+
+class WrongSchema(UnknownSchema):
+    """A schema of another record, or none at all: nobody reads the value as what belongs here."""
 
 
 class BadBytes(WireError):
@@ -56,6 +61,10 @@ class LengthsDisagree(WireError):
     def __init__(self, message: str, **sizes_bytes: int) -> None:
         sizes = ", ".join(f"{name} {size} bytes" for name, size in sizes_bytes.items())
         super().__init__(f"packed arrays of {message} do not fit each other: {sizes}")
+
+
+class Skipped(WireError):
+    """A record that somebody decided to pass over, whether or not it can be read."""
 
 
 class WeightsDiffer(WireError):

@@ -6,7 +6,7 @@ event that caused it, so the journal's commit waits until all of it is acked.
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +36,7 @@ from schemas.errors import (
     KilledWorkers,
     Refused,
     RequestsSkipped,
+    Skipped,
     TooLarge,
     TopicRecreated,
     TopicsDiffer,
@@ -74,6 +75,12 @@ REASON = 2000
 COURTESY = ("close", "abort")
 PROCESS = (Unfit, Unavailable)
 """What concerns all rollouts alike; anything else that is raised for one ends that one."""
+UNREAD = {KilledWorkers: "killed_worker", Skipped: "skipped"}
+"""Why a request is refused unread, by its error; the others say that it cannot be read."""
+BAD_WORDS = 10_000
+"""Records that are no words of `control`, kept until it is known whose they are to bury."""
+CONTROL_OWNER = 0
+"""Whoever has this partition of the requests buries them."""
 
 log = structlog.get_logger()
 
@@ -192,6 +199,7 @@ class Agents:
         self.codec = codec
         self.names = topics
         self.topics: Sequence[str] = (topics.requests, topics.events)
+        self.journals: Sequence[str] = (topics.events,)
         self.commands = commands
         self.trajectories = trajectories
         self.capacity = capacity or Capacity()
@@ -209,7 +217,8 @@ class Agents:
         self._unsent: list[tuple[str, Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
-        self._control = ControlReader(log_, codec, topics, unreadable=self._bury_word)
+        self._control = ControlReader(log_, codec, topics, unreadable=self._note_bad_word)
+        self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
         self._paused: list[tuple[Record, RolloutRequest | WireError]] = []
         self._deadly: dict[tuple[int, int], str] = {}
         """Partition and offset of events that no program may learn of any more, and why."""
@@ -351,8 +360,7 @@ class Agents:
                 self._paused.append((record, error))
                 return
             rollout_id = (record.key or b"").decode("utf-8", "replace")
-            span = self._span(record)
-            code = "killed_worker" if isinstance(error, KilledWorkers) else "unreadable"
+            span, code = self._span(record), UNREAD.get(type(error), "unreadable")
             self._refuse(record, span, rollout_id, code, str(error), None)
         self.loop.bury(record, error)
 
@@ -659,6 +667,7 @@ class Agents:
         if now >= self._control_due:
             self._control_due = now + CONTROL_EVERY_S
             self._listen()
+            self._bury_bad_words()
             if self._paused and not self.words.paused:
                 self._go_on()
         if now >= self._due:
@@ -719,8 +728,14 @@ class Agents:
             if word.kind == "cancel":
                 self._cancel()
 
-    def _bury_word(self, record: Record, error: WireError) -> None:
-        self.loop.letters.bury(record, error)
+    def _note_bad_word(self, record: Record, error: WireError) -> None:
+        self._bad_words.append((record, error))
+
+    def _bury_bad_words(self) -> None:
+        """Every worker reads what is no word of `control`; one of them buries it."""
+        if self._bad_words and CONTROL_OWNER in self._from:
+            self.loop.letters.bury_once(self._bad_words)
+            self._bad_words.clear()
 
     def _cancel(self) -> None:
         for owned in self.owned.values():

@@ -15,8 +15,8 @@ from compose.letters import (
     show_list,
 )
 from compose.pace import Pace
+from consumers.letters import DeadLetters
 from consumers.log import Record
-from consumers.loop import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError
 from schemas.messages import Control
 from tests.compose.world import MemoryCluster
@@ -44,7 +44,7 @@ def bury(
     """Bury a record of partition 1 as a group's loop does."""
     headers = [("mine", b"1"), ("mine", b"2")]
     record = Record(topic, 1, offset, key, value, 5, headers)
-    letters = DeadLetters(cluster.log.publisher(), cluster.topics, group, lambda: 0.0)
+    letters = DeadLetters(cluster.log.publisher(), cluster.topics, group, lambda: 0.0, cluster.log)
     letters.bury(record, error or BadMagic(b"bytes"))
 
 
@@ -237,7 +237,9 @@ def test_a_record_that_is_buried_again_after_its_replay_is_a_letter_of_its_own(
     bury(cluster, 1)
     replay(cluster, EVERY, yes=True, again=False, rate=0)
     (record,) = cluster.log.all(REQUESTS)
-    letters = DeadLetters(cluster.log.publisher(), cluster.topics, "t.agents", lambda: 0.0)
+    letters = DeadLetters(
+        cluster.log.publisher(), cluster.topics, "t.agents", lambda: 0.0, cluster.log
+    )
 
     letters.bury(record, BadMagic(b"bytes"))
     replay(cluster, EVERY, yes=True, again=False, rate=0)

@@ -295,6 +295,7 @@ class TestLog:
 
     def test_a_loop_does_not_commit_work_of_a_partition_that_moved(self) -> None:
         topic, group, codec = self.topic(2), self.named("group"), Codec(LocalRegistry())
+        self.log.create(Topics().dead_letters, 1)
         for partition in (0, 1):
             fill(self.log, topic, [codec.encode(topic, Control("pause"))] * 2, partition)
 
@@ -711,6 +712,7 @@ class TestLog:
 
         codec = Codec(LocalRegistry())
         publisher = self.log.publisher()
+        self.log.create(Topics().dead_letters, 1)
         loop = Loop(self.log, NeedsMore(topic), codec, [publisher], Topics(), self.named("group"))
 
         with pytest.raises(JournalGone, match="retention has passed it"):

@@ -1,0 +1,125 @@
+"""Leading a group past records: shown before it is done, kept with who and why, or refused."""
+
+import pytest
+
+from compose.letters import Choice, NotReplayed, replay, show_list
+from compose.skip import skip
+from consumers.letters import Passed, Skip
+from consumers.memory import MemorySource
+from schemas.errors import Refused
+from tests.compose.world import MemoryCluster
+from tests.consumers.journals import request
+
+EVERY = Choice((), "", "", "")
+AGENTS = "t.agents"
+REQUESTS = "t.rollout.requests"
+EVENTS = "t.rollout.events"
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    """Five records among the requests, of which one can be read, and agents that read none yet."""
+    cluster = MemoryCluster()
+    for n in range(5):
+        value = cluster.codec.encode(REQUESTS, request("r", "react")) if n == 2 else b"{json}"
+        cluster.log.append(REQUESTS, b"k", value, 1)
+    cluster.log.group(AGENTS)
+    return cluster
+
+
+def skipped(cluster: MemoryCluster) -> list[Skip]:
+    passed = Passed(cluster.log, cluster.topics, AGENTS)
+    passed.refresh()
+    return passed.skips.get((REQUESTS, 1), [])
+
+
+def ask(cluster: MemoryCluster, place: str, *, yes: bool = True, **given: str) -> None:
+    told = {"group": "agents", "topic": "rollout.requests", "reason": "JSON by mistake", **given}
+    group, topic, reason = told["group"], told["topic"], told["reason"]
+    skip(cluster, group, topic, place, reason=reason, by="ann", yes=yes)
+
+
+def test_without_yes_it_is_only_said_what_lies_there(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(cluster, "1@0-3", yes=False)
+
+    said = capsys.readouterr().out
+    assert "1@0  BadMagic: the value begins with b'{json'" in said
+    assert "1@2  can be read" in said
+    assert "3 BadMagic, 1 readable" in said
+    assert f"{AGENTS} would pass over {REQUESTS} 1@0-3; nothing was done" in said
+    assert skipped(cluster) == []
+
+
+def test_what_was_decided_is_kept_with_who_and_why_and_listed(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(cluster, "1@0-3")
+
+    assert skipped(cluster) == [Skip(AGENTS, REQUESTS, 1, 0, 3, "JSON by mistake", "ann")]
+    capsys.readouterr()
+    show_list(cluster, EVERY, handled=False)
+    assert capsys.readouterr().out.strip() == "0 dead letters waiting, 1 ranges skipped"
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "said"),
+    [
+        ("1@0-5", {}, "holds offsets from 0 to 4"),
+        ("1@3-2", {}, "holds offsets from 0 to 4"),
+        ("9@0", {}, "holds offsets from 0 to -1"),
+        ("1", {}, "is no place"),
+        ("1@0", {"reason": " "}, "say why with --reason"),
+        ("1@0", {"group": "agent"}, "did you mean 't.agents'"),
+        ("1@0", {"topic": "rollout.request"}, "did you mean 'rollout.requests'"),
+    ],
+)
+def test_what_cannot_be_skipped_is_turned_away(
+    cluster: MemoryCluster, place: str, given: dict[str, str], said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        ask(cluster, place, **given)
+
+    assert skipped(cluster) == []
+
+
+def test_what_the_group_has_come_past_is_not_skipped_any_more(cluster: MemoryCluster) -> None:
+    cluster.log.group(AGENTS).committed[REQUESTS, 1] = 3, ""
+
+    with pytest.raises(Refused, match=r"has come to t\.rollout\.requests 1@3, past all of this"):
+        ask(cluster, "1@0-2")
+
+    ask(cluster, "1@0-3")
+
+
+def test_the_journal_is_skipped_only_where_nobody_can_have_counted_it(
+    cluster: MemoryCluster,
+) -> None:
+    for _ in range(3):
+        cluster.log.append(EVENTS, b"k", b"garbage", 1)
+    cluster.log.group(AGENTS).committed[EVENTS, 1] = 1, ""
+
+    with pytest.raises(Refused, match=r"have counted .* up to 1; name 1@1-2"):
+        ask(cluster, "1@0-2", topic="rollout.events")
+    member = object.__new__(MemorySource)
+    member.positions = {}
+    cluster.log.group(AGENTS).members.append(member)
+    with pytest.raises(Refused, match="stop them all"):
+        ask(cluster, "1@1-2", topic="rollout.events")
+    cluster.log.group(AGENTS).members.clear()
+
+    ask(cluster, "1@1-2", topic="rollout.events")
+
+
+def test_what_was_cut_to_be_buried_is_not_replayed_as_if_it_were_whole(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.hire(lambda call: "left")
+    cluster.log.append(REQUESTS, b"k", b"x" * 2_500_000, 0)
+    cluster.finish()
+
+    with pytest.raises(NotReplayed, match="1 letters cannot be replayed"):
+        replay(cluster, Choice((), "", "", ""), yes=False, again=False, rate=0)
+
+    assert f"it is not whole; what it was cut from is at {REQUESTS} 0@0" in capsys.readouterr().out

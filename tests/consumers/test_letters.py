@@ -1,0 +1,402 @@
+"""What nobody can read is buried, what one cannot read yet is waited for, what stops a group is
+skipped: the same for every reader."""
+
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from compose.verify import audit
+from consumers.letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
+from consumers.log import Headers
+from consumers.loop import Loop
+from inference.scripted import ScriptedEngine
+from schemas.codec import PREFIX, Codec, LocalRegistry, schema_text
+from schemas.errors import StormOfDeadLetters, UnknownSchema
+from schemas.messages import Control, Event, RolloutRefused, Trajectory
+from tests.consumers.journals import request
+from tests.consumers.rig import Rig, role_of, source_of
+from tests.consumers.test_agents_worker import ASKS, ask
+
+AGENTS = "t.agents"
+
+
+class Forgetful(LocalRegistry):
+    """A registry that denies some ids, as a follower that lags does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.denied: set[int] = set()
+
+    def schema_of(self, schema_id: int) -> str:
+        if schema_id in self.denied:
+            msg = f"no schema has id {schema_id}"
+            raise UnknownSchema(msg)
+        return super().schema_of(schema_id)
+
+
+class Denied(Rig):
+    """A rollout whose answer is written under an id that the registry denies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry: Any = Forgetful()
+        self.codec = Codec(self.registry, clock=self.clock)
+        self.models_ = self.models(ScriptedEngine("p", lambda call: "yes"))
+        self.id = self.registry.writer_id("x", schema_text(Event).replace(",", ", "))
+        self.registry.denied = {self.id}
+
+    def until_answered(self, agents: Loop) -> int:
+        """Let it be asked and answered; return the answer's offset, under the denied id."""
+        ask(self)
+        self.settle(agents)
+        self.settle(self.models_)
+        stored = self.log.topics[self.topics.events][0].records
+        key, value, at, headers = stored[-1] or pytest.fail("no answer was written")
+        assert value is not None
+        stored[-1] = key, PREFIX.pack(0, self.id) + value[PREFIX.size :], at, headers
+        return len(stored) - 1
+
+    def knows(self) -> None:
+        self.registry.denied = set()
+        self.clock.pass_by(1.1)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def garbage(rig: Rig, topic: str, count: int) -> None:
+    for _ in range(count):
+        rig.log.append(topic, b"k", b"{json}", 0)
+
+
+def letters(rig: Rig, topic: str) -> list[int]:
+    """Of a topic's buried records the offsets, in order of their letters."""
+    told = [dict(r.headers or []) for r in rig.log.all(rig.topics.dead_letters)]
+    return [int(of["dlq_offset"]) for of in told if of.get("dlq_topic") == topic.encode()]
+
+
+def skip(rig: Rig, topic: str, first: int, last: int, group: str = AGENTS) -> None:
+    decided = Skip(group, topic, 0, first, last, "written by mistake", "ann")
+    rig.pen.send(rig.topics.dead_letters, None, None, partition=0, headers=decided.headers())
+
+
+def asked_for(rig: Rig) -> dict[str, str]:
+    return {t.rollout_id: t.status for t in rig.trajectories()}
+
+
+def cut_of(headers: Headers | None, what: str) -> tuple[int, str]:
+    told = dict(headers or [])
+    return int(told[f"dlq_{what}_bytes"]), told[f"dlq_{what}_sha256"].decode()
+
+
+# Too much of it
+
+
+def test_a_group_that_a_storm_stops_is_led_past_it_and_every_request_is_accounted_for(
+    rig: Rig,
+) -> None:
+    # Given more garbage among the requests than a group may bury
+    ask(rig, "before")
+    garbage(rig, rig.topics.requests, 60)
+    ask(rig, "after")
+    loop = rig.agents()
+    with pytest.raises(StormOfDeadLetters, match=r"dlq skip t.agents t.rollout.requests 0@FIRST"):
+        rig.settle(loop)
+    source_of(loop).kill()
+
+    # When somebody decides that it is skipped
+    skip(rig, rig.topics.requests, 1, 60)
+    loop, models = rig.agents("a2"), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    rig.settle(loop, models)
+    rig.commit(loop, models)
+
+    # Then the others run, each skipped one is refused and kept, and the audit has no objection
+    refused = [event.body for event in rig.events(RolloutRefused)]
+    assert asked_for(rig)["before"] == asked_for(rig)["after"] == "finished"
+    assert {b.request_offset for b in refused if isinstance(b, RolloutRefused)} == set(range(1, 61))
+    assert set(letters(rig, rig.topics.requests)) == set(range(1, 61))
+    report = audit(rig.log, rig.codec, rig.topics, drained=True)
+    assert report.ok, report.breaches
+
+
+def test_what_can_be_read_is_skipped_too_and_another_group_is_not_led_astray(rig: Rig) -> None:
+    for rollout_id in ("a", "b", "c"):
+        ask(rig, rollout_id)
+    skip(rig, rig.topics.requests, 1, 1)
+    skip(rig, rig.topics.requests, 2, 2, group="t.others")
+    loop, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+
+    rig.settle(loop, models)
+
+    assert asked_for(rig) == {"a": "finished", "b": "refused", "c": "finished"}
+    (refused,) = (t for t in rig.trajectories() if t.rollout_id == "b")
+    assert (refused.code, refused.reason) == ("skipped", "skipped by ann: written by mistake")
+
+
+def test_garbage_on_control_stops_nobody_and_is_buried_once(rig: Rig) -> None:
+    # Given much garbage on control
+    garbage(rig, rig.topics.control, 60)
+
+    # When two workers read it, and others after every restart
+    for n in range(4):
+        loops = [rig.agents(f"a{n}.{m}") for m in range(2)]
+        for loop in loops:
+            role_of(loop).hear()
+        rig.settle(*loops)
+        for loop in loops:
+            source_of(loop).kill()
+
+    # Then there is one letter of each, and no storm
+    assert letters(rig, rig.topics.control) == list(range(60))
+
+
+def test_garbage_on_control_hides_no_word_behind_it(rig: Rig) -> None:
+    garbage(rig, rig.topics.control, 60)
+    rig.order("pause")
+    loop = rig.agents()
+
+    role_of(loop).hear()
+
+    assert role_of(loop).words.paused
+
+
+# Too large
+
+
+def test_a_record_larger_than_a_letter_is_cut_and_says_what_it_was(rig: Rig) -> None:
+    value = b"x" * 2_500_000
+    rig.log.append(rig.topics.requests, b"k", value, 0)
+    ask(rig, "after")
+    loop, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+
+    rig.settle(loop, models)
+
+    (letter,) = rig.log.all(rig.topics.dead_letters)
+    assert letter.value
+    assert value.startswith(letter.value)
+    assert cut_of(letter.headers, "value") == (len(value), sha256(value).hexdigest())
+    assert asked_for(rig)["after"] == "finished"
+
+
+@pytest.mark.parametrize("key_bytes", [KEY_BYTES + 1, 1_000_100])
+def test_a_key_larger_than_a_letter_takes_is_cut_and_its_request_is_refused(
+    rig: Rig, key_bytes: int
+) -> None:
+    key = b"k" * key_bytes
+    rig.log.append(rig.topics.requests, key, b"garbage", 0)
+    ask(rig, "after")
+    loop, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+
+    rig.settle(loop, models)
+
+    (letter,) = rig.log.all(rig.topics.dead_letters)
+    assert (letter.key, letter.value) == (key[:KEY_BYTES], b"garbage")
+    assert cut_of(letter.headers, "key") == (len(key), sha256(key).hexdigest())
+    assert sorted(asked_for(rig).values()) == ["finished", "refused"]
+
+
+def test_whatever_is_buried_fits_and_is_whole_where_it_can_be(rig: Rig) -> None:
+    loop = rig.agents()
+    for size in (0, 10, LETTER_BYTES - 3000, LETTER_BYTES, 3 * LETTER_BYTES):
+        headers = [("h", b"v" * 70_000)] if size % 2 else [("h", b"v")]
+        rig.log.append(rig.topics.requests, b"k", b"x" * size, 0, headers)
+
+    rig.settle(loop)
+
+    found = rig.log.all(rig.topics.dead_letters)
+    sizes = [
+        len(r.key or b"") + len(r.value or b"") + sum(len(n) + len(v) for n, v in r.headers or [])
+        for r in found
+    ]
+    assert len(found) == 5
+    assert max(sizes) <= LETTER_BYTES
+    assert [len(r.value or b"") for r in found][:3] == [0, 10, LETTER_BYTES - 3000]
+
+
+# What one reader cannot read and another can
+
+
+def test_an_event_whose_schema_is_denied_holds_its_partition_until_it_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rig = Denied()
+    agents = rig.agents()
+    offset = rig.until_answered(agents)
+    heir = rig.agents("a2")
+    source_of(agents).kill()
+
+    for _ in range(5):
+        rig.commit(heir)
+    assert letters(rig, rig.topics.events) == []
+    assert (rig.committed(AGENTS, rig.topics.events) or 0) <= offset
+    said = [line for line in capsys.readouterr().out.splitlines() if "journal_held" in line]
+    assert len(said) == 1
+    assert f"no schema has id {rig.id}" in said[0]
+    assert f"rollcall dlq skip t.agents t.rollout.events 0@{offset}" in said[0]
+
+    rig.knows()
+    rig.settle(heir, rig.models_)
+    assert asked_for(rig) == {"r": "finished"}
+    assert audit(rig.log, rig.codec, rig.topics, drained=True).ok
+
+
+def test_what_was_folded_once_is_waited_for_after_a_takeover_too() -> None:
+    # Given a worker that knew the schema, and has committed behind the answer
+    rig = Denied()
+    agents = rig.agents()
+    rig.until_answered(agents)
+    ask(rig, "other", "tests.consumers.test_agents_worker:walks")
+    source_of(agents).kill()
+    rig.registry.denied = set()
+    agents = rig.agents("a2")
+    rig.settle(agents, rig.models_)
+    rig.commit(agents)
+    source_of(agents).kill()
+
+    # When another takes over that does not, then it waits and forgets nothing
+    rig.registry.denied = {rig.id}
+    rig.codec = Codec(rig.registry, clock=rig.clock)
+    for topic, of in ((rig.topics.events, Event), (rig.topics.trajectories, Trajectory)):
+        rig.codec.prepare(topic, of)
+    heir = rig.agents("a3")
+    before = rig.committed(AGENTS, rig.topics.events)
+    for _ in range(3):
+        rig.commit(heir)
+    assert rig.committed(AGENTS, rig.topics.events) == before
+
+    rig.knows()
+    rig.settle(heir, rig.models_)
+    assert set(role_of(heir).owned[0].journal.open) == {"other"}
+
+
+def test_an_entry_of_the_journal_that_is_skipped_counts_for_no_reader() -> None:
+    # Given a partition that is held by an event whose schema is denied
+    rig = Denied()
+    agents = rig.agents()
+    offset = rig.until_answered(agents)
+    source_of(agents).kill()
+    agents = rig.agents("a2")
+    rig.settle(agents)
+
+    # When it is skipped, and the schema becomes known only then
+    source_of(agents).kill()
+    skip(rig, rig.topics.events, offset, offset)
+    agents = rig.agents("a3")
+    rig.settle(agents)
+    rig.knows()
+    rig.clock.pass_by(500)
+    rig.settle(agents, rig.models_)
+    rig.clock.pass_by(1)
+    rig.settle(agents, rig.models_)
+
+    # Then the call was asked again, and whoever reads the journal agrees
+    (trajectory,) = rig.trajectories()
+    assert (trajectory.status, trajectory.failures) == ("finished", 1)
+    assert letters(rig, rig.topics.events) == [offset]
+    report = audit(rig.log, rig.codec, rig.topics, drained=True)
+    assert report.ok, report.breaches
+
+
+def test_an_event_that_another_release_has_buried_stays_so(rig: Rig) -> None:
+    # Given an answer that can be read, of which there is a dead letter by the agents
+    loop, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    ask(rig)
+    rig.settle(loop)
+    rig.settle(models)
+    offset = rig.log.bounds(rig.topics.events)[0][1] - 1
+    source_of(loop).kill()
+    told = {"topic": rig.topics.events, "partition": 0, "offset": offset, "group": AGENTS}
+    headers = [(f"dlq_{name}", str(value).encode()) for name, value in told.items()]
+    rig.pen.send(rig.topics.dead_letters, b"r", b"its bytes", headers=headers)
+
+    # When another worker reads the journal
+    loop = rig.agents("a2")
+    rig.settle(loop)
+
+    # Then it does not count the answer, and no second letter is written
+    assert rig.trajectories() == []
+    assert len(rig.log.all(rig.topics.dead_letters)) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [b"{json}", None, b"\0\0\0\0\1\2", b"\0\0"], ids=["json", "null", "short", "cut"]
+)
+def test_bytes_that_no_reader_will_ever_read_are_buried_and_the_journal_goes_on(
+    rig: Rig, value: bytes | None
+) -> None:
+    rig.registry.writer_id("x", schema_text(Event))
+    rig.log.append(rig.topics.events, b"k", value, 0)
+    ask(rig)
+    loop, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+
+    rig.settle(loop, models)
+
+    assert letters(rig, rig.topics.events) == [0]
+    assert asked_for(rig) == {"r": "finished"}
+
+
+def test_an_event_under_the_schema_of_another_record_is_buried(rig: Rig) -> None:
+    rig.write(rig.topics.events, "k", Control("cancel"), 0)
+    loop = rig.agents()
+
+    rig.settle(loop)
+
+    assert letters(rig, rig.topics.events) == [0]
+
+
+# What is known of it
+
+
+def test_only_what_is_new_on_dead_letters_is_read(rig: Rig) -> None:
+    read: list[int] = []
+
+    class Counting(Passed):
+        def _take(self, headers: Headers | None) -> None:
+            read.append(1)
+            super()._take(headers)
+
+    passed = Counting(rig.log, rig.topics, AGENTS)
+    for n in range(3):
+        skip(rig, rig.topics.requests, n, n)
+        passed.refresh()
+        passed.refresh()
+
+    assert len(read) == 3
+    assert [s.first for s in passed.skips[rig.topics.requests, 0]] == [0, 1, 2]
+
+
+def test_a_mark_says_who_and_why_also_with_odd_letters_and_after_retention(rig: Rig) -> None:
+    passed = Passed(rig.log, rig.topics, AGENTS)
+    skip(rig, rig.topics.requests, 0, 0)
+    passed.refresh()
+    decided = Skip(AGENTS, rig.topics.steps, 3, 4, 5, "zu groß ✓", "änne")
+    rig.pen.send(rig.topics.dead_letters, None, None, partition=0, headers=decided.headers())
+    rig.log.delete_before(rig.topics.dead_letters, 0, 1)
+
+    passed.refresh()
+
+    assert passed.skips[rig.topics.steps, 3] == [decided]
+
+
+def test_a_request_that_is_skipped_while_agents_are_paused_is_refused_when_they_go_on(
+    rig: Rig,
+) -> None:
+    loop = rig.agents()
+    rig.settle(loop)
+    source_of(loop).kill()
+    rig.order("pause")
+    rig.ask(request("r", ASKS))
+    skip(rig, rig.topics.requests, 0, 0)
+    loop = rig.agents("a2")
+    role_of(loop).hear()
+    rig.settle(loop)
+    assert rig.trajectories() == []
+
+    rig.order("resume")
+    rig.clock.pass_by(1)
+    rig.settle(loop)
+
+    assert asked_for(rig) == {"r": "refused"}

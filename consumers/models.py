@@ -7,6 +7,7 @@ version is: a restarted server reads `policy.versions` to its end first.
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -26,6 +27,7 @@ from schemas.errors import (
     WireError,
     WorkFailed,
 )
+from schemas.ids import prefix_digest
 from schemas.kept import Kept
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from schemas.topics import Topics
@@ -33,6 +35,8 @@ from schemas.topics import Topics
 VERSIONS_EVERY_S = 0.05
 RETRY_S = 1.0
 CANARY_TRIES = 3
+PREFIX_BYTES = 256 << 20
+"""Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
 WAIT_SAID_S = 15.0
 
 log = structlog.get_logger()
@@ -62,6 +66,8 @@ class Models(WorkRole):
         self.wall = wall or steady_wall()
         self.answers = Answers(name, log_, codec, topics, publisher, self.wall)
         self.counts: Counter[str] = Counter()
+        self.prefixes: Kept[bytes] = Kept(PREFIX_BYTES)
+        """Token sequences by digest, as far as they have come."""
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
         self._versions = log_.reader([topics.versions])
@@ -109,8 +115,26 @@ class Models(WorkRole):
         elif not self._current(call):
             self._early.append((record, call))
         else:
-            self._in_hand[call.command_id] = call, [record]
-            self.engine.add(call)
+            self._begin(record, call)
+
+    def _begin(self, record: Record, call: ModelCall) -> None:
+        """Hand a call to the engine with the tokens that it names, if they are held here."""
+        if call.prefix_ids is None and call.prefix_length:
+            ids = self.prefixes.get(call.prefix_digest)
+            if ids is None or len(ids) != 4 * call.prefix_length:
+                self.counts["prefix_needed"] += 1
+                msg = f"a prefix of {call.prefix_length} tokens is not held here; send it whole"
+                self.answers.give(call, CallFailed("prefix_needed", msg, True), record)
+                return
+            call = replace(call, prefix_ids=ids)
+        self._in_hand[call.command_id] = call, [record]
+        self.engine.add(call)
+
+    def _hold(self, call: ModelCall, body: ModelAnswered) -> None:
+        """Keep a sequence that was extended, in place of what it was before."""
+        ids = (call.prefix_ids or b"") + body.added_ids + body.token_ids
+        self.prefixes.drop(call.prefix_digest or prefix_digest(call.prefix_ids or b""))
+        self.prefixes.keep(prefix_digest(ids), ids)
 
     def _refusal(self, call: ModelCall, now_ms: int) -> CallFailed | None:
         if call.policy_id != self.engine.policy_id:
@@ -184,6 +208,7 @@ class Models(WorkRole):
         _, records = self._in_hand.pop(call.command_id, (call, []))
         if isinstance(body, ModelAnswered):
             self.kept.keep(call.command_id, body)
+            self._hold(call, body)
         for record in records:
             self.answers.give(call, body, record)
         self.counts["answered"] += 1

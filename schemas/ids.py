@@ -27,6 +27,11 @@ def call_seed(seed_key: str, attempt: int, position: int) -> int:
     return int.from_bytes(blake2b(place.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def prefix_digest(packed_ids: bytes) -> bytes:
+    """Name the tokens of a sequence so far, 16 bytes."""
+    return blake2b(packed_ids, digest_size=16).digest()
+
+
 def request_id(run_id: str, draw: int, member: int) -> str:
     """The id of a training run's request, so that a restart neither forgets nor doubles one."""
     return digest("request", run_id, draw, member).hex()

@@ -43,7 +43,7 @@ from consumers.agents.wishes import (
 )
 from schemas import messages as wire
 from schemas.errors import DeterminismError, ProgramFailed, Refused
-from schemas.ids import call_seed, command_id
+from schemas.ids import call_seed, command_id, prefix_digest
 from schemas.interrupts import is_from_outside
 from schemas.messages import (
     AttemptStarted,
@@ -94,6 +94,10 @@ RESULT_CHARS = 200_000
 PATIENCE = 2.5
 """In timeouts of a command: one to be begun in, one to be carried out in, half for the ways. Were
 its owner to give up when it may just be begun, a full server would work for nobody."""
+LONG_PREFIX = 1024
+"""Tokens; where a prefix is longer, a call names it, for the server that answered last holds it."""
+MISS_EVERY = 16
+"""Answers to a question for a prefix; servers that ask more often, or always, are sent it whole."""
 FEW_RECORDS = 20_000
 """Folded in a second; a reader that has no more to read needs no stragglers named."""
 FAR_MS = 10**13
@@ -147,7 +151,8 @@ class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
     __slots__ = (
-        "answers", "begun", "busy", "index", "length", "messages", "policy_id", "samplings",
+        "answers", "begun", "busy", "index", "length", "messages", "misses", "policy_id",
+        "samplings",
     )  # fmt: skip
 
     def __init__(
@@ -163,6 +168,8 @@ class Conversation:
         """Tokens that were there before the first answer; they stand for the first messages."""
         self.length = len(begun) // 4
         self.busy = False
+        self.misses = 0
+        """How often its prefix was asked for."""
 
     def extended_by(self, messages: Sequence[Message], policy_id: str) -> bool:
         """Whether the messages are the known ones first, then at least one new."""
@@ -181,6 +188,12 @@ class Conversation:
         self.answers.append(answer)
         self.samplings.append(sampling)
         self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
+
+    def held(self) -> bool:
+        """Whether its server may be expected to hold it."""
+        answered = len(self.answers)
+        seldom = self.misses * MISS_EVERY <= answered + MISS_EVERY
+        return self.length >= LONG_PREFIX and answered > 0 and seldom
 
     def packed(self) -> bytes:
         """All token ids; put together anew, for the answers hold them already."""
@@ -481,6 +494,8 @@ class Rollout:
 
     def _call(self, waits: Outstanding, wish: CallModel) -> ModelCall:
         sequence = cast(Conversation, waits.sequence)
+        ids = sequence.packed()
+        named = sequence.held() and not waits.with_history
         return make_call(
             *self._place(waits),
             self.partition,
@@ -491,8 +506,9 @@ class Rollout:
             waits.new,
             cast(Sampling, waits.sampling),
             call_seed(self.request.seed_key, self.attempt, waits.position),
-            sequence.packed(),
+            None if named else ids,
             sequence.length,
+            prefix_digest(ids) if named else b"",
             tools=wish.tools,
             min_policy_version=self.request.min_policy_version,
             policy_version=self._pinned(sequence.policy_id),
@@ -602,6 +618,8 @@ class Rollout:
                 AttemptStarted(body.message[:REASON_CHARS]), attempt=self.attempt + 1
             )
         free = body.code in FREE_FAILURES and not waits.with_history
+        if waits.sequence is not None:
+            waits.sequence.misses += body.code == "prefix_needed"
         self.failures += not free
         waits.failures += not free
         if body.retriable and waits.failures < limits.max_tries:

@@ -15,7 +15,6 @@ from consumers.memory import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
 from schemas.messages import AttemptStarted, EnvironmentStep, Event, ModelAnswered, ModelCall
-from schemas.packed import ids_of
 from schemas.topics import Topics, wanted
 
 TOPICS = Topics()
@@ -67,7 +66,7 @@ def test_a_measured_rollout_has_eight_turns_of_so_many_sampled_tokens(tokens: in
     assert [len(b.token_ids) // 4 for b in said if isinstance(b, ModelAnswered)] == [tokens] * 8
     assert steps == ["reset"] + ["step"] * 8
     a_turn = tokens + workload.SEEN_TOKENS
-    assert [len(ids_of(c.prefix_ids or b"")) for c in calls] == [a_turn * n for n in range(8)]
+    assert [c.prefix_length for c in calls] == [a_turn * n for n in range(8)]
 
 
 def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:

@@ -108,9 +108,11 @@ class Rig:
         )
         return self.loop(role, publisher, "t.agents", accept_truncation=accept)
 
-    def models(self, engine: Engine, name: str = "m1", **options: Any) -> Loop:
+    def models(
+        self, engine: Engine, name: str = "m1", *, make: type[Models] = Models, **options: Any
+    ) -> Loop:
         publisher = self.log.publisher()
-        role = Models(
+        role = make(
             name,
             self.log,
             self.codec,

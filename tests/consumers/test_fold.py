@@ -27,7 +27,7 @@ from consumers.agents.wishes import (
     user,
 )
 from schemas.errors import DeterminismError, ProgramFailed
-from schemas.ids import call_seed, command_id
+from schemas.ids import call_seed, command_id, prefix_digest
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -467,6 +467,59 @@ def test_history_asked_for_after_it_was_sent_is_a_failure() -> None:
 
     assert again.tries == 2
     assert decision.body.code == "raised"
+
+
+LONG = "word " * 220
+"""More tokens than a call carries twice."""
+
+
+def talks_on(task: Task) -> Agent:
+    messages = [user(LONG)]
+    for _ in range(task.max_turns):
+        answer = yield CallModel(messages)
+        messages += [answer.message, user("go on")]
+    yield Finish(answer.text)
+
+
+def test_a_long_prefix_goes_by_length_and_digest_and_whole_when_it_is_needed() -> None:
+    hand = Hand(talks_on)
+    first = one(hand.start("talks_on"))
+
+    named = one(hand.say(first, "yes"))
+    whole = one(hand.fail(named, "prefix_needed"))
+
+    ids = said(first, "yes").added_ids + said(first, "yes").token_ids
+    assert (first.prefix_ids, first.prefix_digest) == (b"", b"")
+    assert (named.prefix_ids, named.prefix_digest) == (None, prefix_digest(ids))
+    assert named.prefix_length == whole.prefix_length == len(ids) // 4
+    assert (whole.prefix_ids, whole.tries, whole.body_digest) == (ids, 1, named.body_digest)
+    assert one(hand.fail(whole)).prefix_ids == ids
+    assert rollout_of(hand).failures == 1
+
+
+def test_a_server_that_asks_for_every_prefix_is_soon_sent_them_whole() -> None:
+    hand = Hand(talks_on)
+    call = one(hand.start("talks_on", limits=Limits(max_turns=40, max_tries=1)))
+
+    asked = 0
+    while isinstance(call, ModelCall):
+        if call.prefix_ids is None:
+            asked += 1
+            call = one(hand.fail(call, "prefix_needed"))
+            assert call.prefix_ids is not None
+        call = one(hand.say(call, "yes"))
+
+    assert call.body.status == "finished"
+    assert 1 < asked <= 4
+
+
+def test_a_prefix_that_was_given_to_begin_with_is_not_expected_to_be_held() -> None:
+    def forks(task: Task) -> Agent:
+        yield CallModel([user(LONG), user("more")], begun=Begun(1, pack_ids(range(2000))))
+
+    call = one(Hand(forks).start("forks"))
+
+    assert (call.prefix_ids, call.prefix_digest) == (pack_ids(range(2000)), b"")
 
 
 def test_a_server_that_always_needs_the_prefix_is_not_asked_for_ever() -> None:

@@ -1,27 +1,35 @@
 """The models group on the in-memory log: calls in, continuations out, versions in between."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from consumers.log import Record
+from consumers.loop import Loop
+from consumers.models import Models
 from inference.engine import Answer
 from inference.scripted import ScriptedEngine
+from schemas import messages
 from schemas.codec import Codec
 from schemas.errors import Unavailable, Unfit, WorkFailed
-from schemas.ids import command_id
+from schemas.ids import command_id, prefix_digest
 from schemas.messages import (
     CallFailed,
     Event,
+    Limits,
     Message,
     ModelAnswered,
     ModelCall,
     PolicyVersion,
+    RolloutRequest,
     Sampling,
     WeightsFile,
 )
-from schemas.packed import ids_of
+from schemas.packed import ids_of, pack_ids
 from tests.consumers.rig import Rig, role_of, source_of
 
 FAR_MS = 2_000_000_000_000
@@ -339,6 +347,108 @@ def test_a_version_that_is_announced_while_the_registry_is_away_waits_for_it(rig
 
     assert engine.adopted == [2]
     assert [ids_of(body.versions).tolist() for body in answers(rig)] == [[2] * 4]
+
+
+def named(ids: bytes, position: int, **fields: Any) -> ModelCall:
+    """A call that names its prefix."""
+    length, name = len(ids) // 4, prefix_digest(ids)
+    return call_of(
+        position=position, prefix_ids=None, prefix_length=length, prefix_digest=name, **fields
+    )
+
+
+def extended(ids: bytes, body: ModelAnswered) -> bytes:
+    return ids + body.added_ids + body.token_ids
+
+
+def test_a_prefix_that_was_answered_here_is_held_as_far_as_it_came(rig: Rig) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    send(rig, call_of(prefix_ids=pack_ids(range(9)), prefix_length=9))
+    rig.settle(loop)
+    once = extended(pack_ids(range(9)), answers(rig)[0])
+
+    send(rig, named(once, 1))
+    rig.settle(loop)
+    twice = extended(once, answers(rig)[1])
+    send(rig, named(twice, 2), named(once, 3))
+    rig.settle(loop)
+
+    assert [call.prefix_ids for call in engine.added[1:]] == [once, twice]
+    assert [getattr(body, "code", "") for body in answers(rig)] == ["", "", "prefix_needed", ""]
+    assert answers(rig)[2].retriable
+    assert len(role_of(loop).prefixes) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"prefix_length": 8}, {"prefix_digest": b"?"}])
+def test_a_prefix_of_another_length_or_name_is_asked_for(rig: Rig, wrong: dict[str, Any]) -> None:
+    engine = Counting()
+    loop = rig.models(engine)
+    send(rig, call_of())
+    rig.settle(loop)
+    ids = extended(b"", answers(rig)[0])
+
+    send(rig, replace(named(ids, 1), **wrong))
+    rig.settle(loop)
+
+    assert answers(rig)[1].code == "prefix_needed"
+    assert len(engine.added) == 1
+
+
+LONG = "word " * 220
+
+
+def talks_on(task: Task) -> Agent:
+    said = [user(LONG)]
+    for number in range(task.max_turns):
+        answer = yield CallModel(said)
+        said += [answer.message, user(f"go on {number}")]
+    yield Finish(answer.text)
+
+
+def lived(rig: Rig, models: Callable[[], Loop], *, turns: int = 12) -> tuple[Any, list[ModelCall]]:
+    """The sequences of a rollout through a new server every few turns, and its calls."""
+    limits = Limits(max_turns=turns, max_tries=1)
+    asked = RolloutRequest(
+        "r", messages.Task(), agent=f"{__name__}:talks_on", policy_id="p", limits=limits
+    )
+    agents, server = rig.agents(), models()
+    rig.ask(asked)
+    while not rig.trajectories():
+        for _ in range(8):
+            agents.turn(0.0)
+            server.turn(0.0)
+        rig.commit(server)
+        source_of(server).kill()
+        server = models()
+    calls = rig.read(rig.topics.calls("p"), ModelCall)
+    return rig.trajectories()[0], [call for call in calls if call.kind == "sample"]
+
+
+class WithoutMemory(Models):
+    """A server of a release that held no prefixes: its engine sees what the call carries."""
+
+    def _begin(self, record: Record, call: ModelCall) -> None:
+        self._in_hand[call.command_id] = call, [record]
+        self.engine.add(call)
+
+
+@pytest.mark.parametrize("make", [Models, WithoutMemory])
+def test_a_rollout_is_the_same_whoever_holds_its_prefixes(make: type[Models]) -> None:
+    def script(call: ModelCall) -> str:
+        assert call.prefix_ids is not None
+        return f"{call.prefix_length} tokens, {prefix_digest(call.prefix_ids).hex()}"
+
+    rig, other = Rig(), Rig()
+    trajectory, calls = lived(
+        rig, lambda: rig.models(ScriptedEngine("p", script), make=make), turns=12
+    )
+    whole, _ = lived(other, lambda: other.models(ScriptedEngine("p", script)), turns=12)
+
+    assert (trajectory.status, trajectory.failures) == ("finished", 0)
+    assert trajectory.sequences == whole.sequences
+    assert sum(call.prefix_ids is None for call in calls) >= 1
+    assert len({call.position for call in calls}) == 12
 
 
 def test_an_aborted_call_is_forgotten_and_its_record_closed(rig: Rig) -> None:

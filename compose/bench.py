@@ -21,6 +21,7 @@ from compose.benchmarks import (
     spine,
     starts,
     takeover,
+    wire,
 )
 from compose.benchmarks.figure import Figure
 from compose.doors import refuse_no_folder
@@ -36,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "live_rollout_bytes": memory.live_rollout,
     "overload_goodput_1.5x": lambda settings: overload.goodput(settings, 1.5),
     "overload_goodput_4x": lambda settings: overload.goodput(settings, 4.0),
+    "wire_bytes_32k": wire.bytes_of_a_rollout,
     "scan_records_per_s": scan.records_per_s,
     "export_records_per_s": export.records_per_s,
     "rescore_trajectories_per_s": rescore.trajectories_per_s,

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from compose import bench
-from compose.benchmarks import echo, memory, overload, scan, workload
+from compose.benchmarks import echo, memory, overload, scan, wire, workload
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.verify import audit
@@ -51,6 +51,14 @@ def test_a_server_that_is_asked_for_four_times_what_it_can_do_does_all_it_can() 
 
     assert (figure.unit, figure.ceiling) == ("answers/s", 2.0)
     assert 0.9 < figure.ratio <= 1.01
+
+
+def test_a_rollout_of_32768_tokens_in_100_turns_is_sent_about_twice() -> None:
+    figure = wire.bytes_of_a_rollout(Settings())
+
+    assert figure.unit == "bytes"
+    assert figure.ceiling < figure.value < 1_500_000
+    assert len(figure.notes) == 6
 
 
 @pytest.mark.parametrize("tokens", [64, 512])

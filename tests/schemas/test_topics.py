@@ -113,6 +113,13 @@ def test_the_journal_outlives_the_work_that_it_answers() -> None:
     assert kept("rollout.events") >= kept("env.steps")
 
 
+def test_what_counts_for_no_reader_of_the_journal_is_known_as_long_as_it_lies_there() -> None:
+    assert of_name("dead.letters").config == {
+        **of_name("rollout.events").config,
+        "max.message.bytes": of_name("dead.letters").config["max.message.bytes"],
+    }
+
+
 def test_the_dead_letters_hold_whatever_another_topic_could_hold() -> None:
     sizes = {spec.name: int(spec.config["max.message.bytes"]) for spec in manifest()}
 

@@ -41,6 +41,8 @@ LETTER_LIMIT_BYTES = 2_000_000
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
 REFRESH_S = 10.0
+GROWTH_S = 3.0
+"""What brokers have to hear of partitions that were added."""
 SAY_AGAIN_S = 300.0
 AWAY = {
     KafkaError._TRANSPORT,
@@ -178,24 +180,30 @@ class KafkaPublisher:
             self._produce(given, named)
 
     def _produce(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        until = 0.0
         while True:
             try:
                 self._producer.produce(*given, **named)
             except BufferError:
                 self._producer.poll(0.1)
             except KafkaException as error:
-                self._learn_of_growth(error, given[0])
+                until = until or time.monotonic() + GROWTH_S
+                self._learn_of_growth(error, given[0], until)
             else:
                 return
 
-    def _learn_of_growth(self, error: KafkaException, topic: str) -> None:
+    def _learn_of_growth(self, error: KafkaException, topic: str, until: float) -> None:
         """Ask for the partitions of a topic that has grown; any other error is raised.
 
         The client would learn it in five minutes by itself, and refuse the record until then.
+        Raises DeliveryFailed for a partition that brokers do not come to know.
         """
         if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
             raise error
-        self._producer.list_topics(topic, timeout=REFRESH_S)
+        found = self._producer.list_topics(topic, timeout=REFRESH_S).topics[topic].partitions
+        if time.monotonic() > until:
+            msg = f"a record for {topic} names a partition beyond its {len(found)}"
+            raise DeliveryFailed(msg)
         self._producer.poll(RETRY_S)
 
     def _report(self, cause: Cause | None) -> Callable[[KafkaError | None, Message], None]:

@@ -1,9 +1,11 @@
-"""What a process says of a broker that is away."""
+"""What a process says of a broker that is away, and how long it waits for what is not there."""
 
+import pytest
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from producers.publisher import Said, quiet
+from producers.publisher import KafkaPublisher, Said, quiet
+from schemas.errors import DeliveryFailed
 
 
 def test_the_same_is_said_once_and_after_a_while_again() -> None:
@@ -25,6 +27,17 @@ def test_a_broker_that_is_away_is_said_once_whoever_misses_it() -> None:
             tell(KafkaError(KafkaError._ALL_BROKERS_DOWN))
 
     assert [line["event"] for line in lines] == ["broker_away"]
+
+
+def test_a_partition_that_is_not_there_ends_the_wait_for_it() -> None:
+    publisher = KafkaPublisher({"test.mock.num.brokers": 1})
+    publisher.send("t", "k", b"v", partition=0)
+    assert publisher.flush(10.0) == 0
+
+    publisher.send("t", "k", b"v", partition=99)
+
+    with pytest.raises(DeliveryFailed, match="names a partition beyond its 4"):
+        publisher.push()
 
 
 def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:

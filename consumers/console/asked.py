@@ -8,6 +8,7 @@ from array import array
 import numpy as np
 
 from consumers.console.columns import Words, find, firsts, sort_together, words
+from schemas.ids import prefix_digest
 from schemas.messages import CallFailed, EnvironmentStep, Event, ModelCall
 
 Command = ModelCall | EnvironmentStep
@@ -61,9 +62,9 @@ def _said(command: Command) -> tuple[object, ...]:
 
 
 def prefix_of(call: ModelCall) -> bytes:
-    """The tokens so far, or their digest: whichever way they go, the same comes out."""
+    """The digest of the tokens so far: the same whether a worker sent them or named them."""
     ids = call.prefix_ids
-    return call.prefix_digest if ids is None else ids
+    return call.prefix_digest if ids is None else prefix_digest(ids)
 
 
 def _number(value: float) -> float | None:

@@ -20,6 +20,7 @@ from schemas.messages import (
     DeadlinePassed,
     EnvironmentStep,
     Event,
+    ModelAnswered,
     ModelCall,
     RolloutStarted,
     Sampling,
@@ -217,6 +218,39 @@ def test_tokens_that_are_overwritten_on_their_way_break_i3_at_every_call_that_ha
     rig.commit(agents, models, rewards)
 
     assert places(audited(rig)) == [("I3", "t.model.calls.p", offset) for offset in (3, 4, 5)]
+
+
+@pytest.fixture
+def named() -> tuple[Rig, bytes]:
+    """A rollout whose last call names its prefix, and the tokens of that."""
+    rig = Rig()
+    loops = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "word " * 300)), rig.rewards()
+    rig.ask(request("r", TWICE, sampling=Sampling(max_tokens=2000)))
+    rig.settle(*loops)
+    rig.commit(*loops)
+    (first, last) = rig.read("t.model.calls.p", ModelCall)
+    answer: Any = rig.events(ModelAnswered)[0].body
+    assert (first.prefix_length, last.prefix_ids) == (0, None)
+    return rig, answer.added_ids + answer.token_ids
+
+
+def test_a_prefix_may_be_named_or_sent_as_workers_of_another_release_do(
+    named: tuple[Rig, bytes],
+) -> None:
+    rig, ids = named
+    assert audited(rig).ok
+
+    alter(rig, rig.topics.calls("p"), ModelCall, prefix_ids=ids, prefix_digest=b"")
+
+    assert audited(rig).ok
+
+
+def test_tokens_under_a_wrong_name_break_i3(named: tuple[Rig, bytes]) -> None:
+    rig, _ = named
+
+    offset = alter(rig, rig.topics.calls("p"), ModelCall, prefix_digest=bytes(16))
+
+    assert places(audited(rig)) == [("I3", "t.model.calls.p", offset)]
 
 
 class Overwrites(Agents):

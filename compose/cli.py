@@ -42,7 +42,7 @@ app.add_typer(worker_app, name="worker")
 PANELS = {
     "Start": "demo run serve up down status topics worker submit publish-policy export-policy",
     "Look": "tail trajectory waiting runs curve",
-    "Steer": "cancel pause resume drain dlq",
+    "Steer": "cancel pause resume drain dlq scorings",
     "Read again": "eval rescore replay retrain fork export query",
     "Check": "verify chaos bench",
 }
@@ -507,6 +507,10 @@ def verify(
     most_repeated: Annotated[
         int | None, typer.Option(min=0, help="More repeated work than this is a breach.")
     ] = None,
+    scoring: Annotated[
+        list[str] | None,
+        typer.Option(help="A scoring that owes scores; left out, all that were not retired."),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the whole report there.")] = None,
 ) -> None:
     """Check from the log alone that nothing is lost and nothing is doubled.
@@ -533,6 +537,7 @@ def verify(
             until_ms=span.until_ms,
             drained=drained,
             most_repeated=most_repeated,
+            scorings=scoring or None,
             progress=told,
         )
     show(report, terminal)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: what nobody could read.")
 
+scorings_app = typer.Typer(no_args_is_help=True, help="Who owes a score of every trajectory.")
+
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 Places = Annotated[
     list[str] | None,
@@ -26,6 +28,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only
 def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
     """Register these commands; `cluster` connects when one of them runs."""
     app.add_typer(dlq_app, name="dlq")
+    app.add_typer(scorings_app, name="scorings")
 
     @app.command()
     def waiting(
@@ -96,6 +99,33 @@ def add_to(app: typer.Typer, cluster: "Callable[[], Cluster]") -> None:
         from compose.steer import drain as ask
 
         typer.echo(ask(cluster(), worker, reason))
+
+    @scorings_app.command("list")
+    def scorings_list() -> None:
+        """List every scoring: how far behind it is, and whether it owes scores.
+
+        Example: rollcall scorings list
+        """
+        from compose import scorings
+        from compose.look import page
+
+        with page() as terminal:
+            terminal.print(scorings.table(scorings.scorings(cluster())))
+
+    @scorings_app.command("retire")
+    def scorings_retire(
+        scoring: Annotated[str, typer.Argument(help="The scoring's id.")], reason: Reason = ""
+    ) -> None:
+        """Let a scoring that nobody runs any more owe no scores; `verify` does not ask for them.
+
+        Starting a worker for it again takes that back: it goes on where it was left.
+
+        Example: rollcall scorings retire tried-once --reason "only a try"
+        """
+        from compose.scorings import retire
+
+        found = retire(cluster(), scoring, reason)
+        typer.echo(f"{found.scoring_id} owes no scores any more; it was {found.behind:,} behind")
 
     @dlq_app.command("list")
     def dlq_list(

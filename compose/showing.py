@@ -70,6 +70,8 @@ def lines(report: Report) -> Iterator[str]:
     if report.unreadable:
         counts = ", ".join(f"{topic} {n:,}" for topic, n in sorted(report.unreadable.items()))
         yield f"unreadable records: {counts}; the first: {report.first_unreadable[0]}"
+    for scoring_id, why in sorted(report.retired.items()):
+        yield f"scoring {scoring_id} owes no scores: retired {why}"
     rate = report.records / report.seconds if report.seconds else 0.0
     verdict = "every invariant holds" if report.ok else f"{report.found.total():,} breaches"
     yield f"{verdict}; {report.records:,} records in {report.seconds:.1f} s ({rate:,.0f}/s)"

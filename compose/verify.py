@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from consumers.console.report import Breach, Report
 from consumers.letters import passed_in_journal
 from consumers.log import Commit, Log, Record, TopicPartition
 from consumers.loop import COLLECT
+from consumers.suspects import parted
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.messages import RolloutStarted
@@ -190,7 +192,7 @@ class _Span:
                     reads[group] = [topics.trajectories]
         return {
             group: {
-                (topic, partition): commit
+                (topic, partition): replace(commit, metadata=parted(commit.metadata)[0])
                 for topic in own
                 if topic in there
                 for partition, commit in self.log.commits(group, topic).items()

@@ -26,6 +26,7 @@ from consumers.control import ControlReader
 from consumers.letters import passed_in_journal
 from consumers.log import Record
 from consumers.loop import finished_above
+from consumers.retired import retired
 from consumers.suspects import parted
 from schemas.errors import Refused, Unavailable, WireError
 from schemas.messages import (
@@ -221,7 +222,7 @@ class _Look:
             self.waits.take_request(request, record.partition, record.offset, record.timestamp_ms)
 
     def _scorings(self) -> list[Scoring]:
-        """Every scoring that has a group; the one of the settings where there is none."""
+        """Every scoring that has a group and owes scores; else the one of the settings."""
         log, topic, prefix = (
             self.cluster.log,
             self.topics.trajectories,
@@ -234,8 +235,12 @@ class _Look:
             groups = []
         scorings = []
         names = [name.removeprefix(prefix) for name in groups]
-        for name in names or [self.cluster.settings.rewards.scoring_id]:
-            held = log.commits(self.topics.group("rewards", name), topic)
+        known = {
+            name: log.commits(self.topics.group("rewards", name), topic)
+            for name in names or [self.cluster.settings.rewards.scoring_id]
+        }
+        owing = {name: held for name, held in known.items() if retired(held.values()) is None}
+        for name, held in (owing or known).items():
             above = {n: finished_above(parted(c.metadata)[0], c.offset) for n, c in held.items()}
             scorings.append(Scoring(name, {n: c.offset for n, c in held.items()}, above))
         return scorings

@@ -231,6 +231,10 @@ class Log(Protocol):
         """The same with the words that were committed with it."""
         ...
 
+    def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
+        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        ...
+
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
         """By partition the first offset whose record is not older; its end where there is none."""
         ...

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from consumers.log import Commit, Headers, Held, Listener, Publisher, Record, TopicPartition
-from schemas.errors import TooLarge, TopicsDiffer, Unfit
+from schemas.errors import Refused, TooLarge, TopicsDiffer, Unfit
 from schemas.topics import WantedTopic
 
 LIMIT_BYTES = 1_000_000
@@ -163,6 +163,15 @@ class MemoryLog:
         """The same with the words that were committed with it."""
         found = self.groups[group].committed if group in self.groups else {}
         return {tp[1]: Commit(*tp, *word) for tp, word in found.items() if tp[0] == topic}
+
+    def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
+        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        held = self.group(group)
+        if held.members:
+            msg = f"group {group!r} has members; nobody else may commit for it"
+            raise Refused(msg)
+        for commit in commits:
+            held.committed[commit.topic, commit.partition] = commit.offset, commit.metadata
 
     def group(self, name: str) -> _Group:
         return self.groups.setdefault(name, _Group())

@@ -23,7 +23,7 @@ from confluent_kafka import TopicPartition as Tp
 
 from consumers.log import Commit, Held, Listener, Record, TopicPartition
 from producers.publisher import Admin, KafkaPublisher, quiet
-from schemas.errors import TopicsDiffer, Unavailable, Unfit
+from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit
 
 COMMON = {
     "enable.auto.commit": False,
@@ -391,6 +391,16 @@ class KafkaLog:
             for tp in found
             if tp.offset >= 0
         }
+
+    def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
+        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        looker = self._looker(group)
+        words = [Tp(c.topic, c.partition, c.offset, c.metadata) for c in commits]
+        try:
+            looker.commit(offsets=words, asynchronous=False)
+        except KafkaException as error:
+            msg = f"the broker takes no commits for group {group!r}: {error.args[0].str()}"
+            raise Refused(msg) from error
 
     def topic_names(self) -> list[str]:
         """Every topic there is; raises Unavailable."""

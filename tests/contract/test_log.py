@@ -14,7 +14,7 @@ import pytest
 from consumers.log import Commit, Held, Record, TopicPartition, read_all
 from consumers.loop import Loop, Progress
 from schemas.codec import Codec, LocalRegistry
-from schemas.errors import JournalGone, TooLarge, TopicsDiffer
+from schemas.errors import JournalGone, Refused, TooLarge, TopicsDiffer
 from schemas.messages import Control
 from schemas.topics import Topics
 from tests.consumers.rig import InHand
@@ -111,6 +111,25 @@ class TestLog:
     def leave(self, member: Member) -> None:
         self.members.remove(member)
         member.source.close()
+
+    # Committing from outside
+
+    def test_only_for_a_group_that_nobody_is_in_somebody_else_may_commit(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(3))
+        member = self.member(group, topic)
+        until(lambda: len(member.records) == 3, [member])
+        member.source.commit_now([Commit(topic, 0, 2, "1;")])
+
+        with pytest.raises(Refused, match=group):
+            self.log.commit_for(group, [Commit(topic, 0, 2, "no")])
+        self.leave(member)
+        self.log.commit_for(group, [Commit(topic, 0, 2, "a word")])
+
+        assert self.log.commits(group, topic) == {0: Commit(topic, 0, 2, "a word")}
+        again = self.member(group, topic)
+        until(lambda: len(again.records) == 1, [again])
+        assert again.assignments[0].metadata == "a word"
 
     # Reading in a group
 

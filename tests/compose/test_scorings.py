@@ -1,0 +1,113 @@
+"""Scorings: who owes scores, and what it takes to owe none."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compose.scorings import retire, scorings, table
+from compose.showing import show
+from compose.verify import verify
+from consumers.log import Commit
+from consumers.retired import RETIRED, retired, retired_word
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Task
+from tests.compose.test_cli import refused, rollcall
+from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    """Three trajectories with scores of "default"; somebody tried "other" and stopped it again."""
+    made = MemoryCluster()
+    made.hire(lambda call: "left")
+    for number in range(3):
+        made.ask(RolloutRequest(f"r{number}", Task(CORRIDOR, seed=number), policy_id=POLICY))
+    made.finish()
+    for worker in made.log.crew:
+        worker.stop()
+    made.log.crew = ()
+    group = made.log.group("t.rewards.other")
+    group.committed = {("t.trajectories", number): (0, "1;") for number in range(3)}
+    return made
+
+
+def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
+    cluster: MemoryCluster,
+) -> None:
+    before = verify(cluster, drained=True)  # type: ignore[arg-type]
+
+    told = retire(cluster, "other", "only a try")  # type: ignore[arg-type]
+    after = verify(cluster, drained=True)  # type: ignore[arg-type]
+
+    out = io.StringIO()
+    show(after, Console(file=out, width=120))
+    assert (before.lost, after.ok, told.behind) == (3, True, 3)
+    assert "scoring other owes no scores: retired 20" in out.getvalue()
+    assert "only a try" in out.getvalue()
+
+
+def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
+    before = cluster.log.committed("t.rewards.default", "t.trajectories")
+
+    retire(cluster, "default", "done with")  # type: ignore[arg-type]
+
+    assert cluster.log.committed("t.rewards.default", "t.trajectories") == before
+
+
+def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_scores(
+    cluster: MemoryCluster,
+) -> None:
+    retire(cluster, "default", "done with")  # type: ignore[arg-type]
+
+    cluster.hire(lambda call: "left")
+    cluster.ask(RolloutRequest("later", Task(CORRIDOR), policy_id=POLICY))
+    cluster.finish()
+    for worker in cluster.log.crew:
+        worker.stop()
+
+    found = {s.scoring_id: s for s in scorings(cluster)}  # type: ignore[arg-type]
+    assert (found["default"].retired, found["default"].behind) == (None, 0)
+    assert len(cluster.log.all("t.trajectories.scored")) == 4
+
+
+def test_the_list_says_who_owes_scores(cluster: MemoryCluster) -> None:
+    retire(cluster, "other", "only a try")  # type: ignore[arg-type]
+
+    out = io.StringIO()
+    Console(file=out, width=120).print(table(scorings(cluster)))  # type: ignore[arg-type]
+
+    shown = out.getvalue()
+    assert all(word in shown for word in ("default", "yes", "other", "no, retired", "only a try"))
+
+
+def test_a_scoring_that_is_at_work_unknown_or_given_no_reason_is_not_retired(
+    cluster: MemoryCluster,
+) -> None:
+    for scoring_id, reason, says in (
+        ("othr", "why", "'othr'"),
+        ("other", " ", "say why with --reason"),
+    ):
+        with pytest.raises(Refused, match=says):
+            retire(cluster, scoring_id, reason)  # type: ignore[arg-type]
+    cluster.hire(lambda call: "left")
+    cluster.finish()
+
+    with pytest.raises(Refused, match=r"`rollcall drain .*` first"):
+        retire(cluster, "default", "why")  # type: ignore[arg-type]
+
+
+def test_a_word_is_one_only_where_every_partition_says_the_same() -> None:
+    word = retired_word("now", "a;b")
+    both = [Commit("t", number, 0, word) for number in range(2)]
+
+    assert retired(both) == "now: a;b"
+    assert retired([both[0], Commit("t", 1, 0, "1;")]) is None
+    assert retired([]) is None
+    assert retired([Commit("t", 0, 0, RETIRED)]) is None
+
+
+def test_the_command_line_knows_scorings(tmp_path: Path) -> None:
+    assert "owes" in rollcall("scorings", "--help", cwd=tmp_path).stdout
+    assert refused(rollcall("scorings", "retire", "x", cwd=tmp_path))

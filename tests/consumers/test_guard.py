@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from consumers.guard import SIGNAL, Guard
+from consumers.guard import SIGNAL, Bar, Guard
 from schemas.errors import ProgramFailed
 
 LIMIT_S = 0.05
@@ -112,6 +112,14 @@ def test_code_that_does_not_come_back_is_stuck(guard: Guard, code: Callable[[], 
 
     assert stuck.value.code == "stuck"
     assert time.monotonic() - began < 20
+
+
+def test_a_bar_around_a_guard_lets_go_as_it_does(guard: Guard) -> None:
+    with pytest.raises(ProgramFailed) as stuck, Bar(guard):
+        clings_in_layers()
+
+    assert stuck.value.code == "stuck"
+    assert guard._since is None
 
 
 def test_after_one_that_clung_the_next_has_its_own_time(guard: Guard) -> None:

@@ -103,6 +103,7 @@ def members(
                 group_size=n,
                 sampling_seed=f"{seed}/{number}/{member}",
                 min_policy_version=version,
+                policy_version=version,
             )
 
 
@@ -233,8 +234,8 @@ def _remarks(row: Row) -> Iterator[str]:
         yield f"{name} {row.without_reward:,} rollouts have no reward, so they did not succeed"
     for k, tasks in row.too_few.items():
         yield f"{name} {tasks:,} tasks have fewer than {k} rollouts and no part in pass@{k}"
-    if row.elsewhere:
-        yield f"{name} another version sampled too in {row.elsewhere:,} rollouts"
+    if row.mixed:
+        yield f"{name} {row.mixed:,} rollouts are left out, for several versions sampled in them"
 
 
 def show_difference(found: Difference, terminal: Console) -> None:

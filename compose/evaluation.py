@@ -1,9 +1,10 @@
 """What scored trajectories say about the versions of a policy: a fold, by version and by task.
 
 Only rollouts of one purpose are counted, held-out ones unless said otherwise. A rollout counts for
-the version that it was asked of (`min_policy_version`), as a run's own held-out figure does; one
-that was asked of none, for the lowest version that sampled in it. How many were sampled by another
-version is counted beside. One without a reward has not succeeded, and has no part in the mean.
+the one version that sampled in it, whatever it was asked of; one in which nothing was sampled, for
+the version that it was asked of. One in which several versions sampled says nothing about any: it
+is counted beside, under the lowest. One without a reward has not succeeded, and has no part in the
+mean.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +40,8 @@ class Tally:
     succeeded: int = 0
     rewarded: int = 0
     reward: float = 0.0
-    elsewhere: int = 0
-    """Rollouts in which another version of the policy sampled."""
+    mixed: int = 0
+    """Rollouts in which several versions of the policy sampled: they are not among the others."""
 
 
 Tasks = dict[bytes, Tally]
@@ -64,12 +65,14 @@ class Evaluation:
             self.left_out += 1
             return
         sampled = versions(trajectory, request.policy_id)
-        version = request.min_policy_version or min(sampled, default=0)
+        version = min(sampled, default=max(request.policy_version, request.min_policy_version))
         by_version = self.by_scoring.setdefault(scored.scoring_id, {})
         tasks = by_version.setdefault((request.policy_id, version), {})
         tally = tasks.setdefault(task_key(request), Tally(family_of(request)))
+        if len(sampled) > 1:
+            tally.mixed += 1
+            return
         tally.rollouts += 1
-        tally.elsewhere += bool(sampled - {version})
         if scored.total is not None:
             tally.succeeded += scored.total >= self.success_at
             tally.rewarded += 1
@@ -135,8 +138,8 @@ class Row:
     """pass@1 with its interval."""
     reward: Estimate | None
     without_reward: int
-    elsewhere: int
-    """Rollouts in which another version sampled."""
+    mixed: int
+    """Rollouts that were left out, since several versions sampled in them."""
 
 
 def rows(
@@ -147,7 +150,8 @@ def rows(
         families = sorted({tally.family for tally in tasks.values()})
         for family in [*families, ALL] if len(families) > 1 else families:
             own = [t for t in tasks.values() if family in (t.family, ALL)]
-            yield _row(policy_id, version, family, own, ks, resamples, seed)
+            if any(tally.rollouts for tally in own):
+                yield _row(policy_id, version, family, own, ks, resamples, seed)
 
 
 def _row(
@@ -159,6 +163,8 @@ def _row(
     resamples: int,
     seed: int,
 ) -> Row:
+    mixed = sum(tally.mixed for tally in tallies)
+    tallies = [tally for tally in tallies if tally.rollouts]
     wanted = sorted({1, *(ks or powers(min(tally.rollouts for tally in tallies)))})
     enough = {k: [t for t in tallies if t.rollouts >= k] for k in wanted}
     rewarded = [tally for tally in tallies if tally.rewarded]
@@ -174,7 +180,7 @@ def _row(
         estimate(shares(tallies), [1.0] * len(tallies), resamples=resamples, seed=seed),
         estimate(*means, resamples=resamples, seed=seed) if rewarded else None,
         sum(tally.rollouts - tally.rewarded for tally in tallies),
-        sum(tally.elsewhere for tally in tallies),
+        mixed,
     )
 
 
@@ -212,7 +218,15 @@ def of_version(found: Mapping[Version, Tasks], wanted: Version) -> Tasks:
         known = ", ".join(f"{policy_id}@{version}" for policy_id, version in sorted(found))
         msg = f"no rollouts of {wanted[0]}@{wanted[1]} were read; there is {known}"
         raise Refused(msg)
-    return found[wanted]
+    tasks = {key: tally for key, tally in found[wanted].items() if tally.rollouts}
+    if not tasks:
+        mixed = sum(tally.mixed for tally in found[wanted].values())
+        msg = (
+            f"in all {mixed:,} rollouts of {wanted[0]}@{wanted[1]} other versions sampled too, so "
+            "they say nothing about it; have it evaluated with --tasks"
+        )
+        raise Refused(msg)
+    return tasks
 
 
 def paired_by_task(

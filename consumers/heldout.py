@@ -1,24 +1,30 @@
 """Held-out evaluation of a run: greedy rollouts on seeds that training never draws.
 
-They are ordinary rollouts tagged `evaluate`, so they are never trained on; they wait until the
-model servers serve the version in question. What came of them is a fold of scored trajectories.
+They are ordinary rollouts tagged `evaluate`, so they are never trained on; they are asked of one
+version, and what another one has sampled in is not counted as its. What came of them is a fold of
+scored trajectories.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from schemas.messages import RolloutRequest, ScoredTrajectory
+from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
+from trainer.samples import versions_of
 
 MARK = "/heldout/"
 VERSION_DIGITS = 10
+GONE = "version_gone"
+"""The code under which a call fails that is asked of a version which cannot be had any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One rollout: whether it succeeded, and where it began."""
+    """One rollout: whether it succeeded, where it began, and whether it says anything."""
 
     success: bool
     start: str
+    counts: bool = True
+    """Whether the version that it was asked of sampled all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class HeldOutPlan:
                 group_size=self.seeds[1] - self.seeds[0],
                 sampling=sampling,
                 min_policy_version=version,
+                policy_version=version,
             )
 
 
@@ -80,7 +87,8 @@ class HeldOut:
             return None
         steps = scored.trajectory.steps
         succeeded = scored.total is not None and scored.total >= self.plan.success_at
-        result = Result(succeeded, steps[0].text if steps else request.task.task_id)
+        counts = sampled_by(scored.trajectory, request.policy_id, version)
+        result = Result(succeeded, steps[0].text if steps else request.task.task_id, counts)
         self.results.setdefault(version, {}).setdefault(request.rollout_id, result)
         return version
 
@@ -93,23 +101,47 @@ class HeldOut:
         first, end = self.plan.seeds
         return len(self.results.get(version, {})) >= end - first
 
+    def counted(self, version: int) -> list[Result]:
+        """The results that are this version's and no other's."""
+        return [result for result in self.results.get(version, {}).values() if result.counts]
+
     def success(self, version: int) -> float:
-        """The share of held-out rollouts that succeeded, of those that are known."""
-        known = self.results.get(version, {}).values()
+        """The share of held-out rollouts that succeeded, of those that count."""
+        known = self.counted(version)
         return sum(result.success for result in known) / len(known) if known else 0.0
 
     def reached(self) -> bool:
         """Whether the newest of the versions that are wholly evaluated reached the goal."""
         newest = max((v for v in self.results if self.complete(v)), default=None)
-        return newest is not None and self.success(newest) >= self.plan.goal
+        return newest is not None and self.reached_by(newest)
+
+    def reached_by(self, version: int) -> bool:
+        """Whether a version reached the goal, in rollouts that it has all sampled itself."""
+        whole = self.complete(version) and len(self.counted(version)) == len(self.results[version])
+        return whole and self.success(version) >= self.plan.goal
 
     def starts(self, version: int) -> tuple[int, int]:
         """How many distinct beginnings succeed from every seed, of how many there are."""
         by_start: dict[str, bool] = {}
-        for result in self.results.get(version, {}).values():
+        for result in self.counted(version):
             by_start[result.start] = by_start.get(result.start, True) and result.success
         return sum(by_start.values()), len(by_start)
 
     def curve(self) -> list[tuple[int, float]]:
-        """(version, success) of every complete evaluation."""
-        return [(v, self.success(v)) for v in sorted(self.results) if self.complete(v)]
+        """(version, success) of every complete evaluation that says something of its version."""
+        complete = [v for v in sorted(self.results) if self.complete(v)]
+        return [(v, self.success(v)) for v in complete if self.counted(v)]
+
+
+def sampled_by(trajectory: Trajectory, policy_id: str, version: int) -> bool:
+    """Whether a policy's tokens in a rollout are all of one version, and it was to be had.
+
+    A rollout that failed before anything was sampled is the version's failure.
+    """
+    if trajectory.sequences is None:
+        return False
+    if trajectory.status != "finished" and GONE in trajectory.reason:
+        return False
+    if policy_id not in trajectory.policies:
+        return True
+    return versions_of(trajectory.sequences, trajectory.policies.index(policy_id)) <= {version}

@@ -2,7 +2,8 @@
 
 The engine is driven by the loop's thread, one decode step a turn, so calls join and leave its
 batch between steps and every token has one version. Nothing is served before the newest announced
-version is: a restarted server reads `policy.versions` to its end first.
+version is: a restarted server reads `policy.versions` to its end first. A call that wants one
+version is answered by an engine that is pinned to it (`consumers.pinned`).
 """
 
 from collections import Counter, deque
@@ -16,6 +17,7 @@ from consumers.answers import Answers, expired, too_late
 from consumers.clock import Clock, steady_wall
 from consumers.log import Log, Publisher, Record
 from consumers.loop import Progress, WorkRole
+from consumers.pinned import Pinned
 from inference.engine import Engine
 from schemas.codec import Codec
 from schemas.errors import (
@@ -38,6 +40,8 @@ CANARY_TRIES = 3
 PREFIX_BYTES = 256 << 20
 """Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
 WAIT_SAID_S = 15.0
+KEEP_ANNOUNCED = 64
+"""So many versions may still be asked for by number."""
 
 log = structlog.get_logger()
 
@@ -75,6 +79,9 @@ class Models(WorkRole):
         self._unread: deque[Record] = deque()
         """Announcements that wait for the registry; nothing behind them is read."""
         self._newest: PolicyVersion | None = None
+        self._known: dict[int, PolicyVersion] = {}
+        """What was announced last, by version."""
+        self.pinned = Pinned(engine.twin, self.wall)
         self._failed_canaries = 0
         self._was_current = False
         self._said = False
@@ -112,13 +119,25 @@ class Models(WorkRole):
             self.answers.give(call, body, record)
         elif call.command_id in self._in_hand:
             self._in_hand[call.command_id][1].append(record)
-        elif not self._current(call):
-            self._early.append((record, call))
         else:
             self._begin(record, call)
 
     def _begin(self, record: Record, call: ModelCall) -> None:
-        """Hand a call to the engine with the tokens that it names, if they are held here."""
+        """Hand a call to the engine that may serve it, as soon as there is one."""
+        try:
+            engine = self._engine_of(call)
+        except WorkFailed as error:
+            self.counts["refused"] += 1
+            body = CallFailed(error.code, str(error), error.retriable)
+            self.answers.give(call, body, record)
+            return
+        if engine is None:
+            self._early.append((record, call))
+        else:
+            self._hand_over(record, call, engine)
+
+    def _hand_over(self, record: Record, call: ModelCall, engine: Engine) -> None:
+        """Give a call to an engine with the tokens that it names, if they are held here."""
         if call.prefix_ids is None and call.prefix_length:
             ids = self.prefixes.get(call.prefix_digest)
             if ids is None or len(ids) != 4 * call.prefix_length:
@@ -128,13 +147,31 @@ class Models(WorkRole):
                 return
             call = replace(call, prefix_ids=ids)
         self._in_hand[call.command_id] = call, [record]
-        self.engine.add(call)
+        engine.add(call)
 
     def _hold(self, call: ModelCall, body: ModelAnswered) -> None:
         """Keep a sequence that was extended, in place of what it was before."""
         ids = (call.prefix_ids or b"") + body.added_ids + body.token_ids
         self.prefixes.drop(call.prefix_digest or prefix_digest(call.prefix_ids or b""))
         self.prefixes.keep(prefix_digest(ids), ids)
+
+    def _engine_of(self, call: ModelCall) -> Engine | None:
+        """None: the weights are still to come. Raises WorkFailed where they never will."""
+        wanted = call.policy_version
+        if wanted < 0:
+            return self.engine if self._current(call) else None
+        if wanted in self._known:
+            return self.pinned.serving(self._known[wanted])
+        newest = self._newest.version if self._newest else self.engine.version
+        if not self._was_current or wanted > newest:
+            return None
+        if wanted == self.engine.version:  # it was never announced: then there is none after it
+            return self.engine
+        msg = (
+            f"version {wanted} of {call.policy_id!r} is not announced any more; the newest is "
+            f"{newest}, and records of those before it go in time"
+        )
+        raise WorkFailed("version_gone", msg, retriable=False)
 
     def _refusal(self, call: ModelCall, now_ms: int) -> CallFailed | None:
         if call.policy_id != self.engine.policy_id:
@@ -164,6 +201,7 @@ class Models(WorkRole):
     def _abort(self, call: ModelCall) -> None:
         """Forget a rollout's calls: their records are closed without an answer."""
         self.engine.abort(call.rollout_id, call.attempt)
+        self.pinned.abort(call.rollout_id, call.attempt)
 
         def gone(other: ModelCall) -> bool:
             return other.rollout_id == call.rollout_id and other.attempt <= call.attempt
@@ -186,6 +224,7 @@ class Models(WorkRole):
         if now >= self._versions_due:
             self._versions_due = now + VERSIONS_EVERY_S
             self._follow_versions()
+            self.pinned.tidy()
             if not self._was_current:
                 self._note_current()
             if self._early:
@@ -197,10 +236,12 @@ class Models(WorkRole):
         if self.engine.busy():
             for answer in self.engine.step():
                 self._answer(answer.call, answer.body)
+        for answer in self.pinned.step():
+            self._answer(answer.call, answer.body)
 
     def _expire(self, now_ms: int) -> None:
         """Do no work for calls that may not begin any more: a full server would do no other."""
-        for call in self.engine.expire(now_ms):
+        for call in (*self.engine.expire(now_ms), *self.pinned.expire(now_ms)):
             self.counts["expired"] += 1
             self._answer(call, too_late(call, now_ms))
 
@@ -246,6 +287,9 @@ class Models(WorkRole):
         except WireError as error:
             self.loop.letters.bury_once([(record, error)])
             return
+        self._known[version.version] = version
+        while len(self._known) > KEEP_ANNOUNCED:
+            del self._known[min(self._known)]
         if self._newest is None or version.version > self._newest.version:
             self._newest = version
             self._failed_canaries = 0

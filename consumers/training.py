@@ -290,9 +290,13 @@ class Trainer:
         version = self.heldout.take(scored)
         if version is None or not self.heldout.complete(version):
             return
-        success = self.heldout.success(version)
-        reached = success >= self.heldout.plan.goal
-        log.info("held_out", version=version, success=round(success, 4), goal_reached=reached)
+        log.info(
+            "held_out",
+            version=version,
+            success=round(self.heldout.success(version), 4),
+            goal_reached=self.heldout.reached_by(version),
+            rollouts=len(self.heldout.counted(version)),
+        )
         self._finishing = self.heldout.reached()
         if self._finishing:
             self._evaluate()
@@ -503,10 +507,15 @@ class Trainer:
         self.publisher.send(topic, self.run.policy_id, value, headers=headers)
 
     def _prune_weights(self) -> None:
-        """Servers need the newest weights; some older ones stay for those that are reading."""
+        """Servers need the newest weights; some older ones stay for those that are reading, and
+        those that are being evaluated.
+        """
         files = sorted((self.run.directory / "weights").glob("v*.safetensors"))
+        asked = self.heldout.asked if self.heldout else []
+        awaited = {f"v{v:08d}" for v in asked if self.heldout and not self.heldout.complete(v)}
         for old in files[:-KEEP_WEIGHTS]:
-            old.unlink(missing_ok=True)
+            if old.name.partition("-")[0] not in awaited:
+                old.unlink(missing_ok=True)
 
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})

@@ -50,6 +50,13 @@ class Engine(Protocol):
         """Forget the rollout's calls of this attempt and of those before; they get no answer."""
         ...
 
+    def twin(self) -> "Engine":
+        """Another engine of this kind that holds no version yet, nor anything else of this one's.
+
+        It answers what is asked of one version while this one goes on to newer ones.
+        """
+        ...
+
     def adopt(self, version: PolicyVersion) -> None:
         """Load weights between two steps and prove them with the canary.
 

@@ -74,6 +74,10 @@ class ScriptedEngine:
         self._waiting = deque(filter(stays, self._waiting))
         self._held = list(filter(stays, self._held))
 
+    def twin(self) -> "ScriptedEngine":
+        """One that answers from the same script; it waits for its first weights."""
+        return ScriptedEngine(self.policy_id, self._script, encode=self._encode, version=-1)
+
     def adopt(self, version: PolicyVersion) -> None:
         """Take the number; nothing is loaded and nothing proven."""
         self.version = max(self.version, version.version)

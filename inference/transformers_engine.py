@@ -12,7 +12,8 @@ agrees with the trainer. Between a failed canary and the next good version nothi
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from inference.engine import Answer
 from inference.kv import BatchKv, PrefixCache
-from inference.policy_dir import load_policy
+from inference.policy_dir import Policy, load_policy
 from inference.sampling import draw, uniforms
 from inference.text import UNFINISHED, Spoken, cut_at
 from inference.weights import load_into
@@ -68,13 +69,14 @@ class _Row:
 class TransformersEngine:
     """Serves a policy directory; see `inference.engine.Engine`.
 
-    `max_cache_bytes` bounds the keys and values of kept prefixes, and as much again those of the
-    running batch. `threads` sets torch's threads for the whole process.
+    A `policy` that is loaded already is taken instead of the directory. `max_cache_bytes` bounds
+    the keys and values of kept prefixes, and as much again those of the running batch. `threads`
+    sets torch's threads for the whole process.
     """
 
     def __init__(
         self, policy_id: str, directory: str | Path, *, device: str = "cpu", max_batch: int = 128,
-        max_cache_bytes: int = 1 << 30, threads: int | None = None,
+        max_cache_bytes: int = 1 << 30, threads: int | None = None, policy: Policy | None = None,
     ) -> None:  # fmt: skip
         if threads is not None:
             torch.set_num_threads(threads)
@@ -82,7 +84,7 @@ class TransformersEngine:
         self.version = -1
         self.fed_tokens = 0
         """Tokens that the model has read so far; what the prefix cache saves shows here."""
-        self.policy = load_policy(directory, device)
+        self.policy = policy or load_policy(directory, device)
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self._proven = -1
@@ -125,6 +127,14 @@ class TransformersEngine:
             for group in self._groups():
                 self._advance(group)
             return answers + self._ended()
+
+    def twin(self) -> "TransformersEngine":
+        """One with a copy of the model, in memory: weights, keys and batch are its own."""
+        policy = replace(self.policy, model=deepcopy(self.policy.model))
+        return TransformersEngine(
+            self.policy_id, "", device=str(self._device), max_batch=self._max_batch,
+            max_cache_bytes=self._max_bytes, policy=policy,
+        )  # fmt: skip
 
     def adopt(self, version: PolicyVersion) -> None:
         """See the protocol. Raises WorkFailed(`weights`) for tensors that are not this model's

@@ -68,6 +68,12 @@ def check_request(request: RolloutRequest) -> None:
         _check_number(name, attrgetter(name)(request), least, most)
     for name in TIMES_S:
         _check_number(name, attrgetter(name)(request), SHORTEST_S, longest_s())
+    if 0 <= request.policy_version < request.min_policy_version:
+        msg = (
+            f"policy_version is {request.policy_version}, below the min_policy_version "
+            f"{request.min_policy_version}; no answer could be of both"
+        )
+        raise Refused(msg)
     check_sampling(request.sampling)
 
 

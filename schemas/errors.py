@@ -13,6 +13,7 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
+      + WeightsMissing
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
         DeliveryFailed, StormOfDeadLetters
@@ -131,6 +132,10 @@ class BatchFailed(RollcallError):
 
 class Unavailable(RollcallError):
     """A broker or registry that does not answer now; whoever waits says so once."""
+
+
+class WeightsMissing(Unavailable):
+    """A weights file that is not there: not copied yet, or deleted already."""
 
 
 class Unfit(RollcallError):

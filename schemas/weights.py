@@ -20,7 +20,14 @@ import fsspec
 import orjson
 from fsspec.implementations.local import LocalFileSystem
 
-from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
+from schemas.errors import (
+    BadBytes,
+    LengthsDisagree,
+    Unavailable,
+    WeightsDiffer,
+    WeightsMissing,
+    WireError,
+)
 from schemas.messages import WeightsFile
 
 SIZE_BYTES = {
@@ -176,7 +183,7 @@ def _bytes_at(uri: str) -> bytes:
         return bytes(files.cat_file(path))
     except FileNotFoundError as error:
         msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
-        raise Unavailable(msg) from error
+        raise WeightsMissing(msg) from error
     except (OSError, ValueError, ImportError) as error:
         msg = f"weights at {uri!r} cannot be read now: {error}"
         raise Unavailable(msg) from error

@@ -80,8 +80,7 @@ class Figures:
             self._evaluated(version, appended_ms)
 
     def _evaluated(self, version: int, appended_ms: int) -> None:
-        reached = self.heldout.success(version) >= self.heldout.plan.goal
-        if reached and self.goal_version is None:
+        if self.heldout.reached_by(version) and self.goal_version is None:
             self.goal_version, self.goal_ms = version, appended_ms
             self.calls_at_goal = self.model_calls
 

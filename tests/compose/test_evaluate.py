@@ -17,6 +17,7 @@ from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.compose.history import page, recorded, scored
 from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
 from tests.consumers.test_training import World
+from tests.trainer.made import sequence
 from trainer.samples import OUTSIDE, Curation, judge
 
 REQUESTS = "t.rollout.requests"
@@ -50,20 +51,29 @@ def test_recorded_rollouts_are_evaluated_by_task_without_running_any(
     assert {name: cluster.log.bounds(name) for name in cluster.log.topic_names()} == before
 
 
-def test_a_rollout_counts_for_the_version_that_it_was_asked_of(cluster: MemoryCluster) -> None:
-    asked = RolloutRequest("late", Task(CORRIDOR, seed=0), policy_id=POLICY, min_policy_version=3)
+def test_a_rollout_counts_for_the_one_version_that_sampled_it_and_for_none_where_several_did(
+    cluster: MemoryCluster,
+) -> None:
     found = offline(cluster)
     template = next(iter(scored(cluster, "default").values()))
-    trajectory = replace(template.trajectory, request=asked, rollout_id="late")
-    found.take(replace(template, trajectory=trajectory))
+    asked = RolloutRequest("late", Task(CORRIDOR, seed=0), policy_id=POLICY, min_policy_version=3)
+    for name, versions in (("late", (4, 4)), ("mixed", (3, 4)), ("again", (4, 5))):
+        tokens = sequence([0, 1, 2], [0, 1, 1], versions=[-1, *versions])
+        ours = replace(
+            template.trajectory, request=replace(asked, rollout_id=name), rollout_id=name,
+            sequences=(tokens,), policies=(POLICY,),
+        )  # fmt: skip
+        found.take(replace(template, trajectory=ours))
 
-    first, third = rows(found)
+    first, fourth = rows(found)
 
-    assert (first.version, first.elsewhere) == (0, 0)
-    assert (third.version, third.rollouts, third.elsewhere) == (3, 1, 1)
-    [only] = rows(found, policy=(POLICY, 3))
-    assert only.version == 3
-    with pytest.raises(Refused, match="no rollouts of p@7 were read; there is p@0, p@3"):
+    assert (first.version, first.mixed) == (0, 0)
+    assert (fourth.version, fourth.rollouts, fourth.mixed) == (4, 1, 1)
+    [only] = rows(found, policy=(POLICY, 4))
+    assert only.version == 4
+    with pytest.raises(Refused, match="in all 1 rollouts of p@3 other versions sampled too"):
+        rows(found, policy=(POLICY, 3))
+    with pytest.raises(Refused, match="no rollouts of p@7 were read; there is p@0, p@3, p@4"):
         rows(found, policy=(POLICY, 7))
 
 

@@ -11,13 +11,14 @@ import pytest
 from compose.memory_run import run_in_memory
 from compose.settings import Settings
 from compose.workers import sole_trainer, transformers_engine
-from consumers import models
+from consumers import models, training
 from consumers.memory import MemoryLog, MemoryPublisher
 from schemas.errors import Unfit
 from schemas.messages import Claim, RolloutRequest, ScoredTrajectory
 from schemas.packed import pack_ids, pack_logprobs
 from tests.consumers.rig import source_of
 from tests.consumers.tiny import RECIPE, World
+from trainer.samples import versions_of
 from trainer.step import Learner
 
 
@@ -66,6 +67,40 @@ def test_the_starting_weights_are_evaluated_before_anything_is_trained(world: Wo
             assert request.sampling.temperature == 0.0
         else:
             assert request.task.seed < 1000
+
+
+def test_a_held_out_rollout_is_sampled_by_the_version_that_it_was_asked_of_alone(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, RECIPE.replace("steps = 4", "steps = 12"))
+    trainer = world.trainer()
+    world.train(trainer)
+
+    asked = Counter[int]()
+    for scored in world.read(world.topics.scored, ScoredTrajectory):
+        trajectory = scored.trajectory
+        if trajectory.request.purpose == "evaluate":
+            [version] = versions_of(trajectory.sequences, 0)
+            assert version == trajectory.request.policy_version
+            asked[version] += 1
+    assert asked == dict.fromkeys(range(0, 14, 2), 6)
+    assert trainer.heldout is not None
+    assert [len(trainer.heldout.counted(version)) for version in asked] == [6] * 7
+
+
+def test_weights_that_are_still_evaluated_are_not_pruned(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "KEEP_WEIGHTS", 1)
+    trainer = world.trainer()
+    world.train(trainer, steps=1)
+    assert trainer.heldout is not None
+    trainer.heldout.asked.append(1)
+
+    world.train(trainer)
+
+    there = {path.name[:9] for path in (world.folder.directory / "weights").iterdir()}
+    assert there == {"v00000001", "v00000004"}
 
 
 def test_no_more_rollouts_are_in_the_air_than_staleness_allows(world: World) -> None:

@@ -129,6 +129,24 @@ def test_versions_never_go_back(engine: Engine, versions: list[PolicyVersion]) -
     assert engine.version == 2
 
 
+def test_a_twin_waits_for_its_first_weights_and_keeps_them_while_the_other_goes_on(
+    engine: Engine, versions: list[PolicyVersion]
+) -> None:
+    engine.adopt(versions[1])
+    twin = engine.twin()
+    fresh = twin.version, twin.busy()
+
+    twin.adopt(versions[1])
+    before = body(twin, call("r0"))
+    engine.adopt(versions[2])
+    engine.add(call("r1"))
+
+    assert fresh == (-1, False)
+    assert (engine.version, twin.version) == (2, 1)
+    assert body(twin, call("r0")) == before
+    assert [answer.call.rollout_id for answer in run(engine)] == ["r1"]
+
+
 def test_aborted_calls_get_no_answer_and_the_next_attempt_does(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:

@@ -1,0 +1,147 @@
+"""Engines that each serve one version, beside the one that goes along with the newest.
+
+A held-out rollout is asked of one version and lasts longer than that is the newest, so its calls
+are answered by an engine that stays where it is. There are few of them: another version takes the
+place of one that nobody has asked for a while, and what is not asked at all gives its memory back.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from consumers.clock import Clock
+from inference.engine import Answer, Engine
+from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing, WireError, WorkFailed
+from schemas.messages import ModelCall, PolicyVersion
+
+MOST = 2
+"""A run may ask for the next evaluation before the last rollout of the one before has ended."""
+HOLD = 10
+"""A version keeps its engine for so many times what it took to load, between two turns of a rollout
+for one: so at most a tenth of the time goes into loading, however many versions are asked for.
+"""
+IDLE_S = 60.0
+RETRY_S = 1.0
+TRIES = 3
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Pin:
+    engine: Engine
+    loaded_s: float
+    used_at: float
+
+
+class Pinned:
+    """`twin` makes an engine that holds no weights yet."""
+
+    def __init__(self, twin: Callable[[], Engine], wall: Clock, *, most: int = MOST) -> None:
+        self.twin = twin
+        self.wall = wall
+        self.most = most
+        self._pins: dict[int, _Pin] = {}
+        self._spare: Engine | None = None
+        self._failures: Counter[int] = Counter()
+        self._not_before: dict[int, float] = {}
+
+    def versions(self) -> list[int]:
+        """Which versions are held now."""
+        return sorted(self._pins)
+
+    def serving(self, version: PolicyVersion) -> Engine | None:
+        """The engine that holds this version; None where one has to wait for it.
+
+        Raises WorkFailed(`version_gone`) where it cannot be had any more.
+        """
+        now = self.wall()
+        pin = self._pins.get(version.version) or self._opened(version, now)
+        if pin is None:
+            return None
+        pin.used_at = self.wall()
+        return pin.engine
+
+    def step(self) -> list[Answer]:
+        """Take one step with each engine that has calls in hand."""
+        answers: list[Answer] = []
+        for pin in self._pins.values():
+            if pin.engine.busy():
+                answers += pin.engine.step()
+                pin.used_at = self.wall()
+        return answers
+
+    def expire(self, now_ms: int) -> list[ModelCall]:
+        """Forget the calls that have not begun and may not begin any more; return them."""
+        return [call for pin in self._pins.values() for call in pin.engine.expire(now_ms)]
+
+    def abort(self, rollout_id: str, attempt: int) -> None:
+        for pin in self._pins.values():
+            pin.engine.abort(rollout_id, attempt)
+
+    def tidy(self) -> None:
+        """Let engines go that nobody has asked for long."""
+        before = self.wall() - IDLE_S
+        for number in self._idle():
+            if self._pins[number].used_at < before:
+                del self._pins[number]
+        if not self._pins:
+            self._spare = None
+
+    def _opened(self, version: PolicyVersion, now: float) -> _Pin | None:
+        number = version.version
+        if now < self._not_before.get(number, 0.0):
+            return None
+        try:
+            engine = self._free(number)
+            if engine is None:
+                return None
+            engine.adopt(version)
+        except (MemoryError, RuntimeError) as error:  # torch says so when a device is full
+            self._not_before[number] = now + RETRY_S
+            msg = (
+                f"version {number} of {version.policy_id!r} has no room beside the newest: {error}"
+            )
+            raise WorkFailed("version_gone", msg, retriable=False) from error
+        except (WorkFailed, WireError, Unavailable) as error:
+            self._spare = engine
+            self._not_before[number] = now + RETRY_S
+            self._note_failure(version, error)
+            return None
+        log.info("version_pinned", policy_id=version.policy_id, version=number)
+        loaded = self.wall()
+        self._pins[number] = _Pin(engine, loaded - now, loaded)
+        return self._pins[number]
+
+    def _free(self, number: int) -> Engine | None:
+        """An engine that can adopt this version, for versions never go back; None for now."""
+        engine, self._spare = self._spare, None
+        if engine is None and len(self._pins) >= self.most:
+            idle = self._idle()
+            if not idle:
+                return None
+            engine = self._pins.pop(idle[0]).engine
+        return engine if engine is not None and engine.version < number else self.twin()
+
+    def _idle(self) -> list[int]:
+        """Versions whose engine may be had, the one that was asked last the longest ago first."""
+        now = self.wall()
+        idle = [
+            (pin.used_at, number)
+            for number, pin in self._pins.items()
+            if now - pin.used_at >= HOLD * pin.loaded_s and not pin.engine.busy()
+        ]
+        return [number for _, number in sorted(idle)]
+
+    def _note_failure(self, version: PolicyVersion, error: Exception) -> None:
+        """A store that is away is waited for; what is missing or wrong is tried a few times."""
+        log.warning("version_not_pinned", version=version.version, error=str(error))
+        lasting = not isinstance(error, Unavailable | WeightsDiffer)
+        if not lasting and not isinstance(error, WeightsMissing):
+            return
+        self._failures[version.version] += 1
+        if self._failures[version.version] >= TRIES:
+            msg = f"version {version.version} of {version.policy_id!r} cannot be served: {error}"
+            raise WorkFailed("version_gone", msg, retriable=False) from error

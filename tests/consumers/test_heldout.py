@@ -1,0 +1,100 @@
+"""A version's held-out figure is made of what that version sampled, and of nothing else."""
+
+from dataclasses import replace
+
+import pytest
+
+from consumers.heldout import HeldOut, HeldOutPlan
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from tests.trainer.made import scored, sequence
+
+PLAN = HeldOutPlan(
+    RolloutRequest("", Task(), run_id="run"), seeds=(0, 4), every=1, success_at=1.0, goal=0.5
+)
+
+
+def result(
+    version: int, seed: int, total: float, served: tuple[int, ...] = (), **over: object
+) -> ScoredTrajectory:
+    """What came of one rollout of an evaluation, sampled by the version unless said otherwise."""
+    asked = list(PLAN.requests(version))[seed]
+    one = scored(asked.rollout_id, total)
+    by = served or (version,)
+    tokens = sequence([0, *by], [0, *(1 for _ in by)], versions=[-1, *by])
+    changes = {"request": asked, "sequences": (tokens,), **over}
+    return replace(one, trajectory=replace(one.trajectory, **changes))
+
+
+def heard(*results: ScoredTrajectory) -> HeldOut:
+    heldout = HeldOut(PLAN)
+    for each in results:
+        heldout.take(each)
+    return heldout
+
+
+def test_an_evaluation_asks_for_one_version() -> None:
+    assert [(r.policy_version, r.min_policy_version) for r in PLAN.requests(7)] == [(7, 7)] * 4
+
+
+def test_what_another_version_sampled_is_heard_and_not_counted() -> None:
+    heldout = heard(
+        result(3, 0, 1.0),
+        result(3, 1, 0.0),
+        result(3, 2, 1.0, served=(4,)),
+        result(3, 3, 1.0, served=(3, 4)),
+    )
+
+    assert heldout.complete(3)
+    assert len(heldout.counted(3)) == 2
+    assert heldout.success(3) == 0.5
+    assert heldout.curve() == [(3, 0.5)]
+
+
+def test_the_goal_is_reached_only_by_results_that_are_all_of_the_version() -> None:
+    ours = [result(3, seed, 1.0) for seed in range(4)]
+
+    assert heard(*ours).reached_by(3)
+    assert not heard(*ours[:3]).reached_by(3)
+    assert not heard(*ours[:3], result(3, 3, 1.0, served=(4,))).reached_by(3)
+
+
+def test_an_evaluation_of_which_nothing_counts_is_no_point_of_the_curve() -> None:
+    heldout = heard(*(result(3, seed, 1.0, served=(4,)) for seed in range(4)))
+
+    assert heldout.complete(3)
+    assert heldout.curve() == []
+    assert not heldout.reached_by(3)
+
+
+def test_a_rollout_that_failed_by_itself_counts_as_failed() -> None:
+    heldout = heard(result(3, 0, 0.0, status="failed", reason="raised", sequences=(), policies=()))
+
+    assert [(r.success, r.counts) for r in heldout.counted(3)] == [(False, True)]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"status": "failed", "reason": "program 'react' raised WishFailed: version_gone: it is"},
+        {"sequences": None},
+    ],
+)
+def test_a_rollout_whose_version_could_not_be_had_or_is_not_known_says_nothing(
+    lost: dict[str, object],
+) -> None:
+    heldout = heard(result(3, 0, 0.0, **lost))  # type: ignore[arg-type]
+
+    assert heldout.results[3]
+    assert heldout.counted(3) == []
+
+
+@pytest.mark.parametrize("version", ["", "²", "9" * 5000, "-1", "3/x"])
+def test_a_group_that_names_no_version_is_none_of_ours(version: str) -> None:
+    one = result(3, 0, 1.0)
+    request = one.trajectory.request
+    assert request
+    forged = replace(request, group_id=f"run/heldout/{version}")
+
+    assert (
+        HeldOut(PLAN).take(replace(one, trajectory=replace(one.trajectory, request=forged))) is None
+    )

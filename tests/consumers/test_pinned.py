@@ -1,0 +1,227 @@
+"""Calls that want one version are answered by just that one, whatever is announced meanwhile."""
+
+from typing import Any
+
+import pytest
+
+from consumers.pinned import Pinned
+from inference.scripted import ScriptedEngine
+from schemas.errors import Unavailable, WeightsMissing, WorkFailed
+from schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
+from schemas.packed import ids_of
+from tests.consumers.rig import Clock, Rig, role_of
+from tests.consumers.test_models import announce, answers, call_of, send
+
+
+class Slow(ScriptedEngine):
+    """Takes its time to load a version, or cannot."""
+
+    def __init__(self, clock: Clock, loads_s: float = 0.0, version: int = -1) -> None:
+        super().__init__("p", lambda call: "x", version=version)
+        self.clock, self.loads_s = clock, loads_s
+        self.trouble: Exception | None = None
+
+    def adopt(self, version: PolicyVersion) -> None:
+        self.clock.pass_by(self.loads_s)
+        if self.trouble:
+            raise self.trouble
+        super().adopt(version)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def served(rig: Rig) -> list[set[int]]:
+    """Which versions each answer was sampled by, in order of positions."""
+    found: list[Any] = [body for body in answers(rig) if isinstance(body, ModelAnswered)]
+    by_text = sorted(found, key=lambda body: str(body.text))
+    return [set(ids_of(body.versions).tolist()) for body in by_text]
+
+
+def talking() -> ScriptedEngine:
+    return ScriptedEngine("p", lambda call: f"to {call.position}", version=-1)
+
+
+def test_a_call_of_one_version_is_answered_by_it_after_newer_ones_were_adopted(rig: Rig) -> None:
+    engine = talking()
+    loop = rig.models(engine)
+    for version in (3, 4, 5):
+        announce(rig, version)
+    send(rig, call_of(), call_of(position=1, policy_version=3, min_policy_version=3))
+    rig.settle(loop)
+    announce(rig, 6)
+    rig.clock.pass_by(1.0)
+    rig.settle(loop)
+
+    send(rig, call_of(position=2, policy_version=3), call_of(position=3))
+    rig.settle(loop)
+
+    assert served(rig) == [{5}, {3}, {3}, {6}]
+    assert engine.version == 6
+
+
+def test_a_version_that_is_not_announced_yet_is_waited_for(rig: Rig) -> None:
+    loop = rig.models(talking())
+    announce(rig, 1)
+    send(rig, call_of(policy_version=2))
+    rig.settle(loop)
+    before = answers(rig)
+
+    for version in (2, 3):
+        announce(rig, version)
+    rig.clock.pass_by(1.0)
+    rig.settle(loop)
+
+    assert before == []
+    assert served(rig) == [{2}]
+
+
+def test_a_version_whose_record_is_gone_is_refused_by_name_and_not_tried_again(rig: Rig) -> None:
+    loop = rig.models(talking())
+    announce(rig, 7)
+    send(rig, call_of(policy_version=2))
+    rig.settle(loop)
+
+    [failed] = answers(rig)
+    assert isinstance(failed, CallFailed)
+    assert (failed.code, failed.retriable) == ("version_gone", False)
+    assert "version 2 of 'p' is not announced any more; the newest is 7" in failed.message
+
+
+def test_a_version_that_was_never_announced_is_served_by_who_holds_it(rig: Rig) -> None:
+    loop = rig.models(ScriptedEngine("p", lambda call: "hello", version=0))
+    send(rig, call_of(policy_version=0))
+    rig.settle(loop)
+
+    assert served(rig) == [{0}]
+
+
+def test_an_aborted_call_of_one_version_gets_no_answer(rig: Rig) -> None:
+    loop = rig.models(talking())
+    announce(rig, 1)
+    rig.settle(loop)
+    asleep = talking()
+    role_of(loop).pinned.twin = lambda: asleep
+    asleep.busy = lambda: False  # type: ignore[method-assign]
+    send(rig, call_of(policy_version=1))
+    rig.settle(loop)
+
+    send(rig, call_of(kind="abort"))
+    rig.settle(loop)
+    del asleep.busy  # type: ignore[method-assign]
+    rig.settle(loop)
+
+    assert answers(rig) == []
+    assert role_of(loop).in_flight() == 0
+
+
+# Which engine holds what
+
+
+def version(number: int) -> PolicyVersion:
+    weights = WeightsFile("file:///nowhere", "", 0, "", number)
+    return PolicyVersion("p", number, -1, "run", 0, "", weights, bytes(4), b"")
+
+
+def test_an_engine_goes_on_to_the_next_version_and_none_goes_back() -> None:
+    clock, made = Clock(), list[Slow]()
+
+    def twin() -> Slow:
+        made.append(Slow(clock))
+        return made[-1]
+
+    pinned = Pinned(twin, clock, most=1)
+
+    for number in (2, 4, 3):
+        assert pinned.serving(version(number))
+        assert pinned.versions() == [number]
+
+    assert len(made) == 2
+
+
+def test_a_version_keeps_its_engine_for_ten_times_what_it_took_to_load() -> None:
+    clock = Clock()
+    pinned = Pinned(lambda: Slow(clock, loads_s=0.5), clock, most=1)
+    first = pinned.serving(version(1))
+    clock.pass_by(4.9)
+
+    early = pinned.serving(version(2))
+    again = pinned.serving(version(1))
+    clock.pass_by(5.1)
+    late = pinned.serving(version(2))
+
+    assert early is None
+    assert again is first
+    assert late is not None
+    assert pinned.versions() == [2]
+
+
+def test_an_engine_with_calls_in_hand_is_not_taken_away() -> None:
+    clock = Clock()
+    pinned = Pinned(lambda: Slow(clock), clock, most=1)
+    engine = pinned.serving(version(1))
+    assert engine is not None
+    engine.add(call_of())
+    clock.pass_by(1000.0)
+    pinned.tidy()
+
+    assert pinned.serving(version(2)) is None
+    assert len(pinned.step()) == 1
+    assert pinned.serving(version(2)) is not None
+
+
+def test_what_nobody_asks_for_gives_its_memory_back() -> None:
+    clock = Clock()
+    pinned = Pinned(lambda: Slow(clock), clock)
+    pinned.serving(version(1))
+    clock.pass_by(59.0)
+    pinned.tidy()
+    held = pinned.versions()
+    clock.pass_by(2.0)
+    pinned.tidy()
+
+    assert held == [1]
+    assert pinned.versions() == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "given_up"),
+    [
+        (Unavailable("the store is away"), False),
+        (WeightsMissing("deleted"), True),
+        (WorkFailed("canary", "it sings", retriable=False), True),
+    ],
+)
+def test_a_store_that_is_away_is_waited_for_and_what_is_missing_or_wrong_given_up(
+    trouble: Exception, given_up: bool
+) -> None:
+    clock = Clock()
+    engine = Slow(clock)
+    engine.trouble = trouble
+    pinned = Pinned(lambda: engine, clock)
+
+    for _ in range(2):
+        assert pinned.serving(version(1)) is None
+        assert pinned.serving(version(1)) is None
+        clock.pass_by(1.1)
+
+    if given_up:
+        with pytest.raises(WorkFailed, match="version 1 of 'p' cannot be served") as raised:
+            pinned.serving(version(1))
+        assert (raised.value.code, raised.value.retriable) == ("version_gone", False)
+    else:
+        assert pinned.serving(version(1)) is None
+    engine.trouble = None
+    clock.pass_by(1.1)
+    assert pinned.serving(version(1)) is engine
+
+
+def test_where_there_is_no_room_for_a_second_copy_the_call_fails_and_nothing_else() -> None:
+    def full() -> Slow:
+        msg = "CUDA out of memory"
+        raise RuntimeError(msg)
+
+    with pytest.raises(WorkFailed, match="no room beside the newest: CUDA out of memory"):
+        Pinned(full, Clock()).serving(version(1))

@@ -26,7 +26,7 @@ from compose.times import time_ms
 from consumers.letters import Skip, skip_of
 from consumers.log import Headers, Publisher, Record, flush_all
 from schemas.errors import Refused, RollcallError, TooLarge, WireError
-from schemas.headers import DLQ_PREFIX
+from schemas.headers import DLQ_PREFIX, REPLAYED_FROM
 from schemas.names import unknown
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 PLACE = re.compile(r"(\d+)@(\d+)(?:-(\d+))?", re.ASCII)
 MARKS = {"dlq_replayed": "replayed", "dlq_dropped": "dropped"}
-REPLAYED_FROM = "dlq_replayed_from"
 FLUSH_S = 30.0
 AT_ONCE = 100
 """Letters replayed before they are marked; a crash in between sends them once more."""

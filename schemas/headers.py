@@ -13,6 +13,8 @@ Headers = list[tuple[str, bytes]]
 MESSAGE_BYTES = 1024
 DLQ_PREFIX = "dlq_"
 """What burying adds begins so, and replaying takes it off again."""
+REPLAYED_FROM = "dlq_replayed_from"
+"""Which dead letter a record was before an operator sent it again."""
 
 
 def hot_headers(ce_type: str, ce_id: bytes) -> Headers:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 from inspect import getsource
+from itertools import islice
 from typing import Any
 
 import structlog
 
+from consumers.agents.asked import Asked, First
 from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
 from consumers.agents.lookback import Written
 from consumers.agents.programs import program_of
@@ -44,7 +46,7 @@ from schemas.errors import (
     Unfit,
     WireError,
 )
-from schemas.headers import full_headers, hot_headers
+from schemas.headers import REPLAYED_FROM, full_headers, hot_headers
 from schemas.ids import digest
 from schemas.messages import (
     AttemptStarted,
@@ -67,11 +69,15 @@ CONTROL_EVERY_S = 0.2
 HEAR_S = 10.0
 LOOK_BACK_S = 0.1
 """Of one turn, for reading other topics back."""
+AT_ONCE = 8
+"""So many windows of requests are read back at a time; each has a client of its own."""
 BESIDE = ("2;", "1;")
 """Before the id of the journal's topic, in the commit metadata of requests: as it is written, and
 as it was. Whoever knows only the old one takes all behind it for the id, also a mark of deaths."""
 REASON = 2000
 """Characters of a reason that go into the journal."""
+REPEATED = "repeated"
+"""Code of a request that asks for a rollout which was asked for before."""
 COURTESY = ("close", "abort")
 PROCESS = (Unfit, Unavailable)
 """What concerns all rollouts alike; anything else that is raised for one ends that one."""
@@ -214,6 +220,7 @@ class Agents:
         self.counts: Counter[str] = Counter()
         self.words = Words()
         self._from: dict[int, int] = {}
+        self._asked: dict[int, Asked] = {}
         self._unsent: list[tuple[str, Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
@@ -234,6 +241,9 @@ class Agents:
             if held.metadata.startswith(BESIDE) and not self.accept:
                 self._check_id(self.names.events, held.metadata[len(BESIDE[0]) :])
             self._from[held.partition] = 0 if self.accept else progress.next_offset
+            self._asked[held.partition] = Asked(
+                self.log, held.topic, held.partition, progress.next_offset
+            )
             return progress.next_offset
         found = read_watermark(held.metadata)
         reset = held.committed is None or found is None
@@ -268,6 +278,8 @@ class Agents:
     def dropped(self, progress: Progress) -> None:
         if progress.topic == self.names.requests:
             self._from.pop(progress.number, None)
+            if progress.number in self._asked:
+                self._asked.pop(progress.number).close()
             kept = [held for held in self._paused if held[0].partition != progress.number]
             self._paused = kept
             return
@@ -314,8 +326,8 @@ class Agents:
         if progress.topic == self.names.events:
             return self.owned[progress.number].looks_back()
         most = self.capacity.max_live
-        if self.words.paused or not most:
-            return self.words.paused
+        if self._not_yet(progress.number) or not most:
+            return self._not_yet(progress.number)
         # No partition may take all the room: its keys lead to one partition of calls and steps.
         share = -(-most // max(1, len(self._from)))
         here = self.live(progress.number) if progress.number in self.owned else 0
@@ -323,6 +335,10 @@ class Agents:
             most, share = max(1, most * 7 // 8), max(1, share * 7 // 8)
         held = 0 < self.capacity.max_held <= self.quota.held.total()
         return held or here >= share or sum(map(self.live, self.owned)) >= most
+
+    def _not_yet(self, partition: int) -> bool:
+        """Whether requests of a partition have to wait."""
+        return self.words.paused or not self._asked[partition].known
 
     def live(self, partition: int) -> int:
         """Rollouts that run, also those whose start is on its way; not what a quota holds back."""
@@ -344,7 +360,7 @@ class Agents:
                     continue
                 self._event(record, message)
                 newest[record.partition] = record.timestamp_ms
-            elif self.words.paused:
+            elif self._not_yet(record.partition):
                 self._paused.append((record, message))
                 continue
             else:
@@ -356,10 +372,12 @@ class Agents:
     def unreadable(self, record: Record, error: WireError) -> None:
         """Bury the bytes; where a request was, the journal says that it was refused."""
         if record.topic == self.names.requests:
-            if self.words.paused:
+            if self._not_yet(record.partition):
                 self._paused.append((record, error))
                 return
             rollout_id = (record.key or b"").decode("utf-8", "replace")
+            if record.key:
+                self._asked[record.partition].note(record.key, record)
             span, code = self._span(record), UNREAD.get(type(error), "unreadable")
             self._refuse(record, span, rollout_id, code, str(error), None)
         self.loop.bury(record, error)
@@ -374,6 +392,10 @@ class Agents:
 
     def _request(self, record: Record, request: RolloutRequest) -> None:
         span = self._span(record)
+        first = self._asked_before(record, request.rollout_id)
+        if first is not None:
+            self._repeated(record, span, request.rollout_id, first)
+            return
         try:
             check_request(request)
             digest_ = self._program_digest(request.agent)
@@ -387,6 +409,35 @@ class Agents:
             self._refuse(record, span, request.rollout_id, "too_large", msg, None)
         elif record.partition in self.owned:
             self.owned[record.partition].starting.add(record.offset)
+
+    def _asked_before(self, record: Record, rollout_id: str) -> First | None:
+        """The request that this one repeats, in its own partition or in another one held here.
+
+        Of two in different partitions the one that was appended first is never refused, whatever is
+        read first: so both may run, where nobody holds both partitions, and never none.
+        """
+        named, here = rollout_id.encode(), self._asked[record.partition]
+        first = here.first(named, record.offset)
+        here.note(named, record)
+        if first is None:
+            own = First(record.timestamp_ms, record.partition, record.offset)
+            there = (asked.first(named) for asked in self._asked.values() if asked.known)
+            first = min((own, *filter(None, there)))
+            first = None if first == own else first
+        replayed = first is not None and any(k == REPLAYED_FROM for k, _ in record.headers or ())
+        return None if replayed else first
+
+    def _repeated(self, record: Record, span: int, rollout_id: str, first: First) -> None:
+        """Refuse what was asked for before.
+
+        It is no attempt of that rollout, and no member of its run: nobody takes its end for the
+        rollout's own.
+        """
+        reason = (
+            f"asked for before, at {first.partition}@{first.offset} of {record.topic}; "
+            "to run it again, ask under a new id: `rollcall submit --again`"
+        )
+        self._refuse(record, span, rollout_id, REPEATED, reason, None, attempt=0)
 
     def _program_digest(self, name: str) -> str:
         """Find a program and name its source; raises Refused."""
@@ -416,15 +467,18 @@ class Agents:
         code: str,
         reason: str,
         request: RolloutRequest | None,
+        *,
+        attempt: int = 1,
     ) -> None:
         unnamed = f"unreadable-{record.partition}-{record.offset}"
         rollout_id = fitting(rollout_id) or unnamed
         kept = request if request is not None and _names_fit(request) else None
         reason = plain(reason, REASON)
         body = RolloutRefused(code, reason, span, record.offset, kept)
-        if not self._write(self._event_of(rollout_id, body), record.partition, record):
+        event = self._event_of(rollout_id, body, attempt)
+        if not self._write(event, record.partition, record):
             bare = replace(body, request=None)
-            self._write(self._event_of(rollout_id, bare), record.partition, record)
+            self._write(replace(event, body=bare), record.partition, record)
         log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason)
 
     def _span(self, record: Record) -> int:
@@ -433,8 +487,10 @@ class Agents:
         self._from[record.partition] = record.offset + 1
         return began
 
-    def _event_of(self, rollout_id: str, body: RolloutStarted | RolloutRefused) -> Event:
-        return Event(rollout_id, 1, -1, 0, b"", b"", self.name, body)
+    def _event_of(
+        self, rollout_id: str, body: RolloutStarted | RolloutRefused, attempt: int = 1
+    ) -> Event:
+        return Event(rollout_id, attempt, -1, 0, b"", b"", self.name, body)
 
     def _event(self, record: Record, event: Event) -> None:
         owned = self.owned[record.partition]
@@ -662,14 +718,14 @@ class Agents:
     def tick(self) -> None:
         now = self.wall()
         self._look_back()
+        if any(not self._not_yet(record.partition) for record, _ in self._paused):
+            self._go_on()
         for rollout in self.quota.ready():
             self._send_again(rollout, fresh=True)
         if now >= self._control_due:
             self._control_due = now + CONTROL_EVERY_S
             self._listen()
             self._bury_bad_words()
-            if self._paused and not self.words.paused:
-                self._go_on()
         if now >= self._due:
             self._due = now + DUE_EVERY_S
             self._retry()
@@ -695,6 +751,10 @@ class Agents:
     def _look_back(self) -> None:
         """Read on in what a reset has to know, one partition at a time."""
         until = self.loop.clock() + LOOK_BACK_S
+        unknown = (asked for asked in self._asked.values() if not asked.known)
+        for asked in islice(unknown, AT_ONCE):
+            while asked.read() and self.loop.clock() < until:
+                pass
         for owned in self.owned.values():
             if owned.written is None or owned.written.known:
                 continue
@@ -714,7 +774,7 @@ class Agents:
             self._listen(0.1)
 
     def _go_on(self) -> None:
-        """Take the requests that had already been delivered when agents were paused."""
+        """Take the requests that had been delivered before they could be started."""
         paused, self._paused = self._paused, []
         for record, found in paused:
             if isinstance(found, WireError):

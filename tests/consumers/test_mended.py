@@ -336,6 +336,22 @@ def test_a_worker_with_room_for_one_takes_the_next_after_it(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_chaos_with_a_producer_that_asks_again_runs_every_rollout_once(seed: int) -> None:
+    chaos = Chaos(seed, again=3.0).run()
+    report = chaos.report()
+
+    assert chaos.unexplained(report) == []
+    ran, repeated = set(), set()
+    for trajectory in chaos.rig.trajectories():
+        mine = repeated if trajectory.code == "repeated" else ran
+        mine.add((trajectory.rollout_id, trajectory.attempt > 0, trajectory.last_offset))
+    assert sorted(rollout_id for rollout_id, _, _ in ran) == sorted(chaos.homes)
+    assert all(attempted for _, attempted, _ in ran)
+    assert not any(attempted for _, attempted, _ in repeated)
+    assert report.ended == report.accepted == len(ran) + len(repeated)
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_chaos_with_small_workers_and_quotas(seed: int) -> None:
     Chaos(
         seed, rollouts=6, small_batches=True, quotas=(0, 1, 2), most_live=(1, 2, 4000)

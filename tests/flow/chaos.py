@@ -221,6 +221,7 @@ class Chaos:
         quotas: Sequence[int] = (0,),
         most_live: Sequence[int] = (4000,),
         skews_s: Sequence[float] = (0.0,),
+        again: float = 0.0,
         make_log: "type[HarmedLog] | None" = None,
         agents: type[Agents] = Agents,
     ) -> None:
@@ -230,6 +231,9 @@ class Chaos:
         self.quotas = quotas
         self.most_live = most_live
         self.skews_s = skews_s
+        self.again = again
+        """How often a producer asks again for what it has asked for, in the same partition."""
+        self.homes: dict[str, int] = {}
         self.rig = Rig(partitions=2, make_log=make_log or HarmedLog)
         self.agents = agents
         self.members: list[Member] = []
@@ -316,6 +320,7 @@ class Chaos:
             (self._pass_time, 5),
             (self._ask, 4),
             (self._cancel, 0.15),
+            (self._ask_again, self.again),
         )
 
     def _turn(self) -> None:
@@ -374,8 +379,16 @@ class Chaos:
 
     def _ask(self) -> None:
         if self.asked < len(self.requests):
-            self.rig.ask(self.requests[self.asked], self.random.randrange(2))
+            request, home = self.requests[self.asked], self.random.randrange(2)
+            self.homes[request.rollout_id] = home
+            self.rig.ask(request, home)
             self.asked += 1
+
+    def _ask_again(self) -> None:
+        if self.asked:
+            self.faults["asked again"] += 1
+            request = self.random.choice(self.requests[: self.asked])
+            self.rig.ask(request, self.homes[request.rollout_id])
 
     def _cancel(self) -> None:
         self.faults["cancelled"] += 1

@@ -1,0 +1,88 @@
+"""Who asked for a rollout first, within a window of a partition's offsets."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.agents.asked import Asked, First
+from consumers.log import Record
+from consumers.memory import MemoryLog
+
+T = "requests"
+
+
+def record(key: bytes, offset: int) -> Record:
+    return Record(T, 0, offset, key, None, 1000 + offset)
+
+
+def asked(keys: list[bytes], window: int) -> Asked:
+    log = MemoryLog()
+    log.create(T, 1)
+    return noted(Asked(log, T, 0, 0, window=window), list(enumerate(keys)))
+
+
+def noted(asked: Asked, requests: list[tuple[int, bytes]]) -> Asked:
+    for offset, key in requests:
+        asked.note(key, record(key, offset))
+    return asked
+
+
+def test_the_first_is_named_however_often_it_is_repeated() -> None:
+    known = asked([b"a", b"b", b"a", b"a"], window=10)
+
+    assert known.first(b"a") == First(1000, 0, 0)
+    assert known.first(b"b") == First(1001, 0, 1)
+    assert known.first(b"c") is None
+
+
+def test_what_left_the_window_is_forgotten() -> None:
+    known = asked([b"a", b"b", b"c"], window=2)
+
+    assert known.first(b"a") is None
+    assert known.first(b"b") == First(1001, 0, 1)
+    assert known.first(b"b", 4) is None
+
+
+def test_a_repeat_begins_the_window_anew() -> None:
+    known = asked([b"a", b"b", b"a", b"b"], window=2)
+
+    assert known.first(b"a", 4) == First(1000, 0, 0)
+
+
+@given(
+    window=st.integers(1, 12),
+    requests=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([b"a", b"b", b"c"]))),
+)
+def test_an_id_is_known_exactly_within_the_window(
+    window: int, requests: list[tuple[int, bytes]]
+) -> None:
+    known, last, offset = asked([], window), dict[bytes, int](), -1
+
+    for gap, key in requests:
+        offset += gap
+        found = known.first(key, offset)
+        assert (found is not None) == (key in last and last[key] >= offset - window)
+        known.note(key, record(key, offset))
+        last[key] = offset
+
+
+def test_the_keys_of_the_window_are_read_back_and_nothing_more() -> None:
+    log = MemoryLog()
+    log.create(T, 2)
+    for n in range(8):
+        log.append(T, f"r{n}".encode(), b"a value that nobody decodes", 0)
+    log.append(T, None, b"no key", 0)
+    log.append(T, b"elsewhere", b"", 1)
+    for n in range(3):
+        log.append(T, f"new{n}".encode(), b"", 0)
+    known = Asked(log, T, 0, 9, window=4)
+
+    while not known.known:
+        known.read()
+
+    names = [b"r4", b"r5", b"r7", b"elsewhere", b"new0"]
+    found = [known.first(name, 9) for name in names]
+    assert [each.offset if each else None for each in found] == [None, 5, 7, None, None]
+
+
+def test_a_partition_without_a_past_is_known_at_once() -> None:
+    assert asked([], window=4).known

@@ -450,10 +450,16 @@ def submit(
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
     policy: Annotated[str, typer.Option(help="The policy, where a line names none.")] = "policy",
     agent: Annotated[str, typer.Option(help="The program, where a line names none.")] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Under new ids: run what was run before once more.")
+    ] = False,
     wait: Annotated[bool, typer.Option(help="Watch until all have been scored.")] = False,
     timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 600.0,
 ) -> None:
-    """Publish rollout requests, one JSON object a line."""
+    """Publish rollout requests, one JSON object a line.
+
+    An id that was asked for before is refused as `repeated`: a file may be submitted twice.
+    """
     from compose.submission import submit as publish
 
     publish(
@@ -466,6 +472,7 @@ def submit(
         agent=agent,
         wait=wait,
         timeout_s=timeout_s,
+        again=again,
     )
 
 

@@ -18,7 +18,7 @@ from consumers.agents.programs import program_of
 from consumers.log import Publisher
 from producers import provision
 from producers.publisher import VALUE_LIMIT_BYTES
-from producers.submit import Submitter, grouped, new_rollout_id, requests_of
+from producers.submit import Submitter, asked_again, grouped, new_rollout_id, requests_of
 from sandbox.environment import check_environment, make_environment
 from schemas.bounds import check_request
 from schemas.errors import DeliveryFailed, Refused, RollcallError, WireError, WorkFailed
@@ -49,14 +49,19 @@ def submit(
     agent: str,
     wait: bool,
     timeout_s: float,
+    again: bool = False,
 ) -> None:
     """Publish requests once all of them are found good; raises Refused before the first is sent.
 
-    With `wait`, raises NotScored after `timeout_s`.
+    With `again` they get new ids: what was asked for before under theirs would be refused. With
+    `wait`, raises NotScored after `timeout_s`.
     """
     if bool(source) == bool(dataset):
         found = "both" if source else "neither"
         msg = f"give a JSON Lines file (- is standard input) or --dataset; found {found}"
+        raise Refused(msg)
+    if again and dataset:
+        msg = "--again is for the ids in a file; rollouts of a data set have new ids every time"
         raise Refused(msg)
     lines = lines_of(source) if source else []
     provision.require(cluster.admin, cluster.registry, wanted(cluster.settings.prefix, []))
@@ -67,6 +72,8 @@ def submit(
     else:
         defaults = RolloutRequest("", Task(), agent or "single_turn", policy_id=policy_id)
         requests = list(_entries(dataset, count, group_size, defaults, door))
+    if again:
+        requests = list(asked_again(requests))
     if not requests:
         msg = f"no requests in {_named(source)}: it holds no line that is not empty"
         raise Refused(msg)

@@ -17,6 +17,8 @@ from schemas.topics import Topics
 
 NESTED: Mapping[str, type] = {"task": Task, "sampling": Sampling, "limits": Limits}
 ROLLOUT_ID = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
+MARK_CHARS = 8
+"""Hexadecimal digits that tell the ids of one submission from those of the last."""
 PYTHON: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
 
@@ -94,6 +96,24 @@ def grouped(request: RolloutRequest, group_size: int) -> Iterator[RolloutRequest
         )
 
 
+def asked_again(requests: Iterable[RolloutRequest]) -> Iterator[RolloutRequest]:
+    """The same under new ids, rollouts and groups alike; the old ones can be told from them."""
+    mark = f"-{uuid4().hex[:MARK_CHARS]}"
+    for request in requests:
+        group_id = request.group_id and request.group_id + mark
+        yield dataclasses.replace(
+            request, rollout_id=_fitting(request.rollout_id + mark), group_id=group_id
+        )
+
+
+def _fitting(rollout_id: str) -> str:
+    """The id itself; raises Refused."""
+    if not ROLLOUT_ID.fullmatch(rollout_id):
+        msg = f"rollout_id {rollout_id!r} must be 1-200 of A-Z a-z 0-9 . _ : / -"
+        raise Refused(msg)
+    return rollout_id
+
+
 def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRequest:
     """A request from a JSON object over defaults; unknown keys and wrong types are refused."""
     given: dict[str, Any] = {"rollout_id": new_rollout_id()}
@@ -105,9 +125,7 @@ def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRe
         else:
             given[key] = _checked("", RolloutRequest, key, value)
     request = dataclasses.replace(defaults, **given)
-    if not ROLLOUT_ID.fullmatch(request.rollout_id):
-        msg = f"rollout_id {request.rollout_id!r} must be 1-200 of A-Z a-z 0-9 . _ : / -"
-        raise Refused(msg)
+    _fitting(request.rollout_id)
     return request
 
 

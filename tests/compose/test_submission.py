@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def test_one_bad_line_is_named_by_its_number_and_nothing_is_published(
         ({}, "it holds no line that is not empty"),
         ({"dataset": "chain_sumz"}, "unknown data set 'chain_sumz'; did you mean 'chain_sum'"),
         ({"dataset": "chain_sum", "policy_id": "q"}, "rollcall topics apply --policy q"),
+        ({"dataset": "chain_sum", "again": True}, "rollouts of a data set have new ids"),
     ],
 )
 def test_what_gives_no_requests_is_refused_in_one_line(
@@ -189,11 +191,7 @@ def test_requests_that_the_broker_did_not_acknowledge_are_counted(
 def test_waiting_ends_when_all_are_scored_and_says_what_came_of_them(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Given workers, and rollouts of an earlier submission under the same ids
     cluster.hire(lambda call: "fall" if call.rollout_id.startswith("short") else "go")
-    submitted(walk(rollout_id="long"), walk(rollout_id="short"))
-    cluster.finish()
-    capsys.readouterr()
 
     submitted(walk(rollout_id="long"), walk(rollout_id="short"), wait=True)
 
@@ -201,6 +199,39 @@ def test_waiting_ends_when_all_are_scored_and_says_what_came_of_them(
     assert [line for line in lines if line.startswith("long  finished  3 turns  reward +1.000")]
     assert [line for line in lines if line.startswith("short  finished  1 turns  reward +0.000")]
     assert lines[-1] == "2 of 2 scored, 2 finished, mean reward +0.500"
+
+
+def test_a_file_submitted_twice_does_its_work_once(
+    cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.hire(lambda call: "go")
+    lines = walk(rollout_id="a"), walk(rollout_id="b")
+    submitted(*lines, wait=True)
+    capsys.readouterr()
+
+    submitted(*lines, wait=True)
+
+    out = capsys.readouterr().out.splitlines()
+    told = "  refused  0 turns  reward none: refused/repeated"
+    assert [line[0] for line in sorted(out) if line[1:].startswith(told)] == ["a", "b"]
+    assert out[-1] == "2 of 2 scored, 2 refused"
+
+
+def test_a_file_is_run_once_more_under_new_ids(
+    cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.hire(lambda call: "go")
+    lines = walk(rollout_id="a", group_id="g"), walk(rollout_id="b")
+    submitted(*lines, wait=True)
+
+    submitted(*lines, wait=True, again=True)
+
+    a, new_a, b, new_b = sorted(published(cluster), key=lambda r: r.rollout_id)
+    mark = new_a.rollout_id.removeprefix("a")
+    assert len(mark) > 8
+    assert new_a == replace(a, rollout_id=f"a{mark}", group_id=f"g{mark}")
+    assert new_b == replace(b, rollout_id=f"b{mark}")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 scored, 2 finished")
 
 
 def test_a_rollout_that_failed_is_waited_for_no_longer(

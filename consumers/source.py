@@ -167,6 +167,9 @@ class KafkaSource(_Polling):
         self._batches = Batches(self._consumer)
         self._listener = listener
         self._owned: set[TopicPartition] = set()
+        self._fresh: set[TopicPartition] = set()
+        """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
+        self._to_pause: set[TopicPartition] = set()
         self._ended: list[tuple[str, int, int]] = []
         self.refused = 0
         self._consumer.subscribe(
@@ -182,6 +185,7 @@ class KafkaSource(_Polling):
             tp = message.topic() or "", message.partition() or 0
             if tp not in self._owned:
                 continue
+            self._fresh.discard(tp)
             error = message.error()
             if error is None:
                 records.append(_record(message, tp))
@@ -189,6 +193,8 @@ class KafkaSource(_Polling):
                 self._ended.append((*tp, message.offset() or 0))
             else:
                 self._error(message)
+        if self._to_pause - self._fresh:
+            self.pause(self._to_pause)
         return records
 
     def ended(self) -> list[tuple[str, int, int]]:
@@ -203,9 +209,11 @@ class KafkaSource(_Polling):
 
     def commit_now(self, commits: Sequence[Commit]) -> None:
         try:
-            self._consumer.commit(offsets=_offsets(commits), asynchronous=False)
+            committed = self._consumer.commit(offsets=_offsets(commits), asynchronous=False)
         except KafkaException as error:
             self._refusal(error.args[0])
+        else:
+            self._on_commit(None, committed or ())
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[Tp]) -> None:
         for failed in [error, *(tp.error for tp in partitions)]:
@@ -218,9 +226,14 @@ class KafkaSource(_Polling):
             log.warning("commit_refused", error=error.str())
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        self._consumer.pause([Tp(*tp) for tp in partitions if tp in self._owned])
+        """Pause; a partition of which nothing has come yet is paused when something has."""
+        asked = self._owned.intersection(partitions)
+        self._to_pause = (self._to_pause | asked) & self._fresh
+        self._consumer.pause([Tp(*tp) for tp in asked - self._fresh])
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        partitions = list(partitions)
+        self._to_pause.difference_update(partitions)
         self._consumer.resume([Tp(*tp) for tp in partitions if tp in self._owned])
 
     def close(self) -> None:
@@ -238,6 +251,7 @@ class KafkaSource(_Polling):
             known = Held(tp.topic, tp.partition, committed, tp.metadata or "", low, high)
             starts.append(Tp(tp.topic, tp.partition, self._listener.assigned(known)))
             self._owned.add((tp.topic, tp.partition))
+            self._fresh.add((tp.topic, tp.partition))
         consumer.incremental_assign(starts)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
@@ -250,7 +264,10 @@ class KafkaSource(_Polling):
         self._leave(consumer, partitions)
 
     def _leave(self, consumer: Consumer, partitions: list[Tp]) -> None:
-        self._owned.difference_update((tp.topic, tp.partition) for tp in partitions)
+        leaving = {(tp.topic, tp.partition) for tp in partitions}
+        self._owned -= leaving
+        self._fresh -= leaving
+        self._to_pause -= leaving
         consumer.resume(partitions)
         consumer.incremental_unassign(partitions)
 

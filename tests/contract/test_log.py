@@ -410,7 +410,9 @@ class TestLog:
         member = self.member(self.named("group"), topic)
 
         def stutter() -> None:
-            member.turn(most=70)
+            before = len(member.records)
+            came = lambda: len(member.records) > before or member.came_to_end  # noqa: E731
+            until(lambda: bool(came()), [lambda: member.turn(most=70)])
             member.source.pause(member.owned)
             before = len(member.records)
             member.turn(most=70)
@@ -420,6 +422,23 @@ class TestLog:
         until(lambda: member.came_to_end.get((topic, 0)) == 900, [stutter])
 
         assert member.values() == numbered(900)
+
+    def test_a_pause_just_after_the_assignment_holds_when_the_first_records_have_come(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(300))
+        member = self.member(self.named("group"), topic)
+        until(lambda: bool(member.owned), [lambda: member.turn(most=20)])
+
+        member.source.pause(member.owned)
+        until(lambda: bool(member.records), [lambda: member.turn(most=20)])
+        given = len(member.records)
+        for _ in range(10):
+            member.turn(most=20)
+        assert len(member.records) == given
+        member.source.resume(member.owned)
+        until(lambda: len(member.records) == 300, [member])
+
+        assert member.values() == numbered(300)
 
     def test_a_partition_that_leaves_with_records_in_hand_is_read_from_its_commit(self) -> None:
         topic, group = self.topic(2), self.named("group")

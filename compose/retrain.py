@@ -19,6 +19,7 @@ from compose.trained import CHANGED, Place, digests_of, fetch, samples_of, steps
 from consumers.log import Log, Record
 from schemas.codec import Codec
 from schemas.errors import Refused, RollcallError
+from schemas.refs import refs_of
 from schemas.topics import Topics
 from schemas.weights import RawTensor, from_safetensors, weights_digest
 from trainer import checkpoint as checkpoints
@@ -129,7 +130,7 @@ def train(plan: Plan, codec: Codec) -> Iterator[Again]:
         yield Again(
             number,
             step.version,
-            len(step.trajectories),
+            len(refs_of(step)),
             number >= plan.first,
             digest,
             announced,

@@ -9,6 +9,7 @@ from consumers.log import Log, Record
 from schemas.codec import Codec
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
+from schemas.refs import refs_of
 from schemas.topics import Topics
 from trainer.samples import Curation, Sample, judge
 
@@ -40,7 +41,7 @@ def digests_of(
 
 def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[Place, Record]:
     """The record at every place that the steps name; raises Refused where retention took some."""
-    refs = [ref for step in steps for ref in step.trajectories]
+    refs = [ref for step in steps for ref in refs_of(step)]
     topics = sorted({ref.topic for ref in refs})
     starts: dict[tuple[str, int], int] = {}
     for topic in topics:
@@ -71,7 +72,7 @@ def _refuse_gone(
     """Name what lies beyond retention, and which steps are whole."""
     gone: dict[int, list[TrajectoryRef]] = {}
     for step in steps:
-        for ref in step.trajectories:
+        for ref in refs_of(step):
             if ref.topic == topic and ref.offset < bounds.get(ref.partition, (0, 0))[0]:
                 gone.setdefault(step.step, []).append(ref)
     if not gone:
@@ -106,7 +107,7 @@ def samples_of(
 ) -> tuple[Sample, ...]:
     """The step's samples in the order of its record, judged as they were then."""
     samples = []
-    for ref in step.trajectories:
+    for ref in refs_of(step):
         scored = codec.decode(records[_place(ref)].value, ScoredTrajectory)
         if (scored.trajectory.rollout_id, scored.trajectory.attempt) != (
             ref.rollout_id,

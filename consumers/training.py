@@ -31,6 +31,7 @@ from schemas.messages import (
     TrainStep,
     WeightsFile,
 )
+from schemas.refs import fitted
 from schemas.topics import Topics
 from schemas.weights import is_whole, write_weights
 from trainer import checkpoint as checkpoints
@@ -487,18 +488,20 @@ class Trainer:
         }
         since["unreadable"], self._unreadable = self._unreadable, 0
         self._dropped_before = drops
+        plain, packed = fitted([sample.ref(self.topics.scored) for sample in samples])
         return TrainStep(
             policy_id=self.run.policy_id,
             run_id=self.run.run_id,
             step=self.learner.steps_done,
             version=self.learner.version,
             parent=self.parent,
-            trajectories=tuple(sample.ref(self.topics.scored) for sample in samples),
+            trajectories=plain,
             metrics=dict(metrics),
             dropped={reason: count for reason, count in since.items() if count},
             checkpoint=f"v{self.learner.version:08d}",
             weights_digest=weights_digest,
             machine=machine(self.learner.device),
+            packed=packed,
         )
 
     def _publish(self, topic: str, value: bytes, kind: str) -> None:

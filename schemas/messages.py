@@ -487,6 +487,34 @@ class TrajectoryRef:
 
 
 @dataclass(frozen=True, slots=True)
+class TrajectoryRefs:
+    """Many trajectories of one topic, in a third of the room."""
+
+    topic: str
+    partitions: bytes
+    """int32"""
+    offsets: bytes
+    """int64"""
+    attempts: bytes
+    """int32"""
+    rollout_ids: bytes
+    """16 bytes for each id of 32 hexadecimal digits; empty where names are given."""
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = len(self.partitions)
+        ids = len(self.rollout_ids) or 16 * len(self.names)
+        if size % 4 or (len(self.offsets), len(self.attempts), ids) != (2 * size, size, 4 * size):
+            raise LengthsDisagree(
+                type(self).__name__,
+                partitions=len(self.partitions),
+                offsets=len(self.offsets),
+                attempts=len(self.attempts),
+                rollout_ids=ids,
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class TrainStep:
     """One optimiser step: its metrics and exactly what it was made of."""
 
@@ -501,6 +529,8 @@ class TrainStep:
     checkpoint: str = ""
     weights_digest: str = ""
     machine: dict[str, str] = field(default_factory=dict)
+    packed: TrajectoryRefs | None = None
+    """Where `trajectories` would not fit the record; `schemas.refs.refs_of` reads either."""
 
 
 @dataclass(frozen=True, slots=True)

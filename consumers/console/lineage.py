@@ -19,6 +19,7 @@ from consumers.console.columns import (
 from consumers.console.report import Breach
 from consumers.log import Record
 from schemas.messages import TrainStep, Trajectory, TrajectoryRef
+from schemas.refs import refs_of
 
 TopicPlace = tuple[int, int]
 TRAIN = "train"
@@ -82,7 +83,8 @@ class Lineage:
         report.checked["I7"] += 1
         run = self.runs.setdefault((step.policy_id, step.run_id), _Run())
         self._check_number(record, step)
-        digest = word_of(repr((step.parent, step.trajectories)).encode())
+        named = refs_of(step)
+        digest = word_of(repr((step.parent, named)).encode())
         known = run.steps.get(step.version)
         if known is not None:
             if known.digest == digest:
@@ -96,7 +98,7 @@ class Lineage:
             return
         here = record.partition, record.offset
         self._run_of[place(*here)] = step.run_id
-        refs = self._refer(record, step.trajectories)
+        refs = self._refer(record, named)
         first = step.step <= 1
         run.steps[step.version] = _Step(step.version, step.parent, first, *here, digest, refs)
 

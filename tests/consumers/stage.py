@@ -16,6 +16,7 @@ from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.refs import refs_of
 from schemas.topics import Topics, wanted
 from schemas.weights import RawTensor
 from tests.trainer.made import scored
@@ -144,7 +145,7 @@ class Stage:
         assert trainer.accounts.running() <= rule.max_running
         assert in_use <= (rule.staleness + 1) * rule.batch
         assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
-        trained = [ref.rollout_id for step in self.steps() for ref in step.trajectories]
+        trained = [ref.rollout_id for step in self.steps() for ref in refs_of(step)]
         assert len(trained) == len(set(trained))
 
     def train(self, steps: int) -> None:

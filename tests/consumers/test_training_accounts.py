@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from consumers.memory import MemoryLog, MemoryPublisher
+from schemas import refs
 from schemas.errors import DeliveryFailed
 from tests.consumers.stage import CONFIG, SCORING, Stage
 from trainer import checkpoint as checkpoints
@@ -335,3 +336,15 @@ def test_a_restart_at_an_evaluation_asks_only_for_what_was_not_asked_for(tmp_pat
     assert len(held_out(stage, 2)) == 4
     assert len(set(held_out(stage, 2))) == 4
     stage.drain()
+
+
+def test_a_step_of_more_than_a_record_holds_names_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refs, "PLAIN", 3)
+    stage = Stage(tmp_path)
+
+    stage.drain()
+
+    assert {step.trajectories for step in stage.steps()} == {()}
+    assert [len(refs.refs_of(step)) for step in stage.steps()] == [4, 4, 4, 4]

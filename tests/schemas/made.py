@@ -30,7 +30,7 @@ ON_TOPICS: tuple[type, ...] = tuple(
     dict.fromkeys(spec.record for spec in manifest() if spec.record is not None)
 )
 BODIES: tuple[type, ...] = get_args(messages.Body)
-WIDTHS = {"int32le": 4, "float32le": 4, "uint8": 1}
+WIDTHS = {"int32le": 4, "int64le": 8, "float32le": 4, "uint8": 1, "digest16": 16}
 """Bytes per element of each kind of packed array."""
 
 
@@ -47,10 +47,15 @@ def _fit_version(values: dict[str, Any], _: int) -> None:
     values["canary_ids"] += bytes(4)
 
 
+def _fit_refs(values: dict[str, Any], _: int) -> None:
+    values["names"] = ()
+
+
 FITS: dict[str, Callable[[dict[str, Any], int], None]] = {
     "ModelCall": _fit_call,
     "ModelAnswered": _fit_answer,
     "PolicyVersion": _fit_version,
+    "TrajectoryRefs": _fit_refs,
 }
 """How lengths hang together where they are not simply all the same."""
 

@@ -116,9 +116,11 @@ def test_fields_that_hold_arrays_of_numbers_are_packed_and_say_how(record: type)
 
 
 @EACH_RECORD
-def test_fields_that_hold_token_data_are_packed(record: type) -> None:
+def test_packed_fields_are_named_for_what_they_hold(record: type) -> None:
     packed = {
-        "int32le": ("_ids", "versions"),
+        "int32le": ("_ids", "versions", "partitions", "attempts"),
+        "int64le": ("offsets",),
+        "digest16": ("_ids",),
         "float32le": ("logprobs",),
         "uint8": ("mask", "_index"),
     }

@@ -1,0 +1,77 @@
+"""A step names all it was made of, however many they are, and old readers read what they can."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.memory import LIMIT_BYTES
+from schemas.errors import LengthsDisagree
+from schemas.ids import request_id
+from schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
+from schemas.refs import PLAIN, fitted, pack_refs, refs_of
+from tests.schemas.made import codec_for, encoded
+
+STEP = TrainStep("policy", "run", 1, 1, 0, (), {})
+IDS = st.text("0123456789abcdef", min_size=32, max_size=32) | st.text(max_size=40)
+REFS = st.builds(
+    TrajectoryRef,
+    st.just("t"),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**63 - 1),
+    IDS,
+    st.integers(0, 2**31 - 1),
+)
+
+
+def many(count: int) -> list[TrajectoryRef]:
+    return [
+        TrajectoryRef("rl.trajectories.scored", n % 24, 10**9 + n, request_id("run", n, 0), 1)
+        for n in range(count)
+    ]
+
+
+@given(st.lists(REFS, min_size=1, max_size=5))
+def test_what_is_packed_is_what_is_read(refs: list[TrajectoryRef]) -> None:
+    step = replace(STEP, packed=pack_refs(refs))
+
+    read = codec_for(TrainStep).decode(encoded(step), TrainStep)
+
+    assert refs_of(read) == tuple(refs)
+
+
+def test_a_step_of_sixteen_thousand_trajectories_fits_its_record() -> None:
+    plain, packed = fitted(many(16_384))
+    step = replace(STEP, trajectories=plain, packed=packed)
+
+    assert plain == ()
+    assert len(encoded(step)) < 0.6 * LIMIT_BYTES
+    assert refs_of(step) == tuple(many(16_384))
+
+
+@pytest.mark.parametrize("count", [0, 1, PLAIN])
+def test_a_step_that_fits_is_written_so_that_the_first_releases_read_it(count: int) -> None:
+    plain, packed = fitted(many(count))
+
+    assert (plain, packed) == (tuple(many(count)), None)
+    assert len(encoded(replace(STEP, trajectories=plain))) < LIMIT_BYTES
+
+
+def test_trajectories_of_several_topics_are_written_plainly() -> None:
+    refs = [*many(PLAIN), TrajectoryRef("other", 0, 0, "r", 1)]
+
+    assert fitted(refs) == (tuple(refs), None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"partitions": bytes(4)}, {"offsets": bytes(12)}, {"attempts": b""}, {"rollout_ids": b"x"}],
+)
+def test_references_whose_lengths_disagree_cannot_be_made(change: dict[str, bytes]) -> None:
+    good = pack_refs(many(2))
+
+    with pytest.raises(LengthsDisagree):
+        replace(good, **change)
+    with pytest.raises(LengthsDisagree):
+        TrajectoryRefs("t", bytes(8), bytes(16), bytes(8), b"", ("one",))

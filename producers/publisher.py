@@ -278,22 +278,31 @@ class Admin:
             raise Unavailable(msg) from error
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """The id of each topic's incarnation."""
+        """The id of each topic's incarnation; raises Unavailable."""
         from confluent_kafka import TopicCollection
 
-        described = self._client.describe_topics(TopicCollection(list(topics)))
-        return {name: str(future.result().topic_id) for name, future in described.items()}
+        def ask() -> dict[str, str]:
+            described = self._client.describe_topics(
+                TopicCollection(list(topics)), request_timeout=self._timeout_s
+            )
+            return {name: str(future.result().topic_id) for name, future in described.items()}
+
+        return self._asked(ask, f"the ids of {', '.join(topics)}")
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Each topic's settings."""
+        """Each topic's settings; raises Unavailable."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not resources:
             return {}
-        described = self._client.describe_configs(resources)
-        return {
-            resource.name: {name: entry.value for name, entry in future.result().items()}
-            for resource, future in described.items()
-        }
+
+        def ask() -> dict[str, dict[str, str]]:
+            described = self._client.describe_configs(resources, request_timeout=self._timeout_s)
+            return {
+                resource.name: {name: entry.value for name, entry in future.result().items()}
+                for resource, future in described.items()
+            }
+
+        return self._asked(ask, f"the settings of {', '.join(topics)}")
 
     def create(self, topics: Iterable[WantedTopic]) -> None:
         wanted = [

@@ -1,11 +1,14 @@
 """What a process says of a broker that is away, and how long it waits for what is not there."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from producers.publisher import KafkaPublisher, Said, quiet
-from schemas.errors import DeliveryFailed
+from producers.publisher import Admin, KafkaPublisher, Said, quiet
+from schemas.errors import DeliveryFailed, Unavailable
 
 
 def test_the_same_is_said_once_and_after_a_while_again() -> None:
@@ -47,3 +50,24 @@ def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:
     tell(KafkaError(KafkaError._FATAL, "gone", True))
 
     assert [error.str() for error in fatal] == ["gone"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda admin: admin.configs(["t"]),
+        lambda admin: admin.topic_ids(["t"]),
+        lambda admin: admin.bounds([("t", 0)]),
+        lambda admin: admin.members(["g"]),
+    ],
+)
+def test_what_a_broker_that_is_away_is_asked_is_given_up_in_time(
+    ask: Callable[[Admin], object],
+) -> None:
+    admin = Admin({"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.5)
+    began = time.monotonic()
+
+    with pytest.raises(Unavailable):
+        ask(admin)
+
+    assert time.monotonic() - began < 10

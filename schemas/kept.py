@@ -1,8 +1,10 @@
 """What was said lately, kept so that it can be said again: bounded by the memory that it takes."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
+from functools import cache
+from operator import attrgetter
 from sys import getsizeof
 from threading import Lock
 from typing import Generic, TypeVar
@@ -58,7 +60,12 @@ class Kept(Generic[V]):
 
 def size_of(value: object) -> int:
     """About the bytes of memory that a message, a text or bytes take."""
-    if not is_dataclass(value):
-        return ENTRY_BYTES + getsizeof(value)
-    held = (getattr(value, field.name) for field in fields(value))
-    return ENTRY_BYTES + sum(getsizeof(one) for one in held if isinstance(one, str | bytes))
+    kind = type(value)
+    held = _texts_of(kind)(value) if is_dataclass(kind) else (value,)
+    return ENTRY_BYTES + sum(map(getsizeof, held))
+
+
+@cache
+def _texts_of(message: type) -> Callable[[object], tuple[object, ...]]:
+    """Gets the texts and bytes of a message, which has several."""
+    return attrgetter(*(field.name for field in fields(message) if field.type in (str, bytes)))

@@ -12,7 +12,7 @@ from schemas.errors import Refused
 from schemas.ids import digest
 from schemas.messages import RolloutRequest, Sampling
 from schemas.texts import shown
-from schemas.topics import DAY_MS, manifest
+from schemas.topics import DAY_MS, checked, manifest
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 """Avro's int has 32 bits and its long 64."""
@@ -62,6 +62,7 @@ def check_request(request: RolloutRequest) -> None:
         msg = "rollout_id is empty; every rollout needs one of its own"
         raise Refused(msg)
     check_names(request)
+    checked(request.policy_id)
     for name in TEXTS:
         _check_text(name, attrgetter(name)(request))
     for name, (least, most) in COUNTS.items():

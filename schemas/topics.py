@@ -10,9 +10,10 @@ from typing import Any
 
 from schemas import messages
 from schemas.errors import Refused
+from schemas.texts import shown
 
 DAY_MS = 86_400_000
-POLICY_ID = re.compile(r"[a-z0-9-]+")
+POLICY_ID = re.compile(r"[a-z0-9-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ def wanted(
 def checked(policy_id: str) -> str:
     """The policy id itself; raises Refused when it cannot be part of a topic's name."""
     if not POLICY_ID.fullmatch(policy_id):
-        msg = f"policy id {policy_id!r} must be made of a-z, 0-9 and '-'; it names a topic"
+        found = shown(policy_id, most=80)
+        msg = f"policy id {found} must be made of at most 200 a-z, 0-9 and '-'; it names a topic"
         raise Refused(msg)
     return policy_id

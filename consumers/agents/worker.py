@@ -62,7 +62,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.texts import plain, raised
-from schemas.topics import Topics
+from schemas.topics import POLICY_ID, Topics
 
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2
@@ -221,7 +221,7 @@ class Agents:
         self.words = Words()
         self._from: dict[int, int] = {}
         self._asked: dict[int, Asked] = {}
-        self._unsent: list[tuple[str, Command, Record | None]] = []
+        self._unsent: list[tuple[Command, Record | None]] = []
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control = ControlReader(log_, codec, topics, unreadable=self._note_bad_word)
@@ -621,7 +621,7 @@ class Agents:
     def _command(self, topic: str, command: Command, cause: Record | None) -> None:
         try:
             if isinstance(command, ModelCall):
-                check_sampling(command.sampling)
+                _check_call(command)
             value = self.codec.encode(topic, command)
             self.commands.send(
                 topic,
@@ -631,7 +631,7 @@ class Agents:
                 cause=cause,
             )
         except TopicsDiffer:
-            msg = f"no topic {topic}: unknown policy"
+            msg = f"no topic {topic:.300}: unknown policy"
             self._fail(command, CallFailed("unknown_policy", msg, False), cause)
         except TooLarge as error:
             self._fail(command, CallFailed(error.code, str(error), False), cause)
@@ -642,14 +642,14 @@ class Agents:
         except Unavailable as error:
             if cause is not None:
                 cause.sent += 1
-            self._unsent.append((topic, command, cause))
+            self._unsent.append((command, cause))
             log.warning("registry_away", topic=topic, error=str(error))
 
     def _retry(self) -> None:
         """Try again what could not be encoded because the registry was away."""
         unsent, self._unsent = self._unsent, []
-        for topic, command, cause in unsent:
-            self._command(topic, command, cause)
+        for command, cause in unsent:
+            self._carry_out([command], command.answer_partition, cause)
             if cause is not None:
                 cause.acked += 1
 
@@ -783,10 +783,13 @@ class Agents:
                 self.take([(record, found)])
 
     def _listen(self, timeout_s: float = 0.0) -> None:
+        ids, groups = set[str](), set[str]()
         for _, word in self._control.poll(timeout_s):
             self.words.take(word)
             if word.kind == "cancel":
-                self._cancel()
+                (ids if word.rollout_id else groups).add(word.rollout_id or word.group_id)
+        if ids or groups:
+            self._cancel(ids, groups)
 
     def _note_bad_word(self, record: Record, error: WireError) -> None:
         self._bad_words.append((record, error))
@@ -797,10 +800,26 @@ class Agents:
             self.loop.letters.bury_once(self._bad_words)
             self._bad_words.clear()
 
-    def _cancel(self) -> None:
+    def _cancel(self, ids: set[str], groups: set[str]) -> None:
+        """Cancel the rollouts that were named; groups are looked for once, however many there are.
+
+        An empty group names nobody: most rollouts are of none.
+        """
+        groups.discard("")
         for owned in self.owned.values():
-            for rollout in owned.journal.open.values():
+            live = owned.journal.open
+            named = {each: live[each] for each in ids & live.keys()}
+            if groups:
+                named |= {each: r for each, r in live.items() if r.request.group_id in groups}
+            for rollout in named.values():
                 self._cancel_if_asked(rollout)
+
+
+def _check_call(call: ModelCall) -> None:
+    """Raises TopicsDiffer or Refused for what a program may wish and nobody can be asked."""
+    if not POLICY_ID.fullmatch(call.policy_id):
+        raise TopicsDiffer(call.policy_id)
+    check_sampling(call.sampling)
 
 
 def _names_fit(request: RolloutRequest) -> bool:

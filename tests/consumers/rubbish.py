@@ -91,6 +91,7 @@ YIELDED: dict[str, Callable[[], Any]] = {
     "odd text": lambda: CallModel([user(Odd("x"))]),
     "odd role": lambda: CallModel([Message(7, "x")]),  # type: ignore[arg-type]
     "nobody's policy": lambda: CallModel(ASKED, policy_id="nobody"),
+    "policy of no name": lambda: CallModel(ASKED, policy_id="../x?#"),
     "long policy": lambda: CallModel(ASKED, policy_id="p" * 100_000),
     "begun by rubbish": lambda: CallModel(
         [Message("a", "\udce9"), user("x")], begun=Begun(1, b"0000")

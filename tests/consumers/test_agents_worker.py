@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from compose.verify import audit
+from consumers.agents.fold import Rollout
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
 from consumers.agents.worker import (
+    Agents,
     Capacity,
     program_digest,
     program_of,
@@ -956,6 +958,44 @@ def test_a_word_cancels_one_rollout(rig: Rig) -> None:
     assert (cancelled.rollout_id, cancelled.body.reason) == ("a", "enough")
     assert [(t.rollout_id, t.status) for t in rig.trajectories()] == [("a", "cancelled")]
     assert [c.kind for c in calls(rig) if c.rollout_id == "a"] == ["sample", "abort"]
+
+
+def test_a_word_looks_only_at_the_rollouts_that_it_names(rig: Rig) -> None:
+    looked: list[str] = []
+
+    class Looking(Agents):
+        def _cancel_if_asked(self, rollout: Rollout) -> None:
+            looked.append(rollout.request.rollout_id)
+            super()._cancel_if_asked(rollout)
+
+    loop = rig.agents(make=Looking)
+    for n in range(20):
+        ask(rig, f"r{n}", group_id=f"g{n % 10}", group_size=2)
+    rig.settle(loop)
+    looked.clear()
+
+    rig.order("cancel", rollout_id="r3")
+    rig.order("cancel", group_id="g4")
+    rig.order("cancel", group_id="nobody")
+    rig.order("cancel", rollout_id="r14")
+    rig.order("cancel")
+    rig.clock.pass_by(1)
+    rig.settle(loop)
+
+    assert sorted(looked) == ["r14", "r3", "r4"]
+    assert {e.rollout_id for e in rig.events(RolloutCancelled)} == {"r14", "r3", "r4"}
+
+
+def test_a_reason_of_a_megabyte_cancels_all_the_same(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, "a")
+    rig.settle(loop)
+
+    rig.order("cancel", rollout_id="a", reason="x" * 999_900)
+    rig.clock.pass_by(1)
+    rig.settle(loop)
+
+    assert rig.trajectories()[0].status == "cancelled"
 
 
 def test_a_word_cancels_a_whole_group_also_what_comes_later(rig: Rig) -> None:

@@ -127,6 +127,8 @@ GOOD = {"before", "after"}
         {"limits": Limits(rollout_timeout_s=90 * 86_400.0)},
         {"sampling": Sampling(temperature=NAN)},
         {"group_id": "g" * 600_000},
+        {"user": "u" * 1000},
+        {"sampling_seed": "t" * 1000},
     ],
     ids=lambda bad: next(iter(bad)),
 )

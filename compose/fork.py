@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from compose.here import watched_world
 from compose.look import journal_of
 from compose.progress import Progress
-from compose.story import Story, stories
+from compose.story import Story, latest, stories
 from compose.submission import Door, publish, watch
 from consumers.agents.fold import NO_POSITION, Journal, Rollout, World
 from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
@@ -97,7 +97,7 @@ def fork(
 
 def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
     """The rollout as its journal tells, folded again; raises Refused where that cannot be."""
-    story = stories(rollout_id, journal_of(cluster, rollout_id), cluster.codec)[-1]
+    story = latest(stories(rollout_id, journal_of(cluster, rollout_id), cluster.codec))
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
         found = "was refused" if story.request else "cannot be read, or is past retention"

@@ -4,7 +4,7 @@ Counting needs no program (`consumers.console.law`). Starts of other rollouts ar
 a start counts when its request lies above that of the last one counted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from consumers.console.law import Counting
@@ -12,6 +12,7 @@ from consumers.log import Record
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.messages import (
+    REPEATED,
     AttemptStarted,
     DeadlinePassed,
     Event,
@@ -63,6 +64,13 @@ class Story:
         return event.body.request if event and isinstance(event.body, Start) else None
 
     @property
+    def repeats(self) -> bool:
+        """Whether it is no rollout, but a request for one that was asked for before."""
+        event = self.entries[0].event
+        body = event.body if event else None
+        return isinstance(body, RolloutRefused) and body.code == REPEATED
+
+    @property
     def end(self) -> Entry | None:
         return next((e for e in self.counted() if e.event and isinstance(e.event.body, End)), None)
 
@@ -109,6 +117,11 @@ def stories(rollout_id: str, records: Iterable[Record], codec: Codec) -> list[St
             story.entries.append(entry)
             story.failures = counting.failures
     return told
+
+
+def latest(told: Sequence[Story]) -> Story:
+    """The last rollout of an id; a request that only repeated it is none."""
+    return next((story for story in reversed(told) if not story.repeats), told[-1])
 
 
 def _by_partition(records: Iterable[Record]) -> dict[int, list[Record]]:

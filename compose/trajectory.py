@@ -9,7 +9,7 @@ import orjson
 from compose.look import iso, journal_of, page, quiet_pipes, scored_of
 from compose.parting import parting_of, relation
 from compose.plain import plain
-from compose.story import Story, stories
+from compose.story import Story, latest, stories
 from compose.telling import parted, told
 from compose.timers import timers_of
 from schemas.errors import Refused
@@ -43,7 +43,7 @@ def show_difference(cluster: "Cluster", first: str, second: str, *, as_json: boo
         msg = f"--diff compares two rollouts, found {first!r} twice"
         raise Refused(msg)
     left, right = (
-        stories(name, journal_of(cluster, name), cluster.codec)[-1] for name in (first, second)
+        latest(stories(name, journal_of(cluster, name), cluster.codec)) for name in (first, second)
     )
     parting, how = parting_of(left, right), relation(left, right)
     if as_json:

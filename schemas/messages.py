@@ -200,6 +200,10 @@ class RolloutStarted:
     program_digest: str = ""
 
 
+REPEATED = "repeated"
+"""Code of a request for a rollout that was asked for before."""
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutRefused:
     """A request that cannot be run. Ends the rollout."""

@@ -39,7 +39,11 @@ class Lookback:
         """Some more; none where there is nothing more at the moment."""
         if self.done:
             return []
-        reader = self._reader = self._reader or self._open()
+        try:
+            reader = self._reader = self._reader or self._open()
+        except Unavailable as error:
+            log.warning("log_away", topic=self._place[0], error=str(error))
+            return []
         read = reader.poll(POLL_S, MOST)
         found = [r for r in read if (r.topic, r.partition) == self._place and r.offset < self._end]
         if reader.caught_up() or (found and found[-1].offset == self._end - 1):

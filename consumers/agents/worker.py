@@ -49,6 +49,7 @@ from schemas.errors import (
 from schemas.headers import REPLAYED_FROM, full_headers, hot_headers
 from schemas.ids import digest
 from schemas.messages import (
+    REPEATED,
     AttemptStarted,
     CallFailed,
     Control,
@@ -76,8 +77,6 @@ BESIDE = ("2;", "1;")
 as it was. Whoever knows only the old one takes all behind it for the id, also a mark of deaths."""
 REASON = 2000
 """Characters of a reason that go into the journal."""
-REPEATED = "repeated"
-"""Code of a request that asks for a rollout which was asked for before."""
 COURTESY = ("close", "abort")
 PROCESS = (Unfit, Unavailable)
 """What concerns all rollouts alike; anything else that is raised for one ends that one."""

@@ -239,6 +239,21 @@ def test_a_failure_that_was_tried_again_parts_nobody() -> None:
     assert [moment.kind for moment in moments_of(rough)] == ["environment", "model"]
 
 
+def test_a_request_that_was_repeated_does_not_hide_the_rollout(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(cluster, "a", "b")
+    run(cluster, "a")
+
+    show_difference(cluster, "a", "b")
+    assert "then they part" in capsys.readouterr().out
+    show_trajectory(cluster, "a")
+
+    page = capsys.readouterr().out
+    assert "finished" in page
+    assert "repeated" in page
+
+
 def test_the_same_rollout_twice_and_an_unknown_one_are_refused(cluster: MemoryCluster) -> None:
     run(cluster, "a")
 

@@ -8,6 +8,7 @@ It reads with `assign`, not as a group member: its position is in the checkpoint
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from consumers.unreadable import end_of, event_id
 from producers.admission import AdmissionRule, Draws
 from producers.submit import Submitter
 from schemas.codec import Codec
-from schemas.errors import BatchFailed, Unfit, WireError
+from schemas.errors import BatchFailed, Unavailable, Unfit, WireError
 from schemas.headers import full_headers
 from schemas.ids import draw_of
 from schemas.messages import (
@@ -46,6 +47,8 @@ KEEP_WEIGHTS = 16
 FLUSH_S = 30.0
 ACK_S = 1.0
 """How long a turn waits for acks before a step."""
+AWAY_S = 0.5
+"""Between two tries while registry or broker is away."""
 MAX_RUNNING = 4096
 IDLE_SAID_S = 30.0
 
@@ -112,6 +115,8 @@ class Trainer:
         self.pending: Mapping[str, bytes] = {}
         """The records that announce the newest checkpoint."""
         self._said_idle = clock()
+        self._unread: deque[Record] = deque()
+        """What was polled and not offered yet."""
         self._dropped_before: dict[str, int] = {}
         self._failed_in_a_row = 0
         self._unreadable = 0
@@ -214,10 +219,24 @@ class Trainer:
         flush_all(self.publisher, FLUSH_S, "records of the trainer", "its next start repeats them")
 
     def turn(self, timeout_s: float = 0.05) -> int:
-        """Read, keep rollouts in the air, train when a batch is there; return records read."""
-        records = [] if self._full() else self.reader.poll(timeout_s)
-        for record in records:
-            self._offer(record)
+        """Read, keep rollouts in the air, train when a batch is there; return records read.
+
+        While registry or broker is away nothing is lost: what was read is offered later.
+        """
+        if not (self._unread or self._full()):
+            self._unread.extend(self.reader.poll(timeout_s))
+        try:
+            return self._turn()
+        except Unavailable as error:
+            log.warning("training_waits_for_cluster", error=str(error))
+            time.sleep(AWAY_S)
+            return 0
+
+    def _turn(self) -> int:
+        records = len(self._unread)
+        while self._unread:
+            self._offer(self._unread[0])
+            self._unread.popleft()
         self._note_dropped()
         admitted = self.admit()
         trained = self._train()
@@ -225,7 +244,7 @@ class Trainer:
         if not (records or admitted or trained):
             self._give_up()
         self._say_if_idle(bool(records))
-        return len(records)
+        return records
 
     def _full(self) -> bool:
         """Whether reading would only fill memory: not while it is what everybody waits for."""
@@ -240,13 +259,16 @@ class Trainer:
         if self._stopped():
             return False
         groups = self.config.groups_per_step
-        if self.buffer.ready_groups() >= groups and self.publisher.flush(ACK_S):
-            return False
+        asked_from = self.asked_from
+        if self.buffer.ready_groups() >= groups:
+            if self.publisher.flush(ACK_S):
+                return False
+            asked_from = self.past.ends(self.topics.requests)
         samples = self.buffer.take(groups, self.learner.version)
         self._note_dropped()
         if samples is None:
             return False
-        self.asked_from = self.past.ends(self.topics.requests)
+        self.asked_from = asked_from
         self._step(samples)
         self._evaluate_if_due()
         return True

@@ -13,8 +13,9 @@ from compose.settings import Settings
 from compose.workers import sole_trainer, transformers_engine
 from consumers import models, training
 from consumers.memory import MemoryLog, MemoryPublisher
-from schemas.errors import Unfit
-from schemas.messages import Claim, RolloutRequest, ScoredTrajectory
+from schemas.codec import Codec, Registry
+from schemas.errors import Unavailable, Unfit
+from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.packed import pack_ids, pack_logprobs
 from tests.consumers.rig import source_of
 from tests.consumers.tiny import RECIPE, World
@@ -24,6 +25,24 @@ from trainer.step import Learner
 
 class Died(Exception):
     """Where a test lets a trainer die."""
+
+
+class Leaving:
+    """A registry that may be away; its ids are those of another."""
+
+    away = False
+
+    def __init__(self, inner: Registry) -> None:
+        self.inner = inner
+
+    def writer_id(self, topic: str, schema: str) -> int:
+        return self.inner.writer_id(topic, schema)
+
+    def schema_of(self, schema_id: int) -> str:
+        if self.away:
+            msg = "the registry does not answer"
+            raise Unavailable(msg)
+        return self.inner.schema_of(schema_id)
 
 
 @pytest.fixture
@@ -50,6 +69,30 @@ def test_a_run_trains_its_steps_and_names_every_trajectory(world: World) -> None
             assert trajectory.rollout_id == ref.rollout_id
             assert trajectory.request is not None
             assert trajectory.request.purpose == "train"
+
+
+def test_a_registry_that_leaves_while_rollouts_come_back_is_waited_for(world: World) -> None:
+    # Given a trainer that has not read a scored trajectory before, and a registry that leaves
+    trainer = world.trainer()
+    registry = Leaving(world.codec.registry)
+    trainer.codec = Codec(registry)
+    for topic, kind in (
+        (world.topics.versions, PolicyVersion),
+        (world.topics.train_steps, TrainStep),
+    ):
+        trainer.codec.prepare(topic, kind)
+    registry.away = True
+    for _ in range(50):
+        for loop in world.loops:
+            loop.turn(0.0)
+
+    # When it reads them
+    assert [trainer.turn(0.0) for _ in range(2)] == [0, 0]
+    registry.away = False
+    world.train(trainer)
+
+    # Then none was lost
+    assert [step.step for step in world.steps()] == [1, 2, 3, 4]
 
 
 def test_the_starting_weights_are_evaluated_before_anything_is_trained(world: World) -> None:

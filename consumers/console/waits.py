@@ -8,7 +8,7 @@ while the one before was read, and the later one is believed. Memory is bounded 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from consumers.agents.fold import END, START, Journal, Outstanding, Rollout, World
 from consumers.agents.watermark import Watermark
@@ -236,9 +236,12 @@ class Waits:
     # Telling
 
     def told(self) -> list[Wait]:
-        """Every wait, the oldest first."""
+        """What every rollout waits for, once for each reason; the oldest first."""
         found = [*self._admissions(), *self._running(), *self._rewards(), *self._groups()]
-        return sorted(found, key=lambda wait: (wait.since_ms, wait.rollout_id))
+        together: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+        for wait in sorted(found, key=lambda wait: (wait.since_ms, wait.rollout_id)):
+            together[wait.rollout_id, wait.reason].append(wait)
+        return [_as_one(waits) for waits in together.values()]
 
     def asked_of(self, run_id: str, policy_id: str) -> set[str]:
         """Ids of what is open or asked for, of a run, or of a policy that is waited for."""
@@ -373,6 +376,15 @@ def _wait(
     at: Place,
 ) -> Wait:
     return Wait(request.rollout_id, request.group_id, reason, what, since_ms, deadline_ms, at)
+
+
+def _as_one(waits: Sequence[Wait]) -> Wait:
+    """The oldest of a rollout's waits for one reason, which tells of the others too.
+
+    A rollout waits for calls side by side; an id may be asked for, or end, more than once.
+    """
+    told = dict.fromkeys(wait.what for wait in waits)
+    return replace(waits[0], what=_some(list(told)))
 
 
 def _decided(rollout: Rollout) -> str:

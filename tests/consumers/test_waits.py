@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from consumers.agents.fold import Effect
 from consumers.agents.watermark import Watermark
+from consumers.agents.wishes import Agent, CallModel, Task, user
 from consumers.console.waits import Place, Scoring, Wait, Waits
 from schemas.messages import (
     AttemptStarted,
@@ -29,6 +30,11 @@ PARTITION = 3
 FIRST_MS = 1_000_010
 """When a hand writes its first entry."""
 SCORING = Scoring("default")
+
+
+def crowd(task: Task) -> Agent:
+    """Six calls side by side."""
+    yield [CallModel([user(str(n))]) for n in range(6)]
 
 
 def waits_of(hand: Hand, *scorings: Scoring, commit: int = 0, group_id: str = "") -> Waits:
@@ -142,6 +148,37 @@ def test_wishes_made_together_wait_one_by_one() -> None:
     send(waits, right, "t.environments", "t.env.steps")
 
     assert only(waits).what == "maze 1/1/0"
+
+
+def test_a_rollout_is_listed_once_for_each_reason_however_many_records_tell_of_it() -> None:
+    hand = Hand(crowd)
+    hand.start("crowd")
+    waits = waits_of(hand)
+    for offset in (7, 8, 9):  # one id, asked for again and again
+        waits.take_request(request("again"), PARTITION, offset, FIRST_MS + offset)
+    twice = ended(Hand(), request("twice", "single_turn"))
+    for offset in (20, 30):
+        at = replace(twice, journal_partition=PARTITION, first_offset=offset, last_offset=offset)
+        waits.take_trajectory(at, PARTITION, offset)
+
+    told = {(wait.rollout_id, wait.reason): wait for wait in waits.told()}
+
+    assert len(told) == len(waits.told()) == 3
+    assert told["again", "admission"].since_ms == FIRST_MS + 7
+    assert told["r", "admission"].what.startswith("started, first command not sent")
+    assert told["twice", "reward"].what == "scoring 'default'"
+
+
+def test_calls_side_by_side_are_told_in_one_line() -> None:
+    hand = Hand(crowd)
+    calls = hand.start("crowd")
+    waits = waits_of(hand)
+    for call in calls:
+        send(waits, call, "t.models.p", "t.model.calls.p")
+
+    wait = only(waits)
+
+    assert (wait.reason, wait.what) == ("call", "p 1/0/0, p 1/1/0, p 1/2/0, p 1/3/0 and 2 more")
 
 
 def test_an_end_that_is_decided_waits_for_whoever_writes_it() -> None:
@@ -323,7 +360,7 @@ def test_wherever_a_journal_is_cut_exactly_its_open_rollouts_run(seed: int, shar
     journal, _ = fold(cut, world_of(DICED))
     running = Counter(wait.rollout_id for wait in waits.told())
     assert running == {
-        name: 1 if rollout.decision else len(rollout.outstanding)
+        name: int(bool(rollout.decision or rollout.outstanding))
         for name, rollout in journal.open.items()
     }
 

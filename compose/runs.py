@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from compose.recipe import Recipe, parse_recipe
-from producers.admission import Draws
+from producers.admission import AdmissionRule, Draws
 from schemas.errors import Refused
 from schemas.names import unknown
 
@@ -48,6 +48,14 @@ class RunFolder:
 
         return LearnerConfig.of({"seed": self.seed, **self.recipe.learner})
 
+    def rule(self) -> AdmissionRule:
+        """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
+        learner = self.learner()
+        batch = learner.groups_per_step * learner.group_size
+        return AdmissionRule(
+            learner.max_staleness, batch, self.recipe.max_running, learner.group_size
+        )
+
     def run(self) -> "Run":
         from consumers.training import Run
 
@@ -57,7 +65,7 @@ class RunFolder:
             self.directory,
             self.starts,
             self.recipe.scoring_id,
-            self.recipe.max_running,
+            self.rule(),
             self.learner().steps,
         )
 
@@ -85,7 +93,7 @@ def create(state: Path, recipe: Recipe, text: str, seed: int) -> RunFolder:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = f"{recipe.name}-{stamp}-s{seed}"
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
-    folder.learner()
+    folder.rule()
     folder.directory.mkdir(parents=True)
     (folder.directory / RECIPE_FILE).write_text(text)
     given = recipe.policy

@@ -49,7 +49,6 @@ ACK_S = 1.0
 """How long a turn waits for acks before a step."""
 AWAY_S = 0.5
 """Between two tries while registry or broker is away."""
-MAX_RUNNING = 4096
 IDLE_SAID_S = 30.0
 
 log = structlog.get_logger()
@@ -67,7 +66,8 @@ class Run:
     """Where every topic ended when the run was made: nothing of the run lies before."""
     scoring_id: str
     """Whose rewards are trained on."""
-    max_running: int = MAX_RUNNING
+    rule: AdmissionRule
+    """How many rollouts may be in the air."""
     steps: int = 0
     """No rollouts are admitted beyond this many steps; 0 is without end."""
 
@@ -103,12 +103,7 @@ class Trainer:
         self._finishing = False
         self.clock = clock
         self.submitter = Submitter(publisher, codec, topics, source=name)
-        self.rule = AdmissionRule(
-            config.max_staleness,
-            config.groups_per_step * config.group_size,
-            run.max_running,
-            config.group_size,
-        )
+        self.rule = run.rule
         self.highest = -1
         self.parent = -1
         self.abandoned: checkpoints.Ranges = ()

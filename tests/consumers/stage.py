@@ -11,7 +11,7 @@ import pytest
 from consumers.heldout import HeldOut, HeldOutPlan
 from consumers.memory import MemoryLog, MemoryPublisher
 from consumers.training import Run, Trainer
-from producers.admission import Draws
+from producers.admission import AdmissionRule, Draws
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
@@ -84,7 +84,10 @@ class Stage:
 
     def begin(self) -> Trainer:
         """Another trainer goes on; the one before is gone without a word."""
-        run = Run("run", "policy", self.directory, {}, SCORING, self.max_running, self.config.steps)
+        config = self.config
+        batch = config.groups_per_step * config.group_size
+        rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.group_size)
+        run = Run("run", "policy", self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)

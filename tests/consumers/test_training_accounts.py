@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from compose import runs
+from compose.recipe import parse_recipe
 from consumers.memory import MemoryLog, MemoryPublisher
 from schemas import refs
-from schemas.errors import DeliveryFailed
+from schemas.errors import DeliveryFailed, Refused
 from tests.consumers.stage import CONFIG, SCORING, Stage
+from tests.consumers.tiny import RECIPE
 from trainer import checkpoint as checkpoints
 
 
@@ -139,6 +142,17 @@ def test_a_run_whose_every_checkpoint_is_gone_asks_for_no_rollout_twice(tmp_path
 
 
 # Never waiting for ever
+
+
+def test_a_recipe_whose_bound_lets_no_group_start_is_refused_before_its_folder_is_made(
+    tmp_path: Path,
+) -> None:
+    recipe = parse_recipe(f"max_running = 3\n{RECIPE}", "tiny")
+
+    with pytest.raises(Refused, match="max_running is 3, fewer than the group_size 4"):
+        runs.create(tmp_path, recipe, RECIPE, seed=1)
+
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("capacity", [2, 64])

@@ -368,7 +368,8 @@ class Environments(WorkRole):
         if work is not None:
             msg = f"the environment ended its thread: {type(error).__name__}"
             self._give(work.step, CallFailed("raised", msg, False), work.record)
-        log.error("environments_thread_died", error=repr(error))
+        self.shards[0].ask([Chore(lambda _: shard.sessions.close(), self.close_s)])
+        log.error("environments_thread_died", error=type(error).__name__)
 
     def _abandon(self, shard: Shard, request: Work | Chore | None) -> None:
         """Give a thread up with what it is at; everybody else goes on in a new one."""

@@ -77,11 +77,12 @@ def make_environment(name: str, config_json: str = "") -> Environment:
     _fit(name, factory, config)
     with foreign("bad_config", f"environment {name!r} cannot be made of {config_json}"):
         made = factory(**config)
-    if not isinstance(made, Environment):
+        environment = made if isinstance(made, Environment) else None
+    if environment is None:
         msg = f"environment {name!r} makes a {type(made).__name__}; "
         msg += "it needs replayable, open, step and close"
         raise WorkFailed(code="bad_config", message=msg, retriable=False)
-    return made
+    return environment
 
 
 def _config(name: str, config_json: str) -> dict[str, Any]:

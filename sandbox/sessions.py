@@ -35,6 +35,8 @@ class _Session:
     """One open environment, and how far it has come."""
 
     environment: Environment
+    bound: bool = False
+    """Whether it must stay on the thread that opened it."""
     applied: int = 0
     over: bool = False
     last_action: bytes = b""
@@ -54,8 +56,7 @@ class _Rollout:
 
     def bound(self) -> bool:
         """Whether another thread must not touch them."""
-        held = tuple(self.sessions.values())
-        return any(getattr(session.environment, "thread_bound", False) for session in held)
+        return any(session.bound for session in tuple(self.sessions.values()))
 
 
 class Sessions:
@@ -233,12 +234,15 @@ class Sessions:
 def _open(step: EnvironmentStep, environment: Environment) -> tuple[_Session, EnvironmentStepped]:
     with foreign("raised", f"{_place(step)} cannot be opened with seed {step.seed}"):
         opened = _answer(step, environment.open(step.seed), index=0)
-    return _Session(environment, over=opened.terminated or opened.truncated), opened
+        bound = bool(getattr(environment, "thread_bound", False))
+    return _Session(environment, bound, over=opened.terminated or opened.truncated), opened
 
 
 def _history(step: EnvironmentStep, environment: Environment) -> tuple[str, ...]:
     """The actions to rebuild from, or the reason why that cannot be."""
-    if not environment.replayable:
+    with foreign("raised", f"{_place(step)} does not say whether it is replayable"):
+        replayable = bool(environment.replayable)
+    if not replayable:
         msg = f"{_place(step)} is not held here, and {step.environment!r} is not replayable"
         raise WorkFailed(code="session_lost", message=msg, retriable=False)
     if step.history is None:

@@ -28,6 +28,7 @@ class Parrot:
         self.gate = gate
         self.said: list[str] = []
         self.threads: set[int] = set()
+        self.closed = False
 
     def open(self, seed: int) -> Observation:
         if seed == 13:
@@ -47,7 +48,8 @@ class Parrot:
         self.threads.add(threading.get_ident())
         return Observation(",".join(self.said), 1.0, action == "end")
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 @pytest.fixture
@@ -332,20 +334,20 @@ def test_whatever_an_environment_raises_fails_its_step_and_no_other(
 
 
 class Deadly(Parrot):
-    """Ends its thread where nobody expects foreign code to."""
+    """Ends its thread when it is made."""
 
-    @property
-    def replayable(self) -> bool:  # type: ignore[override]
+    def __init__(self, gate: threading.Event) -> None:
         raise SystemError
 
 
 def test_a_thread_that_dies_is_replaced_and_its_step_answered(rig: Rig, make: Maker) -> None:
     make.kind = Frail
-    loop = open_on_one_thread(rig, make, "good")
+    loop = open_on_one_thread(rig, make, "good", "bad")
     make.kind = Deadly
 
-    send(rig, step_of("bad", 1, "step", "on"), step_of("good", 1, "step", "on"))
-    until(loop, lambda: len(answers(rig)) == 3)
+    other = step_of("bad", 1, session="other")
+    send(rig, other, step_of("good", 1, "step", "on"))
+    until(loop, lambda: len(answers(rig)) == 4)
     until(loop, lambda: not loop.role.in_flight())
     rig.commit(loop)
 
@@ -354,7 +356,32 @@ def test_a_thread_that_dies_is_replaced_and_its_step_answered(rig: Rig, make: Ma
     assert "SystemError" in bad.message
     assert answers(rig)["good", 1, 0].text == "on"
     assert role_of(loop).counts["died"] == 1
-    assert rig.committed("t.environments", rig.topics.steps) == 3
+    assert [parrot.closed for parrot in make.parrots] == [False, True]
+    assert rig.committed("t.environments", rig.topics.steps) == 4
+
+
+class Coy(Parrot):
+    """Says of itself only that it is an environment."""
+
+    @property
+    def replayable(self) -> bool:  # type: ignore[override]
+        raise SystemError
+
+    @property
+    def thread_bound(self) -> bool:
+        raise SystemError
+
+
+@pytest.mark.parametrize("kind", ["reset", "step"])
+def test_what_an_environment_says_of_itself_may_raise_too(rig: Rig, make: Maker, kind: str) -> None:
+    make.kind = Coy
+    loop = rig.environments(make=make, threads=1)
+
+    send(rig, step_of(kind=kind))
+    until(loop, lambda: len(answers(rig)) == 1)
+
+    assert answers(rig)["r", 0, 0].code == "raised"
+    assert role_of(loop).counts["died"] == 0
 
 
 @pytest.mark.parametrize("partition", [1, 99, -1])

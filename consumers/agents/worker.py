@@ -336,8 +336,13 @@ class Agents:
         return held or here >= share or sum(map(self.live, self.owned)) >= most
 
     def _not_yet(self, partition: int) -> bool:
-        """Whether requests of a partition have to wait."""
-        return self.words.paused or not self._asked[partition].known
+        """Whether requests of a partition have to wait.
+
+        After a reset, until its journal tells which of them were started long ago.
+        """
+        owned = self.owned.get(partition)
+        unfolded = owned is not None and owned.reset and not owned.caught_up
+        return self.words.paused or unfolded or not self._asked[partition].known
 
     def live(self, partition: int) -> int:
         """Rollouts that run, also those whose start is on its way; not what a quota holds back."""
@@ -378,7 +383,8 @@ class Agents:
             if record.key:
                 self._asked[record.partition].note(record.key, record)
             span, code = self._span(record), UNREAD.get(type(error), "unreadable")
-            self._refuse(record, span, rollout_id, code, str(error), None)
+            if not self._counted(record):
+                self._refuse(record, span, rollout_id, code, str(error), None)
         self.loop.bury(record, error)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
@@ -392,6 +398,8 @@ class Agents:
     def _request(self, record: Record, request: RolloutRequest) -> None:
         span = self._span(record)
         first = self._asked_before(record, request.rollout_id)
+        if self._counted(record):
+            return
         if first is not None:
             self._repeated(record, span, request.rollout_id, first)
             return
@@ -408,6 +416,12 @@ class Agents:
             self._refuse(record, span, request.rollout_id, "too_large", msg, None)
         elif record.partition in self.owned:
             self.owned[record.partition].starting.add(record.offset)
+
+    def _counted(self, record: Record) -> bool:
+        """Whether the journal says that a request was started, so that no start of it can count."""
+        owned = self.owned.get(record.partition)
+        last = owned.journal.last if owned else None
+        return last is not None and record.offset <= last
 
     def _asked_before(self, record: Record, rollout_id: str) -> First | None:
         """The request that this one repeats, in its own partition or in another one held here.

@@ -457,9 +457,9 @@ def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(r
     assert [call.rollout_id for call in calls(rig)] == ["open", "ended", "open"]
     assert calls(rig)[0] == calls(rig)[2]
     assert [t.rollout_id for t in rig.trajectories()] == ["ended"]
-    started = [e.rollout_id for e in rig.events(RolloutStarted)]
-    assert started == ["open", "ended", "open", "ended"]
-    assert role_of(second).owned[0].journal.ignored["started_before"] == 2
+    assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["open", "ended"]
+    rig.commit(second)
+    assert rig.committed("t.agents", rig.topics.requests) == 2
 
 
 def test_after_a_reset_only_trajectories_that_are_missing_are_written(rig: Rig) -> None:
@@ -489,6 +489,26 @@ def test_after_a_reset_only_trajectories_that_are_missing_are_written(rig: Rig) 
     assert after == [written[0], written[2]]
     ends = rig.log.bounds(rig.topics.events)
     assert rig.committed("t.agents", rig.topics.events) == ends[0][1]
+
+
+def test_a_reset_starts_no_request_again_that_the_journal_counts(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, "r0")
+    rig.log.append(rig.topics.requests, b"bad", b"no magic", 0)
+    ask(rig, "r0")
+    rig.settle(first)
+    killed(first)
+    before = len(rig.log.all(rig.topics.events))
+    ask(rig, "late")
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    rig.commit(second)
+
+    added = rig.read(rig.topics.events, Event)[before:]
+    assert [(e.rollout_id, type(e.body)) for e in added] == [("late", RolloutStarted)]
+    assert added[0].body.from_offset == added[0].body.request_offset == 3
+    assert rig.committed("t.agents", rig.topics.requests) == 4
 
 
 def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> None:

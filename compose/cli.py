@@ -514,6 +514,10 @@ def verify(
     most_repeated: Annotated[
         int | None, typer.Option(min=0, help="More repeated work than this is a breach.")
     ] = None,
+    most_rewritten: Annotated[
+        int | None,
+        typer.Option(min=0, help="More trajectories, scores or steps written again are a breach."),
+    ] = None,
     scoring: Annotated[
         list[str] | None,
         typer.Option(help="A scoring that owes scores; left out, all that were not retired."),
@@ -544,6 +548,7 @@ def verify(
             until_ms=span.until_ms,
             drained=drained,
             most_repeated=most_repeated,
+            most_rewritten=most_rewritten,
             scorings=scoring or None,
             progress=told,
         )

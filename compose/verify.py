@@ -51,6 +51,7 @@ def verify(
     until_ms: int = 0,
     drained: bool = False,
     most_repeated: int | None = None,
+    most_rewritten: int | None = None,
     scorings: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
@@ -65,6 +66,7 @@ def verify(
         until_ms=until_ms,
         drained=drained,
         most_repeated=most_repeated,
+        most_rewritten=most_rewritten,
         scorings=scorings,
         progress=progress,
     )
@@ -80,6 +82,7 @@ def audit(
     until_ms: int = 0,
     drained: bool = False,
     most_repeated: int | None = None,
+    most_rewritten: int | None = None,
     scorings: Sequence[str] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
@@ -96,6 +99,7 @@ def audit(
         runnable=_runnable(world),
         drained=drained,
         most_repeated=most_repeated,
+        most_rewritten=most_rewritten,
         scorings=scorings,
     )
     passed = passed_in_journal(log, topics)

@@ -71,6 +71,15 @@ def skip_of(headers: Headers | None) -> Skip | None:
     return Skip(group, found[1], int(found[2]), int(found[3]), int(found[4]), reason, by)
 
 
+def origin_of(headers: Headers | None) -> tuple[str, int, int] | None:
+    """The record that a letter is a copy of; None for what is no letter of ours."""
+    told = _texts(headers)
+    try:
+        return told["dlq_topic"], int(told["dlq_partition"]), int(told["dlq_offset"])
+    except (KeyError, ValueError):
+        return None
+
+
 def _texts(headers: Headers | None) -> dict[str, str]:
     return {name: value.decode("utf-8", "replace") for name, value in headers or [] if value}
 
@@ -114,12 +123,10 @@ class Passed:
         skip = skip_of(headers)
         if skip is not None:
             self.skips.setdefault((skip.topic, skip.partition), []).append(skip)
-        elif told.get("dlq_topic") in self._of_everybody:
-            try:
-                partition, offset = int(told["dlq_partition"]), int(told["dlq_offset"])
-            except (KeyError, ValueError):
-                return  # a letter that is none of ours
-            self.places.add((told["dlq_topic"], partition, offset))
+        else:
+            origin = origin_of(headers)
+            if origin is not None and origin[0] in self._of_everybody:
+                self.places.add(origin)
 
     def check(self, record: Record) -> None:
         """Raise Skipped for a record that is passed over."""

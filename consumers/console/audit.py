@@ -24,8 +24,9 @@ I7  In the steps that the last version of a run descends from, a (rollout, attem
     every reference is to a scored record of that rollout; no version has two different steps.
 I8  Each terminal event has a trajectory, each trajectory a scored record of every scoring id whose
     group has come past it, and neither is without its cause. Later copies are counted.
-I9  Answers of finished work to a command whose work had been answered before are counted; a breach
-    where there are more than allowed.
+I9  Answers of finished work to a command whose work had been answered before are counted, and so
+    are trajectories, scored records and steps that are written again; a breach where there are more
+    than allowed.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from consumers.console.lineage import Lineage
 from consumers.console.outcomes import Outcomes
 from consumers.console.report import Breach, Report
 from consumers.console.requests import Requests
+from consumers.letters import origin_of
 from consumers.log import Record
 from schemas.codec import Codec
 from schemas.messages import RolloutStarted
@@ -58,12 +60,14 @@ class Audit:
         runnable: Callable[[RolloutStarted], bool] = lambda body: True,
         drained: bool = False,
         most_repeated: int | None = None,
+        most_rewritten: int | None = None,
         scorings: Sequence[str] | None = None,
     ) -> None:
         self.topics = topics
         self.window = window
         self.drained = drained
         self.most_repeated = most_repeated
+        self.most_rewritten = most_rewritten
         self.report = Report()
         self.history = History(codec, topics, world, runnable, window, self.report)
         self.case = Case(codec, topics, window, self.history, self.report, drained, scorings)
@@ -99,9 +103,16 @@ class Audit:
         elif topic == self.topics.scored:
             self.outcomes.scored(records)
         elif topic == self.topics.dead_letters:
-            self.report.dead_letters += len(records)
+            self._letters(records)
         else:
             self.commands.take(topic, records)
+
+    def _letters(self, records: Sequence[Record]) -> None:
+        self.report.dead_letters += len(records)
+        for record in records:
+            origin = origin_of(record.headers)
+            if origin is not None:
+                self.case.buried.add(origin)
 
     def stage_ended(self, stage: Sequence[str]) -> None:
         """The topics of a stage have been read to their ends."""
@@ -121,6 +132,7 @@ class Audit:
         self.lineage.finish()
         self._open()
         self._forgotten()
+        self._unburied()
         self._repeated()
         self._before_window()
         return self.report
@@ -171,12 +183,28 @@ class Audit:
         kind = "doubled" if last is not None and said < last else "lost"
         self.report.add(Breach("I6", text, self.topics.events, partition, low, kind))
 
+    def _unburied(self) -> None:
+        """What nobody could read lies among the dead letters, or somebody threw it away."""
+        if any(topic == self.topics.dead_letters for topic, _ in self.window.starts):
+            return
+        for topic, partition, offset in self.report.unread:
+            group = self.case.group_of(topic)
+            here = topic, partition, offset
+            if not group or here in self.case.buried or not self.case.finished(group, *here):
+                continue
+            text = f"nobody can read this record, and {group} has come past it and not buried it"
+            self.report.add(Breach("I6", text, *here, "lost"))
+
     def _repeated(self) -> None:
         most, seen = self.most_repeated, self.report.repeated
         if most is not None and seen > most:
             text = f"{seen} answers repeat work done before, {most} are allowed; the last is here"
             place = self.topics.events, *split(self.history.asked.last_repeated)
             self.report.add(Breach("I9", text, *place, "doubled"))
+        most, seen, last = self.most_rewritten, self.report.duplicates, self.report.last_duplicate
+        if most is not None and seen > most and last is not None:
+            text = f"{seen} records say again what others had said, {most} may; the last is here"
+            self.report.add(Breach("I9", text, *last, "doubled"))
 
     def _before_window(self) -> None:
         """Rollouts that the journal speaks of and that began before it is read."""

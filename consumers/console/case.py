@@ -28,6 +28,8 @@ class Case:
     drained: bool
     scorings: Sequence[str] | None = None
     """Those that owe a score of every trajectory; None is whoever has come past any."""
+    buried: set[tuple[str, int, int]] = field(default_factory=set)
+    """Records of which there is a dead letter."""
     _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
@@ -54,6 +56,16 @@ class Case:
         """What a group has committed of a partition; 0 where nothing is known."""
         commit = self.window.commits.get(group, {}).get((topic, partition))
         return 0 if commit is None else commit.offset
+
+    def group_of(self, topic: str) -> str:
+        """Who reads a topic of work; empty where several do, or nobody that commits."""
+        topics = self.topics
+        if topic == topics.events:
+            return topics.group("agents")
+        if topic == topics.steps:
+            return topics.group("environments")
+        calls = topics.calls("")
+        return topics.group("models", topic.removeprefix(calls)) if topic.startswith(calls) else ""
 
     def finished(self, group: str, topic: str, partition: int, offset: int) -> bool:
         """Whether a group says that it is done with a record of a work topic.

@@ -33,7 +33,6 @@ class Commands:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.asked = case.history.asked
-        self._calls = case.topics.calls("")
         self._seen = np.zeros(len(self.asked.ids), bool)
         self._silent = words(sorted(self.asked.unanswered))
         self._unanswered: list[_Unanswered] = []
@@ -85,9 +84,7 @@ class Commands:
     def _check_answered(
         self, topic: str, read: Sequence[tuple[Command, Record]], ids: Words
     ) -> None:
-        group = self.case.topics.group("environments")
-        if topic != self.case.topics.steps:
-            group = self.case.topics.group("models", topic.removeprefix(self._calls))
+        group = self.case.group_of(topic)
         commits = self.case.window.commits.get(group)
         if not commits:
             return
@@ -118,9 +115,10 @@ class Commands:
             self.case.report.add(Breach("I3", text, self.case.topics.events, *split(cause), "lost"))
 
     def _finish_answers(self) -> None:
-        """Whoever is done with a command has answered it, unless it was called off."""
+        """Whoever is done with a command has answered it, unless it was called off or buried."""
         for left in self._unanswered:
-            if self._aborted.get(left.owner, 0) < left.attempt:
+            here = left.record.topic, left.record.partition, left.record.offset
+            if self._aborted.get(left.owner, 0) < left.attempt and here not in self.case.buried:
                 text = "its group has committed past this command, but no worker ever answered it"
                 self.case.breach("I6", left.record, text, "lost")
 

@@ -10,13 +10,24 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+import numpy as np
+
+from consumers.agents.asked import WINDOW
 from consumers.agents.fold import Journal, Rollout, World
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.bare import barer
 from consumers.console.asked import ASKED, NEVER_SENT, Asked, word_of_id
-from consumers.console.columns import Words, place, sort_together, word_of, words
+from consumers.console.columns import (
+    Words,
+    firsts,
+    place,
+    sort_together,
+    split,
+    word_of,
+    words,
+)
 from consumers.console.law import JOINED, STARTS, Counting, Law
-from consumers.console.report import Breach, Report
+from consumers.console.report import LISTED, Breach, Report
 from consumers.log import Commit, Record, TopicPartition
 from schemas.codec import PREFIX, Codec
 from schemas.errors import WireError
@@ -70,6 +81,20 @@ class Window:
     """Later records are not judged; 0 is no limit."""
     commits: Mapping[str, Mapping[TopicPartition, Commit]] = field(default_factory=dict)
     """By group, read before `ends`: so what lies below must have had its effects."""
+
+
+TopicPlace = tuple[int, int]
+REFUSED = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A rollout that was started once more."""
+
+    owner: int
+    before: TopicPlace
+    """Where the journal says so of the first."""
+    here: TopicPlace
 
 
 @dataclass(slots=True)
@@ -128,11 +153,31 @@ class History:
         """By place of the end, digests of what may stand for a trajectory that is too large."""
         self.older: dict[int, int] = {}
         """By place of the end, the digest of what a worker of the first release writes of it."""
-        self.started = array("Q")
-        """Owners of all rollouts begun."""
+        self._started = array("Q"), array("Q"), array("Q")
+        """Owners of all rollouts begun, the places of their starts and the offsets asked at."""
+        self.again: dict[TopicPlace, Again] = {}
+        """By partition and offset of the request: starts of rollouts that were started before."""
         self.not_run = array("Q")
         self.strays: dict[int, int] = {}
         """Owners that events name while no rollout of theirs is open, and where first."""
+
+    def started(self, owner: int, at: int, request_offset: int) -> None:
+        """A start counts; one that is refused at once runs nothing."""
+        for column, word in zip(self._started, (owner, at, request_offset), strict=True):
+            column.append(word)
+
+    def _owners(self) -> Words:
+        """Sorted; on the way, see who was started twice, within what a worker knows to refuse."""
+        owners: Words
+        owners, places, requests = sort_together(*self._started)
+        for row in np.flatnonzero(~firsts(owners)).tolist():
+            if REFUSED in (requests[row], requests[row - 1]):
+                continue
+            before, here = split(int(places[row - 1])), split(int(places[row]))
+            asked, far = int(requests[row]), int(requests[row]) - int(requests[row - 1])
+            if here[0] != before[0] or far <= WINDOW:
+                self.again[here[0], asked] = Again(int(owners[row]), before, here)
+        return owners
 
     def take(self, records: Iterable[Record]) -> None:
         """Take records of the journal, in order within each partition."""
@@ -153,7 +198,7 @@ class History:
             strand.close()
         self.asked.close(self.owners_at_work)
         self.ends = Ends(*sort_together(*self.ended))
-        self.owners = words(sorted(self.started))
+        self.owners = self._owners()
         self.owners_not_run = words(sorted(self.not_run))
         self.report.open = sum(len(strand.lives) for strand in self.strands.values())
         self.report.not_run_again = len(self.owners_not_run)
@@ -270,7 +315,9 @@ class Strand:
         if ignored == JOINED:
             return
         history.report.accepted += 1
-        history.started.append(word_of(event.rollout_id.encode()))
+        owner, refused = word_of(event.rollout_id.encode()), isinstance(body, RolloutRefused)
+        at = REFUSED if refused else body.request_offset
+        history.started(owner, place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
             self._ended(effects[0], event.rollout_id, 0, offset, at_ms)
             return
@@ -279,7 +326,7 @@ class Strand:
         if life.run_again:
             self._imply(life, effects, offset, at_ms)
         else:
-            history.not_run.append(history.started[-1])
+            history.not_run.append(owner)
 
     def _stray(self, event: Event, offset: int) -> None:
         """A word about a rollout that is not open: late, or begun before what is read."""
@@ -461,6 +508,8 @@ def bare_words(codec: Codec, topics: Topics, trajectory: Trajectory) -> Iterator
 def unreadable(report: Report, record: Record, error: WireError) -> None:
     """Count a record that no schema can read."""
     report.unreadable[record.topic] = report.unreadable.get(record.topic, 0) + 1
+    if len(report.unread) < LISTED:
+        report.unread.append((record.topic, record.partition, record.offset))
     if len(report.first_unreadable) < FIRST:
         place_ = f"{record.topic} {record.partition}@{record.offset}"
         report.first_unreadable.append(f"{place_}: {error}")

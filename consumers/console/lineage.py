@@ -88,7 +88,7 @@ class Lineage:
         known = run.steps.get(step.version)
         if known is not None:
             if known.digest == digest:
-                report.duplicates += 1
+                report.duplicate(record.topic, record.partition, record.offset)
                 return
             text = (
                 f"version {step.version} of run {step.run_id!r} is another step at "

@@ -72,7 +72,7 @@ class Outcomes:
         self.case.report.checked["I5"] += 1
         self.case.report.checked["I8"] += 1
         if self._written[row]:
-            self.case.report.duplicates += 1
+            self.case.report.duplicate(record.topic, record.partition, record.offset)
             return
         self._written[row] = True
         self._first[row] = place(record.partition, record.offset)
@@ -179,7 +179,8 @@ class Outcomes:
             scores = self._scores.setdefault(
                 named.scoring_id, np.zeros(len(self.case.history.ends.places), bool)
             )
-            self.case.report.duplicates += bool(scores[row])
+            if scores[row]:
+                self.case.report.duplicate(record.topic, record.partition, record.offset)
             scores[row] = True
 
     def _named(self, record: Record) -> _Named | None:

@@ -13,7 +13,7 @@ INVARIANTS = {
     "I6": "nothing below a committed offset is unaccounted for",
     "I7": "a rollout is trained on once, and each step says which",
     "I8": "every end has its trajectory, every trajectory its scores",
-    "I9": "external work is repeated at most as often as allowed",
+    "I9": "work is repeated, and written again, at most as often as allowed",
 }
 
 
@@ -63,6 +63,7 @@ class Report:
     """Rollouts whose program is not here, or not the same: counted, not run."""
     before_window: int = 0
     """Rollouts that began before what was read."""
+    last_duplicate: tuple[str, int, int] | None = None
     dead_letters: int = 0
     retired: dict[str, str] = field(default_factory=dict)
     """Scorings that owe nothing any more: when that was said, and why."""
@@ -70,6 +71,8 @@ class Report:
     unreadable: dict[str, int] = field(default_factory=dict)
     """Records that no schema can read, by topic."""
     first_unreadable: list[str] = field(default_factory=list)
+    unread: list[tuple[str, int, int]] = field(default_factory=list)
+    """The first of their places."""
     seconds: float = 0.0
 
     def add(self, breach: Breach) -> None:
@@ -77,6 +80,11 @@ class Report:
         self.kinds[breach.kind] += 1
         if len(self.breaches) < LISTED:
             self.breaches.append(breach)
+
+    def duplicate(self, topic: str, partition: int, offset: int) -> None:
+        """A record says again what another one had said."""
+        self.duplicates += 1
+        self.last_duplicate = topic, partition, offset
 
     @property
     def lost(self) -> int:
@@ -93,6 +101,8 @@ class Report:
     def plain(self) -> dict[str, Any]:
         """Everything, as it is written to a file."""
         counted = {"ok": self.ok, "lost": self.lost, "doubled": self.doubled}
-        values = {name: value for name, value in vars(self).items() if name != "kinds"}
+        values = {
+            name: value for name, value in vars(self).items() if name not in ("kinds", "unread")
+        }
         breaches = [asdict(breach) for breach in self.breaches]
         return {**counted, **values, "found": dict(self.found), "breaches": breaches}

@@ -4,8 +4,10 @@ from array import array
 from collections.abc import Sequence
 
 from consumers.console.case import Case
+from consumers.console.columns import word_of
 from consumers.console.report import Breach
 from consumers.log import Record
+from schemas.headers import REPLAYED_FROM
 
 
 class Requests:
@@ -14,6 +16,7 @@ class Requests:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._next_start: dict[int, int] = {}
+        self._again = case.history.again
 
     def take(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -29,6 +32,24 @@ class Requests:
             else:
                 self._not_started(record, started[-1] if started else -1)
             self._next_start[record.partition] = at
+            if self._again and (record.partition, record.offset) in self._again:
+                self._judge_again(record)
+
+    def _judge_again(self, record: Record) -> None:
+        """A rollout runs once, unless an operator sends its request again.
+
+        Workers know a repeated request by its key; under another one it may be a stranger's.
+        """
+        again = self._again[record.partition, record.offset]
+        replayed = any(name == REPLAYED_FROM for name, _ in record.headers or ())
+        if replayed or not record.key or word_of(record.key) != again.owner:
+            return
+        text = (
+            f"rollout {record.key.decode(errors='replace')} is started a second time here, asked "
+            f"for at {record.partition}@{record.offset}; the first start is at "
+            f"{again.before[0]}@{again.before[1]}"
+        )
+        self.case.report.add(Breach("I1", text, self.case.topics.events, *again.here, "doubled"))
 
     def _not_started(self, record: Record, last: int) -> None:
         if record.offset < self.case.window.first_request.get(record.partition, 0):

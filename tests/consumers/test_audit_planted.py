@@ -1,0 +1,386 @@
+"""Workers that make one mistake each: whatever it loses or doubles, the audit finds where."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compose.verify import Report
+from consumers.agents.fold import PATIENCE, Journal
+from consumers.agents.watermark import Watermark
+from consumers.agents.worker import Agents
+from consumers.answers import Answers
+from consumers.log import Held, Record
+from consumers.loop import Progress
+from inference.scripted import ScriptedEngine
+from schemas.errors import TooLarge, WireError
+from schemas.messages import (
+    CallFailed,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    RolloutFinished,
+    RolloutRequest,
+    RolloutStarted,
+)
+from tests.consumers import programs_for_audit as programs
+from tests.consumers.journals import request
+from tests.consumers.rig import Rig, role_of, source_of
+from tests.consumers.test_audit import audited
+from tests.flow.test_memory_flow import crossing, walk
+
+ASKS = f"{programs.__name__}:asks"
+Place = tuple[str, str, int, str]
+EVENTS, REQUESTS, TRAJECTORIES = "t.rollout.events", "t.rollout.requests", "t.trajectories"
+
+
+def places(report: Report) -> list[Place]:
+    return [(b.invariant, b.topic, b.offset, b.kind) for b in report.breaches]
+
+
+def yes(call: Any) -> str:
+    del call
+    return "yes"
+
+
+class Lived(Rig):
+    """A few rollouts of one call each, to their ends and to the commits after them."""
+
+    def __init__(self, make: type[Agents] = Agents, *, partitions: int = 1) -> None:
+        super().__init__(partitions=partitions)
+        self.crew = [self.agents(make=make), self.models(ScriptedEngine("p", yes)), self.rewards()]
+
+    def live(self, rollouts: int = 3) -> "Lived":
+        for number in range(rollouts):
+            self.ask(request(f"r{number}", ASKS))
+            self.work()
+        return self
+
+    def work(self) -> None:
+        self.settle(*self.crew)
+        for _ in range(2):
+            self.commit(*self.crew)
+
+
+def lived(make: type[Agents] = Agents) -> Lived:
+    return Lived(make).live()
+
+
+def test_workers_that_make_no_mistake_leave_nothing_to_find() -> None:
+    report = audited(lived(), most_repeated=0, most_rewritten=0)
+
+    assert (report.ok, report.ended) == (True, 3)
+
+
+# One record costs one rollout
+
+
+class DropsWhatRaises(Agents):
+    """Takes a rollout whose fold raises out of its books, and goes on."""
+
+    def _event(self, record: Record, event: Event) -> None:
+        owned = self.owned[record.partition]
+        if isinstance(event.body, ModelAnswered) and event.rollout_id == "r1":
+            owned.journal.open.pop(event.rollout_id)
+        super()._event(record, event)
+
+
+def test_a_rollout_that_is_dropped_where_its_fold_raised() -> None:
+    rig = lived(DropsWhatRaises)
+
+    assert places(audited(rig, drained=False)) == [("I6", EVENTS, 3, "lost")]
+
+
+class KeepsLargeEndsBack(Agents):
+    """Writes nothing of a rollout whose trajectory is too large."""
+
+    def _trajectory(self, trajectory: Any, cause: Record | None) -> None:
+        if trajectory.rollout_id != "r1":
+            super()._trajectory(trajectory, cause)
+
+
+def test_a_trajectory_that_is_too_large_and_never_written() -> None:
+    rig = lived(KeepsLargeEndsBack)
+
+    ends = [n for n, e in enumerate(rig.read(EVENTS, Event)) if isinstance(e.body, RolloutFinished)]
+    assert places(audited(rig, drained=False)) == [("I8", EVENTS, ends[1], "lost")]
+
+
+class KeepsLargeCommandsBack(Agents):
+    """Sends nothing where a command is too large, and tells nobody."""
+
+    def _command(self, topic: str, command: Any, cause: Record | None) -> None:
+        if command.rollout_id != "r1":
+            super()._command(topic, command, cause)
+
+
+def test_a_command_that_is_too_large_and_never_answered() -> None:
+    rig = lived(KeepsLargeCommandsBack)
+    for _ in range(4):
+        rig.clock.pass_by(PATIENCE * 120 + 1)
+        rig.work()
+
+    report = audited(rig, drained=False)
+
+    assert {place[0] for place in places(report)} == {"I3"}
+    assert report.kinds.keys() == {"lost"}
+
+
+class BuriesRequestsOnly(Agents):
+    """Buries what nobody can read, and leaves no word of it in the journal."""
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        self.loop.bury(record, error)
+
+
+def test_an_unreadable_request_that_the_journal_does_not_know() -> None:
+    rig = Rig()
+    agents = rig.agents(make=BuriesRequestsOnly)
+    rig.log.append(REQUESTS, b"k", b"rubbish", 0)
+    rig.settle(agents)
+    rig.commit(agents)
+
+    assert places(audited(rig, drained=False)) == [("I6", REQUESTS, 0, "lost")]
+
+
+def test_unreadable_bytes_that_are_thrown_away_and_not_buried() -> None:
+    rig = Rig()
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
+    for topic in (EVENTS, "t.model.calls.p"):
+        rig.log.append(topic, b"k", b"rubbish", 0)
+    role_of(models).unreadable = lambda record, error: setattr(record, "closed", True)
+    rig.settle(agents, models)
+    rig.commit(agents, models)
+
+    report = audited(rig, drained=False)
+
+    assert places(report) == [("I6", "t.model.calls.p", 0, "lost")]
+    assert report.dead_letters == 1
+
+
+def test_a_trajectory_whose_score_could_not_be_written_and_was_let_go() -> None:
+    rig = lived()
+    role_of(rig.crew[2]).publish = lambda scored, record: None
+    rig.ask(request("late", ASKS))
+    rig.work()
+
+    assert places(audited(rig, drained=False)) == [("I6", TRAJECTORIES, 3, "lost")]
+
+
+def test_a_step_whose_thread_died_and_was_never_answered() -> None:
+    rig = Rig()
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", walk))
+    environments = rig.environments()
+    lose_first(role_of(environments).answers, EnvironmentStepped)
+    rig.ask(crossing(0))
+    for _ in range(4):
+        rig.settle(agents, models, environments)
+        rig.clock.pass_by(PATIENCE * 60 + 1)
+    rig.settle(agents, models, environments)
+    rig.commit(agents, models, environments)
+
+    report = audited(rig, drained=False)
+
+    assert [place for place in places(report) if place[0] == "I6"] == [
+        ("I6", "t.env.steps", 0, "lost")
+    ]
+
+
+def lose_first(answers: Answers, kind: type) -> None:
+    """Have a worker close the record of its first answer of a kind, and write nothing."""
+    give, lost = answers.give, list[Any]()
+
+    def some(command: Any, body: Any, cause: Record) -> None:
+        if isinstance(body, kind) and not lost:
+            lost.append(command)
+            cause.closed = True
+        else:
+            give(command, body, cause)
+
+    answers.give = some  # type: ignore[method-assign]
+
+
+# The law at its edges
+
+
+class TakesOverBlind(Agents):
+    """Begins at the commit instead of at the low watermark: what is open it does not know."""
+
+    def assigned(self, held: Held, progress: Progress) -> int:
+        start = super().assigned(held, progress)
+        if held.topic != self.names.events or held.committed is None:
+            return start
+        owned = self.owned[held.partition]
+        begin = Watermark(held.committed, owned.journal.last)
+        owned.journal = Journal(held.partition, self.world, self.name, begin)
+        owned.folded = True
+        return progress.next_offset
+
+
+def test_a_takeover_that_forgot_what_was_open_is_found_while_work_goes_on() -> None:
+    rig = Rig()
+    first = rig.agents("a1")
+    for number in range(2):
+        rig.ask(request(f"r{number}", ASKS))
+    rig.settle(first)
+    rig.commit(first)
+    source_of(first).kill()
+    second = rig.agents("a2", make=TakesOverBlind)
+    rig.ask(request("r2", ASKS))
+    rig.settle(second)
+    rig.commit(second)
+
+    report = audited(rig, drained=False)
+
+    assert places(report) == [("I6", EVENTS, 0, "lost"), ("I6", EVENTS, 1, "lost")]
+
+
+class BuriesAnAnswer(Agents):
+    """Does not know the schema of one entry of the journal, and reads on without it."""
+
+    def _event(self, record: Record, event: Event) -> None:
+        if isinstance(event.body, ModelAnswered) and event.rollout_id == "r0":
+            return
+        super()._event(record, event)
+
+
+def test_an_entry_of_the_journal_that_one_reader_passed_over() -> None:
+    rig = Rig()
+    agents = rig.agents(make=BuriesAnAnswer)
+    models, rewards = rig.models(ScriptedEngine("p", yes)), rig.rewards()
+    rig.ask(request("r0", ASKS, limits=replace(request("r").limits, max_tries=1)))
+    for _ in range(2):
+        rig.settle(agents, models, rewards)
+        rig.clock.pass_by(PATIENCE * 120 + 1)
+    rig.settle(agents, models, rewards)
+    rig.commit(agents, models, rewards)
+
+    report = audited(rig)
+
+    assert [t.status for t in rig.trajectories()] == ["failed"]
+    assert {"I5"} <= {place[0] for place in places(report)}
+    assert (TRAJECTORIES, 0) in {(b.topic, b.offset) for b in report.breaches}
+
+
+class RunsAgain(Agents):
+    """Starts whatever is asked for, also what was asked for before."""
+
+    def _asked_before(self, record: Record, rollout_id: str) -> None:
+        del record, rollout_id
+
+
+def test_a_rollout_that_is_asked_for_again_and_runs_again() -> None:
+    rig = lived(RunsAgain)
+    rig.ask(request("r1", ASKS))
+    rig.work()
+
+    starts = [
+        n for n, e in enumerate(rig.read(EVENTS, Event)) if isinstance(e.body, RolloutStarted)
+    ]
+    assert places(audited(rig)) == [("I1", EVENTS, starts[-1], "doubled")]
+
+
+def test_one_rollout_that_runs_in_two_partitions() -> None:
+    rig = Lived(RunsAgain, partitions=2)
+    for partition in range(2):
+        rig.ask(request("r", ASKS), partition)
+        rig.work()
+
+    report = audited(rig)
+
+    assert [(b.invariant, b.place, b.kind) for b in report.breaches] == [
+        ("I1", f"{EVENTS} 1@0", "doubled")
+    ]
+
+
+def test_a_request_that_an_operator_sent_again_or_that_a_stranger_keyed_is_none_of_these() -> None:
+    rig = Lived(RunsAgain)
+    value = rig.codec.encode(REQUESTS, request("r", ASKS))
+    replayed = [("dlq_replayed_from", b"0@0")]
+    for key, headers in ((b"r", []), (b"r", replayed), (b"another key", [])):
+        rig.log.append(REQUESTS, key, value, 0, headers)
+        rig.work()
+
+    assert len(rig.trajectories()) == 3
+    assert audited(rig).ok
+
+
+def harm_scored(rig: Rig) -> Place:
+    """A scorer that met its watchdog wrote everything once more."""
+    last = rig.log.all("t.trajectories.scored")[-1]
+    _, offset = rig.log.append(last.topic, last.key, last.value, 0)
+    return "I9", last.topic, offset, "doubled"
+
+
+def harm_trajectories(rig: Rig) -> Place:
+    """An agents group that was reset wrote what was there."""
+    first = rig.log.all(TRAJECTORIES)[0]
+    _, offset = rig.log.append(first.topic, first.key, first.value, 0)
+    return "I9", first.topic, offset, "doubled"
+
+
+@pytest.mark.parametrize("harm", [harm_scored, harm_trajectories])
+def test_what_is_written_again_is_counted_and_found_where_it_may_not_be(
+    harm: Callable[[Rig], Place],
+) -> None:
+    rig = lived()
+
+    where = harm(rig)
+
+    assert audited(rig, most_rewritten=1).ok
+    assert places(audited(rig, most_rewritten=0)) == [where]
+
+
+class RefusesForNobody(Agents):
+    """Skips requests, as somebody told it to, without a word about them."""
+
+    def _request(self, record: Record, request_: RolloutRequest) -> None:
+        if record.offset != 1:
+            super()._request(record, request_)
+
+
+def test_a_request_that_was_skipped_without_a_word() -> None:
+    rig = Lived(RefusesForNobody).live(2)
+
+    assert places(audited(rig, drained=False)) == [("I6", REQUESTS, 1, "lost")]
+
+
+def test_a_command_that_killed_its_servers_and_was_put_aside_without_an_answer() -> None:
+    rig = Rig()
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
+    lose_first(role_of(models).answers, ModelAnswered)
+    rig.ask(request("r", ASKS))
+    rig.settle(agents, models)
+    rig.commit(agents, models)
+
+    silently = audited(rig, drained=False)
+    call = rig.log.all("t.model.calls.p")[0]
+    headers = [("dlq_topic", call.topic.encode()), ("dlq_partition", b"0"), ("dlq_offset", b"0")]
+    rig.log.append(rig.topics.dead_letters, call.key, call.value, 0, headers)
+
+    assert places(silently) == [("I6", call.topic, 0, "lost")]
+    assert audited(rig, drained=False).ok
+
+
+def test_an_answer_that_was_too_large_twice_and_forgotten() -> None:
+    rig = Rig()
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
+    answers = role_of(models).answers
+    write = answers._write
+
+    def swallows(command: Any, body: Any, cause: Record) -> None:
+        try:
+            raise TooLarge(EVENTS, 2_000_000, 1_000_000)
+        except TooLarge:
+            if command.rollout_id != "r1":
+                write(command, body, cause)
+
+    answers._write = swallows
+    for number in range(3):
+        rig.ask(request(f"r{number}", ASKS))
+    rig.settle(agents, models)
+    rig.commit(agents, models)
+
+    assert rig.events(CallFailed) == []
+    assert places(audited(rig, drained=False)) == [("I6", "t.model.calls.p", 1, "lost")]

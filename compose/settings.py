@@ -57,7 +57,8 @@ class Agents(_Table):
 
 class Environments(_Table):
     threads: Count = 1
-    """Threads that sessions live in; 0 steps them on the loop's own, unwatched."""
+    """Threads that sessions live in, beside one for each that is slow; 0 steps them on the loop's
+    own, unwatched."""
     lease_s: Annotated[float, Field(gt=0)] = 3600.0
     """How long a session is kept that nobody asks for; as long as a rollout may take."""
 

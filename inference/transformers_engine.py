@@ -31,6 +31,7 @@ from inference.weights import load_into
 from schemas.errors import WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion, Sampling
 from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
+from schemas.texts import raised
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 """How far the canary may be off, in nats; half precision rounds logits of about 10 that far."""
@@ -167,6 +168,9 @@ class TransformersEngine:
                 row = self._row(call)
             except WorkFailed as error:
                 failed.append(Answer(call, CallFailed(error.code, str(error), error.retriable)))
+                continue
+            except Exception as error:  # a chat template is foreign code, and so are its tools
+                failed.append(Answer(call, CallFailed("not_renderable", raised(error), False)))
                 continue
             widest = max(widest, len(row.tokens) + row.limit)
             if row.shares and row.shares in opening:

@@ -1,6 +1,8 @@
 """Batched, cached and interrupted must be what one full forward pass says."""
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inference.chat import Template
 from inference.transformers_engine import CHUNK, TransformersEngine
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
@@ -259,6 +262,31 @@ def test_a_prefix_of_another_vocabulary_costs_one_call(lake: Path) -> None:
 
     assert bad.body.code == "bad_prefix"
     assert unknown.body.code == "not_renderable"
+    assert isinstance(good.body, ModelAnswered)
+
+
+class Tooled:
+    """A template that reads the tools of a call, as those of tokenizers do."""
+
+    def __init__(self, plain: Template) -> None:
+        self.plain = plain
+        self.end_ids, self.digest = plain.end_ids, plain.digest
+
+    def render(
+        self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
+    ) -> list[int]:
+        json.loads(tools or "[]")
+        return self.plain.render(messages, first=first, ended=ended)
+
+
+def test_a_template_that_falls_over_a_call_costs_that_call(lake: Path) -> None:
+    engine = serving(lake)
+    engine.policy = replace(engine.policy, template=Tooled(engine.policy.template))
+
+    bad, good = run(engine, replace(call("bad"), tools="[" * 100_000), call("good"))
+
+    assert (bad.body.code, bad.body.retriable) == ("not_renderable", False)
+    assert "RecursionError" in bad.body.message
     assert isinstance(good.body, ModelAnswered)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from consumers.clock import Clock, LogClock
 from consumers.log import Log, Publisher, Record
 from schemas.codec import Codec
-from schemas.errors import NoSuchPartition, TooLarge, WireError
+from schemas.errors import NoSuchPartition, TooLarge, WireError, WorkFailed
 from schemas.headers import hot_headers
 from schemas.messages import (
     CallFailed,
@@ -91,6 +91,9 @@ class Answers:
         body: Answer,
         cause: Record,
     ) -> None:
+        def failed(error: WorkFailed) -> None:
+            self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
+
         event = event_of(command, body, self.name)
         self.publisher.send(
             self.topic,
@@ -99,6 +102,7 @@ class Answers:
             partition=command.answer_partition,
             headers=hot_headers(type(body).__name__, command.command_id),
             cause=cause,
+            refused=None if isinstance(body, CallFailed) else failed,
         )
 
 

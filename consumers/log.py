@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.errors import DeliveryFailed
+from schemas.errors import DeliveryFailed, WorkFailed
 
 TopicPartition = tuple[str, int]
 Headers = list[tuple[str, bytes]]
@@ -165,8 +165,14 @@ class Publisher(Protocol):
         partition: int | None = None,
         headers: Headers | None = None,
         cause: Record | None = None,
+        refused: Callable[[WorkFailed], None] | None = None,
     ) -> None:
-        """Hand a record over. Raises TooLarge for a value that the topic would refuse."""
+        """Hand a record over. Raises TooLarge for a value that no topic would take.
+
+        `refused` is called by `poll` or `flush` where the topic will not have it: it is gone, or
+        its limit is lower by now. What that sends instead stands for the record. Without it
+        `poll` raises DeliveryFailed.
+        """
         ...
 
     def push(self) -> None:

@@ -7,11 +7,19 @@ position, records from a zombie. If it differs from the real log, this one is wr
 
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from consumers.log import Commit, Headers, Held, Listener, Publisher, Record, TopicPartition
-from schemas.errors import Refused, TooLarge, TopicsDiffer, Unfit
+from schemas.errors import (
+    DeliveryFailed,
+    NoTopic,
+    Refused,
+    TooLarge,
+    TopicsDiffer,
+    Unfit,
+    WorkFailed,
+)
 from schemas.topics import WantedTopic
 
 LIMIT_BYTES = 1_000_000
@@ -47,6 +55,7 @@ class MemoryLog:
     ) -> None:
         self.topics: dict[str, list[_Partition]] = {}
         self.incarnations: Counter[str] = Counter()
+        self.limits: dict[str, int] = defaultdict(lambda: LETTER_LIMIT_BYTES)
         self.groups: dict[str, _Group] = {}
         self.wall = wall
         for topic in topics:
@@ -65,6 +74,21 @@ class MemoryLog:
 
     def topic_id(self, topic: str) -> str:
         return str(self.incarnations[topic])
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic for good; whoever has a record for it is told when it polls."""
+        del self.topics[topic]
+
+    def limit(self, topic: str, value_bytes: int) -> None:
+        """Let a topic take no value above this any more."""
+        self.limits[topic] = value_bytes
+
+    def refusal(self, topic: str, value: bytes | None) -> WorkFailed | None:
+        """Why the topic does not take a value, None where it does."""
+        if topic not in self.topics:
+            return NoTopic(topic, "it is not there")
+        size_bytes = len(value or b"")
+        return TooLarge(topic, size_bytes) if size_bytes > self.limits[topic] else None
 
     def recreate(self, topic: str) -> None:
         """Delete a topic and make it anew; the groups' commits on it go with it."""
@@ -203,6 +227,9 @@ class MemoryPublisher:
         self.hold_acks = False
         self.acked_ms = 0
         self._unacked: list[tuple[Record | None, int]] = []
+        self._refused: list[
+            tuple[WorkFailed, Record | None, Callable[[WorkFailed], None] | None]
+        ] = []
 
     def send(
         self,
@@ -213,15 +240,20 @@ class MemoryPublisher:
         partition: int | None = None,
         headers: Headers | None = None,
         cause: Record | None = None,
+        refused: Callable[[WorkFailed], None] | None = None,
     ) -> None:
         limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else LIMIT_BYTES
         if value is not None and len(value) > limit:
             raise TooLarge(topic, len(value), limit)
+        if cause is not None:
+            cause.sent += 1
+        error = self.log.refusal(topic, value)
+        if error is not None:
+            self._refused.append((error, cause, refused))
+            return
         self.log.append(
             topic, key.encode() if isinstance(key, str) else key, value, partition, headers
         )
-        if cause is not None:
-            cause.sent += 1
         self._unacked.append((cause, int(self.log.wall() * 1000)))
 
     def push(self) -> None:
@@ -235,14 +267,24 @@ class MemoryPublisher:
             if cause is not None:
                 cause.acked += 1
         self._unacked.clear()
+        refused, self._refused = self._refused, []
+        for error, cause, tell in refused:
+            if tell is None:
+                msg = f"a record was refused, and nothing can be written instead: {error}"
+                raise DeliveryFailed(msg)
+            tell(error)
+            if cause is not None:
+                cause.acked += 1
 
     def flush(self, timeout_s: float) -> int:
         del timeout_s
         self.poll()
-        return len(self._unacked)
+        if self.waiting():  # what was sent instead of something refused
+            self.poll()
+        return self.waiting()
 
     def waiting(self) -> int:
-        return len(self._unacked)
+        return len(self._unacked) + len(self._refused)
 
 
 class MemorySource:

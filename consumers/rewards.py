@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from consumers.bare import barer
@@ -15,7 +16,7 @@ from consumers.log import Publisher, Record
 from consumers.loop import WorkRole
 from schemas.bounds import fitting
 from schemas.codec import Codec
-from schemas.errors import ProgramFailed, TooLarge, WireError
+from schemas.errors import ProgramFailed, TooLarge, WireError, WorkFailed
 from schemas.headers import full_headers
 from schemas.ids import scored_id
 from schemas.messages import ScoredTrajectory, Trajectory
@@ -74,7 +75,7 @@ class Rewards(WorkRole):
     def publish(self, scored: ScoredTrajectory, record: Record) -> None:
         """Write what was judged; where that cannot be, with less and less of the trajectory."""
         try:
-            self._write(scored, record, record.value)
+            self._write(scored, record, record.value, partial(self._write_barest, scored, record))
         except (TooLarge, WireError) as error:
             self._write_bare(scored, error, record)
 
@@ -89,7 +90,20 @@ class Rewards(WorkRole):
                 return
         raise error
 
-    def _write(self, scored: ScoredTrajectory, cause: Record, value: bytes | None) -> None:
+    def _write_barest(self, scored: ScoredTrajectory, record: Record, error: WorkFailed) -> None:
+        """Write next to nothing of what its topic refused."""
+        *_, barest = barer(scored.trajectory)
+        reason = plain(f"{error.code}: {error}", REASON_CHARS)
+        told = replace(scored, trajectory=barest, total=None, reason=reason)
+        self._write(told, record, None)
+
+    def _write(
+        self,
+        scored: ScoredTrajectory,
+        cause: Record,
+        value: bytes | None,
+        refused: Callable[[WorkFailed], None] | None = None,
+    ) -> None:
         trajectory = scored.trajectory
         request = trajectory.request
         key = fitting((request.group_id if request else "") or trajectory.rollout_id)
@@ -100,4 +114,5 @@ class Rewards(WorkRole):
             self.codec.encode_around(self.scored, scored, "trajectory", value),
             headers=full_headers("ScoredTrajectory", ce_id, self.name, key, trajectory.rollout_id),
             cause=cause,
+            refused=refused,
         )

@@ -7,6 +7,7 @@ restart does the work again. There is no partial recovery.
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -31,7 +32,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from schemas.errors import DeliveryFailed, Refused, TooLarge, Unavailable
+from schemas.errors import DeliveryFailed, NoTopic, Refused, TooLarge, Unavailable, WorkFailed
 from schemas.headers import Headers
 from schemas.topics import WantedTopic
 
@@ -66,6 +67,19 @@ COMMON = {
     "batch.num.messages": 10_000,
 }
 
+
+GONE = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._DESTROY,
+}
+LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+"""What concerns one topic, not the process. A batch may be too large where none of its records is,
+and what was on its way when its topic went is given up as if the broker did: these are tried once
+more, alone."""
+ALONE_S = 1.0
 
 DONE_BEFORE = {
     KafkaError.TOPIC_ALREADY_EXISTS,
@@ -133,6 +147,21 @@ def quiet(
     return {"error_cb": once, "log.connection.close": False, "log_level": 2, **settings}
 
 
+@dataclass(slots=True)
+class Sent:
+    """One record on its way, and whom to tell what became of it."""
+
+    topic: str
+    value: bytes | None
+    key: str | bytes | None
+    partition: int | None
+    headers: Headers | None
+    cause: Cause | None
+    refused: Callable[[WorkFailed], None] | None
+    alone: bool = False
+    """Whether it is tried once more, by itself."""
+
+
 class KafkaPublisher:
     """A producer driven by one thread: acks are counted when that thread polls."""
 
@@ -142,7 +171,10 @@ class KafkaPublisher:
         self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
         self._failed: DeliveryFailed | None = None
         self.acked_ms = 0
-        self._gathered: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
+        self._gathered: deque[Sent] = deque()
+        self._alone: deque[Sent] = deque()
+        """Refused together with others; each is tried once more by itself."""
+        self._refused: deque[tuple[WorkFailed, Sent]] = deque()
 
     def send(
         self,
@@ -153,6 +185,7 @@ class KafkaPublisher:
         partition: int | None = None,
         headers: Headers | None = None,
         cause: Cause | None = None,
+        refused: Callable[[WorkFailed], None] | None = None,
     ) -> None:
         """Gather; a burst goes out when it is full, and with the next `push`, `poll` or `flush`.
 
@@ -163,71 +196,109 @@ class KafkaPublisher:
             raise TooLarge(topic, len(value), limit)
         if cause is not None:
             cause.sent += 1
-        named: dict[str, Any] = {"headers": headers, "on_delivery": self._report(cause)}
-        if partition is not None:
-            named["partition"] = partition
-        self._gathered.append(((topic, value, key), named))
+        self._gathered.append(Sent(topic, value, key, partition, headers, cause, refused))
         if len(self._gathered) >= BURST:
             self.push()
 
     def push(self) -> None:
         """Hand over what was gathered; from any thread."""
-        while self._gathered:
+        while self._gathered and not self._alone:
             try:
-                given, named = self._gathered.popleft()
+                sent = self._gathered.popleft()
             except IndexError:  # another thread was quicker
                 return
-            self._produce(given, named)
+            self._produce(sent)
 
-    def _produce(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        until = 0.0
+    def _produce(self, sent: "Sent") -> None:
+        named: dict[str, Any] = {"headers": sent.headers, "on_delivery": self._report(sent)}
+        if sent.partition is not None:
+            named["partition"] = sent.partition
+        until: float | None = None
         while True:
             try:
-                self._producer.produce(*given, **named)
+                self._producer.produce(sent.topic, sent.value, sent.key, **named)
             except BufferError:
                 self._producer.poll(0.1)
             except KafkaException as error:
                 until = until or time.monotonic() + GROWTH_S
-                self._learn_of_growth(error, given[0], until)
+                if (
+                    error.args[0].code() != KafkaError._UNKNOWN_PARTITION
+                    or time.monotonic() > until
+                ):
+                    self._given_up(error.args[0], sent)
+                    return
+                self._learn_of_growth(sent.topic)
             else:
                 return
 
-    def _learn_of_growth(self, error: KafkaException, topic: str, until: float) -> None:
-        """Ask for the partitions of a topic that has grown; any other error is raised.
+    def _learn_of_growth(self, topic: str) -> None:
+        """Ask for the partitions of a topic that has grown.
 
         The client would learn it in five minutes by itself, and refuse the record until then.
-        Raises DeliveryFailed for a partition that brokers do not come to know.
         """
-        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
-            raise error
-        found = self._producer.list_topics(topic, timeout=REFRESH_S).topics[topic].partitions
-        if time.monotonic() > until:
-            msg = f"a record for {topic} names a partition beyond its {len(found)}"
-            raise DeliveryFailed(msg)
+        with suppress(KafkaException):
+            self._producer.list_topics(topic, timeout=REFRESH_S)
         self._producer.poll(RETRY_S)
 
-    def _report(self, cause: Cause | None) -> Callable[[KafkaError | None, Message], None]:
+    def _report(self, sent: "Sent") -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 self.acked_ms = message.timestamp()[1]
-                if cause is not None:
-                    cause.acked += 1
+                if sent.cause is not None:
+                    sent.cause.acked += 1
             elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-                msg = f"a record for {message.topic()} was given up: {error.str()}"
-                self._failed = DeliveryFailed(msg)
+                self._given_up(error, sent)
 
         return report
+
+    def _given_up(self, error: KafkaError, sent: "Sent") -> None:
+        """Sort what became of a record: its topic will not have it, or nobody answers."""
+        size_bytes = len(sent.value or b"")
+        if error.code() in (*LARGE, KafkaError._DESTROY) and not sent.alone:
+            sent.alone = True
+            self._alone.append(sent)
+        elif error.code() in LARGE:
+            self._refused.append((TooLarge(sent.topic, size_bytes), sent))
+        elif error.code() in GONE:
+            missing = error.code() == KafkaError._UNKNOWN_PARTITION and sent.partition is not None
+            reason = f"partition {sent.partition} is not there" if missing else error.str()
+            self._refused.append((NoTopic(sent.topic, reason), sent))
+        else:
+            self._fail(f"a record for {sent.topic} was given up: {error.str()}")
+
+    def _fail(self, reason: str) -> None:
+        self._failed = self._failed or DeliveryFailed(reason)
+
+    def _settle(self) -> None:
+        """Try alone what was refused with others; tell whoever sent it of what remains refused."""
+        while self._alone and not len(self._producer):
+            self._produce(self._alone.popleft())
+            self._producer.flush(ALONE_S)
+        while self._refused:
+            error, sent = self._refused.popleft()
+            if sent.refused is None:
+                self._fail(f"a record was refused, and nothing can be written instead: {error}")
+                return
+            log.warning("record_refused", topic=sent.topic, error=str(error))
+            sent.refused(error)
+            if sent.cause is not None:
+                sent.cause.acked += 1
 
     def poll(self) -> None:
         self.push()
         self._producer.poll(0)
+        self._settle()
         self._raise_what_failed()
 
     def flush(self, timeout_s: float) -> int:
-        self.push()
-        left = int(self._producer.flush(timeout_s))
-        self._raise_what_failed()
-        return left
+        until = time.monotonic() + timeout_s
+        while True:
+            self.push()
+            left = int(self._producer.flush(max(0.0, until - time.monotonic())))
+            self._settle()
+            self._raise_what_failed()
+            if left or not self.waiting() or time.monotonic() >= until:
+                return self.waiting()
 
     def _raise_what_failed(self) -> None:
         if self._failed is not None:
@@ -237,7 +308,7 @@ class KafkaPublisher:
             raise DeliveryFailed(msg)
 
     def waiting(self) -> int:
-        return len(self._producer) + len(self._gathered)
+        return len(self._producer) + len(self._gathered) + len(self._alone)
 
 
 class Admin:

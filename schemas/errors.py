@@ -7,7 +7,7 @@ RollcallError
         KilledWorkers, Skipped
           + WrongSchema
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
-      + TooLarge
+      + TooLarge, NoTopic
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
       + DeterminismError   its program wishes something else than its journal says
       + ProgramFailed      its program raised, yielded rubbish, or never ended
@@ -98,11 +98,23 @@ class WorkFailed(RollcallError):
 class TooLarge(WorkFailed):
     """A record that its topic would refuse. Claim checks come later; until then it is a failure."""
 
-    def __init__(self, topic: str, size_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, topic: str, size_bytes: int, limit_bytes: int | None = None) -> None:
+        limit = "that it has now (max.message.bytes)" if limit_bytes is None else f"{limit_bytes:,}"
         super().__init__(
             "too_large",
-            f"a record of {size_bytes:,} bytes for {topic} is above the limit of "
-            f"{limit_bytes:,}; shorten the rollout or its observations",
+            f"a record of {size_bytes:,} bytes for {topic} is above the limit of {limit}; "
+            "shorten the rollout or its observations",
+            retriable=False,
+        )
+
+
+class NoTopic(WorkFailed):
+    """A record whose topic, or whose partition of it, is not there, or not for us."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(
+            "no_topic",
+            f"nothing can be written to {topic}: {reason}; look at it with `rollcall topics plan`",
             retriable=False,
         )
 

@@ -67,6 +67,19 @@ class BrokerLog(KafkaLog):
             assert time.monotonic() < deadline, f"{topic} is still there"
         self.create(topic, count)
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic for good."""
+        client = AdminClient({"bootstrap.servers": self.servers})
+        client.delete_topics([topic])[topic].result(20)
+
+    def limit(self, topic: str, value_bytes: int) -> None:
+        """Let a topic take no value above this any more."""
+        self.admin.alter({topic: {"max.message.bytes": str(value_bytes)}})
+        reads = lambda: self.admin.configs([topic])[topic]["max.message.bytes"]  # noqa: E731
+        deadline = time.monotonic() + 20
+        while reads() != str(value_bytes):
+            assert time.monotonic() < deadline, f"the limit of {topic} is still {reads()}"
+
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Let retention pass an offset."""
         client = AdminClient({"bootstrap.servers": self.servers})

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from inspect import getsource
 from itertools import islice
@@ -36,6 +36,7 @@ from schemas.bounds import check_names, check_request, check_sampling, fitting
 from schemas.codec import Codec
 from schemas.errors import (
     KilledWorkers,
+    NoTopic,
     Refused,
     RequestsSkipped,
     Skipped,
@@ -45,6 +46,7 @@ from schemas.errors import (
     Unavailable,
     Unfit,
     WireError,
+    WorkFailed,
 )
 from schemas.headers import REPLAYED_FROM, full_headers, hot_headers
 from schemas.ids import digest
@@ -642,6 +644,7 @@ class Agents:
                 value,
                 headers=hot_headers(type(command).__name__, command.command_id),
                 cause=cause,
+                refused=partial(self._turned_away, command, cause),
             )
         except TopicsDiffer:
             msg = f"no topic {topic:.300}: unknown policy"
@@ -665,6 +668,12 @@ class Agents:
             self._carry_out([command], command.answer_partition, cause)
             if cause is not None:
                 cause.acked += 1
+
+    def _turned_away(self, command: Command, cause: Record | None, error: WorkFailed) -> None:
+        """Answer a command that its topic would not have, though it was sent."""
+        unknown = isinstance(error, NoTopic) and isinstance(command, ModelCall)
+        code = "unknown_policy" if unknown else error.code
+        self._fail(command, CallFailed(code, str(error), False), cause)
 
     def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
         """Answer a command that cannot be sent; a courtesy is let go."""
@@ -716,7 +725,16 @@ class Agents:
                 return
         raise error
 
-    def _send_trajectory(self, trajectory: Trajectory, headers: Any, cause: Record | None) -> None:
+    def _send_barest(
+        self, trajectory: Trajectory, headers: Any, cause: Record | None, error: WorkFailed
+    ) -> None:
+        """Write next to nothing of a trajectory that its topic refused."""
+        *_, barest = barer(replace(trajectory, code=error.code, reason=str(error)))
+        self._send_trajectory(barest, headers, cause, last=True)
+
+    def _send_trajectory(
+        self, trajectory: Trajectory, headers: Any, cause: Record | None, *, last: bool = False
+    ) -> None:
         self.trajectories.send(
             self.names.trajectories,
             trajectory.rollout_id,
@@ -724,6 +742,7 @@ class Agents:
             partition=trajectory.journal_partition,
             headers=headers,
             cause=cause,
+            refused=None if last else partial(self._send_barest, trajectory, headers, cause),
         )
 
     # What is due

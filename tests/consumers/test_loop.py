@@ -23,7 +23,7 @@ from consumers.loop import (
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
-from schemas.messages import Control, Event, ModelAnswered, ScoredTrajectory, Trajectory
+from schemas.messages import CallFailed, Control, Event, ModelAnswered, ScoredTrajectory, Trajectory
 from tests.consumers.journals import request
 from tests.consumers.rig import InHand, Rig, role_of, source_of
 
@@ -742,3 +742,82 @@ def test_a_congested_partition_is_paused_and_resumed_at_half(rig: Rig) -> None:
         rig.commit(loop)
 
     assert not loop.partitions[TOPIC, 0].paused
+
+
+# Topics that change while we run
+
+
+def asked(rig: Rig, agents: Loop, *more: Loop) -> None:
+    rig.ask(request("r", "tests.consumers.test_agents_worker:asks"))
+    rig.settle(agents, *more)
+
+
+def ending(rig: Rig) -> list[tuple[str, str]]:
+    return [(t.status, t.code) for t in rig.trajectories()]
+
+
+def test_a_call_whose_topic_was_deleted_has_failed(rig: Rig) -> None:
+    agents = rig.agents()
+    agents.turn(0.0)
+    role_of(agents)._check_policy = lambda policy_id: None  # the client has not heard of it yet
+    rig.log.delete(rig.topics.calls("p"))
+
+    asked(rig, agents)
+
+    assert [e.body.code for e in rig.events(CallFailed)] == ["unknown_policy"]
+    assert ending(rig) == [("failed", "raised")]
+    rig.commit(agents)
+    rig.commit(agents)
+    assert rig.committed("t.agents", rig.topics.events) == len(rig.log.all(rig.topics.events))
+
+
+def test_a_step_above_a_limit_that_was_lowered_has_failed(rig: Rig) -> None:
+    agents = rig.agents()
+    rig.log.limit(rig.topics.steps, 50)
+
+    rig.ask(request("r", "tests.consumers.test_agents_worker:walks"))
+    rig.settle(agents)
+
+    assert [e.body.code for e in rig.events(CallFailed)] == ["too_large"]
+
+
+def test_an_answer_above_a_limit_that_was_lowered_is_answered_as_failed(rig: Rig) -> None:
+    agents = rig.agents()
+    models = rig.models(ScriptedEngine("p", lambda call: "x" * 5_000))
+    rig.log.limit(rig.topics.events, 4_000)
+
+    asked(rig, agents, models)
+
+    assert [e.body.code for e in rig.events(CallFailed)] == ["too_large"]
+    rig.commit(models)
+    assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
+
+
+def test_a_trajectory_above_a_limit_that_was_lowered_is_written_bare(rig: Rig) -> None:
+    models = rig.models(ScriptedEngine("p", lambda call: "x" * 5_000))
+    rig.log.limit(rig.topics.trajectories, 4_000)
+
+    asked(rig, rig.agents(), models)
+
+    (trajectory,) = rig.trajectories()
+    assert (trajectory.status, trajectory.code) == ("finished", "too_large")
+    assert (trajectory.sequences, trajectory.request) == (None, None)
+
+
+def test_a_score_above_a_limit_that_was_lowered_is_written_bare(rig: Rig) -> None:
+    models = rig.models(ScriptedEngine("p", lambda call: "x" * 5_000))
+    rig.log.limit(rig.topics.scored, 4_000)
+
+    asked(rig, rig.agents(), models, rig.rewards())
+
+    (scored,) = rig.read(rig.topics.scored, ScoredTrajectory)
+    assert (scored.total, scored.trajectory.sequences) == (None, None)
+    assert scored.reason.startswith("too_large: ")
+
+
+def test_what_nothing_can_stand_for_ends_the_worker_with_a_name(rig: Rig) -> None:
+    agents = rig.agents()
+    rig.log.limit(rig.topics.events, 10)
+
+    with pytest.raises(DeliveryFailed, match=f"for {rig.topics.events} is above the limit"):
+        asked(rig, agents)

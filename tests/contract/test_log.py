@@ -4,6 +4,7 @@ On a real broker a group takes seconds to settle, so everything is waited for: m
 condition holds or the deadline has passed.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
@@ -14,7 +15,7 @@ import pytest
 from consumers.log import Commit, Held, Record, TopicPartition, read_all
 from consumers.loop import Loop, Progress
 from schemas.codec import Codec, LocalRegistry
-from schemas.errors import JournalGone, Refused, TooLarge, TopicsDiffer
+from schemas.errors import DeliveryFailed, JournalGone, Refused, TooLarge, TopicsDiffer, WorkFailed
 from schemas.messages import Control
 from schemas.topics import Topics
 from tests.consumers.rig import InHand
@@ -582,6 +583,43 @@ class TestLog:
             publisher.send(topic, None, b"x" * 4 * 1024 * 1024, cause=cause)
 
         assert (cause.sent, publisher.waiting()) == (0, 0)
+
+    def test_records_that_a_topic_will_not_have_any_more_are_given_back(self) -> None:
+        topic, publisher, told = self.topic(), self.log.publisher(), list[str]()
+        cause = Record("t", 0, 0, None, None, 0)
+        cause.closed = True
+        publisher.send(topic, None, b"x" * 40_000, cause=cause)
+        assert publisher.flush(DEADLINE_S) == 0
+        self.log.limit(topic, 20_000)
+
+        def instead(error: WorkFailed) -> None:
+            told.append(error.code)
+            publisher.send(topic, None, b"instead", cause=cause)
+
+        for n in range(50):  # together more than a batch may be
+            publisher.send(topic, None, str(n).encode() + b" " * 1000, cause=cause)
+        publisher.send(topic, None, random.randbytes(40_000), cause=cause, refused=instead)
+        until(lambda: publisher.waiting() == 0, [publisher.poll])
+
+        member = self.member(self.named("group"), topic)
+        until(lambda: len(member.records) == 52, [member])
+        assert told == ["too_large"]
+        assert {int(v.split()[0]) for v in member.values()[1:] if v != b"instead"} == {*range(50)}
+        assert (cause.sent, cause.acked) == (53, 53)
+
+    def test_a_record_for_a_topic_that_was_deleted_is_given_back(self) -> None:
+        topic, publisher, told = self.topic(), self.log.publisher(), list[str]()
+        publisher.send(topic, None, b"1")
+        assert publisher.flush(DEADLINE_S) == 0
+
+        self.log.delete(topic)
+        publisher.send(topic, None, b"2", refused=lambda error: told.append(error.code))
+        until(lambda: bool(told), [publisher.poll], deadline_s=90.0)
+        assert (told, publisher.waiting()) == (["no_topic"], 0)
+        publisher.send(topic, None, b"3")
+
+        with pytest.raises(DeliveryFailed, match=f"nothing can be written to {topic}"):
+            until(lambda: False, [publisher.poll], deadline_s=90.0)
 
     # Readers of everything
 

@@ -97,7 +97,9 @@ class LazyPublisher(MemoryPublisher):
         partition: int | None = None,
         headers: Headers | None = None,
         cause: Record | None = None,
+        refused: Callable[..., None] | None = None,
     ) -> None:
+        del refused
         self.life.point()
         count = self.log.partitions(topic)
         if value is not None and len(value) > LIMIT_BYTES:

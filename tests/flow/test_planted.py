@@ -5,7 +5,7 @@ without the mistake must pass.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -50,8 +50,9 @@ class NoCause(LazyPublisher):
         partition: int | None = None,
         headers: Headers | None = None,
         cause: Record | None = None,
+        refused: Callable[..., None] | None = None,
     ) -> None:
-        del cause
+        del cause, refused
         super().send(topic, key, value, partition=partition, headers=headers)
 
 

@@ -7,8 +7,12 @@ import pytest
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from producers.publisher import Admin, KafkaPublisher, Said, quiet
-from schemas.errors import DeliveryFailed, Unavailable
+from producers.publisher import Admin, KafkaPublisher, Said, Sent, quiet
+from schemas.errors import DeliveryFailed, Unavailable, WorkFailed
+
+
+class Cause:
+    sent = acked = 0
 
 
 def test_the_same_is_said_once_and_after_a_while_again() -> None:
@@ -39,8 +43,43 @@ def test_a_partition_that_is_not_there_ends_the_wait_for_it() -> None:
 
     publisher.send("t", "k", b"v", partition=99)
 
-    with pytest.raises(DeliveryFailed, match="names a partition beyond its 4"):
-        publisher.push()
+    with pytest.raises(DeliveryFailed, match="to t: partition 99 is not there"):
+        publisher.poll()
+
+
+def test_whoever_sent_it_is_told_of_a_record_that_its_topic_will_not_have() -> None:
+    publisher, told = KafkaPublisher({"test.mock.num.brokers": 1}), list[WorkFailed]()
+    cause = Cause()
+    publisher.send("t", "k", b"v", partition=0)
+    assert publisher.flush(10.0) == 0
+
+    def instead(error: WorkFailed) -> None:
+        told.append(error)
+        publisher.send("t", "k", b"instead", partition=0, cause=cause)
+
+    publisher.send("t", "k", b"v", partition=99, cause=cause, refused=instead)
+    assert publisher.flush(30.0) == 0
+
+    assert [error.code for error in told] == ["no_topic"]
+    assert (cause.sent, cause.acked) == (2, 2)
+
+
+def test_what_is_refused_for_its_size_is_tried_once_more_by_itself() -> None:
+    """Brokers measure whole batches: one of many may go through where all of them do not."""
+    publisher, told = KafkaPublisher({"test.mock.num.brokers": 1}), list[WorkFailed]()
+    sent = Sent("t", b"v" * 100, "k", 0, None, None, told.append)
+    large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+
+    publisher._given_up(large, sent)
+    assert (publisher.waiting(), told) == (1, [])
+    assert publisher.flush(10.0) == 0
+    assert told == [], "alone it fits"
+    publisher._given_up(large, sent)
+    publisher.poll()
+
+    assert [(error.code, str(error).split(" for ")[0]) for error in told] == [
+        ("too_large", "a record of 100 bytes")
+    ]
 
 
 def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:

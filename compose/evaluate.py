@@ -27,7 +27,7 @@ from compose.evaluation import (
     rows,
 )
 from compose.progress import Progress
-from compose.publish_policy import newest_version
+from compose.publish_policy import announced
 from compose.recipe import SHIPPED, load_recipe
 from compose.submission import Door, lines_of, publish, watch
 from producers.submit import new_rollout_id, requests_of
@@ -139,16 +139,19 @@ def tasks_of(source: str, policy_id: str, n: int, door: Door) -> Iterator[Rollou
 
 def _served(cluster: "Cluster", policy_id: str, asked: int | None) -> int:
     """The version to ask for; raises Refused for one that model servers do not serve."""
-    newest = newest_version(cluster, policy_id)
-    if asked is None or asked == newest:
+    known = announced(cluster, policy_id)
+    newest = max(known, default=-1)
+    if asked is None:
         return max(0, newest)
+    if asked in known:
+        return asked
     if asked > newest:
         what = f"its newest is {newest}" if newest >= 0 else "none was announced"
         msg = f"version {asked} of {policy_id!r} was never announced; {what}"
         raise Refused(msg)
     msg = (
-        f"version {asked} of {policy_id!r} is not served any more: servers go with the newest, "
-        f"{newest}; what is recorded of it is evaluated without --tasks"
+        f"version {asked} of {policy_id!r} is not announced any more, so nobody can serve it; the "
+        f"newest is {newest}; what is recorded of it is evaluated without --tasks"
     )
     raise Refused(msg)
 

@@ -1,11 +1,12 @@
 """Announces a local model directory as a policy that model servers serve, without any training."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from compose.cluster import Cluster
 from consumers.log import read_all
 from producers import provision
-from schemas.errors import Refused, Unavailable
+from schemas.errors import Refused, Unavailable, WireError
 from schemas.headers import full_headers
 from schemas.messages import PolicyVersion
 from schemas.topics import checked, wanted
@@ -59,9 +60,14 @@ def require_model(directory: Path) -> None:
 
 def newest_version(cluster: Cluster, policy_id: str) -> int:
     """The highest version announced so far, -1 where there is none."""
-    newest = -1
+    return max(announced(cluster, policy_id), default=-1)
+
+
+def announced(cluster: Cluster, policy_id: str) -> set[int]:
+    """The versions of a policy that are on record; older ones go in time."""
+    found = set[int]()
     for record in read_all(cluster.log.reader([cluster.topics.versions])):
         if record.key == policy_id.encode() and record.value is not None:
-            found = cluster.codec.decode(record.value, PolicyVersion)
-            newest = max(newest, found.version)
-    return newest
+            with suppress(WireError):  # whatever it is, it announces nothing
+                found.add(cluster.codec.decode(record.value, PolicyVersion).version)
+    return found

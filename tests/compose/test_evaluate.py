@@ -13,7 +13,14 @@ from compose.ranges import Range
 from compose.recipe import load_recipe
 from compose.submission import Door, NotScored
 from schemas.errors import Refused
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from schemas.messages import (
+    PolicyVersion,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+    WeightsFile,
+)
 from tests.compose.history import page, recorded, scored
 from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
 from tests.consumers.test_training import World
@@ -175,6 +182,31 @@ def test_live_rollouts_are_evaluated_as_the_record_of_them_is(
     [row] = rows(found)
     assert (row.tasks, row.rollouts, row.pass_at) == (2, 6, {1: 0.5, 2: 0.5})
     assert rows(offline(cluster, Range(run_id=run_id))) == [row]
+
+
+def test_a_version_that_is_not_the_newest_is_evaluated_by_just_its_weights(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps({"task": {"environment": CORRIDOR}}))
+    weights = WeightsFile("file:///nowhere", "", 0, "", 0)
+    topic = cluster.topics.versions
+    for number in (2, 3):
+        word = PolicyVersion(POLICY, number, -1, "run", 0, "", weights, bytes(4), b"")
+        cluster.log.append(topic, POLICY.encode(), cluster.codec.encode(topic, word))
+    cluster.log.append(topic, POLICY.encode(), b"garbage")
+
+    asked = evaluate.live(
+        cluster, f"{POLICY}@2", str(tmp_path / "tasks.jsonl"), n=2, seed=0, scoring_id="",  # type: ignore[arg-type]
+        success_at=1.0, timeout_s=30.0,
+    )[1]  # fmt: skip
+
+    [row] = rows(asked)
+    assert (row.version, row.rollouts, row.mixed) == (2, 2, 0)
+    with pytest.raises(Refused, match="version 1 of 'p' is not announced any more"):
+        evaluate.live(
+            cluster, f"{POLICY}@1", str(tmp_path / "tasks.jsonl"), n=2, seed=0, scoring_id="",  # type: ignore[arg-type]
+            success_at=1.0, timeout_s=30.0,
+        )  # fmt: skip
 
 
 def test_no_trainer_takes_live_evaluation_for_its_own(

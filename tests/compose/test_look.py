@@ -16,6 +16,7 @@ from compose.trajectory import show_trajectory
 from consumers.agents.fold import Journal
 from consumers.console.law import Counting
 from schemas.errors import Refused
+from schemas.headers import REPLAYED_FROM, Headers
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -398,7 +399,12 @@ def test_an_id_that_was_used_again_tells_both_rollouts_each_with_its_reward(
 ) -> None:
     cluster.hire(lambda call: "go")
     for turns in (3, 1):
-        cluster.ask(replace(REQUEST, limits=Limits(max_turns=turns)))
+        asked = cluster.codec.encode(
+            cluster.topics.requests, replace(REQUEST, limits=Limits(max_turns=turns))
+        )
+        sent_again: Headers = [(REPLAYED_FROM, b"an operator may")]
+        key = REQUEST.rollout_id.encode()
+        cluster.log.append(cluster.topics.requests, key, asked, headers=sent_again)
         cluster.finish()
 
     shown = page(cluster, capsys)

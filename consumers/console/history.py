@@ -316,7 +316,7 @@ class Strand:
             return
         history.report.accepted += 1
         owner, refused = word_of(event.rollout_id.encode()), isinstance(body, RolloutRefused)
-        at = REFUSED if refused else body.request_offset
+        at = REFUSED if refused else body.request_offset % REFUSED  # a stranger's may be negative
         history.started(owner, place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
             self._ended(effects[0], event.rollout_id, 0, offset, at_ms)

@@ -59,7 +59,7 @@ class Counting:
         self.steps = 0
         """Observations counted in the current attempt."""
         self.failures = 0
-        self._started = -1
+        self._started: int | None = None
         self._limits = Limits()
         self._places: dict[int, _Place] = {}
 
@@ -83,7 +83,7 @@ class Counting:
         return self._answer(event, body)
 
     def _start(self, body: Start) -> str:
-        if body.request_offset <= self._started:
+        if self._started is not None and body.request_offset <= self._started:
             return "its request was started before"
         self._started = body.request_offset
         if self.open:

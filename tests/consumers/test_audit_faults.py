@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from consumers.log import Record
 from consumers.loop import Progress, above_commit
 from consumers.retired import retired_word
 from inference.scripted import ScriptedEngine
+from schemas.errors import WireError
 from schemas.messages import (
     CallFailed,
     DeadlinePassed,
@@ -498,3 +500,57 @@ def test_a_scoring_that_was_retired_owes_nothing_until_somebody_goes_on_with_it(
     assert report.ok
     assert report.retired == {"tried": "2026-05-01: a try"}
     assert audited(whole).lost == 4
+
+
+# Whatever stands on the topics
+
+EXTREMES: dict[type, tuple[Any, ...]] = {
+    int: (-(1 << 63), -(1 << 31), -1, 0, 1 << 20, (1 << 31) - 1, (1 << 63) - 1),
+    float: (float("nan"), float("inf"), -1.0, 1e300),
+    str: ("", "nobody", "\0", "x" * 3000),
+    bytes: (b"", b"\xff", b"\0" * 16, b"\xff" * 4096),
+    bool: (True, False),
+    tuple: ((),),
+}
+
+
+def mutated(message: Any, dice: Random) -> Any:
+    """The same with one field, however deep, at an extreme."""
+    field = dice.choice(fields(message))
+    value = getattr(message, field.name)
+    if is_dataclass(value) and dice.random() < 0.8:
+        return replace(message, **{field.name: mutated(value, dice)})
+    if isinstance(value, tuple) and value and is_dataclass(value[0]) and dice.random() < 0.8:
+        return replace(message, **{field.name: (mutated(value[0], dice), *value[1:])})
+    return replace(message, **{field.name: dice.choice(EXTREMES.get(type(value), (value,)))})
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_record_that_can_be_written_ends_the_audit(seed: int) -> None:
+    dice, whole = Random(seed), Whole()
+    kinds = {topic: whole.topics.record_of(topic) for topic in whole.log.topics}
+    written = [
+        (record, whole.codec.decode(record.value, kind))
+        for topic, kind in kinds.items()
+        if kind is not None
+        for record in whole.log.all(topic)
+    ]
+    added = 0
+    while added < 150:
+        record, message = dice.choice(written)
+        try:
+            value = whole.codec.encode(record.topic, mutated(message, dice))
+        except WireError:
+            continue
+        whole.log.append(record.topic, record.key, value, 0)
+        added += 1
+        if added % 25 == 0:
+            assert audited(whole, drained=bool(added % 2)).records > added
+
+
+def test_a_start_of_a_strangers_that_names_no_offset_ends_no_audit() -> None:
+    rig = Rig()
+    body = RolloutStarted(request("r", ASKS), -5, -5)
+    rig.write(rig.topics.events, "r", Event("r", 1, -1, 0, b"", b"", "stranger", body), 0)
+
+    assert audited(rig).lost > 0

@@ -130,11 +130,11 @@ class TransformersEngine:
             return answers + self._ended()
 
     def twin(self) -> "TransformersEngine":
-        """One with a copy of the model, in memory: weights, keys and batch are its own."""
+        """One with a copy of the model, in memory, and half the room for keys and values."""
         policy = replace(self.policy, model=deepcopy(self.policy.model))
         return TransformersEngine(
             self.policy_id, "", device=str(self._device), max_batch=self._max_batch,
-            max_cache_bytes=self._max_bytes, policy=policy,
+            max_cache_bytes=self._max_bytes // 2, policy=policy,
         )  # fmt: skip
 
     def adopt(self, version: PolicyVersion) -> None:

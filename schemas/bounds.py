@@ -17,6 +17,8 @@ from schemas.topics import DAY_MS, checked, manifest
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 """Avro's int has 32 bits and its long 64."""
 SHORTEST_S = 0.001
+COLDEST = 1e-6
+"""Logits divided by less are infinite in float32, and their log-probabilities no numbers."""
 NAME_BYTES = 512
 """A name becomes a record's key, a header and a part of every later record of its rollout."""
 COUNTS = {
@@ -100,6 +102,12 @@ def check_sampling(sampling: Sampling) -> None:
     """Raises Refused; a request's sampling and a program's own have the same bounds."""
     for name, (least, most) in SAMPLED.items():
         _check_number(f"sampling.{name}", getattr(sampling, name), least, most)
+    if 0 < sampling.temperature < COLDEST:
+        msg = (
+            f"sampling.temperature must be 0 (the likeliest token) or at least {COLDEST:g}, found "
+            f"{shown(sampling.temperature, most=80)}"
+        )
+        raise Refused(msg)
     _check_number("sampling.top_p", sampling.top_p, math.nextafter(0, 1), 1)
     for stop in sampling.stop:
         _check_text("sampling.stop", stop)

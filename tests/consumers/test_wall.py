@@ -6,13 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from random import Random
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compose.verify import audit
+from consumers.agents.fold import World
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
@@ -307,24 +309,20 @@ def test_a_program_that_clings_to_its_turn_ends_its_own_rollout_only() -> None:
 # The fold's own wall
 
 
-def test_a_fault_of_the_fold_ends_the_rollout_that_met_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand = Hand(asks)
-    (call,) = hand.start("asks")
-    rollout = hand.journal.open["r"]
-
-    def fault(*_: object) -> None:
-        msg = "a fault \udce9"
+def test_a_fault_of_the_fold_ends_the_rollout_that_met_it() -> None:
+    def fault(name: str) -> NoReturn:
+        msg = f"a fault with {name} \udce9"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(type(rollout), "_heard", fault)
-    (decision,) = hand.say(call, "yes")
-    monkeypatch.undo()
+    hand = Hand(asks)
+    hand.journal.world = World(fault, Random)
 
-    # What comes before the end is read counts on, here as elsewhere.
+    (decision,) = hand.start("asks")
+
     assert isinstance(decision, Event)
     assert (decision.body.status, decision.body.code) == ("failed", "broken")
-    assert "RuntimeError: a fault ?" in decision.body.reason
-    assert rollout.decision == decision
+    assert "RuntimeError: a fault with asks ?" in decision.body.reason
+    assert hand.journal.open["r"].decision == decision
     assert hand.end(decision).status == "failed"
 
 

@@ -29,6 +29,7 @@ NAN, INF = float("nan"), float("inf")
         ("limits.max_tries", 2**31),
         ("sampling.temperature", 10**400),
         ("sampling.temperature", -0.5),
+        ("sampling.temperature", 1e-40),
         ("sampling.temperature", NAN),
         ("sampling.top_p", 0.0),
         ("sampling.top_k", -1),

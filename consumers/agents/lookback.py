@@ -24,6 +24,15 @@ WORD_BYTES = 8
 log = structlog.get_logger()
 
 
+def bounds_of(log_: Log, topic: str, partition: int) -> dict[int, tuple[int, int]]:
+    """Bounds that know of a partition, also of one that was just added; empty where it is not."""
+    bounds = log_.bounds(topic)
+    if partition not in bounds:
+        log_.topic_names()  # or else a count from before is told again
+        bounds = {partition: (0, 0)} | log_.bounds(topic)
+    return bounds
+
+
 class Lookback:
     """The records of one partition below an offset, in order."""
 
@@ -54,7 +63,7 @@ class Lookback:
     def _open(self) -> Reader:
         """Of the other partitions nothing is read."""
         topic, partition = self._place
-        bounds = self._log.bounds(topic)
+        bounds = bounds_of(self._log, topic, partition)
         starts = {(topic, number): end for number, (_, end) in bounds.items()}
         low, high = bounds[partition]
         starts[self._place] = min(max(self._start, low), high)
@@ -77,7 +86,8 @@ class Written:
         self.known = False
         """Whether all of them are read."""
         self._codec = codec
-        self._back = Lookback(log_, topic, partition, *log_.bounds(topic)[partition])
+        bounds = bounds_of(log_, topic, partition)[partition]
+        self._back = Lookback(log_, topic, partition, *bounds)
         self._held: deque[Record] = deque()
         self._words = array("Q")
         self._sorted: NDArray[np.uint64] = np.empty(0, np.uint64)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.agents.asked import Asked, First
+from consumers.agents.lookback import bounds_of
 from consumers.log import Record
 from consumers.memory import MemoryLog
 
@@ -86,3 +87,33 @@ def test_the_keys_of_the_window_are_read_back_and_nothing_more() -> None:
 
 def test_a_partition_without_a_past_is_known_at_once() -> None:
     assert asked([], window=4).known
+
+
+class Grown(MemoryLog):
+    """Knows how many partitions a topic had when somebody asked for all topics last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = 0
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        return {n: both for n, both in super().bounds(topic).items() if n < self.known}
+
+    def topic_names(self) -> list[str]:
+        self.known = self.partitions(T)
+        return super().topic_names()
+
+
+def test_a_partition_that_was_added_is_read_back_too() -> None:
+    log = Grown()
+    log.create(T, 1)
+    log.topic_names()
+    log.create(T, 2)
+    log.append(T, b"a", None, 1)
+    known = Asked(log, T, 1, 1)
+
+    while not known.known:
+        known.read()
+
+    assert known.first(b"a") == First(log.all(T)[0].timestamp_ms, 1, 0)
+    assert bounds_of(log, T, 7)[7] == (0, 0)

@@ -99,10 +99,10 @@ class TooLarge(WorkFailed):
     """A record that its topic would refuse. Claim checks come later; until then it is a failure."""
 
     def __init__(self, topic: str, size_bytes: int, limit_bytes: int | None = None) -> None:
-        limit = "that it has now (max.message.bytes)" if limit_bytes is None else f"{limit_bytes:,}"
+        limit = "its topic has now" if limit_bytes is None else f"of {limit_bytes:,}"
         super().__init__(
             "too_large",
-            f"a record of {size_bytes:,} bytes for {topic} is above the limit of {limit}; "
+            f"a record of {size_bytes:,} bytes for {topic} is above the limit {limit}; "
             "shorten the rollout or its observations",
             retriable=False,
         )

@@ -101,16 +101,21 @@ class Batches:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._last = 0
+        self.left: set[TopicPartition] = set()
+        """To be told here, when it happens: partitions that leave."""
 
     def take(self, timeout_s: float, most: int) -> list[Message]:
         first = self._consumer.poll(timeout_s)
         if first is None:
             self._last = 0
             return []
+        self.left.clear()
         gather_s = min(self._last * GATHER_S, MOST_GATHER_S) if self._last > FEW else 0
         batch = [first, *self._consumer.consume(most - 1, gather_s)]
         self._last = len(batch)
-        return batch
+        # The client drops what is still in its own hands of a partition that leaves meanwhile; if
+        # that comes back at once, from its commit on, the first message would stand before those.
+        return batch[1:] if (first.topic(), first.partition()) in self.left else batch
 
 
 class _Polling:
@@ -268,6 +273,7 @@ class KafkaSource(_Polling):
         self._owned -= leaving
         self._fresh -= leaving
         self._to_pause -= leaving
+        self._batches.left |= leaving
         consumer.resume(partitions)
         consumer.incremental_unassign(partitions)
 

@@ -1,9 +1,11 @@
-"""Which refusals of a broker are waited out, and which end the process."""
+"""Which refusals of a broker are waited out, which end the process, and what polls give."""
+
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from consumers.source import retried
+from consumers.source import Batches, retried
 from schemas.errors import Unfit
 
 
@@ -33,3 +35,42 @@ def test_what_no_wait_will_mend_ends_the_process() -> None:
 
     with pytest.raises(Unfit, match="the broker refuses"):
         retried(ask)
+
+
+class Message:
+    def __init__(self, partition: int, offset: int) -> None:
+        self.at = partition, offset
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self.at[0]
+
+
+class Consumer:
+    """Gives one message, then more, while a partition may leave and come back."""
+
+    def __init__(self, leaves: int) -> None:
+        self.batches: Batches
+        self.leaves = leaves
+
+    def poll(self, timeout_s: float) -> Message:
+        self.batches.left |= {("t", 0)}  # what left before it gave anything does not matter
+        return Message(0, 7)
+
+    def consume(self, most: int, timeout_s: float) -> list[Message]:
+        self.batches.left |= {("t", self.leaves)}
+        return [Message(0, 5), Message(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "given"), [(0, [(0, 5), (1, 9)]), (1, [(0, 7), (0, 5), (1, 9)])]
+)
+def test_a_message_of_a_partition_that_left_meanwhile_is_not_given(leaves: int, given: Any) -> None:
+    consumer: Any = Consumer(leaves)
+    consumer.batches = Batches(consumer)
+
+    taken: Any = consumer.batches.take(0.1, 500)
+
+    assert [message.at for message in taken] == given

@@ -336,7 +336,9 @@ class Loop:
         if suspect is None:
             self._note(waiting)
             self.role.take(self._handing(waiting, self.clock() + TURN_S))
-        elif not self.role.in_flight() and self._accuse(suspect):
+        elif self.role.in_flight():
+            suspect.suspicion.lasts(self.clock())  # others wait for this one
+        elif self._accuse(suspect):
             self.role.take(self._handing([suspect], self.clock() + TURN_S))
             self._cut = suspect.topic, suspect.number
 

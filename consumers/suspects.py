@@ -65,10 +65,15 @@ class Suspicion:
     def went_well(self, now: float) -> None:
         """One more record was handed over and nobody died."""
         self.left -= 1
-        if self.level == ALONE and (self.left <= 0 or now >= self.until):
-            self.level, self.until = FEW, now + QUIET_S
+        if self.level == ALONE:
+            self.lasts(now)
         elif self.level == FEW and now >= self.until:
             self.level = FREE
+
+    def lasts(self, now: float) -> None:
+        """One after another has taken its time: go on with a few, others wait."""
+        if self.left <= 0 or now >= self.until:
+            self.level, self.until = FEW, now + QUIET_S
 
     def mark(self, next_offset: int, *, busy: bool) -> str:
         """What goes behind the word of a commit of `next_offset`; nothing in normal work."""

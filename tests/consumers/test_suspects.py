@@ -259,6 +259,27 @@ def test_while_a_suspect_is_in_hand_nothing_else_is(rig: Rig) -> None:
     assert len(role.seen) == 300
 
 
+def test_others_do_not_wait_for_a_suspect_that_takes_long() -> None:
+    rig = Rig(partitions=2)
+    topic = rig.topics.steps
+    for partition in (0, 1):
+        for n in range(5):
+            rig.write(topic, "k", Control("pause", reason=str(n)), partition)
+    rig.log.group("g").committed[topic, 0] = 0, "1;!r2"
+    loop = rig.loop(role := InHand(topic), rig.log.publisher(), "g")
+
+    for _ in range(3):
+        loop.turn(0.0)
+    assert role.seen == [(0, 0)]
+    rig.clock.pass_by(61.0)
+    for _ in range(3):
+        loop.turn(0.0)
+
+    assert len(role.seen) == 10
+    mark = parted(rig.log.group("g").committed[topic, 0][1])[1]
+    assert mark == "r2", "it is not alone any more, so nothing is held against it"
+
+
 # What becomes of it
 
 

@@ -522,6 +522,13 @@ def verify(
         list[str] | None,
         typer.Option(help="A scoring that owes scores; left out, all that were not retired."),
     ] = None,
+    run_programs: Annotated[
+        bool,
+        typer.Option(
+            "--run-programs/--no-run-programs",
+            help="Run agent programs again; without, what only they imply is not judged.",
+        ),
+    ] = True,
     json: Annotated[Path | None, typer.Option(help="Write the whole report there.")] = None,
 ) -> None:
     """Check from the log alone that nothing is lost and nothing is doubled.
@@ -550,6 +557,7 @@ def verify(
             most_repeated=most_repeated,
             most_rewritten=most_rewritten,
             scorings=scoring or None,
+            run_programs=run_programs,
             progress=told,
         )
     show(report, terminal)

@@ -53,6 +53,7 @@ def verify(
     most_repeated: int | None = None,
     most_rewritten: int | None = None,
     scorings: Sequence[str] | None = None,
+    run_programs: bool = True,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Audit what is on a cluster's topics, with the programs that can be loaded here."""
@@ -68,6 +69,7 @@ def verify(
         most_repeated=most_repeated,
         most_rewritten=most_rewritten,
         scorings=scorings,
+        run_programs=run_programs,
         progress=progress,
     )
 
@@ -84,6 +86,7 @@ def audit(
     most_repeated: int | None = None,
     most_rewritten: int | None = None,
     scorings: Sequence[str] | None = None,
+    run_programs: bool = True,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Audit a log, Kafka's or the one in memory."""
@@ -96,7 +99,7 @@ def audit(
         topics,
         world,
         span.window,
-        runnable=_runnable(world),
+        runnable=_runnable(world) if run_programs else lambda body: False,
         drained=drained,
         most_repeated=most_repeated,
         most_rewritten=most_rewritten,

@@ -554,3 +554,11 @@ def test_a_start_of_a_strangers_that_names_no_offset_ends_no_audit() -> None:
     rig.write(rig.topics.events, "r", Event("r", 1, -1, 0, b"", b"", "stranger", body), 0)
 
     assert audited(rig).lost > 0
+
+
+def test_where_no_program_is_run_answers_are_counted_all_the_same(whole: Whole) -> None:
+    """For a log with a program that ends whatever process runs it."""
+    report = audited(whole, run_programs=False)
+
+    assert (report.ok, report.not_run_again, report.ended) == (True, 4, 4)
+    assert report.checked["I4"] > 0

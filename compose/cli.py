@@ -17,6 +17,7 @@ from compose.cli_archive import add_to as add_archive_commands
 from compose.cli_control import add_to as add_control_commands
 from compose.cli_history import add_to as add_history_commands
 from compose.cli_lineage import add_to as add_lineage_commands
+from compose.cli_objects import add_to as add_objects_commands
 from compose.cli_runs import add_to as add_runs_commands
 from compose.extras import EXTRAS, not_installed, require
 from schemas.interrupts import tell_apart
@@ -41,7 +42,7 @@ app.add_typer(worker_app, name="worker")
 
 PANELS = {
     "Start": "demo run serve up down status topics worker submit publish-policy export-policy",
-    "Look": "tail trajectory waiting runs curve",
+    "Look": "tail trajectory waiting runs curve objects",
     "Steer": "cancel pause resume drain dlq scorings",
     "Read again": "eval rescore replay retrain fork export query",
     "Check": "verify chaos bench",
@@ -500,6 +501,7 @@ add_lineage_commands(app, cluster)
 add_archive_commands(app, topics_app, cluster, settings)
 add_history_commands(app, cluster)
 add_runs_commands(app, cluster)
+add_objects_commands(app, cluster)
 
 
 @app.command()

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compose.settings import Settings
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.registry import HttpRegistry
 from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    from schemas.objects import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,18 @@ class Cluster:
 
     @cached_property
     def codec(self) -> Codec:
-        return Codec(self.registry)
+        return Codec(self.registry, objects=self.objects)
+
+    @cached_property
+    def objects(self) -> "ObjectStore | None":
+        """Where heavy records lie; None where nothing says where all workers would find them."""
+        from schemas.objects import ObjectStore
+
+        given = self.settings.objects
+        url = given.url
+        if not url and _on_this_machine(self.bootstrap_servers):
+            url = str(self.settings.state() / "services" / "objects")
+        return ObjectStore(url, above_bytes=given.above_bytes) if url else None
 
     @cached_property
     def log(self) -> Any:
@@ -64,6 +78,11 @@ class Cluster:
             "ROLLCALL_REGISTRY__URL": self.registry_url,
             "ROLLCALL_STATE_DIR": str(self.settings.state()),
         }
+
+
+def _on_this_machine(servers: str) -> bool:
+    hosts = {server.rpartition(":")[0] for server in servers.split(",")}
+    return hosts <= {"127.0.0.1", "localhost", "[::1]"}
 
 
 def answers(servers: str) -> bool:

@@ -46,6 +46,15 @@ class Registry(_Table):
     """Passed to Confluent's registry client as they are, such as basic.auth.user.info."""
 
 
+class Objects(_Table):
+    url: str = ""
+    """Where heavy records lie, any fsspec URL. Empty: beside the broker of `rollcall up`; with
+    brokers on other machines none, and what is too large for a topic is refused."""
+    above_bytes: Annotated[int, Field(ge=65_536)] = 262_144
+    """Values up to this stay in the log. The release before this one cannot read the others: while
+    workers of both are at work, 1000000 keeps in the log whatever that one could write."""
+
+
 class Agents(_Table):
     max_live: Count = 4000
     """Open rollouts in one worker before it takes no more requests; 0 is no limit."""
@@ -94,6 +103,7 @@ class Settings(BaseSettings):
     """Before every topic and group name."""
     kafka: Kafka = Kafka()
     registry: Registry = Registry()
+    objects: Objects = Objects()
     agents: Agents = Agents()
     environments: Environments = Environments()
     models: Models = Models()

@@ -95,7 +95,7 @@ def audit(
     there = [name for name in log.topic_names() if name.startswith(topics.prefix)]
     span = _Span(log, topics, there, since_ms, until_ms)
     case = Audit(
-        codec,
+        codec.writing_whole(),
         topics,
         world,
         span.window,

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import structlog
+
 from consumers.clock import Clock, LogClock
 from consumers.log import Log, Publisher, Record
 from schemas.codec import Codec
-from schemas.errors import NoSuchPartition, TooLarge, WireError, WorkFailed
+from schemas.errors import NoSuchPartition, TooLarge, Unavailable, WireError, WorkFailed
 from schemas.headers import hot_headers
 from schemas.messages import (
     CallFailed,
@@ -21,6 +23,8 @@ from schemas.topics import Topics
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 make_event = maker(Event)
+
+log = structlog.get_logger()
 
 
 class Answers:
@@ -47,6 +51,7 @@ class Answers:
         time does: it may have waited for long, so what is late may be done, and never the reverse.
         """
         self._acked_ms = 0
+        self._unsent: list[tuple[Command, Answer, Record]] = []
         self._partitions = log.partitions(self.topic)
 
     def check(self, command: Command) -> None:
@@ -63,8 +68,14 @@ class Answers:
             self.clock.saw(max(record.timestamp_ms for record, _ in taken))
         return int(self.clock() * 1000)
 
-    def set_clock(self) -> None:
-        """Learn the time from the newest ack; to be called soon after acks were counted."""
+    def tick(self) -> None:
+        """Give what could not be given before, and learn the time from the newest ack.
+
+        To be called soon after acks were counted.
+        """
+        unsent, self._unsent = self._unsent, []
+        for answer in unsent:
+            self.give(*answer)
         acked_ms = self.publisher.acked_ms
         if acked_ms != self._acked_ms:
             self._acked_ms = acked_ms
@@ -76,9 +87,17 @@ class Answers:
         body: Answer,
         cause: Record,
     ) -> None:
-        """Write one answer and close its record; one that cannot be is answered as failed."""
+        """Write one answer and close its record; one that cannot be is answered as failed.
+
+        Where it cannot be encoded now it is given later, and its record stays open.
+        """
         try:
             self._write(command, body, cause)
+        except Unavailable as error:
+            if not self._unsent:
+                log.warning("answering_waits", error=str(error))
+            self._unsent.append((command, body, cause))
+            return
         except TooLarge as error:
             self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
         except WireError as error:  # a text of foreign code that is not Unicode, for one

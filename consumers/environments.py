@@ -297,7 +297,7 @@ class Environments(WorkRole):
 
     def tick(self) -> None:
         now = time.monotonic()
-        self.answers.set_clock()
+        self.answers.tick()
         for shard in self._all():
             with shard.turn:  # what it is at, it is at until we are done here
                 self._watch(shard, now)

@@ -37,6 +37,7 @@ from schemas.codec import Codec
 from schemas.errors import (
     JournalGone,
     KilledWorkers,
+    ObjectLost,
     Unavailable,
     UnknownSchema,
     WireError,
@@ -423,8 +424,9 @@ class Loop:
                 partition=record.partition,
                 offset=record.offset,
                 error=str(error),
-                remedy="bring the schema back, upgrade this worker, or, with all workers of the "
-                f"group stopped, `rollcall dlq skip {self.letters.group} {record.topic} {place}`",
+                remedy="bring schema or object back, upgrade this worker, or, with all workers of "
+                "the group stopped, `rollcall dlq skip "
+                f"{self.letters.group} {record.topic} {place}`",
             )
 
     def bury(self, record: Record, error: WireError) -> None:
@@ -572,8 +574,8 @@ class Loop:
 
 
 def another_may_read(error: WireError) -> bool:
-    """Whether the bytes may be good: only the schema is one that this process cannot tell of."""
-    return isinstance(error, UnknownSchema) and not isinstance(error, WrongSchema)
+    """Whether the bytes may be good: only their schema, or object, is one not to be had here."""
+    return isinstance(error, UnknownSchema | ObjectLost) and not isinstance(error, WrongSchema)
 
 
 class WorkRole:

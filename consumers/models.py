@@ -220,7 +220,7 @@ class Models(WorkRole):
 
     def tick(self) -> None:
         now = self.wall()
-        self.answers.set_clock()
+        self.answers.tick()
         if now >= self._versions_due:
             self._versions_due = now + VERSIONS_EVERY_S
             self._follow_versions()

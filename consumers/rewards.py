@@ -4,19 +4,21 @@ A scorer that raises, or does not come back, gives no reward and the reason; the
 all the same, so nobody downstream waits for it.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import structlog
+
 from consumers.bare import barer
 from consumers.log import Publisher, Record
 from consumers.loop import WorkRole
 from schemas.bounds import fitting
 from schemas.codec import Codec
-from schemas.errors import ProgramFailed, TooLarge, WireError, WorkFailed
+from schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed
 from schemas.headers import full_headers
 from schemas.ids import scored_id
 from schemas.messages import ScoredTrajectory, Trajectory
@@ -25,6 +27,8 @@ from schemas.topics import Topics
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
 """From a trajectory and its place in the log: topic, partition, offset."""
+
+log = structlog.get_logger()
 
 
 class Rewards(WorkRole):
@@ -50,6 +54,8 @@ class Rewards(WorkRole):
         self.scoring_id = scoring_id
         self.guard = guard or nullcontext()
         self.counts: Counter[str] = Counter()
+        self._unsent: deque[tuple[ScoredTrajectory, Record]] = deque()
+        self._waits = False
 
     def expects(self, topic: str) -> type:
         del topic
@@ -57,8 +63,23 @@ class Rewards(WorkRole):
 
     def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
-            self.publish(self.judge(record, trajectory), record)
+            self._unsent.append((self.judge(record, trajectory), record))
+            self.tick()
+
+    def tick(self) -> None:
+        """Write what was judged, as far as it can be encoded now."""
+        while self._unsent:
+            scored, record = self._unsent[0]
+            try:
+                self.publish(scored, record)
+            except Unavailable as error:
+                if not self._waits:
+                    log.warning("writing_waits", error=str(error))
+                self._waits = True
+                return
+            self._waits = False
             record.closed = True
+            self._unsent.popleft()
 
     def judge(self, record: Record, trajectory: Trajectory) -> ScoredTrajectory:
         """What the scorers make of a trajectory that was read from this record."""

@@ -23,6 +23,7 @@ from fastavro.repository import SchemaRepositoryError
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
 from schemas import messages, strict
+from schemas.claims import Objects, OnlyRead, claim_of, claimed, lightened
 from schemas.errors import (
     BadBytes,
     BadMagic,
@@ -32,9 +33,10 @@ from schemas.errors import (
     WireError,
     WrongSchema,
 )
+from schemas.messages import Claim
+from schemas.patience import Patience
 
 M = TypeVar("M")
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Schema = dict[str, Any]
 Build = Callable[[Any], Any]
@@ -44,11 +46,8 @@ NAMED = True
 UNLESS_SINGLE = True
 """But not that of a record or null: to ask costs time, and not to ask fails where schemas differ
 (fastavro takes a name for a schema)."""
-AGAIN_S = 0.5
-"""A registry that was away is not asked again within this time."""
-AGAIN_TIMES = 4
-"""Nor within so many times what it cost to learn that: at most a fifth of the time goes there."""
-AGAIN_MOST_S = 10.0
+LIGHTS = 10_000
+"""Light values remembered as such."""
 PREFIX = struct.Struct(">BI")
 NAMESPACE = "rollcall."
 TOO_SHORT = (EOFError, IndexError, struct.error)
@@ -334,20 +333,53 @@ class _Written(NamedTuple):
 class Codec:
     """Encodes for a topic, decodes for a message type; one per process."""
 
-    def __init__(self, registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        objects: Objects | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without a store of objects every value is whole, whatever its size."""
         self.registry = registry
+        self.objects = objects
         self.clock = clock
-        self._away: tuple[float, str] | None = None
-        """Until when the registry is taken to be away, and what was said of it."""
+        self._ask_registry = Patience(clock).ask
+        self._ask_put, self._ask_get = Patience(clock).ask, Patience(clock).ask
+        self._lights: dict[bytes, None] = {}
+        """Values that were read as light ones, the last of them."""
         self._prefixes: dict[str, bytes] = {}
         self._written: dict[tuple[int, type], _Written] = {}
 
     def encode(self, topic: str, message: Any) -> bytes:
-        """The value of one record: prefix and Avro bytes."""
+        """The value of one record: prefix and Avro bytes.
+
+        One that is too heavy for the log is put into the store of objects, and a light one comes
+        back. Raises Unavailable where registry or store is away.
+        """
+        return self._light(topic, message, self._encoded(topic, message))
+
+    def _encoded(self, topic: str, message: Any) -> bytes:
         record = type(message)
         out = self._begun(topic, record)
         _write(out, record, schema_of(record), _writer_of(record), message)
         return out.getvalue()
+
+    def _light(self, topic: str, message: Any, value: bytes) -> bytes:
+        """What is written to the log in place of a whole value: most often that itself."""
+        objects = self.objects
+        if objects is None or len(value) <= objects.above_bytes:
+            return value
+        if lightened(message, claim_of(b"")) is None:
+            return value
+        claim = self._ask_put(lambda: objects.put(value))
+        return self._encoded(topic, lightened(message, claim))
+
+    def writing_whole(self) -> "Codec":
+        """A codec that reads the same and writes every value whole: for whoever compares."""
+        same = copy.copy(self)
+        same.objects = self.objects and OnlyRead(self.objects)
+        return same
 
     def encode_around(self, topic: str, message: Any, field: str, value: bytes | None) -> bytes:
         """As `encode`; `value` is the record that one field of the message was read from.
@@ -357,14 +389,14 @@ class Codec:
         """
         record, inner = type(message), type(getattr(message, field))
         known = value and self._written.get((PREFIX.unpack_from(value)[1], inner))
-        if value is None or not known or known.read is None:
+        if value is None or not known or known.read is None or value in self._lights:
             return self.encode(topic, message)
         before, after = _around(record, field)
         out = self._begun(topic, record)
         _write(out, record, *before, message)
         out.write(value[PREFIX.size :])
         _write(out, record, *after, message)
-        return out.getvalue()
+        return self._light(topic, message, out.getvalue())
 
     def _begun(self, topic: str, record: type) -> io.BytesIO:
         """A value that so far has its prefix."""
@@ -376,33 +408,40 @@ class Codec:
 
     def prepare(self, topic: str, record: type) -> None:
         """Look the writer id of a topic up; raises TopicsDiffer and Unavailable."""
-        schema_id = self._ask(lambda: self.registry.writer_id(topic, schema_text(record)))
+        schema_id = self._ask_registry(lambda: self.registry.writer_id(topic, schema_text(record)))
         self._prefixes[topic] = PREFIX.pack(0, schema_id)
 
-    def _ask(self, question: Callable[[], T]) -> T:
-        """Ask the registry; whoever asks for something else just after it was away is told so.
-
-        A worker with hundreds of records in hand would else wait for a timeout with each.
-        """
-        began = self.clock()
-        if self._away is not None and began < self._away[0]:
-            raise Unavailable(self._away[1])
-        try:
-            answer = question()
-        except Unavailable as error:
-            now = self.clock()
-            pause_s = min(max(AGAIN_S, AGAIN_TIMES * (now - began)), AGAIN_MOST_S)
-            self._away = now + pause_s, str(error)
-            raise
-        self._away = None
-        return answer
-
     def decode(self, value: bytes | None, expected: type[M]) -> M:
-        """Read a value as the expected message; raises WireError or Unavailable."""
+        """Read a value as the expected message; raises WireError or Unavailable.
+
+        A light one is read whole, from the store of objects.
+        """
+        message = self._decoded(value, expected)
+        claim = claimed(message)
+        return message if claim is None else self._fetched(cast(bytes, value), claim, expected)
+
+    def _decoded(self, value: bytes | None, expected: type[M]) -> M:
         whole, written = self._writer(value, expected)
         if written.read is not None:
             return cast(M, _whole(whole, expected, written.read))
         return cast(M, self._resolved(whole, written, schema_of(expected), expected))
+
+    def _fetched(self, light: bytes, claim: Claim, expected: type[M]) -> M:
+        objects = self.objects
+        if objects is None:
+            msg = (
+                f"a {expected.__name__} lies in a store of objects, and none is known here; set "
+                "ROLLCALL_OBJECTS__URL"
+            )
+            raise Unavailable(msg)
+        message = self._decoded(self._ask_get(lambda: objects.get(claim)), expected)
+        if claimed(message) is not None:
+            msg = f"object {claim.uri} holds a {expected.__name__} that claims another object"
+            raise BadBytes(msg)
+        if len(self._lights) >= LIGHTS:
+            del self._lights[next(iter(self._lights))]
+        self._lights[light] = None
+        return message
 
     def pick(self, value: bytes | None, expected: type, *paths: str) -> tuple[Any, ...]:
         """Some fields of the expected message, such as "trajectory.attempt"; skips the others.
@@ -431,7 +470,7 @@ class Codec:
         return value, known or self._learn(schema_id, expected)
 
     def _learn(self, schema_id: int, expected: type) -> _Written:
-        text = self._ask(lambda: self.registry.schema_of(schema_id))
+        text = self._ask_registry(lambda: self.registry.schema_of(schema_id))
         try:
             parsed = fastavro.parse_schema(json.loads(text))
             # A schema need not be a record: it may be a bare type or a union, as text or list.

@@ -4,7 +4,7 @@ RollcallError
   + Refused          bad input at the door                  -> one clear line, exit code 2
   + WireError        bytes that no schema of ours can read  -> dead.letters, and on
       + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer, NoSuchPartition,
-        KilledWorkers, Skipped
+        KilledWorkers, Skipped, ObjectLost
           + WrongSchema
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
       + TooLarge, NoTopic
@@ -62,6 +62,10 @@ class LengthsDisagree(WireError):
     def __init__(self, message: str, **sizes_bytes: int) -> None:
         sizes = ", ".join(f"{name} {size} bytes" for name, size in sizes_bytes.items())
         super().__init__(f"packed arrays of {message} do not fit each other: {sizes}")
+
+
+class ObjectLost(WireError):
+    """An object that a record claims and that is gone, or is not what was claimed."""
 
 
 class Skipped(WireError):

@@ -222,7 +222,9 @@ class Agents:
         self.words = Words()
         self._from: dict[int, int] = {}
         self._asked: dict[int, Asked] = {}
-        self._unsent: list[tuple[Command, Record | None]] = []
+        self._unsent: list[tuple[Effect, int, Record | None]] = []
+        self._unwritten: dict[int, list[tuple[Event, Record | None]]] = {}
+        """By partition what waits to be written in its order: the chain of requests has no gap."""
         self._call_topics: dict[str, str] = {}
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control = ControlReader(log_, codec, topics, unreadable=self._note_bad_word)
@@ -597,7 +599,9 @@ class Agents:
         for effect in effects:
             try:
                 self._send(effect, partition, cause)
-            except PROCESS:
+            except Unavailable as error:
+                self._send_later(effect, partition, cause, error)
+            except Unfit:
                 raise
             except Exception as error:
                 if isinstance(effect, Trajectory):
@@ -656,18 +660,36 @@ class Agents:
         except WireError as error:
             self._fail(command, CallFailed("unwritable", plain(str(error), REASON), False), cause)
         except Unavailable as error:
-            if cause is not None:
-                cause.sent += 1
-            self._unsent.append((command, cause))
-            log.warning("registry_away", topic=topic, error=str(error))
+            self._send_later(command, command.answer_partition, cause, error)
+
+    def _send_later(
+        self, effect: Effect, partition: int, cause: Record | None, error: Unavailable
+    ) -> None:
+        _owe(cause)
+        self._unsent.append((effect, partition, cause))
+        log.warning("sending_waits", kind=type(effect).__name__, error=str(error))
 
     def _retry(self) -> None:
-        """Try again what could not be encoded because the registry was away."""
+        """Try again what could not be encoded because registry or store was away."""
+        for partition, events in list(self._unwritten.items()):
+            del self._unwritten[partition]
+            for event, cause in events:
+                if not self._write(event, partition, cause):
+                    self._write_refusal(event, partition, cause)
+                _pay(cause)
         unsent, self._unsent = self._unsent, []
-        for command, cause in unsent:
-            self._carry_out([command], command.answer_partition, cause)
-            if cause is not None:
-                cause.acked += 1
+        for effect, partition, cause in unsent:
+            self._carry_out([effect], partition, cause)
+            _pay(cause)
+
+    def _write_refusal(self, event: Event, partition: int, cause: Record | None) -> None:
+        """In place of what is too large for the journal after all."""
+        error = WireError(f"its {type(event.body).__name__} is too large for the journal")
+        if not isinstance(event.body, RolloutStarted):
+            self._write_bare_end(event, error, partition, cause)
+            return
+        chain = event.body.from_offset, event.body.request_offset
+        self._write(replace(event, body=RolloutRefused("too_large", str(error), *chain)), partition)
 
     def _turned_away(self, command: Command, cause: Record | None, error: WorkFailed) -> None:
         """Answer a command that its topic would not have, though it was sent."""
@@ -681,8 +703,14 @@ class Agents:
             self._write(event_of(command, body, self.name), command.answer_partition, cause)
 
     def _write(self, event: Event, partition: int, cause: Record | None = None) -> bool:
-        """Write an entry of the journal; False where it is too large for its topic."""
+        """Write an entry of the journal; False where it is too large for its topic.
+
+        Where it cannot be encoded now it is written later, and so is what comes after it.
+        """
         try:
+            if partition in self._unwritten:
+                self._write_later(event, partition, cause)
+                return True
             self.commands.send(
                 self.names.events,
                 event.rollout_id,
@@ -693,7 +721,14 @@ class Agents:
             )
         except TooLarge:
             return False
+        except Unavailable as error:
+            self._write_later(event, partition, cause)
+            log.warning("writing_waits", partition=partition, error=str(error))
         return True
+
+    def _write_later(self, event: Event, partition: int, cause: Record | None) -> None:
+        _owe(cause)
+        self._unwritten.setdefault(partition, []).append((event, cause))
 
     def _trajectory(self, trajectory: Trajectory, cause: Record | None) -> None:
         request = trajectory.request
@@ -860,6 +895,18 @@ def _names_fit(request: RolloutRequest) -> bool:
     except Refused:
         return False
     return True
+
+
+def _owe(cause: Record | None) -> None:
+    """Have a record wait for what is sent later."""
+    if cause is not None:
+        cause.sent += 1
+
+
+def _pay(cause: Record | None) -> None:
+    """It was sent; the record waits for the acks of that instead."""
+    if cause is not None:
+        cause.acked += 1
 
 
 def _skipped(partition: int, body: RolloutStarted | RolloutRefused, journal: Journal) -> str:

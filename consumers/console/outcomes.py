@@ -63,8 +63,8 @@ class Outcomes:
             return
         at = find(self._bodies, np.array(bodies, np.uint64))
         rows = np.where(at >= 0, self._by_body[at] if len(self._bodies) else -1, -1)
-        for row, body, record in zip(rows.tolist(), bodies, readable, strict=True):
-            found = row if row >= 0 else self._judge(record, body)
+        for row, record in zip(rows.tolist(), readable, strict=True):
+            found = row if row >= 0 else self._judge(record)
             if found >= 0:
                 self._note_trajectory(found, record)
 
@@ -92,12 +92,15 @@ class Outcomes:
             memoryview(self.case.codec.encode(self.case.topics.trajectories, trajectory))[PREFIX:]
         )
 
-    def _judge(self, record: Record, body: int) -> int:
-        """The row of a trajectory that no fold has given as it stands; -1 where it has none."""
+    def _judge(self, record: Record) -> int:
+        """The row of a trajectory that no fold has given as it stands; -1 where it has none.
+
+        Of one that is heavy the log holds a light record: what it claims is compared.
+        """
         trajectory = self.case.decoded(record, Trajectory)
         row = -1 if trajectory is None else self._row_of(trajectory, record)
         if trajectory is not None and row >= 0:
-            self._compare(row, trajectory, record, body)
+            self._compare(row, trajectory, record, self._encoded(trajectory))
         return row
 
     def _row_of(self, trajectory: Trajectory | _Named, record: Record) -> int:

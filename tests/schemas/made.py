@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from schemas import messages
+from schemas.claims import checked, claim_of
 from schemas.codec import NAMESPACE, Codec, LocalRegistry
-from schemas.errors import TopicsDiffer, UnknownSchema
+from schemas.errors import ObjectLost, TopicsDiffer, Unavailable, UnknownSchema
+from schemas.messages import Claim
 from schemas.topics import manifest
 
 Avro = Any
@@ -30,6 +32,7 @@ ON_TOPICS: tuple[type, ...] = tuple(
     dict.fromkeys(spec.record for spec in manifest() if spec.record is not None)
 )
 BODIES: tuple[type, ...] = get_args(messages.Body)
+CLAIM = f"{NAMESPACE}Claim"
 WIDTHS = {"int32le": 4, "int64le": 8, "float32le": 4, "uint8": 1, "digest16": 16}
 """Bytes per element of each kind of packed array."""
 
@@ -99,7 +102,8 @@ def _any_value(avro: Avro, tokens: int) -> st.SearchStrategy[Any]:
     if kind == "packed":
         return st.binary(min_size=of * tokens, max_size=of * tokens)
     if kind == "optional":
-        return st.none() | _any_value(of, tokens)
+        # A message with a claim is read from where the whole one lies.
+        return st.none() if of == CLAIM else st.none() | _any_value(of, tokens)
     if kind == "choice":
         return st.one_of([_any_value(branch, tokens) for branch in of])
     if kind == "record":
@@ -242,9 +246,41 @@ class Holding:
         return self.texts[schema_id]
 
 
+class Shelf:
+    """A store of objects in memory, which can be away."""
+
+    def __init__(self, above_bytes: int = 1_000_000) -> None:
+        self.above_bytes = above_bytes
+        self.held: dict[str, bytes] = {}
+        self.away = False
+        self.full = False
+        """Whether it takes nothing more."""
+
+    def put(self, value: bytes) -> Claim:
+        self._answer()
+        if self.full:
+            msg = "the shelf is full"
+            raise Unavailable(msg)
+        claim = claim_of(value)
+        self.held[claim.sha256] = value
+        return claim
+
+    def get(self, claim: Claim) -> bytes:
+        self._answer()
+        if claim.sha256 not in self.held:
+            msg = f"object {claim.uri} is not here"
+            raise ObjectLost(msg)
+        return checked(self.held[claim.sha256], claim)
+
+    def _answer(self) -> None:
+        if self.away:
+            msg = "the shelf is away"
+            raise Unavailable(msg)
+
+
 def codec_for(record: type) -> Codec:
     """A codec whose registry holds one schema, that of the record, under id 1."""
-    codec = Codec(LocalRegistry())
+    codec = Codec(LocalRegistry(), objects=Shelf())
     codec.prepare("a.topic", record)
     return codec
 

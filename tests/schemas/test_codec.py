@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import AGAIN_S, PREFIX, Codec, LocalRegistry, message_of, schema_of, schema_text
+from schemas.codec import PREFIX, Codec, LocalRegistry, message_of, schema_of, schema_text
 from schemas.errors import (
     BadBytes,
     BadMagic,
@@ -34,6 +34,7 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
+from schemas.patience import AGAIN_S
 from schemas.topics import Topics
 from tests.schemas.made import (
     FEW,
@@ -41,6 +42,7 @@ from tests.schemas.made import (
     RECORDS,
     WRITTEN,
     Holding,
+    Shelf,
     any_message,
     codec_for,
     datum,
@@ -111,7 +113,7 @@ def written_under(schema: Any, what: Any) -> bytes:
 
 
 def reader_of(schema: Any) -> Codec:
-    return Codec(Holding({1: json.dumps(schema)}))
+    return Codec(Holding({1: json.dumps(schema)}), objects=Shelf())
 
 
 def with_extras() -> Written:

@@ -1,0 +1,135 @@
+"""Claim checks: what is too heavy for the log lies whole in a store of objects, a light one there.
+
+The light record has the same identity and the same small fields; its heavy ones are null or empty,
+and its claim names the object by digest. Only the codec knows: who encodes is given light bytes,
+who decodes the whole message.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from schemas.errors import ObjectLost
+from schemas.messages import (
+    Claim,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+    ScoredTrajectory,
+    Trajectory,
+)
+
+ABOVE_BYTES = 262_144
+"""Values above this go into the store."""
+
+
+class Objects(Protocol):
+    """A content-addressed store."""
+
+    above_bytes: int
+    """Values up to this stay in the log."""
+
+    def put(self, value: bytes) -> Claim:
+        """Keep a value for good before this returns; raises Unavailable."""
+        ...
+
+    def get(self, claim: Claim) -> bytes:
+        """Raises ObjectLost where it is gone or not what was claimed, and Unavailable."""
+        ...
+
+
+class OnlyRead:
+    """A store that nothing is put into: whoever only compares writes every value whole."""
+
+    above_bytes = sys.maxsize
+
+    def __init__(self, objects: Objects) -> None:
+        self.get = objects.get
+
+    def put(self, value: bytes) -> Claim:
+        return claim_of(value)
+
+
+def claim_of(value: bytes) -> Claim:
+    """The name of an object: wherever the store lies, so that all writers write the same."""
+    sha256 = hashlib.sha256(value).hexdigest()
+    return Claim(sha256, sha256, len(value))
+
+
+def checked(value: bytes, claim: Claim) -> bytes:
+    """The value itself; raises ObjectLost where it is not the one that was claimed."""
+    found = claim_of(value)
+    if (found.sha256, found.size_bytes) != (claim.sha256, claim.size_bytes):
+        msg = (
+            f"object {claim.uri} holds {found.size_bytes:,} bytes of sha256 {found.sha256[:16]}, "
+            f"but {claim.size_bytes:,} of {claim.sha256[:16]} were claimed; was it written over?"
+        )
+        raise ObjectLost(msg)
+    return value
+
+
+Lighten = Callable[[Any, Claim | None], Any]
+LIGHT: dict[type, Lighten] = {
+    ModelCall: lambda call, claim: replace(
+        call, prefix_ids=None, messages=(), tools="", claim=claim
+    ),
+    EnvironmentStep: lambda step, claim: replace(
+        step, environment_config="", action="", history=None, claim=claim
+    ),
+    ModelAnswered: lambda answer, claim: replace(
+        answer,
+        text="",
+        added_ids=b"",
+        token_ids=b"",
+        logprobs=b"",
+        versions=b"",
+        tool_calls="",
+        claim=claim,
+    ),
+    EnvironmentStepped: lambda stepped, claim: replace(stepped, text="", info="", claim=claim),
+    RolloutRequest: lambda request, claim: replace(
+        request,
+        agent_config="",
+        task=replace(request.task, environment_config="", prompt="", system=""),
+        claim=claim,
+    ),
+    Trajectory: lambda trajectory, claim: replace(
+        trajectory,
+        sequences=None,
+        steps=None,
+        result="",
+        request=trajectory.request and LIGHT[RolloutRequest](trajectory.request, None),
+        claim=claim,
+    ),
+}
+"""Of each record that has a claim: the same without what is heavy."""
+HOLDERS = {Event: "body", RolloutStarted: "request", RolloutRefused: "request"}
+HOLDERS |= {ScoredTrajectory: "trajectory"}
+"""Records that have none, and the field whose record may have one."""
+
+
+def lightened(message: Any, claim: Claim) -> Any:
+    """The light message; None where nothing in it can bear a claim."""
+    kind = type(message)
+    if kind in LIGHT:
+        return LIGHT[kind](message, claim)
+    field = HOLDERS.get(kind)
+    held = field and getattr(message, field)
+    inner = lightened(held, claim) if held else None
+    return inner and field and replace(message, **{field: inner})
+
+
+def claimed(message: Any) -> Claim | None:
+    """The claim of a light message; None where the message is whole."""
+    bearer = message
+    while (field := HOLDERS.get(type(bearer))) is not None:
+        bearer = getattr(bearer, field)
+    claim: Claim | None = bearer.claim if type(bearer) in LIGHT else None
+    return None if claim is None or lightened(message, claim) != message else claim

@@ -1,0 +1,135 @@
+"""The store of heavy records from outside: only what no record can claim is removed."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from compose.objects import gc, needed_s, show_list
+from compose.settings import Objects, Settings
+from schemas.errors import Refused
+from schemas.objects import ObjectStore
+from tests.compose.world import MemoryCluster
+
+DAY_S = 86_400
+
+
+@dataclass
+class Storing(MemoryCluster):
+    objects: ObjectStore | None = field(default=None)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Storing:
+    return Storing(objects=ObjectStore(str(tmp_path)))
+
+
+def put(cluster: Storing, value: bytes, days: float) -> None:
+    """An object that was put some days ago."""
+    assert cluster.objects is not None
+    before = {kept.path for kept in cluster.objects.kept()}
+    cluster.objects.put(value)
+    (path,) = {kept.path for kept in cluster.objects.kept()} - before
+    at = os.stat(path).st_mtime - days * DAY_S
+    os.utime(path, (at, at))
+
+
+def there(cluster: Storing) -> int:
+    assert cluster.objects is not None
+    return len(list(cluster.objects.kept()))
+
+
+def test_an_object_is_needed_as_long_as_a_record_may_lie_somewhere(cluster: Storing) -> None:
+    assert needed_s(cluster) == (30 + 30 + 7) * DAY_S
+
+
+def test_what_is_older_is_removed_but_only_when_told(
+    cluster: Storing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for days in (0, 66, 68, 100):
+        put(cluster, b"%d" % days, days)
+
+    gc(cluster, 0, yes=False)
+    assert "would remove 2 objects" in capsys.readouterr().out
+    assert there(cluster) == 4
+
+    gc(cluster, 90 * DAY_S, yes=True)
+    assert there(cluster) == 3
+    gc(cluster, 0, yes=True)
+    assert there(cluster) == 2
+
+
+def test_what_a_crash_has_left_is_removed_after_a_day(cluster: Storing, tmp_path: Path) -> None:
+    for name, days in (("a.tmp", 0.5), ("b.tmp", 2)):
+        (tmp_path / name).write_bytes(b"torn")
+        at = os.stat(tmp_path / name).st_mtime - days * DAY_S
+        os.utime(tmp_path / name, (at, at))
+
+    gc(cluster, 0, yes=True)
+
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["a.tmp"]
+
+
+def test_an_age_at_which_a_record_may_claim_it_is_refused(cluster: Storing) -> None:
+    with pytest.raises(Refused, match="younger than 67 days may be claimed"):
+        gc(cluster, 30 * DAY_S, yes=True)
+
+
+def test_where_a_topic_is_kept_for_ever_nothing_is_removed(
+    cluster: Storing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = cluster.admin.configs
+    forever = {"t.trajectories": {"retention.ms": "-1"}}
+    cluster.admin.configs = lambda topics: configs(topics) | forever
+
+    with pytest.raises(Refused, match=r"t\.trajectories keeps its records for ever"):
+        gc(cluster, 100 * DAY_S, yes=True)
+    show_list(cluster)
+    assert "keeps its records for ever" in capsys.readouterr().out
+
+
+def test_the_list_says_how_much_how_old_and_how_much_is_needed(
+    cluster: Storing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cluster, b"x" * 2_000_000, 1)
+    put(cluster, b"y" * 1_000_000, 80)
+
+    show_list(cluster)
+
+    said = capsys.readouterr().out
+    assert "2 objects, 3.0 MB in" in said
+    assert "from 1.0 to 80.0 days old" in said
+    assert "1 of them are needed by nobody" in said
+
+
+def test_without_a_store_it_is_said_how_to_name_one(cluster: Storing) -> None:
+    cluster.objects = None
+
+    with pytest.raises(Refused, match="ROLLCALL_OBJECTS__URL"):
+        show_list(cluster)
+
+
+@pytest.mark.parametrize(
+    ("servers", "url", "where"),
+    [
+        ("127.0.0.1:9092", "", "services/objects"),
+        ("localhost:9092,127.0.0.1:9093", "", "services/objects"),
+        ("kafka-1:9092", "", None),
+        ("kafka-1:9092", "s3://bucket/objects", "s3://bucket/objects"),
+    ],
+)
+def test_heavy_records_lie_where_every_worker_finds_them(
+    tmp_path: Path, servers: str, url: str, where: str | None
+) -> None:
+    from compose.cluster import Cluster
+
+    settings = Settings(state_dir=tmp_path, objects=Objects(url=url))
+
+    store = Cluster(servers, "http://registry", settings).objects
+
+    if where is None:
+        assert store is None
+    else:
+        assert store is not None
+        assert store.url.endswith(where)

@@ -1,0 +1,230 @@
+"""Rollouts too heavy for the log: every group works on them and none knows."""
+
+from typing import Any
+
+import pytest
+
+from compose.verify import audit
+from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from inference.scripted import ScriptedEngine
+from sandbox.environment import Observation
+from schemas.codec import Codec
+from schemas.messages import Event, ScoredTrajectory
+from tests.consumers.journals import request
+from tests.consumers.rig import Rig, source_of
+from tests.schemas.made import Shelf
+
+LONG = "a long observation " * 20_000
+READS = "tests.consumers.test_heavy:reads"
+
+
+def reads(task: Task) -> Agent:
+    """Reads three long pages and says so each time."""
+    seen = yield Reset()
+    messages = [user(seen.text)]
+    for _ in range(3):
+        answer = yield CallModel(messages)
+        messages = [*messages, answer.message]
+        seen = yield Step(answer.text)
+        messages = [*messages, user(seen.text)]
+    yield Finish("done")
+
+
+class Pages:
+    replayable = True
+
+    def open(self, seed: int) -> Observation:
+        return Observation(LONG)
+
+    def step(self, action: str) -> Observation:
+        return Observation(LONG, 1.0)
+
+    def close(self) -> None:
+        pass
+
+
+class Heavy(Rig):
+    """Workers whose codec puts what is heavy into a store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf(262_144)
+        self.codec = self.new_codec()
+        self.loops = [
+            self.agents(),
+            self.models(ScriptedEngine("p", lambda call: "go on")),
+            self.environments(make=lambda name, config: Pages()),
+            self.rewards(),
+        ]
+
+    def new_codec(self) -> Codec:
+        return Codec(self.registry, objects=self.shelf, clock=self.clock)
+
+    def run(self) -> None:
+        self.settle(*self.loops)
+        self.commit(*self.loops)
+
+    def sizes(self, topic: str) -> list[int]:
+        return [len(record.value or b"") for record in self.log.all(topic)]
+
+    def audited(self) -> Any:
+        return audit(self.log, self.new_codec(), self.topics, drained=True)
+
+
+@pytest.fixture
+def rig() -> Heavy:
+    return Heavy()
+
+
+def ask(rig: Rig, rollout_id: str = "r") -> None:
+    rig.ask(request(rollout_id, READS))
+
+
+def test_a_rollout_beyond_every_limit_of_the_log_runs_is_scored_and_audited(rig: Heavy) -> None:
+    ask(rig)
+
+    rig.run()
+
+    (scored,) = rig.read(rig.topics.scored, ScoredTrajectory)
+    trajectory = scored.trajectory
+    assert (trajectory.status, trajectory.result, scored.total) == ("finished", "done", 3.0)
+    assert trajectory.steps is not None
+    assert [step.text for step in trajectory.steps] == [LONG] * 4
+    for topic in (rig.topics.events, rig.topics.trajectories, rig.topics.scored):
+        assert max(rig.sizes(topic)) < 10_000
+    report = rig.audited()
+    assert report.ok, report.breaches
+    assert report.unreadable == {}
+
+
+def test_what_was_written_whole_before_there_was_a_store_is_no_breach(rig: Heavy) -> None:
+    rig.shelf.above_bytes = 900_000
+    ask(rig, "before")
+    rig.settle(*rig.loops)
+    rig.shelf.above_bytes = 262_144
+    ask(rig, "after")
+    rig.run()
+
+    assert {t.rollout_id for t in rig.trajectories()} == {"before", "after"}
+    report = rig.audited()
+    assert report.ok, report.breaches
+
+
+def test_a_worker_that_takes_over_reads_from_the_store_what_it_needs(rig: Heavy) -> None:
+    ask(rig)
+    for _ in range(4):
+        for loop in rig.loops:
+            loop.turn(0.0)
+    source_of(rig.loops[0]).kill()
+    rig.codec = rig.new_codec()
+
+    rig.loops[0] = rig.agents("a2")
+    rig.run()
+
+    assert [t.status for t in rig.trajectories()] == ["finished"]
+    assert rig.audited().ok
+
+
+def test_while_the_store_is_away_what_is_read_from_it_waits(rig: Heavy) -> None:
+    # Given a long observation in the journal that the agents have not read yet
+    ask(rig)
+    agents, *others = rig.loops
+    rig.settle(agents)
+    rig.settle(*others)
+    before = rig.log.bounds(rig.topics.events)[0][1]
+
+    # When the store is away, then nothing is given up, and afterwards it goes on
+    rig.shelf.away = True
+    for _ in range(3):
+        rig.commit(agents)
+    assert rig.log.bounds(rig.topics.events)[0][1] == before
+    assert rig.log.bounds(rig.topics.dead_letters)[0] == (0, 0)
+
+    rig.shelf.away = False
+    rig.clock.pass_by(1.1)
+    rig.run()
+    assert [t.status for t in rig.trajectories()] == ["finished"]
+    assert rig.audited().ok
+
+
+@pytest.mark.parametrize("turns", range(0, 16, 3))
+def test_while_the_store_takes_nothing_everybody_waits_and_nobody_dies(
+    rig: Heavy, turns: int
+) -> None:
+    # Given a rollout somewhere on its way, and one that has a long request
+    ask(rig)
+    for _ in range(turns):
+        for loop in rig.loops:
+            loop.turn(0.0)
+    rig.ask(request("heavy", READS, agent_config='{"x": "' + LONG + '"}'))
+    ask(rig, "behind")
+
+    # When the disk of the store is full for a while
+    rig.shelf.full = True
+    for _ in range(4):
+        rig.commit(*rig.loops)
+        rig.settle(*rig.loops)
+    assert all(t.rollout_id == "r" for t in rig.trajectories())
+    rig.shelf.full = False
+    rig.clock.pass_by(1.1)
+    rig.run()
+    rig.clock.pass_by(1.1)
+    rig.run()
+
+    # Then all goes on as if nothing had been
+    assert sorted(t.rollout_id for t in rig.trajectories()) == ["behind", "heavy", "r"]
+    assert {t.status for t in rig.trajectories()} == {"finished"}
+    assert {t.failures for t in rig.trajectories()} == {0}
+    assert len(rig.read(rig.topics.scored, ScoredTrajectory)) == 3
+    report = rig.audited()
+    assert report.ok, report.breaches
+
+
+def test_an_entry_of_the_journal_whose_object_is_lost_holds_it_until_that_is_back(
+    rig: Heavy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(rig)
+    agents, *others = rig.loops
+    rig.settle(agents)
+    rig.settle(*others)
+    lost = dict(rig.shelf.held)
+
+    rig.shelf.held.clear()
+    for _ in range(3):
+        rig.commit(agents)
+    assert "journal_held" in capsys.readouterr().out
+    assert rig.log.bounds(rig.topics.dead_letters)[0] == (0, 0)
+
+    rig.shelf.held |= lost
+    rig.clock.pass_by(1.1)
+    rig.run()
+    assert [t.status for t in rig.trajectories()] == ["finished"]
+
+
+def test_a_request_whose_object_is_lost_is_refused_by_name(rig: Heavy) -> None:
+    heavy = request("heavy", READS, agent_config='{"x": "' + LONG + '"}')
+    rig.ask(heavy)
+    rig.shelf.held.clear()
+    ask(rig, "light")
+
+    rig.run()
+
+    ended = {t.rollout_id: (t.status, t.code) for t in rig.trajectories()}
+    assert ended == {"heavy": ("refused", "unreadable"), "light": ("finished", "")}
+    (letter,) = rig.log.all(rig.topics.dead_letters)
+    assert dict(letter.headers or [])["dlq_error"] == b"ObjectLost"
+
+
+def test_a_request_with_a_long_configuration_starts_and_its_start_is_light(rig: Heavy) -> None:
+    config = '{"x": "' + LONG + '"}'
+    rig.ask(request("heavy", READS, agent_config=config))
+
+    rig.run()
+
+    (trajectory,) = rig.trajectories()
+    assert trajectory.status == "finished"
+    assert trajectory.request is not None
+    assert trajectory.request.agent_config == config
+    assert max(rig.sizes(rig.topics.events)) < 10_000
+    assert isinstance(rig.read(rig.topics.events, Event)[0], Event)
+    assert rig.audited().ok

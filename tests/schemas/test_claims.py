@@ -1,0 +1,272 @@
+"""What is too heavy for the log lies in a store of objects, and nobody but the codec knows."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from schemas.claims import HOLDERS, LIGHT, claimed, lightened
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import BadBytes, ObjectLost, Unavailable, WireError
+from schemas.messages import (
+    Claim,
+    Control,
+    EnvironmentStepped,
+    Event,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.patience import AGAIN_S
+from schemas.topics import Topics
+from tests.schemas.made import Shelf, example, one_of_each_kind
+
+TOPIC = "a.topic"
+HEAVY = {
+    name: message
+    for name, message in one_of_each_kind().items()
+    if lightened(message, Claim("", "", 0)) is not None
+}
+"""Of each record that can bear a claim, somewhere in it, a whole one."""
+EACH_HEAVY = pytest.mark.parametrize("name", HEAVY)
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf(above_bytes=50)
+
+
+@pytest.fixture
+def codec(shelf: Shelf) -> Codec:
+    return Codec(LocalRegistry(), objects=shelf)
+
+
+def light_of(codec: Codec, value: bytes, record: type) -> Any:
+    """What the log holds, read without the store."""
+    return codec._decoded(value, record)
+
+
+def test_every_record_that_has_a_claim_and_all_that_hold_one_are_known() -> None:
+    assert set(HEAVY) == {
+        "RolloutRequest",
+        "ModelCall",
+        "EnvironmentStep",
+        "Trajectory",
+        "ScoredTrajectory",
+        "Event-RolloutStarted",
+        "Event-RolloutRefused",
+        "Event-ModelAnswered",
+        "Event-EnvironmentStepped",
+    }
+    for record in LIGHT:
+        assert "claim" in {field.name for field in dataclasses.fields(record)}
+    for record, field in HOLDERS.items():
+        assert field in {each.name for each in dataclasses.fields(record)}
+
+
+@EACH_HEAVY
+def test_a_heavy_record_comes_back_whole_and_its_object_is_kept_first(
+    codec: Codec, shelf: Shelf, name: str
+) -> None:
+    message = HEAVY[name]
+
+    value = codec.encode(TOPIC, message)
+
+    whole = Codec(codec.registry).encode(TOPIC, message)
+    assert list(shelf.held.values()) == [whole]
+    light = light_of(codec, value, type(message))
+    assert claimed(light) == Claim(*[next(iter(shelf.held))] * 2, len(whole))
+    assert codec.decode(value, type(message)) == message
+
+
+@EACH_HEAVY
+def test_whatever_is_long_in_a_heavy_record_is_not_in_its_light_one(
+    codec: Codec, name: str
+) -> None:
+    long = "long " * 20_000
+    message = HEAVY[name]
+    bearer: Any = message
+    fields = []
+    while (field := HOLDERS.get(type(bearer))) is not None:
+        fields.append(field)
+        bearer = getattr(bearer, field)
+    grown = {
+        field.name: long
+        for field in dataclasses.fields(bearer)
+        if type(getattr(bearer, field.name)) is str and field.name in LONG
+    }
+    made = dataclasses.replace(bearer, **grown)
+    for depth in range(len(fields), 0, -1):
+        holder = message
+        for field in fields[: depth - 1]:
+            holder = getattr(holder, field)
+        made = dataclasses.replace(holder, **{fields[depth - 1]: made})
+
+    value = codec.encode(TOPIC, made)
+
+    assert len(value) < 3000
+    assert codec.decode(value, type(message)) == made
+
+
+LONG = {"text", "info", "tool_calls", "tools", "action", "agent_config", "result"}
+
+
+@EACH_HEAVY
+def test_who_it_is_about_stays_in_the_log(codec: Codec, name: str) -> None:
+    message = HEAVY[name]
+
+    light = light_of(codec, codec.encode(TOPIC, message), type(message))
+
+    for field in ("rollout_id", "attempt", "position", "command_id", "body_digest", "scoring_id"):
+        if hasattr(message, field):
+            assert getattr(light, field) == getattr(message, field)
+
+
+@pytest.mark.parametrize("name", sorted(one_of_each_kind().keys() - HEAVY.keys()))
+def test_records_without_a_claim_stay_whole(codec: Codec, shelf: Shelf, name: str) -> None:
+    message = one_of_each_kind()[name]
+
+    value = codec.encode(TOPIC, message)
+
+    assert value == Codec(codec.registry).encode(TOPIC, message)
+    assert not shelf.held
+
+
+def test_up_to_the_limit_nothing_is_put_aside(codec: Codec, shelf: Shelf) -> None:
+    message = HEAVY["ModelCall"]
+    shelf.above_bytes = len(Codec(codec.registry).encode(TOPIC, message))
+
+    codec.encode(TOPIC, message)
+    assert not shelf.held
+
+    shelf.above_bytes -= 1
+    codec.encode(TOPIC, message)
+    assert len(shelf.held) == 1
+
+
+def test_an_object_that_is_gone_or_altered_is_refused_by_name(codec: Codec, shelf: Shelf) -> None:
+    value = codec.encode(TOPIC, HEAVY["ModelCall"])
+    (name,) = shelf.held
+
+    shelf.held[name] = shelf.held[name][:-1] + b"?"
+    with pytest.raises(ObjectLost, match=f"object {name} holds .* were claimed"):
+        codec.decode(value, ModelCall)
+
+    del shelf.held[name]
+    with pytest.raises(ObjectLost, match=name):
+        codec.decode(value, ModelCall)
+
+
+def test_a_store_that_is_away_is_waited_for_and_asked_now_and_then() -> None:
+    shelf, time = Shelf(above_bytes=50), Time()
+    codec = Codec(LocalRegistry(), objects=shelf, clock=time)
+    value = codec.encode(TOPIC, HEAVY["ModelCall"])
+
+    shelf.away = True
+    with pytest.raises(Unavailable, match="away"):
+        codec.decode(value, ModelCall)
+    with pytest.raises(Unavailable, match="away"):
+        codec.encode(TOPIC, HEAVY["ModelCall"])
+    shelf.away = False
+    with pytest.raises(Unavailable, match="away"):
+        codec.decode(value, ModelCall)
+
+    time.now += AGAIN_S
+    assert codec.decode(value, ModelCall) == HEAVY["ModelCall"]
+    assert codec.encode(TOPIC, Control("pause"))
+
+
+def test_a_store_that_takes_nothing_may_be_read(codec: Codec, shelf: Shelf) -> None:
+    value = codec.encode(TOPIC, HEAVY["ModelCall"])
+
+    shelf.full = True
+    with pytest.raises(Unavailable, match="full"):
+        codec.encode(TOPIC, HEAVY["ModelCall"])
+
+    assert codec.decode(value, ModelCall) == HEAVY["ModelCall"]
+
+
+def test_without_a_store_values_are_whole_and_light_ones_wait_for_one(codec: Codec) -> None:
+    value = codec.encode(TOPIC, HEAVY["ModelCall"])
+    bare = Codec(codec.registry)
+
+    assert bare.decode(bare.encode(TOPIC, HEAVY["ModelCall"]), ModelCall) == HEAVY["ModelCall"]
+    with pytest.raises(Unavailable, match="ROLLCALL_OBJECTS__URL"):
+        bare.decode(value, ModelCall)
+
+
+def test_an_object_that_claims_another_is_refused(codec: Codec, shelf: Shelf) -> None:
+    inner = codec.encode(TOPIC, HEAVY["ModelCall"])
+    claim = shelf.put(inner)
+    bare = Codec(codec.registry)
+
+    with pytest.raises(BadBytes, match="claims another object"):
+        codec.decode(bare.encode(TOPIC, lightened(HEAVY["ModelCall"], claim)), ModelCall)
+
+
+def test_an_object_of_another_record_is_refused(codec: Codec, shelf: Shelf) -> None:
+    claim = shelf.put(codec.encode("b.topic", Control("pause")))
+    bare = Codec(codec.registry)
+
+    with pytest.raises(WireError):
+        codec.decode(bare.encode(TOPIC, lightened(HEAVY["ModelCall"], claim)), ModelCall)
+
+
+def test_a_claim_beside_what_it_stands_for_is_only_told(codec: Codec) -> None:
+    call = dataclasses.replace(HEAVY["ModelCall"], claim=Claim("elsewhere", "0" * 64, 1))
+
+    value = Codec(codec.registry).encode(TOPIC, call)
+
+    assert codec.decode(value, ModelCall) == call
+
+
+@pytest.mark.parametrize("above_bytes", [50, 1000, 10**9])
+def test_a_score_around_a_heavy_trajectory_holds_it_whole(above_bytes: int) -> None:
+    shelf = Shelf(above_bytes)
+    codec, topics = Codec(LocalRegistry(), objects=shelf), Topics()
+    read = codec.encode(topics.trajectories, example(Trajectory))
+    scored = example(ScoredTrajectory, trajectory=codec.decode(read, Trajectory))
+
+    value = codec.encode_around(topics.scored, scored, "trajectory", read)
+
+    assert value == codec.encode(topics.scored, scored)
+    assert codec.decode(value, ScoredTrajectory) == scored
+
+
+def test_who_compares_reads_objects_and_writes_none(codec: Codec, shelf: Shelf) -> None:
+    value = codec.encode(TOPIC, HEAVY["ModelCall"])
+    shelf.above_bytes = 0
+
+    comparing = codec.writing_whole()
+
+    message = comparing.decode(value, ModelCall)
+    assert comparing.encode(TOPIC, message) == next(iter(shelf.held.values()))
+    assert len(shelf.held) == 1
+
+
+def test_what_can_be_picked_of_a_light_record_is_what_stays(codec: Codec) -> None:
+    scored = HEAVY["ScoredTrajectory"]
+    value = codec.encode(TOPIC, scored)
+
+    picked = codec.pick(value, ScoredTrajectory, "scoring_id", "trajectory.rollout_id", "total")
+
+    assert picked == (scored.scoring_id, scored.trajectory.rollout_id, scored.total)
+
+
+def test_a_request_inside_an_event_is_light_too(codec: Codec) -> None:
+    started = HEAVY["Event-RolloutStarted"]
+
+    light = light_of(codec, codec.encode(TOPIC, started), Event)
+
+    assert light.body.request.task.prompt == ""
+    assert light.body.request.rollout_id == started.body.request.rollout_id
+    assert isinstance(started.body.request, RolloutRequest)
+    assert not isinstance(light.body, EnvironmentStepped)

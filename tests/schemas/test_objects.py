@@ -1,0 +1,107 @@
+"""The store of objects on a disk: whole or not there, away or lost."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from schemas.claims import claim_of
+from schemas.errors import ObjectLost, Unavailable
+from schemas.messages import Claim
+from schemas.objects import MARK, ObjectStore
+
+VALUE = b"\0\0\0\0\1" + b"heavy" * 1000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(str(tmp_path / "objects"))
+
+
+def file_of(tmp_path: Path, claim: Claim) -> Path:
+    return tmp_path / "objects" / claim.sha256[:2] / claim.sha256
+
+
+def test_what_was_put_is_got_by_a_store_of_another_process(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    claim = store.put(VALUE)
+
+    assert claim == claim_of(VALUE)
+    assert ObjectStore(store.url).get(claim) == VALUE
+    assert file_of(tmp_path, claim).read_bytes() == VALUE
+
+
+def test_the_same_value_is_one_object_and_as_young_as_its_last_claim(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    path = file_of(tmp_path, store.put(VALUE))
+    os.utime(path, (0, 0))
+
+    store.put(VALUE)
+
+    (kept,) = store.kept()
+    assert kept.size_bytes == len(VALUE)
+    assert kept.age_s < 3600
+
+
+@pytest.mark.parametrize("found", [b"", VALUE[:-1], VALUE + b"x", b"y" * len(VALUE)])
+def test_an_object_that_is_not_what_was_put_is_lost(
+    store: ObjectStore, tmp_path: Path, found: bytes
+) -> None:
+    claim = store.put(VALUE)
+    file_of(tmp_path, claim).write_bytes(found)
+
+    with pytest.raises(ObjectLost, match=claim.sha256):
+        store.get(claim)
+
+
+def test_an_object_that_was_removed_is_lost_but_that_of_another_store_is_away(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    claim = store.put(VALUE)
+    file_of(tmp_path, claim).unlink()
+
+    with pytest.raises(ObjectLost, match=r"not in .* any more"):
+        store.get(claim)
+    with pytest.raises(Unavailable, match="is not to be read"):
+        ObjectStore(str(tmp_path / "not mounted")).get(claim)
+    (tmp_path / "objects" / MARK).unlink()
+    with pytest.raises(Unavailable, match="is not to be read"):
+        store.get(claim)
+
+
+@pytest.mark.parametrize("name", ["", "../../secret", "0" * 63, "G" * 64])
+def test_a_claim_that_names_no_digest_leads_nowhere(store: ObjectStore, name: str) -> None:
+    with pytest.raises(ObjectLost, match="names no object"):
+        store.get(Claim(name, name, 1))
+
+
+def test_a_store_that_takes_nothing_is_away(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+
+    with pytest.raises(Unavailable, match="takes nothing"):
+        ObjectStore(str(tmp_path / "file" / "objects")).put(VALUE)
+    with pytest.raises(Unavailable, match="takes nothing"):
+        ObjectStore("nosuch://bucket/objects").put(VALUE)
+    with pytest.raises(Unavailable, match="is not to be read"):
+        list(ObjectStore("nosuch://bucket/objects").kept())
+
+
+def test_what_is_removed_is_gone_and_may_be_gone_already(store: ObjectStore) -> None:
+    claim = store.put(VALUE)
+    (kept,) = store.kept()
+
+    store.remove(kept)
+    store.remove(kept)
+
+    assert list(store.kept()) == []
+    with pytest.raises(ObjectLost):
+        store.get(claim)
+
+
+def test_a_store_in_memory_of_fsspec_serves_as_well() -> None:
+    store = ObjectStore("memory://test-objects")
+
+    assert store.get(store.put(VALUE)) == VALUE
+    assert [kept.size_bytes for kept in store.kept()] == [len(VALUE)]

@@ -125,7 +125,8 @@ class Stage:
     def _scored(
         self, request: RolloutRequest, status: str, reward: float | None
     ) -> ScoredTrajectory:
-        version = self.trainer.learner.version
+        newest = self.trainer.learner.version
+        version = request.policy_version if request.purpose == "evaluate" else newest
         tokens: Any = {"sequences": ()} if status != "finished" else {"version": version}
         total = float(len(self.ended) % 2) if reward is None else reward
         made = scored(request.rollout_id, total, status=status, **tokens)

@@ -98,8 +98,20 @@ class HeldOut:
         return int(version) if ours and len(version) <= VERSION_DIGITS else None
 
     def complete(self, version: int) -> bool:
+        return not self.missing(version)
+
+    def missing(self, version: int) -> int:
+        """How many results of a version have not come."""
         first, end = self.plan.seeds
-        return len(self.results.get(version, {})) >= end - first
+        return max(0, end - first - len(self.results.get(version, {})))
+
+    def give_up(self, version: int) -> int:
+        """Count what has not come as saying nothing; returns how many."""
+        lost = self.missing(version)
+        known = self.results.setdefault(version, {})
+        for request in self.plan.requests(version):
+            known.setdefault(request.rollout_id, Result(False, request.task.task_id, False))
+        return lost
 
     def counted(self, version: int) -> list[Result]:
         """The results that are this version's and no other's."""

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from consumers.announcing import Announcements
+from consumers.evaluations import Evaluations
 from consumers.heldout import HeldOut
 from consumers.log import Log, Publisher, Reader, Record, TopicPartition, flush_all
 from consumers.resuming import Announced, Past, decoded
@@ -29,21 +31,17 @@ from schemas.messages import (
     Consumed,
     PolicyVersion,
     ScoredTrajectory,
-    TrainStep,
-    WeightsFile,
 )
-from schemas.refs import fitted
 from schemas.topics import Topics
-from schemas.weights import is_whole, write_weights
+from schemas.weights import write_weights
 from trainer import checkpoint as checkpoints
+from trainer import kept
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.curation import Buffer, Consumption, Sample
-from trainer.machine import machine
 from trainer.step import Learner
 
 KEEP_CHECKPOINTS = 3
-KEEP_WEIGHTS = 16
 FLUSH_S = 30.0
 ACK_S = 1.0
 """How long a turn waits for acks before a step."""
@@ -100,10 +98,10 @@ class Trainer:
         self.run = run
         self.draws = draws
         self.heldout = heldout
-        self._finishing = False
         self.clock = clock
         self.submitter = Submitter(publisher, codec, topics, source=name)
         self.rule = run.rule
+        self.weights = run.directory / "weights"
         self.highest = -1
         self.parent = -1
         self.abandoned: checkpoints.Ranges = ()
@@ -112,9 +110,8 @@ class Trainer:
         self._said_idle = clock()
         self._unread: deque[Record] = deque()
         """What was polled and not offered yet."""
-        self._dropped_before: dict[str, int] = {}
+        self.words = Announcements(codec, topics, run.policy_id, run.run_id, learner)
         self._failed_in_a_row = 0
-        self._unreadable = 0
         self._unaccounted = 0
         """Unreadable records that may have been some of those in the air."""
         self.past = Past(log_, codec, topics, run.run_id, run.policy_id, run.scoring_id, run.starts)
@@ -126,7 +123,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Load the newest checkpoint, or make version 0; then announce what was not announced."""
-        self._clear_temporary()
+        kept.clear_temporary(self.weights)
         seen = self.past.announced()
         self.highest = seen.highest_version
         found = checkpoints.load_latest(self.run.directory / "checkpoints")
@@ -135,6 +132,9 @@ class Trainer:
         self.known = self.past.known(found.checkpoint, self.draws)
         self.asked_from = self.known.asked_from
         self.accounts = self.known.accounts
+        self.evaluations = Evaluations(
+            self.heldout, lambda request: self.submitter.publish(request), self.known.evaluations
+        )
         if found.checkpoint is None or found.path is None:
             self._begin()
         else:
@@ -157,7 +157,7 @@ class Trainer:
         self._take_up(held.consumed)
         self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
         self._unaccounted = held.book.unreadable if held.book else 0
-        self._dropped_before = {reason: tally.count for reason, tally in held.drops.items()}
+        self.words.begin(held.drops)
         if seen.highest_version < held.version:
             self._publish(self.topics.versions, held.pending["version"], "PolicyVersion")
         if seen.highest_step_record < held.version and "step" in held.pending:
@@ -166,24 +166,15 @@ class Trainer:
         self.highest = max(self.highest, held.version)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
-    def _clear_temporary(self) -> None:
-        """Remove what a crash in the middle of writing weights has left; nobody refers to it."""
-        for path in (self.run.directory / "weights").glob("*.tmp"):
-            path.unlink(missing_ok=True)
-
     def _mend_weights(self, announcing: bytes | None) -> None:
-        """Write the newest weights again where their file is gone or torn: the checkpoint has them.
-
-        Their name follows from their content, so what was announced is right again.
-        """
+        """The checkpoint has what servers read: where their file is torn, it is made again."""
         try:
             file = self.codec.decode(announcing, PolicyVersion).full
         except WireError:
             file = None
-        if file is None or not is_whole(file):
-            log.warning("weights_mended", version=self.learner.version)
-            directory = str(self.run.directory / "weights")
-            write_weights(directory, self.learner.version, self.learner.tensors())
+        version = self.learner.version
+        if kept.mend(self.weights, file, version, self.learner.tensors()):
+            log.warning("weights_mended", version=version)
 
     def _take_up(self, marks: tuple[Consumed, ...]) -> None:
         """A buffer, and where the scored trajectories have been read to."""
@@ -270,79 +261,47 @@ class Trainer:
 
     def done(self) -> bool:
         """Whether the run has come to its end and its last weights are evaluated."""
-        if self.heldout is None:
-            return self._stopped()
-        return self._stopped() and self.heldout.complete(self.learner.version)
+        return self._stopped() and self.evaluations.complete(self.learner.version)
 
     def _stopped(self) -> bool:
         """No further step is taken: all are done, or the goal is reached."""
-        return self._finishing or 0 < self.run.steps <= self.learner.steps_done
-
-    # Held-out evaluation
+        return self.evaluations.reached or 0 < self.run.steps <= self.learner.steps_done
 
     def _evaluate_if_due(self) -> None:
-        if self.heldout and (self.heldout.due(self.learner.steps_done) or self._stopped()):
-            self._evaluate()
-
-    def _evaluate(self) -> None:
-        """Have the present weights evaluated; the first time training waits for the result."""
-        if self.heldout is None or self.learner.version in self.heldout.asked:
-            return
-        self.heldout.asked.append(self.learner.version)
-        for request in self.heldout.plan.requests(self.learner.version):
-            if request.rollout_id not in self.known.evaluations:
-                self.submitter.publish(request)
+        if self.evaluations.due(self.learner.steps_done) or self._stopped():
+            self.evaluations.ask(self.learner.version)
 
     def _before_training(self) -> bool:
         """Whether the starting weights are still being evaluated."""
-        return (
-            self.heldout is not None
-            and self.learner.steps_done == 0
-            and not self.heldout.complete(self.learner.version)
-        )
+        return self.learner.steps_done == 0 and not self.evaluations.complete(self.learner.version)
 
-    def _heard(self, scored: ScoredTrajectory) -> None:
-        """Note a held-out result; at the goal the last weights are evaluated, and that is it."""
-        if self.heldout is None:
-            return
-        version = self.heldout.take(scored)
-        if version is None or not self.heldout.complete(version):
-            return
-        log.info(
-            "held_out",
-            version=version,
-            success=round(self.heldout.success(version), 4),
-            goal_reached=self.heldout.reached_by(version),
-            rollouts=len(self.heldout.counted(version)),
-        )
-        self._finishing = self.heldout.reached()
-        if self._finishing:
-            self._evaluate()
+    # What comes
 
     def _offer(self, record: Record) -> None:
         if not self.consumption.delivered(record.partition, record.offset):
             return
         scored = decoded(self.codec, record, ScoredTrajectory)
         if scored is None:
-            self._unreadable += 1
+            self.words.unreadable += 1
             scored = self._named(record)
         if scored is None or scored.scoring_id != self.run.scoring_id:
             self.consumption.consumed(record.partition, record.offset)
         else:
-            self._heard(scored)
+            self.evaluations.hear(scored)
+            if self.evaluations.reached:
+                self.evaluations.ask(self.learner.version)
             self.buffer.offer(scored, record.partition, record.offset)
 
     def _named(self, record: Record) -> ScoredTrajectory | None:
         """Whose end an unreadable record is; where it does not say, it may be anybody's."""
         if event_id(record) is None:
-            self._unaccounted = min(self._unaccounted + 1, self.running())
+            self._unaccounted = min(self._unaccounted + 1, self._in_the_air())
             return None
         group = (record.key or b"").decode(errors="replace")
         draw = draw_of(self.run.run_id, group)
         if 0 <= draw < self.accounts.next_draw:
             return end_of(record, self.draws.group(draw), self.run.scoring_id)
-        asked = self.heldout.requests_of(group) if self.heldout else ()
-        return end_of(record, asked, self.run.scoring_id)
+        return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
 
     def _note_dropped(self) -> None:
         for dropped in self.buffer.released():
@@ -383,13 +342,20 @@ class Trainer:
         return groups
 
     def _give_up(self) -> None:
-        """Where all that is waited for has come, though unreadable, go on without it."""
-        waits = not self._stopped() and self.buffer.ready_groups() < self.config.groups_per_step
-        if waits and 0 < self.running() <= self._unaccounted:
-            lost = self.buffer.give_up()
+        """Where all that is in the air has come, though unreadable, go on without it."""
+        if self._stopped() or self._before_training():
+            waits = not self.evaluations.complete(self.learner.version)
+        else:
+            waits = self.buffer.ready_groups() < self.config.groups_per_step
+        if waits and 0 < self._in_the_air() <= self._unaccounted:
+            lost = self.buffer.give_up() + self.evaluations.give_up()
             self._unaccounted -= lost
             self._note_dropped()
             log.warning("rollouts_given_up", rollouts=lost)
+
+    def _in_the_air(self) -> int:
+        """All that was asked for and whose end has not been read."""
+        return self.running() + self.evaluations.missing()
 
     # Training
 
@@ -438,13 +404,12 @@ class Trainer:
     ) -> None:
         """1. weights  2. checkpoint, with the records to come  3. version  4. step."""
         self.parent = parent
-        weights = write_weights(
-            str(self.run.directory / "weights"), self.learner.version, self.learner.tensors()
-        )
-        pending = {"version": self.codec.encode(self.topics.versions, self._version(weights))}
+        weights = write_weights(str(self.weights), self.learner.version, self.learner.tensors())
+        pending = {"version": self.words.version(parent, weights, self.consumption.marks())}
         if samples:
-            step = self._train_step(metrics, samples, weights.weights_digest)
-            pending["step"] = self.codec.encode(self.topics.train_steps, step)
+            pending["step"] = self.words.step(
+                parent, samples, metrics, self.buffer.drops(), weights.weights_digest
+            )
         self._save(pending)
         self._publish(self.topics.versions, pending["version"], "PolicyVersion")
         if samples:
@@ -456,7 +421,7 @@ class Trainer:
             KEEP_CHECKPOINTS,
             self.config.checkpoint_keep_every,
         )
-        self._prune_weights()
+        kept.prune(self.weights, self.evaluations.awaited())
 
     def _save(self, pending: Mapping[str, bytes]) -> None:
         """Write the checkpoint of what is there; `pending` are the records that announce it."""
@@ -477,66 +442,7 @@ class Trainer:
             ),
         )
 
-    def _version(self, weights: WeightsFile) -> PolicyVersion:
-        canary = self.learner.canary()
-        return PolicyVersion(
-            policy_id=self.run.policy_id,
-            version=self.learner.version,
-            parent=self.parent,
-            run_id=self.run.run_id,
-            step=self.learner.steps_done,
-            weights_digest=weights.weights_digest,
-            full=weights,
-            canary_ids=canary.ids,
-            canary_logprobs=canary.logprobs,
-            consumed=self.consumption.marks(),
-        )
-
-    def _train_step(
-        self, metrics: Mapping[str, float], samples: tuple[Sample, ...], weights_digest: str
-    ) -> TrainStep:
-        drops = {
-            reason: tally.count
-            for reason, tally in self.buffer.drops().items()
-            if reason not in NOT_OURS
-        }
-        since = {
-            reason: count - self._dropped_before.get(reason, 0) for reason, count in drops.items()
-        }
-        since["unreadable"], self._unreadable = self._unreadable, 0
-        self._dropped_before = drops
-        plain, packed = fitted([sample.ref(self.topics.scored) for sample in samples])
-        return TrainStep(
-            policy_id=self.run.policy_id,
-            run_id=self.run.run_id,
-            step=self.learner.steps_done,
-            version=self.learner.version,
-            parent=self.parent,
-            trajectories=plain,
-            metrics=dict(metrics),
-            dropped={reason: count for reason, count in since.items() if count},
-            checkpoint=f"v{self.learner.version:08d}",
-            weights_digest=weights_digest,
-            machine=machine(self.learner.device),
-            packed=packed,
-        )
-
     def _publish(self, topic: str, value: bytes, kind: str) -> None:
         ce_id = f"{self.run.policy_id}/{self.learner.version}"
         headers = full_headers(kind, ce_id, self.name, self.run.policy_id, self.run.run_id)
         self.publisher.send(topic, self.run.policy_id, value, headers=headers)
-
-    def _prune_weights(self) -> None:
-        """Servers need the newest weights; some older ones stay for those that are reading, and
-        those that are being evaluated.
-        """
-        files = sorted((self.run.directory / "weights").glob("v*.safetensors"))
-        asked = self.heldout.asked if self.heldout else []
-        awaited = {f"v{v:08d}" for v in asked if self.heldout and not self.heldout.complete(v)}
-        for old in files[:-KEEP_WEIGHTS]:
-            if old.name.partition("-")[0] not in awaited:
-                old.unlink(missing_ok=True)
-
-
-NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
-"""Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""

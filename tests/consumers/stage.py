@@ -70,6 +70,7 @@ class Stage:
     """Of the held-out evaluation; none where there are none."""
     goal: float = 2.0
     max_running: int = 64
+    nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
 
@@ -111,6 +112,7 @@ class Stage:
         """One rollout ends: finished, failed without a token, torn, or torn without a name."""
         self.ended.append(request.rollout_id)
         if how == "nameless":
+            self.nameless += 1
             self.log.append(self.topics.scored, b"x", b"torn")
             return
         record = self._scored(request, "finished" if how == "torn" else how, reward)
@@ -147,7 +149,9 @@ class Stage:
         trainer, rule = self.trainer, self.trainer.rule
         in_use = trainer.accounts.running() + trainer.accounts.held()
         assert trainer.accounts.running() <= rule.max_running
-        assert in_use <= (rule.staleness + 1) * rule.batch
+        # What was given up before a crash is waited for again, beside the group in its place.
+        given_up = self.nameless * rule.group_size
+        assert in_use <= (rule.staleness + 1) * rule.batch + given_up
         assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
         trained = [ref.rollout_id for step in self.steps() for ref in refs_of(step)]
         assert len(trained) == len(set(trained))

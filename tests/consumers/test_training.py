@@ -11,7 +11,7 @@ import pytest
 from compose.memory_run import run_in_memory
 from compose.settings import Settings
 from compose.workers import sole_trainer, transformers_engine
-from consumers import models, training
+from consumers import models
 from consumers.memory import MemoryLog, MemoryPublisher
 from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit
@@ -19,6 +19,7 @@ from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTraject
 from schemas.packed import pack_ids, pack_logprobs
 from tests.consumers.rig import source_of
 from tests.consumers.tiny import RECIPE, World
+from trainer import kept
 from trainer.samples import versions_of
 from trainer.step import Learner
 
@@ -134,7 +135,7 @@ def test_a_held_out_rollout_is_sampled_by_the_version_that_it_was_asked_of_alone
 def test_weights_that_are_still_evaluated_are_not_pruned(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_WEIGHTS", 1)
+    monkeypatch.setattr(kept, "KEEP", 1)
     trainer = world.trainer()
     world.train(trainer, steps=1)
     assert trainer.heldout is not None

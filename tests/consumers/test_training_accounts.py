@@ -275,6 +275,24 @@ def test_partitions_that_are_added_while_it_trains_are_read(tmp_path: Path) -> N
     assert stage.trainer.done()
 
 
+@pytest.mark.parametrize("steps", [0, 4])
+def test_an_evaluation_whose_last_result_nobody_can_name_is_not_waited_for(
+    tmp_path: Path, steps: int
+) -> None:
+    stage = Stage(tmp_path, seeds=(500, 502))
+    stage.train(steps)
+    nameless = held_out(stage, steps)[0]
+
+    for request in stage.in_the_air():
+        stage.end(request, "nameless" if request.rollout_id == nameless else "finished")
+    for _ in range(3):
+        stage.turn()
+
+    assert stage.trainer.heldout is not None
+    assert stage.trainer.heldout.complete(steps)
+    stage.drain()
+
+
 # One step at a time
 
 

@@ -55,13 +55,19 @@ def test_the_rule_holds_on_every_schedule_and_the_run_always_comes_to_its_end(
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(CONFIGS, st.lists(st.tuples(st.sampled_from(["finished", "nameless", "restart"]),
-                                   st.integers(0, 30)), max_size=40))  # fmt: skip
+@given(
+    CONFIGS,
+    st.lists(
+        st.tuples(st.sampled_from(["finished", "nameless", "restart"]), st.integers(0, 30)),
+        max_size=40,
+    ),
+    st.sampled_from([(0, 0), (500, 502)]),
+)
 def test_ends_that_nobody_can_name_hold_no_run_up(
-    config: LearnerConfig, schedule: list[tuple[str, int]]
+    config: LearnerConfig, schedule: list[tuple[str, int]], seeds: tuple[int, int]
 ) -> None:
     with TemporaryDirectory() as directory:
-        stage = Stage(Path(directory), config)
+        stage = Stage(Path(directory), config, seeds)
 
         for what, number in schedule:
             act(stage, what, number)

@@ -51,8 +51,10 @@ class BrokerLog(KafkaLog):
 
     def create(self, topic: str, partitions: int) -> None:
         """Make a topic, or add partitions to it."""
-        if topic not in self.admin.partitions():
+        there = self.admin.partitions().get(topic)
+        if there is None:
             self.admin.create([WantedTopic(topic, partitions, 1, {}, None, "", "")])
+        if there is None or there >= partitions:
             return
         self.admin.add_partitions({topic: partitions})
         self._out = self.publisher()  # the one before does not know of them for minutes

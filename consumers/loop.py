@@ -169,6 +169,10 @@ class Role(Protocol):
         """The word that goes with a commit of `progress.next_offset`."""
         ...
 
+    def waits(self, progress: Progress) -> bool:
+        """Whether none of the partition's records may be handed over yet, only kept in order."""
+        ...
+
     def full(self, progress: Progress) -> bool:
         """Whether the partition should be paused."""
         ...
@@ -306,7 +310,8 @@ class Loop:
         progress.held.append(record)
 
     def _backlog(self) -> int:
-        return sum(len(progress.held) for progress in self.partitions.values())
+        held = [progress for progress in self.partitions.values() if progress.held]
+        return sum(len(progress.held) for progress in held if not self.role.waits(progress))
 
     def _hand_over(self) -> int:
         """Hand the role what is held, while the turn's time lasts; return how many records left.
@@ -329,7 +334,11 @@ class Loop:
         if self._cut in self.partitions:
             first = list(self.partitions).index(self._cut) + 1
             order = order[first:] + order[:first]
-        return [progress for progress in order if progress.held and (retry or not progress.away)]
+        return [
+            progress
+            for progress in order
+            if progress.held and (retry or not progress.away) and not self.role.waits(progress)
+        ]
 
     def _hand(self, waiting: list[Progress]) -> None:
         """Hand over what may be taken together, or one suspect alone when nothing is in hand."""
@@ -566,8 +575,8 @@ class Loop:
     def _pause_and_resume(self) -> None:
         congested = self._waiting() > 25_000
         for tp, progress in self.partitions.items():
-            behind = bool(progress.held) and (progress.away or len(progress.held) > MOST)
-            full = congested or behind or self.role.full(progress)
+            behind = bool(progress.held) and (progress.away or len(progress.held) >= MOST)
+            full = congested or behind or self.role.waits(progress) or self.role.full(progress)
             if full != progress.paused:
                 progress.paused = full
                 (self.source.pause if full else self.source.resume)([tp])
@@ -609,6 +618,10 @@ class WorkRole:
 
     def metadata(self, progress: Progress) -> str:
         return above_commit(progress)
+
+    def waits(self, progress: Progress) -> bool:
+        del progress
+        return False
 
     def full(self, progress: Progress) -> bool:
         if len(progress.taken) > SPAN // 2:

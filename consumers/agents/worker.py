@@ -136,10 +136,6 @@ class Owned:
     """What lies below has been folded."""
     written: Written | None = None
     """After a reset, the trajectories that are there."""
-    waiting: list[tuple[Record, Event]] = field(default_factory=list)
-    """Entries that came before these were known."""
-    ended: bool = False
-    """Whether the end was reached before that."""
 
     def looks_back(self) -> bool:
         return self.written is not None and not self.written.known
@@ -229,7 +225,6 @@ class Agents:
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control = ControlReader(log_, codec, topics, unreadable=self._note_bad_word)
         self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
-        self._paused: list[tuple[Record, RolloutRequest | WireError]] = []
         self._deadly: dict[tuple[int, int], str] = {}
         """Partition and offset of events that no program may learn of any more, and why."""
         self._control_due = self._due = 0.0
@@ -283,8 +278,6 @@ class Agents:
             self._from.pop(progress.number, None)
             if progress.number in self._asked:
                 self._asked.pop(progress.number).close()
-            kept = [held for held in self._paused if held[0].partition != progress.number]
-            self._paused = kept
             return
         owned = self.owned.pop(progress.number)
         if owned.written is not None:
@@ -295,10 +288,7 @@ class Agents:
 
     def at_end(self, progress: Progress) -> None:
         if progress.topic == self.names.events:
-            owned = self.owned[progress.number]
-            owned.ended = True
-            if not owned.looks_back():
-                self._caught_up(owned)
+            self._caught_up(self.owned[progress.number])
 
     def metadata(self, progress: Progress) -> str:
         if progress.topic == self.names.requests:
@@ -324,13 +314,23 @@ class Agents:
             )
         return owned.quota
 
+    def waits(self, progress: Progress) -> bool:
+        """Whether what a reset or a takeover has to know first is still read back.
+
+        Requests wait also while agents are paused; after a reset, until their journal tells which
+        of them were started long ago.
+        """
+        owned = self.owned.get(progress.number)
+        if progress.topic == self.names.events:
+            return owned is not None and owned.looks_back()
+        unfolded = owned is not None and owned.reset and not owned.caught_up
+        return self.words.paused or unfolded or not self._asked[progress.number].known
+
     def full(self, progress: Progress) -> bool:
         """Requests are paused, not the journal: answers must flow for capacity to come back."""
-        if progress.topic == self.names.events:
-            return self.owned[progress.number].looks_back()
         most = self.capacity.max_live
-        if self._not_yet(progress.number) or not most:
-            return self._not_yet(progress.number)
+        if progress.topic == self.names.events or not most:
+            return False
         # No partition may take all the room: its keys lead to one partition of calls and steps.
         share = -(-most // max(1, len(self._from)))
         here = self.live(progress.number) if progress.number in self.owned else 0
@@ -339,22 +339,13 @@ class Agents:
         held = 0 < self.capacity.max_held <= self.quota.held.total()
         return held or here >= share or sum(map(self.live, self.owned)) >= most
 
-    def _not_yet(self, partition: int) -> bool:
-        """Whether requests of a partition have to wait.
-
-        After a reset, until its journal tells which of them were started long ago.
-        """
-        owned = self.owned.get(partition)
-        unfolded = owned is not None and owned.reset and not owned.caught_up
-        return self.words.paused or unfolded or not self._asked[partition].known
-
     def live(self, partition: int) -> int:
         """Rollouts that run, also those whose start is on its way; not what a quota holds back."""
         owned = self.owned[partition]
         return len(owned.journal.open) + len(owned.starting) - self.quota.held[partition]
 
     def in_flight(self) -> int:
-        return sum(len(owned.waiting) for owned in self.owned.values())
+        return 0
 
     # Records
 
@@ -363,14 +354,8 @@ class Agents:
         newest: dict[int, int] = {}
         for record, message in batch:
             if record.topic == self.names.events:
-                if self.owned[record.partition].looks_back():
-                    self.owned[record.partition].waiting.append((record, message))
-                    continue
                 self._event(record, message)
                 newest[record.partition] = record.timestamp_ms
-            elif self._not_yet(record.partition):
-                self._paused.append((record, message))
-                continue
             else:
                 self._request(record, message)
             record.closed = True
@@ -380,9 +365,6 @@ class Agents:
     def unreadable(self, record: Record, error: WireError) -> None:
         """Bury the bytes; where a request was, the journal says that it was refused."""
         if record.topic == self.names.requests:
-            if self._not_yet(record.partition):
-                self._paused.append((record, error))
-                return
             rollout_id = (record.key or b"").decode("utf-8", "replace")
             if record.key:
                 self._asked[record.partition].note(record.key, record)
@@ -785,8 +767,6 @@ class Agents:
     def tick(self) -> None:
         now = self.wall()
         self._look_back()
-        if any(not self._not_yet(record.partition) for record, _ in self._paused):
-            self._go_on()
         for rollout in self.quota.ready():
             self._send_again(rollout, fresh=True)
         if now >= self._control_due:
@@ -829,25 +809,12 @@ class Agents:
                 pass
             if not owned.written.known:
                 return
-            waiting, owned.waiting = owned.waiting, []
-            self.take(waiting)
-            if owned.ended:
-                self._caught_up(owned)
 
     def hear(self, timeout_s: float = HEAR_S) -> None:
         """Read `control` to its end before anything is started: agents may have been paused."""
         until = self.loop.clock() + timeout_s
         while not self._control.caught_up() and self.loop.clock() < until:
             self._listen(0.1)
-
-    def _go_on(self) -> None:
-        """Take the requests that had been delivered before they could be started."""
-        paused, self._paused = self._paused, []
-        for record, found in paused:
-            if isinstance(found, WireError):
-                self.unreadable(record, found)
-            else:
-                self.take([(record, found)])
 
     def _listen(self, timeout_s: float = 0.0) -> None:
         ids, groups = set[str](), set[str]()

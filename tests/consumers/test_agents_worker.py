@@ -17,7 +17,7 @@ from consumers.agents.worker import (
 )
 from consumers.loop import Loop
 from inference.scripted import ScriptedEngine
-from schemas.codec import Codec
+from schemas.codec import Codec, Registry
 from schemas.errors import RequestsSkipped, TopicRecreated
 from schemas.messages import (
     AttemptStarted,
@@ -37,7 +37,7 @@ from schemas.messages import (
     Trajectory,
 )
 from tests.consumers.journals import answer_to, request, said
-from tests.consumers.rig import Rig, role_of, source_of
+from tests.consumers.rig import Clock, M, Rig, role_of, source_of
 
 
 def asks(task: Task) -> Agent:
@@ -50,6 +50,18 @@ def walks(task: Task) -> Agent:
     yield Reset()
     while True:
         yield Step("on")
+
+
+class Dear(Codec):
+    """Whatever is decoded costs more than half a turn."""
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        super().__init__(registry, clock=clock)
+        self._passes = clock
+
+    def decode(self, value: bytes | None, expected: type[M]) -> M:
+        self._passes.pass_by(0.3)
+        return super().decode(value, expected)
 
 
 ASKS = "tests.consumers.test_agents_worker:asks"
@@ -790,6 +802,47 @@ def test_a_worker_that_starts_while_agents_are_paused_starts_no_request(rig: Rig
     assert [e.rollout_id for e in rig.events(RolloutRefused)] == ["bad"]
     rig.commit(loop)
     assert rig.committed("t.agents", rig.topics.requests) == 3
+
+
+def test_what_comes_when_a_pause_ends_starts_behind_what_came_before(rig: Rig) -> None:
+    # Given requests that were delivered before the pause was known, and one that came after
+    rig.order("pause")
+    ask(rig, "r0")
+    ask(rig, "r1")
+    loop = rig.agents()
+    role_of(loop).hear()
+    rig.settle(loop)
+    ask(rig, "r2")
+    rig.settle(loop)
+
+    rig.order("resume")
+    rig.commit(loop)
+    rig.settle(loop)
+
+    # Then none is skipped, as every start says that all before it were seen
+    assert [c.rollout_id for c in calls(rig)] == ["r0", "r1", "r2"]
+
+
+def test_requests_keep_their_order_where_a_journal_is_folded_between_two_of_their_slices(
+    rig: Rig,
+) -> None:
+    # Given a journal that was reset, and records that cost so much that turns end between them
+    old = rig.agents("a1")
+    for n in range(3):
+        ask(rig, f"old{n}")
+    rig.settle(old)
+    rig.commit(old)
+    source_of(old).kill()
+    del rig.log.group("t.agents").committed[rig.topics.events, 0]
+    for n in range(12):
+        ask(rig, f"new{n}")
+    rig.codec = Dear(rig.registry, rig.clock)
+
+    loop = rig.agents("a2")
+    rig.settle(loop)
+
+    asked = {call.rollout_id for call in calls(rig)}
+    assert asked == {*(f"old{n}" for n in range(3)), *(f"new{n}" for n in range(12))}
 
 
 def test_a_paused_partition_that_leaves_takes_its_requests_along() -> None:

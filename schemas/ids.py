@@ -29,7 +29,12 @@ def call_seed(seed_key: str, attempt: int, position: int) -> int:
 
 def prefix_digest(packed_ids: bytes) -> bytes:
     """Name the tokens of a sequence so far, 16 bytes."""
-    return blake2b(packed_ids, digest_size=16).digest()
+    return prefix_hash(packed_ids).digest()
+
+
+def prefix_hash(packed_ids: bytes) -> blake2b:
+    """The same for a sequence that goes on: more ids can be put in, and its digest asked again."""
+    return blake2b(packed_ids, digest_size=16)
 
 
 def request_id(run_id: str, draw: int, member: int) -> str:

@@ -43,7 +43,7 @@ from consumers.agents.wishes import (
 )
 from schemas import messages as wire
 from schemas.errors import DeterminismError, ProgramFailed, Refused
-from schemas.ids import call_seed, command_id, prefix_digest
+from schemas.ids import call_seed, command_id, prefix_hash
 from schemas.interrupts import is_from_outside
 from schemas.messages import (
     AttemptStarted,
@@ -151,7 +151,7 @@ class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
     __slots__ = (
-        "answers", "begun", "busy", "index", "length", "messages", "misses", "policy_id",
+        "answers", "begun", "busy", "hash", "index", "length", "messages", "misses", "policy_id",
         "samplings",
     )  # fmt: skip
 
@@ -167,6 +167,8 @@ class Conversation:
         self.begun = begun
         """Tokens that were there before the first answer; they stand for the first messages."""
         self.length = len(begun) // 4
+        self.hash = prefix_hash(begun)
+        """Of all its tokens: a long one is named at every turn, and not gone through for that."""
         self.busy = False
         self.misses = 0
         """How often its prefix was asked for."""
@@ -188,6 +190,8 @@ class Conversation:
         self.answers.append(answer)
         self.samplings.append(sampling)
         self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
+        self.hash.update(answer.added_ids)
+        self.hash.update(answer.token_ids)
 
     def held(self) -> bool:
         """Whether its server may be expected to hold it."""
@@ -494,7 +498,6 @@ class Rollout:
 
     def _call(self, waits: Outstanding, wish: CallModel) -> ModelCall:
         sequence = cast(Conversation, waits.sequence)
-        ids = sequence.packed()
         named = sequence.held() and not waits.with_history
         return make_call(
             *self._place(waits),
@@ -506,9 +509,9 @@ class Rollout:
             waits.new,
             cast(Sampling, waits.sampling),
             call_seed(self.request.seed_key, self.attempt, waits.position),
-            None if named else ids,
+            None if named else sequence.packed(),
             sequence.length,
-            prefix_digest(ids) if named else b"",
+            sequence.hash.digest() if named else b"",
             tools=wish.tools,
             min_policy_version=self.request.min_policy_version,
             policy_version=self._pinned(sequence.policy_id),

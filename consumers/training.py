@@ -28,6 +28,7 @@ from schemas.errors import BatchFailed, Unavailable, Unfit, WireError
 from schemas.headers import full_headers
 from schemas.ids import draw_of
 from schemas.messages import (
+    REPEATED,
     Consumed,
     PolicyVersion,
     ScoredTrajectory,
@@ -284,6 +285,8 @@ class Trainer:
         if scored is None:
             self.words.unreadable += 1
             scored = self._named(record)
+        elif scored.trajectory.request is None:
+            scored = self._requested(scored)
         if scored is None or scored.scoring_id != self.run.scoring_id:
             self.consumption.consumed(record.partition, record.offset)
         else:
@@ -302,6 +305,21 @@ class Trainer:
         if 0 <= draw < self.accounts.next_draw:
             return end_of(record, self.draws.group(draw), self.run.scoring_id)
         return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
+
+    def _requested(self, scored: ScoredTrajectory) -> ScoredTrajectory:
+        """With its request, where that was one of ours: it is left out where nobody could read it.
+
+        What was only asked for again has not ended.
+        """
+        trajectory = scored.trajectory
+        if trajectory.code == REPEATED:
+            return scored
+        name = trajectory.rollout_id
+        draw = self.accounts.draw_with(name)
+        group, _, _ = name.rpartition("/")
+        asked = self.evaluations.requests_of(group) if draw < 0 else self.draws.group(draw)
+        request = next((request for request in asked if request.rollout_id == name), None)
+        return replace(scored, trajectory=replace(trajectory, request=request))
 
     def _note_dropped(self) -> None:
         for dropped in self.buffer.released():

@@ -162,6 +162,11 @@ class Accounts:
 
     # What is known
 
+    def draw_with(self, rollout_id: str) -> int:
+        """Which of the draws with members that have not ended holds a rollout; -1 for none."""
+        unfinished = range(self.low, self.next_draw)
+        return next((d for d in unfinished if self._seat(d, rollout_id) is not None), -1)
+
     def size(self, group: str, claimed: int) -> int:
         """How many members a group has: of a draw what was drawn, whatever a record claims."""
         return claimed if self._draw_of(group) < 0 else self.group_size

@@ -15,7 +15,7 @@ from producers.admission import AdmissionRule, Draws
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.refs import refs_of
 from schemas.topics import Topics, wanted
 from schemas.weights import RawTensor
@@ -27,6 +27,8 @@ from trainer.step import Canary, LearnerState
 SIZE = 2
 CONFIG = LearnerConfig(steps=4, groups_per_step=2, group_size=SIZE)
 SCORING = "scoring"
+REFUSED = {"request_gone": (1, "killed_worker"), "repeated": (0, REPEATED)}
+"""How a request may be refused that the refusal does not hold: attempt and code."""
 
 
 class Counting:
@@ -115,6 +117,9 @@ class Stage:
             self.nameless += 1
             self.log.append(self.topics.scored, b"x", b"torn")
             return
+        if how in REFUSED:
+            self._refuse(request, *REFUSED[how])
+            return
         record = self._scored(request, "finished" if how == "torn" else how, reward)
         key = request.group_id
         name = scored_id(request.rollout_id, record.trajectory.attempt, SCORING)
@@ -123,6 +128,13 @@ class Stage:
         self.log.append(self.topics.scored, key.encode(), value, headers=headers)
         if how != "torn":
             self.written.append((key.encode(), value))
+
+    def _refuse(self, request: RolloutRequest, attempt: int, code: str) -> None:
+        """Write what a refusal that does not hold the request comes to."""
+        made = self._scored(request, "refused", None)
+        bare = replace(made.trajectory, attempt=attempt, code=code, request=None)
+        value = self.codec.encode(self.topics.scored, replace(made, total=None, trajectory=bare))
+        self.log.append(self.topics.scored, request.rollout_id.encode(), value)
 
     def _scored(
         self, request: RolloutRequest, status: str, reward: float | None

@@ -262,6 +262,36 @@ def test_a_torn_result_of_an_evaluation_says_nothing_and_is_not_waited_for(tmp_p
     stage.drain()
 
 
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_a_rollout_that_was_refused_without_its_request_is_not_waited_for(
+    tmp_path: Path, purpose: str
+) -> None:
+    """As one is whose request killed its workers, was skipped, or was too large for the journal."""
+    config = replace(CONFIG, max_staleness=0)
+    stage = Stage(tmp_path, config, seeds=(500, 502) if purpose == "evaluate" else (0, 0))
+    stage.turn()
+    refused = next(request for request in stage.in_the_air() if request.purpose == purpose)
+
+    stage.end(refused, "request_gone")
+    stage.turn()
+
+    stage.drain()
+
+
+def test_a_request_that_was_only_repeated_ends_no_rollout_of_the_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.turn()
+    running = stage.trainer.running()
+
+    for request in list(stage.in_the_air()):
+        stage.end(request, "repeated")
+        stage.ended.remove(request.rollout_id)
+    stage.turn()
+
+    assert stage.trainer.running() == running
+    stage.drain()
+
+
 def test_partitions_that_are_added_while_it_trains_are_read(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.train(1)

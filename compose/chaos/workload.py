@@ -123,12 +123,21 @@ def delay_s(call: ModelCall) -> float:
     return dice.uniform(longest / 10, longest)
 
 
+def queues(call: ModelCall) -> bool:
+    """Whether a call spends its delay in line; every other one is being worked at all the time."""
+    return _dice(call, "queue").random() < 0.5
+
+
 def _dice(call: ModelCall, what: str) -> Random:
     return Random(f"{what}/{call.seed}/{call.tries}")
 
 
 class UnhurriedEngine(ScriptedEngine):
-    """A scripted engine whose calls take as long as `delay_s` says."""
+    """A scripted engine whose calls take as long as `delay_s` says.
+
+    One that may not begin any more is handed back where it is still in line; one that has begun is
+    answered, be it late.
+    """
 
     def __init__(
         self, policy_id: str, script: Script, clock: Callable[[], float] = time.monotonic
@@ -150,13 +159,19 @@ class UnhurriedEngine(ScriptedEngine):
     def busy(self) -> bool:
         return bool(self._later) or super().busy()
 
+    def expire(self, now_ms: int) -> list[ModelCall]:
+        late = [c for *_, c in self._later if c.not_after_ms < now_ms and queues(c)]
+        if late:
+            gone = {id(call) for call in late}
+            self._keep(lambda call: id(call) not in gone)
+        return late + super().expire(now_ms)
+
     def abort(self, rollout_id: str, attempt: int) -> None:
         super().abort(rollout_id, attempt)
-        self._later = [
-            each
-            for each in self._later
-            if each[2].rollout_id != rollout_id or each[2].attempt > attempt
-        ]
+        self._keep(lambda call: call.rollout_id != rollout_id or call.attempt > attempt)
+
+    def _keep(self, stays: Callable[[ModelCall], bool]) -> None:
+        self._later = [each for each in self._later if stays(each[2])]
         heapq.heapify(self._later)
 
 

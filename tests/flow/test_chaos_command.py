@@ -325,6 +325,24 @@ def test_a_call_takes_as_long_as_its_seed_says() -> None:
     assert not engine.busy()
 
 
+def test_a_call_in_line_that_may_not_begin_any_more_is_handed_back_and_one_begun_is_not() -> None:
+    now = [0.0]
+    engine = workload.UnhurriedEngine("p", workload.script("m"), clock=lambda: now[0])
+    calls = [replace(made_call(), seed=seed, not_after_ms=1000) for seed in range(20)]
+    for call in calls:
+        engine.add(call)
+
+    assert engine.expire(1000) == []
+    late = engine.expire(1001)
+    now[0] = 60.0
+
+    assert {call.seed for call in late} == {c.seed for c in calls if workload.queues(c)}
+    assert 0 < len(late) < len(calls)
+    assert {a.call.seed for a in engine.step()} == {c.seed for c in calls} - {c.seed for c in late}
+    assert engine.expire(1001) == []
+    assert not engine.busy()
+
+
 def made_call() -> ModelCall:
     return ModelCall(
         rollout_id="r",

@@ -20,7 +20,7 @@ I4  No trajectory holds more answers than were counted, or one position twice.
 I5  Every trajectory on `trajectories` and inside `trajectories.scored` is byte for byte what the
     fold gives, also where it was written again.
 I6  What a group says that it is done with is: requests are started, commands answered by a worker
-    (or called off, or buried), trajectories scored, unreadable bytes buried. Whoever goes on from
+    (or called off, buried or skipped), trajectories scored, unreadable bytes buried. Whoever goes on from
     the agents' commit knows every open rollout and the last request started.
 I7  In the steps that the last version of a run descends from none is missing, and a (rollout,
     attempt) occurs once; every reference is to a scored record of that rollout, which the run asked
@@ -44,7 +44,7 @@ from consumers.console.lineage import Lineage
 from consumers.console.outcomes import Outcomes
 from consumers.console.report import Breach, Report
 from consumers.console.requests import Requests
-from consumers.letters import origin_of
+from consumers.letters import origin_of, skip_of
 from consumers.log import Record
 from schemas.codec import Codec
 from schemas.messages import RolloutStarted
@@ -117,6 +117,9 @@ class Audit:
             origin = origin_of(record.headers)
             if origin is not None:
                 self.case.buried.add(origin)
+            skip = skip_of(record.headers)
+            if skip is not None:
+                self.case.skips.append(skip)
 
     def stage_ended(self, stage: Sequence[str]) -> None:
         """The topics of a stage have been read to their ends."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from consumers.console.columns import find_one, place, split, word_of
 from consumers.console.history import History, Window, unreadable
 from consumers.console.report import Breach, Report
+from consumers.letters import Skip
 from consumers.log import Record, TopicPartition
 from consumers.loop import finished_above
 from schemas.codec import Codec
@@ -30,6 +31,8 @@ class Case:
     """Those that owe a score of every trajectory; None is whoever has come past any."""
     buried: set[tuple[str, int, int]] = field(default_factory=set)
     """Records of which there is a dead letter."""
+    skips: list[Skip] = field(default_factory=list)
+    """Ranges that somebody told a group to pass over."""
     _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
@@ -81,6 +84,15 @@ class Case:
         if (group, here) not in self._above:
             self._above[group, here] = finished_above(commit.metadata, commit.offset)
         return offset in self._above[group, here]
+
+    def put_aside(self, record: Record) -> bool:
+        """Whether a record of a work topic was buried, or its group was told to pass over it."""
+        group = self.group_of(record.topic)
+        return (record.topic, record.partition, record.offset) in self.buried or any(
+            (skip.group, skip.topic, skip.partition) == (group, record.topic, record.partition)
+            and skip.first <= record.offset <= skip.last
+            for skip in self.skips
+        )
 
     def owed(self, cause: int) -> bool:
         """Whether the effect of a journal entry, named by its place, must be there by now."""

@@ -115,10 +115,10 @@ class Commands:
             self.case.report.add(Breach("I3", text, self.case.topics.events, *split(cause), "lost"))
 
     def _finish_answers(self) -> None:
-        """Whoever is done with a command has answered it, unless it was called off or buried."""
+        """Whoever is done with a command has answered it, unless it was called off or put aside."""
         for left in self._unanswered:
-            here = left.record.topic, left.record.partition, left.record.offset
-            if self._aborted.get(left.owner, 0) < left.attempt and here not in self.case.buried:
+            called_off = self._aborted.get(left.owner, 0) >= left.attempt
+            if not called_off and not self.case.put_aside(left.record):
                 text = "its group has committed past this command, but no worker ever answered it"
                 self.case.breach("I6", left.record, text, "lost")
 

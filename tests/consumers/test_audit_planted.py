@@ -11,6 +11,7 @@ from consumers.agents.fold import PATIENCE, Journal
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answers
+from consumers.letters import Skip
 from consumers.log import Held, Record
 from consumers.loop import Progress
 from inference.scripted import ScriptedEngine
@@ -360,6 +361,45 @@ def test_a_command_that_killed_its_servers_and_was_put_aside_without_an_answer()
     rig.log.append(rig.topics.dead_letters, call.key, call.value, 0, headers)
 
     assert places(silently) == [("I6", call.topic, 0, "lost")]
+    assert audited(rig, drained=False).ok
+
+
+@pytest.mark.parametrize(
+    ("group", "first", "last", "ok"),
+    [
+        ("t.models.p", 0, 0, True),
+        ("t.models.p", 0, 7, True),
+        ("t.models.p", 1, 7, False),
+        ("t.agents", 0, 0, False),
+    ],
+)
+def test_a_command_that_its_group_was_led_past(
+    group: str, first: int, last: int, *, ok: bool
+) -> None:
+    rig = Rig()
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
+    lose_first(role_of(models).answers, ModelAnswered)
+    rig.ask(request("r", ASKS))
+    rig.settle(agents, models)
+    rig.commit(agents, models)
+    decided = Skip(group, "t.model.calls.p", 0, first, last, "it hangs", "ann")
+
+    rig.log.append(rig.topics.dead_letters, None, None, 0, decided.headers())
+
+    assert audited(rig, drained=False).ok is ok
+
+
+def test_a_command_that_was_skipped_and_buried_by_its_group() -> None:
+    rig = Rig()
+    decided = Skip("t.models.p", "t.model.calls.p", 0, 0, 0, "it hangs", "ann")
+    rig.log.append(rig.topics.dead_letters, None, None, 0, decided.headers())
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
+    rig.ask(request("r", ASKS))
+    rig.settle(agents, models)
+    rig.commit(agents, models)
+
+    assert rig.events(ModelAnswered) == []
+    assert len(rig.log.all(rig.topics.dead_letters)) == 2
     assert audited(rig, drained=False).ok
 
 

@@ -1,5 +1,6 @@
 """How groups that carry out commands answer: into the journal partition that the command names."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import structlog
@@ -51,7 +52,8 @@ class Answers:
         time does: it may have waited for long, so what is late may be done, and never the reverse.
         """
         self._acked_ms = 0
-        self._unsent: list[tuple[Command, Answer, Record]] = []
+        self._unsent: deque[tuple[Command, Answer, Record]] = deque()
+        """Put in by any thread."""
         self._partitions = log.partitions(self.topic)
 
     def check(self, command: Command) -> None:
@@ -73,9 +75,8 @@ class Answers:
 
         To be called soon after acks were counted.
         """
-        unsent, self._unsent = self._unsent, []
-        for answer in unsent:
-            self.give(*answer)
+        for _ in range(len(self._unsent)):
+            self.give(*self._unsent.popleft())
         acked_ms = self.publisher.acked_ms
         if acked_ms != self._acked_ms:
             self._acked_ms = acked_ms

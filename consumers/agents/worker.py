@@ -666,12 +666,16 @@ class Agents:
 
     def _write_refusal(self, event: Event, partition: int, cause: Record | None) -> None:
         """In place of what is too large for the journal after all."""
-        error = WireError(f"its {type(event.body).__name__} is too large for the journal")
-        if not isinstance(event.body, RolloutStarted):
+        body = event.body
+        error = WireError(f"its {type(body).__name__} is too large for the journal")
+        if not isinstance(body, START):
             self._write_bare_end(event, error, partition, cause)
             return
-        chain = event.body.from_offset, event.body.request_offset
-        self._write(replace(event, body=RolloutRefused("too_large", str(error), *chain)), partition)
+        why = "too_large", str(error)
+        if isinstance(body, RolloutRefused):
+            why = body.code, body.reason
+        bare = RolloutRefused(*why, body.from_offset, body.request_offset)
+        self._write(replace(event, body=bare), partition, cause)
 
     def _turned_away(self, command: Command, cause: Record | None, error: WorkFailed) -> None:
         """Answer a command that its topic would not have, though it was sent."""

@@ -17,8 +17,9 @@ from consumers.agents.worker import (
 )
 from consumers.loop import Loop
 from inference.scripted import ScriptedEngine
-from schemas.codec import Codec, Registry
-from schemas.errors import RequestsSkipped, TopicRecreated
+from producers.publisher import VALUE_LIMIT_BYTES
+from schemas.codec import Codec, LocalRegistry, Registry
+from schemas.errors import RequestsSkipped, TopicRecreated, Unavailable
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -862,6 +863,51 @@ def test_a_paused_partition_that_leaves_takes_its_requests_along() -> None:
 
     starts = rig.events(RolloutStarted)
     assert sorted(e.rollout_id for e in starts) == ["r0", "r1"]
+
+
+class Mute(LocalRegistry):
+    """Says nothing of one topic."""
+
+    topic = ""
+
+    def writer_id(self, topic: str, schema: str) -> int:
+        if topic == self.topic:
+            msg = "the registry does not answer"
+            raise Unavailable(msg)
+        return super().writer_id(topic, schema)
+
+
+@pytest.mark.parametrize(("policy", "code"), [("p", "too_large"), ("none", "refused")])
+def test_a_request_too_large_for_the_journal_leaves_no_gap_where_it_could_not_be_written_at_once(
+    rig: Rig, policy: str, code: str
+) -> None:
+    # Given a request whose start is a little larger than a record may be, and one behind it
+    registry = Mute()
+    registry.topic = rig.topics.events
+    rig.codec = Codec(registry, clock=rig.clock)
+    large = replace(request("large", ASKS), policy_id=policy)
+    room = VALUE_LIMIT_BYTES - len(rig.codec.encode(rig.topics.requests, large)) - 8
+    rig.ask(replace(large, task=replace(large.task, prompt=large.task.prompt + "x" * room)))
+    ask(rig, "r")
+    loop = rig.agents()
+    rig.settle(loop)
+    assert rig.log.all(rig.topics.events) == []
+
+    # When what was to be written can be encoded again, and no broker has answered yet
+    registry.topic = ""
+    role_of(loop).commands.hold_acks = True
+    rig.commit(loop)
+    rig.commit(loop)
+    assert rig.committed("t.agents", rig.topics.requests) in (None, 0)
+    role_of(loop).commands.hold_acks = False
+    rig.settle(loop)
+    rig.commit(loop)
+
+    # Then the one is refused, and the other runs
+    refused = rig.events(RolloutRefused)
+    assert [(e.rollout_id, e.body.code) for e in refused] == [("large", code)]
+    assert [c.rollout_id for c in calls(rig)] == ["r"]
+    assert rig.committed("t.agents", rig.topics.requests) == 2
 
 
 def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:

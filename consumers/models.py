@@ -6,7 +6,7 @@ version is: a restarted server reads `policy.versions` to its end first. A call 
 version is answered by an engine that is pinned to it (`consumers.pinned`).
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -18,30 +18,23 @@ from consumers.clock import Clock, steady_wall
 from consumers.log import Log, Publisher, Record
 from consumers.loop import Progress, WorkRole
 from consumers.pinned import Pinned
+from consumers.versions import Versions
 from inference.engine import Engine
 from schemas.codec import Codec
 from schemas.errors import (
     KilledWorkers,
     NoSuchPartition,
-    Unavailable,
-    Unfit,
-    WeightsDiffer,
-    WireError,
     WorkFailed,
 )
 from schemas.ids import prefix_digest
 from schemas.kept import Kept
-from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from schemas.messages import CallFailed, ModelAnswered, ModelCall
 from schemas.topics import Topics
 
 VERSIONS_EVERY_S = 0.05
-RETRY_S = 1.0
-CANARY_TRIES = 3
 PREFIX_BYTES = 256 << 20
 """Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
 WAIT_SAID_S = 15.0
-KEEP_ANNOUNCED = 64
-"""So many versions may still be asked for by number."""
 
 log = structlog.get_logger()
 
@@ -74,16 +67,15 @@ class Models(WorkRole):
         """Token sequences by digest, as far as they have come."""
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
-        self._versions = log_.reader([topics.versions])
+        self.versions = Versions(
+            engine,
+            lambda: self.codec,
+            log_.reader([topics.versions]),
+            self.wall,
+            lambda record, error: self.loop.letters.bury_once([(record, error)]),
+        )
         self._versions_due = 0.0
-        self._unread: deque[Record] = deque()
-        """Announcements that wait for the registry; nothing behind them is read."""
-        self._newest: PolicyVersion | None = None
-        self._known: dict[int, PolicyVersion] = {}
-        """What was announced last, by version."""
         self.pinned = Pinned(engine.twin, self.wall)
-        self._failed_canaries = 0
-        self._was_current = False
         self._said = False
         self._say_at = self.wall() + WAIT_SAID_S
 
@@ -160,10 +152,11 @@ class Models(WorkRole):
         wanted = call.policy_version
         if wanted < 0:
             return self.engine if self._current(call) else None
-        if wanted in self._known:
-            return self.pinned.serving(self._known[wanted])
-        newest = self._newest.version if self._newest else self.engine.version
-        if not self._was_current or wanted > newest:
+        announced = self.versions.known.get(wanted)
+        if announced is not None:
+            return self.pinned.serving(announced)
+        newest = max(self.versions.newest(), self.engine.version)
+        if not self.versions.current or wanted > newest:
             return None
         if wanted == self.engine.version:  # it was never announced: then there is none after it
             return self.engine
@@ -181,22 +174,21 @@ class Models(WorkRole):
 
     def _current(self, call: ModelCall) -> bool:
         """Whether the call may be served with the present weights."""
-        return self._was_current and self.engine.version >= max(0, call.min_policy_version)
+        return self.versions.current and self.engine.version >= max(0, call.min_policy_version)
 
-    def _note_current(self) -> None:
+    def _say_if_waiting(self) -> None:
         """Nothing is served before the newest version at the start; later ones may take a while."""
-        newest = self._newest.version if self._newest else 0
-        known = self._versions.caught_up() and not self._unread
-        if known and self.engine.version >= newest:
-            self._was_current = True
-        elif not self._said and self.wall() > self._say_at:
-            self._said = True
-            log.warning(
-                "waiting_for_weights",
-                policy_id=self.engine.policy_id,
-                announced=self._newest.version if self._newest else None,
-                remedy="start its trainer, or announce a directory with `rollcall publish-policy`",
-            )
+        if self._said or self.wall() <= self._say_at:
+            return
+        self._said = True
+        newest = self.versions.newest()
+        log.warning(
+            "waiting_for_weights",
+            policy_id=self.engine.policy_id,
+            announced=None if newest < 0 else newest,
+            refused=self.versions.refused,
+            remedy="start its trainer, or announce a directory with `rollcall publish-policy`",
+        )
 
     def _abort(self, call: ModelCall) -> None:
         """Forget a rollout's calls: their records are closed without an answer."""
@@ -223,10 +215,10 @@ class Models(WorkRole):
         self.answers.tick()
         if now >= self._versions_due:
             self._versions_due = now + VERSIONS_EVERY_S
-            self._follow_versions()
+            self.versions.follow()
             self.pinned.tidy()
-            if not self._was_current:
-                self._note_current()
+            if not self.versions.current or self.engine.version < 0:
+                self._say_if_waiting()
             if self._early:
                 early, self._early = self._early, []
                 for record, call in early:
@@ -261,53 +253,3 @@ class Models(WorkRole):
 
     def in_flight(self) -> int:
         return len(self._in_hand)
-
-    # Weights
-
-    def _follow_versions(self) -> None:
-        ours = self.engine.policy_id.encode()
-        read = self._versions.poll(0.0)
-        self._unread += [record for record in read if record.key == ours and record.value]
-        while self._unread:
-            try:
-                self._announced(self._unread[0])
-            except Unavailable as error:
-                self._versions_due = self.wall() + RETRY_S
-                log.warning("registry_away", topic=self._unread[0].topic, error=str(error))
-                break
-            self._unread.popleft()
-        newest = self._newest
-        if newest is not None and newest.version > self.engine.version:
-            self._adopt(newest)
-
-    def _announced(self, record: Record) -> None:
-        """Learn of a version; raises Unavailable when it cannot be read now."""
-        try:
-            version = self.codec.decode(record.value, PolicyVersion)
-        except WireError as error:
-            self.loop.letters.bury_once([(record, error)])
-            return
-        self._known[version.version] = version
-        while len(self._known) > KEEP_ANNOUNCED:
-            del self._known[min(self._known)]
-        if self._newest is None or version.version > self._newest.version:
-            self._newest = version
-            self._failed_canaries = 0
-
-    def _adopt(self, version: PolicyVersion) -> None:
-        try:
-            self.engine.adopt(version)
-            log.info("version_adopted", policy_id=version.policy_id, version=version.version)
-        except (Unavailable, WeightsDiffer) as error:
-            # A torn file is as good as none: its trainer writes it again when it resumes.
-            self._versions_due = self.wall() + RETRY_S
-            log.warning("weights_away", version=version.version, error=str(error))
-        except (WorkFailed, WireError) as error:
-            self._failed_canaries += 1
-            self._versions_due = self.wall() + RETRY_S
-            log.warning("version_refused", version=version.version, error=str(error))
-            if self._failed_canaries >= CANARY_TRIES:
-                msg = (
-                    f"version {version.version} of {version.policy_id!r} cannot be served: {error}"
-                )
-                raise Unfit(msg) from error

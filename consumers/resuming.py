@@ -14,15 +14,13 @@ import structlog
 from consumers.heldout import MARK
 from consumers.log import Log, Record, TopicPartition, read_all
 from producers.admission import Draws, Published
+from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.topics import Topics
 from trainer.accounts import Accounts, Book
 from trainer.checkpoint import Checkpoint
-
-VERSIONS_END = 2**31 - 2**20
-"""Numbers from here on are nobody's: a record that claims one leaves no room for the next ones."""
 
 M = TypeVar("M")
 

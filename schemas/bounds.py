@@ -16,6 +16,8 @@ from schemas.topics import DAY_MS, checked, manifest
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 """Avro's int has 32 bits and its long 64."""
+VERSIONS_END = 2**31 - 2**20
+"""Numbers from here on are nobody's: a record that claims one leaves no room for the next ones."""
 SHORTEST_S = 0.001
 COLDEST = 1e-6
 """Logits divided by less are infinite in float32, and their log-probabilities no numbers."""

@@ -20,8 +20,8 @@ I4  No trajectory holds more answers than were counted, or one position twice.
 I5  Every trajectory on `trajectories` and inside `trajectories.scored` is byte for byte what the
     fold gives, also where it was written again.
 I6  What a group says that it is done with is: requests are started, commands answered by a worker
-    (or called off, buried or skipped), trajectories scored, unreadable bytes buried. Whoever goes on from
-    the agents' commit knows every open rollout and the last request started.
+    (or called off, buried or skipped), trajectories scored, unreadable bytes buried. Whoever goes
+    on from the agents' commit knows every open rollout and the last request started.
 I7  In the steps that the last version of a run descends from none is missing, and a (rollout,
     attempt) occurs once; every reference is to a scored record of that rollout, which the run asked
     for to train on; no version of a policy has two different steps, or two runs.

@@ -11,11 +11,12 @@ from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.log import Record
 from consumers.loop import Loop
 from consumers.models import Models
+from consumers.versions import AWAY_TRIES, PASSED_RETRY_S
 from inference.engine import Answer
 from inference.scripted import ScriptedEngine
 from schemas import messages
 from schemas.codec import Codec
-from schemas.errors import Unavailable, Unfit, WorkFailed
+from schemas.errors import Unavailable, WeightsMissing, WorkFailed
 from schemas.ids import command_id, prefix_digest
 from schemas.messages import (
     CallFailed,
@@ -78,9 +79,11 @@ def send(rig: Rig, *calls: ModelCall) -> None:
         rig.write(rig.topics.calls("p"), call.rollout_id, call, 0)
 
 
-def announce(rig: Rig, version: int, policy_id: str = "p") -> None:
+def announce(rig: Rig, version: int, policy_id: str = "p", weights_digest: str = "") -> None:
     weights = WeightsFile("file:///nowhere", "", 0, "", version)
-    word = PolicyVersion(policy_id, version, version - 1, "run", 0, "", weights, b"\0" * 4, b"")
+    word = PolicyVersion(
+        policy_id, version, version - 1, "run", 0, weights_digest, weights, b"\0" * 4, b""
+    )
     rig.write(rig.topics.versions, policy_id, word, 0)
 
 
@@ -275,19 +278,138 @@ def test_weights_that_are_away_are_asked_for_again(rig: Rig) -> None:
     assert len(answers(rig)) == 1
 
 
-def test_a_version_that_cannot_be_served_stops_the_server_after_some_tries(rig: Rig) -> None:
-    engine = Counting(version=-1)
-    engine.trouble = WorkFailed("canary", "it sings another song", retriable=False)
+class Singing(Counting):
+    """Proves its weights: of some versions the canary disagrees, the files of others are gone."""
+
+    def __init__(self, *wrong: int, gone: set[int] | None = None, version: int = -1) -> None:
+        super().__init__(version=version)
+        self.wrong, self.gone = set(wrong), gone or set()
+        self.tried: list[int] = []
+
+    def adopt(self, version: PolicyVersion) -> None:
+        self.tried.append(version.version)
+        if version.version in self.gone:
+            msg = "no such file"
+            raise WeightsMissing(msg)
+        if version.version in self.wrong:
+            self.version = -1
+            msg = "it sings another song"
+            raise WorkFailed("canary", msg, retriable=False)
+        super().adopt(version)
+
+
+def served(rig: Rig) -> list[set[int]]:
+    return [set(ids_of(body.versions).tolist()) for body in answers(rig)]
+
+
+def test_of_a_version_that_cannot_be_served_an_operator_learns_and_a_good_one_is_taken(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Singing(1)
     announce(rig, 1)
     loop = rig.models(engine)
     send(rig, call_of())
-
-    rig.commit(loop)
-    rig.commit(loop)
-    with pytest.raises(Unfit, match=r"version 1 of 'p' cannot be served: it sings"):
+    for _ in range(20):
         rig.commit(loop)
+    said = capsys.readouterr().out
 
     assert answers(rig) == []
+    assert engine.tried == [1]
+    assert said.count("version_refused") == 1
+    assert "it sings another song" in said
+    assert "version=1" in said
+    assert "remedy=" in said
+    assert "waiting_for_weights" in said
+    announce(rig, 2)
+    rig.commit(loop)
+    rig.settle(loop)
+    assert served(rig) == [{2}]
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+@pytest.mark.parametrize("bad", ["canary", "gone", "number", "weights"])
+def test_a_forged_newest_version_is_passed_over_for_the_one_below(
+    rig: Rig, bad: str, *, at_start: bool
+) -> None:
+    # Given versions of which the newest cannot be served, before or after the server began
+    forged = 2**31 - 1 if bad == "number" else 90
+    engine = Singing(*([forged] if bad == "canary" else []))
+    engine.gone = {forged} if bad == "gone" else set()
+    loop = None if at_start else rig.models(engine)
+    announce(rig, 5)
+    if loop is not None:
+        rig.settle(loop)
+    if bad == "weights":
+        announce(rig, 5, weights_digest="of others")
+    else:
+        announce(rig, forged)
+    loop = loop or rig.models(engine)
+
+    # When calls come, then the one below answers them
+    send(rig, call_of())
+    for _ in range(AWAY_TRIES + 2):
+        rig.commit(loop)
+    rig.settle(loop)
+    assert served(rig) == [{5}]
+
+    # And what is announced afterwards is adopted, though its number be lower than the forged one
+    announce(rig, 6)
+    send(rig, call_of(position=1, min_policy_version=6))
+    rig.commit(loop)
+    rig.settle(loop)
+    assert served(rig) == [{5}, {6}]
+
+
+def test_many_forged_versions_leave_the_one_that_can_be_served(rig: Rig) -> None:
+    engine = Singing(*range(10, 200))
+    announce(rig, 5)
+    loop = rig.models(engine)
+    rig.settle(loop)
+
+    for version in range(10, 200):
+        announce(rig, version)
+    send(rig, call_of())
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert served(rig) == [{5}]
+
+
+def test_a_version_that_was_passed_over_is_adopted_when_its_file_comes(rig: Rig) -> None:
+    engine = Singing(gone={6})
+    announce(rig, 5)
+    announce(rig, 6)
+    loop = rig.models(engine)
+    for _ in range(AWAY_TRIES + 2):
+        rig.commit(loop)
+    before = engine.version
+
+    engine.gone.clear()
+    rig.clock.pass_by(PASSED_RETRY_S)
+    rig.commit(loop)
+
+    assert (before, engine.version) == (5, 6)
+
+
+def test_a_server_that_begins_waits_a_while_for_the_newest_before_it_serves_another(
+    rig: Rig,
+) -> None:
+    engine = Singing(gone={6})
+    announce(rig, 5)
+    announce(rig, 6)
+    loop = rig.models(engine)
+    send(rig, call_of())
+    for _ in range(5):
+        rig.commit(loop)
+    before = answers(rig)
+
+    engine.gone.clear()
+    rig.commit(loop)
+    rig.settle(loop)
+
+    assert before == []
+    assert served(rig) == [{6}]
+    assert 5 not in engine.tried
 
 
 def test_an_unreadable_version_is_buried_and_the_next_one_adopted(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import pytest
 from compose.memory_run import run_in_memory
 from compose.settings import Settings
 from compose.workers import sole_trainer, transformers_engine
-from consumers import models
+from consumers import versions
 from consumers.memory import MemoryLog, MemoryPublisher
 from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit
@@ -229,7 +229,7 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
 def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
     world: World, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "RETRY_S", 0.0)
+    monkeypatch.setattr(versions, "RETRY_S", 0.0)
     # Given announced weights whose file is damaged, what a crash in writing leaves, and a server
     # that has to read them
     world.train(world.trainer(), steps=2)

@@ -50,6 +50,7 @@ NAMES = (
     "task.task_id",
 )
 TEXTS = ("agent_config", "task.environment_config", "task.prompt", "task.system")
+FIELDS = {name: attrgetter(name) for name in (*COUNTS, *TIMES_S, *NAMES, *TEXTS)}
 SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (1, INT32)}
 
 
@@ -68,11 +69,11 @@ def check_request(request: RolloutRequest) -> None:
     check_names(request)
     checked(request.policy_id)
     for name in TEXTS:
-        _check_text(name, attrgetter(name)(request))
+        _check_text(name, FIELDS[name](request))
     for name, (least, most) in COUNTS.items():
-        _check_number(name, attrgetter(name)(request), least, most)
+        _check_number(name, FIELDS[name](request), least, most)
     for name in TIMES_S:
-        _check_number(name, attrgetter(name)(request), SHORTEST_S, longest_s())
+        _check_number(name, FIELDS[name](request), SHORTEST_S, longest_s())
     if 0 <= request.policy_version < request.min_policy_version:
         msg = (
             f"policy_version is {request.policy_version}, below the min_policy_version "
@@ -85,7 +86,7 @@ def check_request(request: RolloutRequest) -> None:
 def check_names(request: RolloutRequest) -> None:
     """Raises Refused for a name that is too long to go with every record of the rollout."""
     for name in NAMES:
-        found = attrgetter(name)(request)
+        found = FIELDS[name](request)
         _check_text(name, found)
         if len(found) * 4 > NAME_BYTES and len(found.encode()) > NAME_BYTES:
             size = len(found.encode())

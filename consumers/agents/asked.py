@@ -9,6 +9,7 @@ with one worker.
 
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 from consumers.agents.lookback import Lookback
@@ -89,5 +90,7 @@ class Asked:
         self._next = record.offset + 1
 
 
+@lru_cache(maxsize=64)
 def _word(named: bytes) -> int:
+    """The digest of an id; every partition of a worker is asked for the same one in turn."""
     return int.from_bytes(blake2b(named, digest_size=8).digest(), "big")

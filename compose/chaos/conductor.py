@@ -35,6 +35,9 @@ STUCK_S = 60.0
 DRAIN_S = 180.0
 FLUSH_S = 120.0
 LINE_EVERY_S = 10.0
+AHEAD = 12
+"""A soak's fault may overtake so many that come before it; a service that is back at once would
+else be killed again and again before anybody else."""
 
 log = structlog.get_logger()
 
@@ -127,12 +130,19 @@ class Conductor:
                 lane.turn(since_s)
             due = [lane for lane in lanes if lane.due(since_s)]
             for lane in sorted(due, key=lambda lane: lane.faults[0].at_s):
-                if self._may_begin(lane.faults[0], lane.victim.group):
+                if self._in_turn(lane.faults[0]) and self._may_begin(
+                    lane.faults[0], lane.victim.group
+                ):
                     self._begin(lane, since_s)
             self._turn("harming")
         for lane in lanes:
             lane.faults.clear()
             lane.end()
+
+    def _in_turn(self, fault: Fault) -> bool:
+        """Whether not too many earlier ones of a soak still wait for their victims."""
+        waiting = (each for lane in self.lanes.values() for each in lane.faults)
+        return not self.plan.soak or sum(each.at_s < fault.at_s for each in waiting) <= AHEAD
 
     def _may_begin(self, fault: Fault, group: str | None) -> bool:
         """Whether there was progress since the victim's last fault, in a soak since its group's.

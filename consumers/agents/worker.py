@@ -648,8 +648,9 @@ class Agents:
         self, effect: Effect, partition: int, cause: Record | None, error: Unavailable
     ) -> None:
         _owe(cause)
+        if not self._unsent:  # said once for all that waits with it
+            log.warning("sending_waits", kind=type(effect).__name__, error=str(error))
         self._unsent.append((effect, partition, cause))
-        log.warning("sending_waits", kind=type(effect).__name__, error=str(error))
 
     def _retry(self) -> None:
         """Try again what could not be encoded because registry or store was away."""

@@ -205,6 +205,8 @@ class Loop:
         self.partitions: dict[TopicPartition, Progress] = {}
         self.counts: Counter[str] = Counter()
         self.letters = DeadLetters(publishers[0], topics, group, clock, log_)
+        # All of them now, while nobody waits; at an assignment only what has come since.
+        self.letters.passed.refresh()
         self._letters_read = False
         self._commit_due = clock() + COMMIT_EVERY_S
         self._retry_due = 0.0

@@ -368,6 +368,16 @@ def test_only_what_is_new_on_dead_letters_is_read(rig: Rig) -> None:
     assert [s.first for s in passed.skips[rig.topics.requests, 0]] == [0, 1, 2]
 
 
+def test_all_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
+    for _ in range(3):
+        rig.log.append(rig.topics.dead_letters, b"k", b"v" * 100, 0)
+
+    loop = rig.agents()
+
+    assert loop.letters.passed._read[0] == 3
+    assert rig.log.group(AGENTS).members == [source_of(loop)]
+
+
 def test_a_mark_says_who_and_why_also_with_odd_letters_and_after_retention(rig: Rig) -> None:
     passed = Passed(rig.log, rig.topics, AGENTS)
     skip(rig, rig.topics.requests, 0, 0)

@@ -23,6 +23,7 @@ from consumers.console.figures import Console, Figures
 from consumers.heldout import HeldOut
 from consumers.memory import MemoryLog
 from schemas.codec import Codec, LocalRegistry
+from schemas.objects import ObjectStore
 from schemas.topics import Topics, wanted
 
 LINE_EVERY_S = 5.0
@@ -39,7 +40,8 @@ def run_in_memory(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rollcall-") as state:
         folder = runs.create(Path(state), recipe, text, seed)
-        figures = _turns(folder, settings, Terminal())
+        store = ObjectStore(f"{state}/objects", above_bytes=settings.objects.above_bytes)
+        figures = _turns(folder, settings, store, Terminal())
     version, success = figures.heldout.curve()[-1]
     solved, starts = figures.heldout.starts(version)
     result = {
@@ -59,10 +61,12 @@ def run_in_memory(
     return result
 
 
-def _turns(folder: runs.RunFolder, settings: Settings, terminal: Terminal) -> Figures:
+def _turns(
+    folder: runs.RunFolder, settings: Settings, store: ObjectStore, terminal: Terminal
+) -> Figures:
     topics = Topics(settings.prefix)
     log = MemoryLog(wanted(settings.prefix, [folder.policy_id]))
-    shop = Workshop(log, Codec(LocalRegistry()), topics, settings, watched=False)
+    shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
     trainer = shop.trainer("training", folder)
     loops = [
         shop.agents("agents"),

@@ -16,11 +16,12 @@ class Evaluations:
     def __init__(
         self,
         heldout: HeldOut | None,
-        publish: Callable[[RolloutRequest], None],
+        publish: Callable[..., None],
         on_the_log: frozenset[str],
     ) -> None:
         self.heldout = heldout
         self.publish = publish
+        """All of the requests that it is given, or, where it raises Unavailable, none."""
         self.on_the_log = on_the_log
         """Rollouts that another trainer of the run has asked for."""
         self.reached = False
@@ -31,13 +32,12 @@ class Evaluations:
         return self.heldout is not None and self.heldout.due(step)
 
     def ask(self, version: int) -> None:
-        """Have a version evaluated, once."""
+        """Have a version evaluated, once; raises Unavailable before anything is asked for."""
         if self.heldout is None or version in self.heldout.asked:
             return
+        requests = self.heldout.plan.requests(version)
+        self.publish(*(r for r in requests if r.rollout_id not in self.on_the_log))
         self.heldout.asked.append(version)
-        for request in self.heldout.plan.requests(version):
-            if request.rollout_id not in self.on_the_log:
-                self.publish(request)
 
     def complete(self, version: int) -> bool:
         """Whether nothing is waited for any more about a version."""

@@ -10,6 +10,7 @@ It reads with `assign`, not as a group member: its position is in the checkpoint
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ FLUSH_S = 30.0
 ACK_S = 1.0
 """How long a turn waits for acks before a step."""
 AWAY_S = 0.5
-"""Between two tries while registry or broker is away."""
+"""Between two tries while broker, registry or a store is away."""
 IDLE_SAID_S = 30.0
 
 log = structlog.get_logger()
@@ -69,6 +70,15 @@ class Run:
     """How many rollouts may be in the air."""
     steps: int = 0
     """No rollouts are admitted beyond this many steps; 0 is without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    """A step that was taken."""
+
+    samples: tuple[Sample, ...]
+    metrics: Mapping[str, float]
+    parent: int
 
 
 class Trainer:
@@ -113,12 +123,15 @@ class Trainer:
         """What was polled and not offered yet."""
         self.words = Announcements(codec, topics, run.policy_id, run.run_id, learner)
         self._failed_in_a_row = 0
+        self._unsaved: _Unsaved | None = None
+        """The last step, where a store that is away has kept it from being saved and announced."""
         self._unaccounted = 0
         """Unreadable records that may have been some of those in the air."""
         self.past = Past(log_, codec, topics, run.run_id, run.policy_id, run.scoring_id, run.starts)
         self._resume()
         self.reader = self._read_on()
-        self._evaluate_if_due()
+        with suppress(Unavailable):  # every turn asks again
+            self._evaluate_if_due()
 
     # Beginning, and beginning again
 
@@ -133,16 +146,13 @@ class Trainer:
         self.known = self.past.known(found.checkpoint, self.draws)
         self.asked_from = self.known.asked_from
         self.accounts = self.known.accounts
-        self.evaluations = Evaluations(
-            self.heldout, lambda request: self.submitter.publish(request), self.known.evaluations
-        )
+        self.evaluations = Evaluations(self.heldout, self.submitter.publish, self.known.evaluations)
         if found.checkpoint is None or found.path is None:
             self._begin()
         else:
             checkpoints.require_recipe(found.path, self.config.digest(), checkpoints.CHANGED)
             self._begin_again(found.checkpoint, seen)
-        for request in self.known.unfinished:
-            self.submitter.publish(request)
+        self.submitter.publish(*self.known.unfinished)
         self.accounts.published(self.known.highest_draw)
 
     def _begin(self) -> None:
@@ -208,7 +218,8 @@ class Trainer:
     def turn(self, timeout_s: float = 0.05) -> int:
         """Read, keep rollouts in the air, train when a batch is there; return records read.
 
-        While registry or broker is away nothing is lost: what was read is offered later.
+        While broker, registry or a store is away nothing is lost or done twice: what was read is
+        offered later, a step that was taken is announced before anything else.
         """
         if not (self._unread or self._full()):
             self._unread.extend(self.reader.poll(timeout_s))
@@ -220,6 +231,8 @@ class Trainer:
             return 0
 
     def _turn(self) -> int:
+        self._save_step()
+        self._evaluate_if_due()
         records = len(self._unread)
         while self._unread:
             self._offer(self._unread[0])
@@ -354,8 +367,7 @@ class Trainer:
         accepted = done * self.rule.batch + self.accounts.held()
         groups = self.rule.grant(done, accepted, self.running())
         for _ in range(groups):
-            for request in self.draws.group(self.accounts.next_draw):
-                self.submitter.publish(request)
+            self.submitter.publish(*self.draws.group(self.accounts.next_draw))
             self.accounts.published(self.accounts.next_draw)
         return groups
 
@@ -392,11 +404,20 @@ class Trainer:
         metrics["running"] = float(self.running())
         for sample in samples:
             self.consumption.consumed(sample.partition, sample.offset)
-        self._save_and_announce(metrics, samples, parent)
+        self._unsaved = _Unsaved(samples, metrics, parent)
+        self._save_step()
+
+    def _save_step(self) -> None:
+        """Nothing goes on before the last step is saved; raises Unavailable."""
+        if self._unsaved is None:
+            return
+        metrics = self._unsaved.metrics
+        self._save_and_announce(metrics, self._unsaved.samples, self._unsaved.parent)
+        self._unsaved = None
         log.info(
             "step_trained",
             step=self.learner.steps_done,
-            version=version,
+            version=self.learner.version,
             reward_mean=round(metrics["reward_mean"], 4),
             staleness_mean=round(metrics["staleness_mean"], 2),
             loss=round(metrics["loss"], 5),

@@ -45,17 +45,17 @@ class Submitter:
         self.topic = topics.requests
         self.source = source
 
-    def publish(self, request: RolloutRequest) -> None:
-        """Hand one request over; it is accepted when the producer's flush returns."""
-        headers = full_headers(
-            "RolloutRequest",
-            request.rollout_id,
-            self.source,
-            request.rollout_id,
-            request.rollout_id,
-        )
-        value = self.codec.encode(self.topic, request)
-        self.out.send(self.topic, request.rollout_id, value, headers=headers)
+    def publish(self, *requests: RolloutRequest) -> None:
+        """Hand requests over; they are accepted when the producer's flush returns.
+
+        All or none: where one cannot be encoded now, Unavailable is raised before any is sent, so
+        that whoever asks again asks for nothing twice.
+        """
+        values = [self.codec.encode(self.topic, request) for request in requests]
+        for request, value in zip(requests, values, strict=True):
+            name = request.rollout_id
+            headers = full_headers("RolloutRequest", name, self.source, name, name)
+            self.out.send(self.topic, name, value, headers=headers)
 
 
 def new_rollout_id() -> str:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from consumers.heldout import HeldOut, HeldOutPlan
 from consumers.memory import MemoryLog, MemoryPublisher
 from consumers.training import Run, Trainer
 from producers.admission import AdmissionRule, Draws
+from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
@@ -72,6 +74,8 @@ class Stage:
     """Of the held-out evaluation; none where there are none."""
     goal: float = 2.0
     max_running: int = 64
+    objects: Objects | None = None
+    agent_config: str = ""
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -79,8 +83,15 @@ class Stage:
     def __post_init__(self) -> None:
         self.topics = Topics("m.")
         self.log = MemoryLog(wanted("m.", ["policy"], partitions=2))
-        self.codec = Codec(LocalRegistry())
-        template = RolloutRequest("", Task(), policy_id="policy", run_id="run", purpose="train")
+        self.codec = Codec(LocalRegistry(), objects=self.objects, clock=count(0, 60).__next__)
+        template = RolloutRequest(
+            "",
+            Task(),
+            policy_id="policy",
+            run_id="run",
+            purpose="train",
+            agent_config=self.agent_config,
+        )
         self.draws = Draws(template, 7, self.config.group_size, (0, 100))
         self.plan = HeldOutPlan(template, self.seeds, 2, 0.5, self.goal)
         self.trainer = self.begin()

@@ -11,6 +11,7 @@ from consumers.memory import MemoryLog, MemoryReader
 from inference.scripted import Script, ScriptedEngine
 from producers.publisher import Member
 from sandbox.environment import Observation
+from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import Event, ModelAnswered, RolloutRequest, RolloutStarted
 from schemas.packed import pack_ids, pack_logprobs
@@ -139,9 +140,10 @@ class MemoryCluster:
     registry: Registered = field(default_factory=Registered)
     settings: Settings = field(default_factory=lambda: Settings(prefix=PREFIX))
     registry_url: str = "in memory"
+    objects: Objects | None = None
 
     def __post_init__(self) -> None:
-        self.codec = Codec(self.registry)
+        self.codec = Codec(self.registry, objects=self.objects)
         self.admin = MemoryAdmin(self.log)
 
     def hire(self, script: Script) -> None:

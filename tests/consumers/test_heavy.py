@@ -147,6 +147,26 @@ def test_while_the_store_is_away_what_is_read_from_it_waits(rig: Heavy) -> None:
     assert rig.audited().ok
 
 
+def test_a_scorer_waits_for_a_trajectory_that_lies_in_a_store_which_is_away(rig: Heavy) -> None:
+    *others, rewards = rig.loops
+    ask(rig)
+    rig.settle(*others)
+    rig.commit(*others)
+
+    rig.shelf.away = True
+    for _ in range(4):
+        rig.commit(rewards)
+    before = rig.log.bounds(rig.topics.scored)[0], rig.log.bounds(rig.topics.dead_letters)[0]
+    rig.shelf.away = False
+    rig.clock.pass_by(1.1)
+    rig.run()
+
+    assert before == ((0, 0), (0, 0))
+    (scored,) = rig.read(rig.topics.scored, ScoredTrajectory)
+    assert (scored.total, scored.reason) == (3.0, "")
+    assert rig.audited().ok
+
+
 @pytest.mark.parametrize("turns", range(0, 16, 3))
 def test_while_the_store_takes_nothing_everybody_waits_and_nobody_dies(
     rig: Heavy, turns: int

@@ -65,6 +65,7 @@ class Engine(Protocol):
         WireError when it is not what its record promises, WorkFailed(`weights`) when its tensors
         are not this model's; the present version then stays in service. Raises
         WorkFailed(`canary`) when the loaded weights do not score the canary as the trainer did;
-        `version` is -1 then, and nothing is sampled until a good one is adopted.
+        `version` is -1 then, and nothing is sampled until a good one is adopted: the one before, or
+        a newer one.
         """
         ...

@@ -179,6 +179,23 @@ def test_a_wrong_canary_takes_the_engine_out_of_service_until_a_good_version(lak
     assert tokens(answer.body.versions) == [0] + [2] * 5
 
 
+def test_the_version_before_a_wrong_canary_is_taken_back_and_goes_on_as_if_nothing_were(
+    lake: Path,
+) -> None:
+    undisturbed = body(serving(lake), call(max_tokens=6))
+    engine = serving(lake)
+    engine.add(call(max_tokens=6))
+    engine.step()
+    with pytest.raises(WorkFailed, match="canary of version 9"):
+        engine.adopt(version_of(lake, 9, canary_off_by=0.01))
+
+    engine.adopt(version_of(lake, 0))
+    [answer] = run(engine)
+
+    assert answer.body.token_ids == undisturbed.token_ids
+    assert tokens(answer.body.versions) == [0] * 6
+
+
 def test_a_canary_of_nan_fails(lake: Path) -> None:
     engine = TransformersEngine("policy", lake)
 

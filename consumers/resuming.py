@@ -33,6 +33,8 @@ class Announced:
 
     highest_version: int = -1
     highest_step_record: int = -1
+    last_run_id: str = ""
+    """Who announced the version that is newest in the log; empty where that cannot be one."""
 
 
 @dataclass(slots=True)
@@ -104,8 +106,10 @@ class Past:
             if record.key != self.policy_id.encode() or record.value is None:
                 continue
             if record.topic == self.topics.versions:
-                version = _number(record, decoded(self.codec, record, PolicyVersion))
+                found = decoded(self.codec, record, PolicyVersion)
+                version = _number(record, found)
                 seen.highest_version = max(seen.highest_version, version)
+                seen.last_run_id = found.run_id if found and version >= 0 else ""
             else:
                 version = _number(record, decoded(self.codec, record, TrainStep))
                 seen.highest_step_record = max(seen.highest_step_record, version)

@@ -169,7 +169,8 @@ class Trainer:
         self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
         self._unaccounted = held.book.unreadable if held.book else 0
         self.words.begin(held.drops)
-        if seen.highest_version < held.version:
+        # Compaction leaves the newest record alone: a foreign one would be all that servers find.
+        if seen.highest_version < held.version or seen.last_run_id != self.run.run_id:
             self._publish(self.topics.versions, held.pending["version"], "PolicyVersion")
         if seen.highest_step_record < held.version and "step" in held.pending:
             self._publish(self.topics.train_steps, held.pending["step"], "TrainStep")

@@ -11,6 +11,7 @@ from compose.recipe import parse_recipe
 from consumers.memory import MemoryLog, MemoryPublisher
 from schemas import refs
 from schemas.errors import DeliveryFailed, Refused
+from schemas.messages import PolicyVersion
 from tests.consumers.stage import CONFIG, SCORING, Stage
 from tests.consumers.tiny import RECIPE
 from trainer import checkpoint as checkpoints
@@ -320,6 +321,26 @@ def test_an_evaluation_whose_last_result_nobody_can_name_is_not_waited_for(
 
     assert stage.trainer.heldout is not None
     assert stage.trainer.heldout.complete(steps)
+    stage.drain()
+
+
+@pytest.mark.parametrize("number", [90, 2**31 - 1])
+def test_behind_a_version_that_another_run_announced_ours_is_announced_again(
+    tmp_path: Path, number: int
+) -> None:
+    stage = Stage(tmp_path)
+    stage.train(1)
+    topic = stage.topics.versions
+    ours = stage.log.all(topic)[-1]
+    version = stage.codec.decode(ours.value, PolicyVersion)
+    foreign = replace(version, version=number, run_id="another")
+    stage.log.append(topic, ours.key, stage.codec.encode(topic, foreign))
+
+    stage.begin()
+    stage.begin()
+
+    assert stage.log.all(topic)[-1].value == ours.value
+    assert len(stage.log.all(topic)) == 4
     stage.drain()
 
 

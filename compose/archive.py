@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from compose import ranges
-from compose.doors import refuse_used
+from compose.files import refuse_used
 from compose.ranges import Range
 from consumers.tables.parquet import SCHEMAS, Writers
 from schemas.errors import Refused

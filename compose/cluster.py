@@ -54,7 +54,7 @@ class Cluster:
 
     @cached_property
     def log(self) -> Any:
-        from consumers.source import KafkaLog
+        from consumers.log.kafka_log import KafkaLog
 
         return KafkaLog(self.client)
 
@@ -96,7 +96,7 @@ def cluster_of(settings: Settings) -> Cluster:
     """Where to connect; raises Refused when nothing is named and nothing is up."""
     kafka, registry = settings.kafka.bootstrap_servers, settings.registry.url
     if not (kafka and registry):
-        from compose.services import endpoints
+        from compose.services.embedded import endpoints
 
         up = endpoints(settings.state())
         if up is None and not (kafka or registry):

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from compose import ranges, runs
+from compose import ranges
+from compose.conductor.live_panel import spark
 from compose.look import to_the_end
 from compose.ranges import Range
-from compose.view import spark
+from compose.runs import run_folder
 from consumers.heldout import MARK, HeldOut, HeldOutPlan
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
@@ -122,10 +123,10 @@ def read(cluster: "Cluster", name: str) -> Curve:
     return Curve.of(run_id, [step for step, _ in written], heldout, at_ms)
 
 
-def folder_of(cluster: "Cluster", name: str) -> runs.RunFolder | None:
+def folder_of(cluster: "Cluster", name: str) -> run_folder.RunFolder | None:
     """The folder of a run by id or path; None where there is none here."""
     with suppress(Refused):  # of a run from elsewhere there is only the log
-        return runs.find(cluster.settings.state(), name)
+        return run_folder.find(cluster.settings.state(), name)
     return None
 
 
@@ -143,7 +144,7 @@ def steps_of(cluster: "Cluster") -> dict[str, list[tuple[TrainStep, int]]]:
 def held_out_of(
     cluster: "Cluster",
     run_ids: Iterable[str],
-    folders: Mapping[str, runs.RunFolder],
+    folders: Mapping[str, run_folder.RunFolder],
 ) -> dict[str, HeldOut]:
     """The held-out results of some runs; only they are decoded, for their keys name them."""
     found = {
@@ -164,7 +165,7 @@ def held_out_of(
 
 def _take(
     found: Mapping[str, HeldOut],
-    folders: Mapping[str, runs.RunFolder],
+    folders: Mapping[str, run_folder.RunFolder],
     scored: ScoredTrajectory,
 ) -> None:
     """Note a result under the run's scoring id; without a folder, under whichever there is."""

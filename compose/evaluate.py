@@ -27,8 +27,8 @@ from compose.evaluation import (
     rows,
 )
 from compose.progress import Progress
-from compose.publish_policy import announced
-from compose.recipe import SHIPPED, load_recipe
+from compose.runs.publish_policy import announced
+from compose.runs.recipe import SHIPPED, load_recipe
 from compose.submission import Door, lines_of, publish, watch
 from producers.submit import new_rollout_id, requests_of
 from schemas.errors import Refused

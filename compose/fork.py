@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from compose.here import watched_world
 from compose.look import journal_of
 from compose.progress import Progress
-from compose.story import Story, latest, stories
 from compose.submission import Door, publish, watch
 from consumers.agents.fold import NO_POSITION, Journal, Rollout, World
 from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
+from consumers.history.rollout_story import Story, latest, stories
 from producers import provision
 from producers.submit import grouped, new_rollout_id
 from sandbox.environment import make_environment

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from consumers.agents.fold import World
 from consumers.agents.programs import program_of
-from consumers.guard import Guard
+from consumers.time_guard import Guard
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster

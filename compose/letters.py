@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
-from compose.pace import Pace
-from compose.plain import text_of
-from compose.times import time_ms
-from consumers.letters import Skip, skip_of
-from consumers.log import Headers, Publisher, Record, flush_all
+from consumers.history.rate_limit import Pace
+from consumers.history.times import time_ms
+from consumers.log.protocols import Headers, Publisher, Record, flush_all
+from consumers.loop.dead_letters import Skip, skip_of
+from schemas.as_json import text_of
 from schemas.errors import Refused, RollcallError, TooLarge, WireError
 from schemas.headers import DLQ_PREFIX, REPLAYED_FROM
 from schemas.names import unknown

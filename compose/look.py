@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from compose.plain import plain, text_of
-from consumers.letters import passed_in_journal
-from consumers.log import Log, Reader, Record
+from consumers.log.protocols import Log, Reader, Record
+from consumers.loop.dead_letters import passed_in_journal
+from schemas.as_json import plain, text_of
 from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory
 from schemas.names import unknown
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from compose.cluster import Cluster
-    from compose.story import Story
+    from consumers.history.rollout_story import Story
 
 POLL_S = 0.2
 WIDE = 240

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from consumers.console.law import Counting
-from consumers.log import Log, Reader, Record
+from consumers.history.counting import Counting
+from consumers.log.protocols import Log, Reader, Record
 from schemas.errors import WireError
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory
 

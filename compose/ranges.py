@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from compose.contention import others_at_work
-from compose.pace import LOT, GivingWay, Pace
-from compose.times import time_ms
-from consumers.log import Log, Record, TopicPartition
+from consumers.history.contention import others_at_work
+from consumers.history.rate_limit import LOT, GivingWay, Pace
+from consumers.history.times import time_ms
+from consumers.log.protocols import Log, Record, TopicPartition
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from schemas.names import hint

@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from compose import ranges
-from compose.agreement import Agreement
-from compose.doors import refuse_used
-from compose.workers import Workshop
-from consumers.log import Record, flush_all
+from compose.files import refuse_used
+from compose.workers.build import Workshop
+from consumers.history.agreement import Agreement
+from consumers.log.protocols import Record, flush_all
 from schemas.codec import Codec
 from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory

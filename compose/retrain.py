@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from compose.runs import RunFolder
+from compose.runs.run_folder import RunFolder
 from compose.trained import CHANGED, Place, digests_of, fetch, samples_of, steps_of
-from consumers.log import Log, Record
+from consumers.log.protocols import Log, Record
 from schemas.codec import Codec
 from schemas.errors import Refused, RollcallError
-from schemas.refs import refs_of
 from schemas.topics import Topics
+from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor, from_safetensors, weights_digest
 from trainer import checkpoint as checkpoints
+from trainer.branches import Branch, branch_of
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
-from trainer.lineage import Branch, branch_of
 from trainer.machine import differing, machine
 from trainer.step import Learner
 

@@ -1,7 +1,8 @@
 """`rollcall scorings`: who owes scores, and taking one off that list that nobody runs any more.
 
 Every group of scorers that was ever started owes a score of every trajectory; `verify --drained`
-and `waiting` hold it to that. What retires one is a word beside its commits (`consumers.retired`).
+and `waiting` hold it to that. What retires one is a word beside its commits
+(`consumers.scoring_retirement`).
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from consumers.log import Commit
-from consumers.retired import retired, retired_word
+from consumers.log.protocols import Commit
+from consumers.scoring_retirement import retired, retired_word
 from schemas.errors import Refused
 from schemas.names import unknown
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.verify import Progress as Told
-from consumers.console.report import INVARIANTS, Report
+from consumers.audit.report import INVARIANTS, Report
 
 SHOWN = 20
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.look import iso
-from consumers.log import Log, Record, TopicPartition
+from consumers.log.protocols import Log, Record, TopicPartition
 from schemas.errors import Refused
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rich.live import Live
 from compose.look import uninterrupted
 from compose.progress import Progress, Row
 from consumers.agents.programs import program_of
-from consumers.log import Publisher
+from consumers.log.protocols import Publisher
 from producers import provision
 from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import Submitter, asked_again, grouped, new_rollout_id, requests_of

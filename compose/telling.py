@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compose.parting import Moment, Parting
-from compose.story import Entry, Story
-from compose.timers import timers_of
+from consumers.history.divergence import Moment, Parting
+from consumers.history.rollout_story import Entry, Story
+from consumers.history.timing import timers_of
 from schemas.messages import (
     AttemptStarted,
     CallFailed,

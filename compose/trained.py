@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from compose.look import to_the_end
-from compose.runs import RunFolder
-from consumers.log import Log, Record
+from compose.runs.run_folder import RunFolder
+from consumers.log.protocols import Log, Record
 from schemas.codec import Codec
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
-from schemas.refs import refs_of
 from schemas.topics import Topics
+from schemas.trajectory_refs import refs_of
 from trainer.samples import Curation, Sample, judge
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"

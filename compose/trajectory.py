@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from compose.look import iso, journal_of, page, quiet_pipes, scored_of
-from compose.parting import parting_of, relation
-from compose.plain import plain
-from compose.story import Story, latest, stories
 from compose.telling import parted, told
-from compose.timers import timers_of
+from consumers.history.divergence import parting_of, relation
+from consumers.history.rollout_story import Story, latest, stories
+from consumers.history.timing import timers_of
+from schemas.as_json import plain
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory
 

@@ -19,13 +19,13 @@ from compose.ranges import POLL_S, between
 from consumers.agents.fold import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
-from consumers.console.audit import Audit
-from consumers.console.history import Window
-from consumers.console.report import Breach, Report
-from consumers.letters import passed_in_journal
-from consumers.log import Commit, Log, Record, TopicPartition
-from consumers.loop import COLLECT
-from consumers.suspects import parted
+from consumers.audit.audit import Audit
+from consumers.audit.journal_facts import Window
+from consumers.audit.report import Breach, Report
+from consumers.log.protocols import Commit, Log, Record, TopicPartition
+from consumers.loop.dead_letters import passed_in_journal
+from consumers.loop.loop import COLLECT
+from consumers.loop.suspects import parted
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.messages import RolloutStarted

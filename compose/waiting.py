@@ -17,17 +17,17 @@ from rich.text import Text
 
 from compose.here import watched_world
 from compose.look import page, quiet_pipes, to_the_end
-from compose.plain import text_of
 from compose.ranges import SKEW_MS
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
-from consumers.console.waits import REASONS, Place, Scoring, Wait, Waits
-from consumers.control import ControlReader
-from consumers.letters import passed_in_journal
-from consumers.log import Record
-from consumers.loop import finished_above
-from consumers.retired import retired
-from consumers.suspects import parted
+from consumers.control_reader import ControlReader
+from consumers.history.waits import REASONS, Place, Scoring, Wait, Waits
+from consumers.log.protocols import Record
+from consumers.loop.dead_letters import passed_in_journal
+from consumers.loop.loop import finished_above
+from consumers.loop.suspects import parted
+from consumers.scoring_retirement import retired
+from schemas.as_json import text_of
 from schemas.errors import Refused, Unavailable, WireError
 from schemas.messages import (
     Event,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import structlog
 
 from consumers.clock import Clock, LogClock
-from consumers.log import Log, Publisher, Record
+from consumers.log.protocols import Log, Publisher, Record
 from schemas.codec import Codec
 from schemas.errors import NoSuchPartition, TooLarge, Unavailable, WireError, WorkFailed
 from schemas.headers import hot_headers

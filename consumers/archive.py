@@ -19,8 +19,8 @@ from typing import Any
 
 import structlog
 
-from consumers.log import Held, Log, Record, TopicPartition
-from consumers.loop import Progress, WorkRole
+from consumers.log.protocols import Held, Log, Record, TopicPartition
+from consumers.loop.loop import Progress, WorkRole
 from consumers.tables.parquet import Writers, sweep
 from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics

@@ -19,13 +19,13 @@ import structlog
 
 from consumers.answers import Answers, expired
 from consumers.clock import Clock, steady_wall
-from consumers.log import Log, Publisher, Record
-from consumers.loop import Progress, WorkRole
+from consumers.log.protocols import Log, Publisher, Record
+from consumers.loop.loop import Progress, WorkRole
 from sandbox.environment import make_environment
 from sandbox.sessions import Make, Sessions
+from schemas.answer_cache import Kept
 from schemas.codec import Codec
 from schemas.errors import KilledWorkers, NoSuchPartition, RollcallError, WorkFailed
-from schemas.kept import Kept
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 from schemas.topics import Topics
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import structlog
 
-from consumers.bare import barer
-from consumers.log import Publisher, Record
-from consumers.loop import WorkRole
+from consumers.bare_trajectory import barer
+from consumers.log.protocols import Publisher, Record
+from consumers.loop.loop import WorkRole
 from schemas.bounds import fitting
 from schemas.codec import Codec
 from schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed
+from schemas.foreign_text import REASON_CHARS, plain, raised
 from schemas.headers import full_headers
 from schemas.ids import scored_id
 from schemas.messages import ScoredTrajectory, Trajectory
-from schemas.texts import REASON_CHARS, plain, raised
 from schemas.topics import Topics
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]

@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.engine import Answer
-from inference.kv import BatchKv, PrefixCache
+from inference.key_values import BatchKv, PrefixCache
+from inference.load_weights import load_into
 from inference.policy_dir import Policy, load_policy
 from inference.sampling import draw, uniforms
-from inference.text import UNFINISHED, Spoken, cut_at
-from inference.weights import load_into
+from inference.stream_text import UNFINISHED, Spoken, cut_at
 from schemas.errors import WorkFailed
+from schemas.foreign_text import raised
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion, Sampling
 from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
-from schemas.texts import raised
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 """How far the canary may be off, in nats; half precision rounds logits of about 10 that far."""

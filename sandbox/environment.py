@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from sandbox.named import complaint, foreign, load
+from sandbox.foreign import complaint, foreign, load
 from schemas.errors import Refused, WorkFailed
 
 SHIPPED: Mapping[str, str] = {

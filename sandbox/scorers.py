@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from sandbox.environment import make_environment
-from sandbox.named import complaint, foreign, load
+from sandbox.foreign import complaint, foreign, load
 from schemas.errors import ProgramFailed, Refused, RollcallError
+from schemas.foreign_text import REASON_CHARS, plain
 from schemas.messages import Reward, ScoredTrajectory, Task, Trajectory
-from schemas.texts import REASON_CHARS, plain
 
 Scorer = Callable[[Trajectory], float]
 

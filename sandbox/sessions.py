@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import orjson
 
 from sandbox.environment import Environment, Observation, make_environment
-from sandbox.named import foreign
+from sandbox.foreign import foreign
+from schemas.answer_cache import Kept
 from schemas.errors import RollcallError, WorkFailed
 from schemas.ids import digest
-from schemas.kept import Kept
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], Environment]

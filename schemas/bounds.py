@@ -9,9 +9,9 @@ from functools import cache
 from operator import attrgetter
 
 from schemas.errors import Refused
+from schemas.foreign_text import shown
 from schemas.ids import digest
 from schemas.messages import RolloutRequest, Sampling
-from schemas.texts import shown
 from schemas.topics import DAY_MS, checked, manifest
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1

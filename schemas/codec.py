@@ -2,8 +2,8 @@
 
 What cannot be read raises a WireError and nothing else; the loop buries it and goes on. A registry
 that is away raises Unavailable, which is never taken for bad bytes. Whatever is read would be
-written as the same bytes (`schemas.strict`): a value that was damaged is refused, or it says what
-its bytes say.
+written as the same bytes (`schemas.avro_reader`): a value that was damaged is refused, or it says
+what its bytes say.
 """
 
 import copy
@@ -22,7 +22,8 @@ import fastavro
 from fastavro.repository import SchemaRepositoryError
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
-from schemas import messages, strict
+from schemas import avro_reader, messages
+from schemas.availability import Patience
 from schemas.claims import Objects, OnlyRead, claim_of, claimed, lightened
 from schemas.errors import (
     BadBytes,
@@ -34,7 +35,6 @@ from schemas.errors import (
     WrongSchema,
 )
 from schemas.messages import Claim
-from schemas.patience import Patience
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -140,9 +140,9 @@ def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _read_of(record: type) -> strict.Read:
+def _read_of(record: type) -> avro_reader.Read:
     """What reads bytes that were written with our own schema."""
-    return strict.reader(
+    return avro_reader.reader(
         schema_of(record), lambda name: messages.maker(cast(Callable[..., Any], _named(name)))
     )
 
@@ -325,8 +325,8 @@ class _Written(NamedTuple):
     """How values of a record were written, under one schema id."""
 
     schema: Schema
-    check: strict.Check
-    read: strict.Read | None
+    check: avro_reader.Check
+    read: avro_reader.Read | None
     """Where the schema is our own."""
 
 
@@ -482,7 +482,9 @@ class Codec:
             # Registries spell names their own way; what fixes the bytes is the canonical form.
             ours = to_parsing_canonical_form(parsed) == _canonical(expected)
             schema = schema_of(expected) if ours else cast(Schema, parsed)
-            written = _Written(schema, strict.checker(schema), _read_of(expected) if ours else None)
+            written = _Written(
+                schema, avro_reader.checker(schema), _read_of(expected) if ours else None
+            )
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise WrongSchema(msg) from error
@@ -514,7 +516,7 @@ class Codec:
             raise UnknownSchema(msg) from error
 
 
-def _whole(value: bytes, expected: type, read: strict.Read) -> Any:
+def _whole(value: bytes, expected: type, read: avro_reader.Read) -> Any:
     """What is read from behind the prefix up to the last byte, no less and no more."""
     try:
         message, end = read(value, PREFIX.size)

@@ -19,7 +19,7 @@ RollcallError
         DeliveryFailed, StormOfDeadLetters
 """
 
-from schemas.texts import REASON_CHARS, plain
+from schemas.foreign_text import REASON_CHARS, plain
 
 
 class RollcallError(Exception):

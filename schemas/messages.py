@@ -534,7 +534,7 @@ class TrainStep:
     weights_digest: str = ""
     machine: dict[str, str] = field(default_factory=dict)
     packed: TrajectoryRefs | None = None
-    """Where `trajectories` would not fit the record; `schemas.refs.refs_of` reads either."""
+    """Where `trajectories` would not fit the record; `trajectory_refs.refs_of` reads either."""
 
 
 @dataclass(frozen=True, slots=True)

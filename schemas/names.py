@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from schemas.errors import Refused
+from schemas.foreign_text import shown
 from schemas.interrupts import is_from_outside
-from schemas.texts import shown
 
 MOST = 24
 """So many known names are listed where none is near."""

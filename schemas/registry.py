@@ -33,7 +33,7 @@ REFUSED = range(400_00, 500_00)
 TIMEOUT_S = 5
 PATIENCE: Mapping[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 1, "retries.wait.ms": 100}
 """The client's own three retries take 2.8 s where a connection is refused. Whoever can wait asks
-again by himself (`schemas.codec.Codec`, `compose.fit`)."""
+again by himself (`schemas.codec.Codec`, `compose.workers.readiness`)."""
 NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
 """Settings that the client wants as numbers; ours arrive as text."""
 

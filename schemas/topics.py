@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas import messages
 from schemas.errors import Refused
-from schemas.texts import shown
+from schemas.foreign_text import shown
 
 DAY_MS = 86_400_000
 POLICY_ID = re.compile(r"[a-z0-9-]{1,200}")

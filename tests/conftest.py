@@ -12,9 +12,9 @@ from confluent_kafka import TopicPartition as Tp
 from confluent_kafka.admin import AdminClient
 
 from compose.cluster import Cluster, answers
-from compose.services import Endpoints, down, up
+from compose.services.embedded import Endpoints, down, up
 from compose.settings import Kafka, Registry, Settings
-from consumers.source import KafkaLog
+from consumers.log.kafka_log import KafkaLog
 from producers import provision
 from producers.publisher import Admin
 from schemas.topics import WantedTopic, wanted

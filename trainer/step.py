@@ -26,7 +26,7 @@ from trainer.batch import Batch, MicroBatch, make_batch, micro_batches
 from trainer.config import LearnerConfig
 from trainer.loss import Costs, entropy, k3, loss
 from trainer.samples import Sample
-from trainer.weights import load_tensors, raw_of, tensor_of, tensors_of
+from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 CANARY_TOKENS = 16

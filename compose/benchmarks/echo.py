@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compose.benchmarks import workload
+from compose.benchmarks import load
 from compose.cluster import Cluster
-from consumers.log import Commit, Held, Record, TopicPartition
+from consumers.log.protocols import Commit, Held, Record, TopicPartition
 from producers import provision
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import EnvironmentStep, Event, ModelCall
@@ -35,13 +35,13 @@ def topics_of(cluster: Cluster, kind: str = KINDS[0]) -> Topics:
 def provide(cluster: Cluster) -> None:
     """Create topics like the real ones, under a prefix of their own for each kind."""
     for kind in KINDS:
-        given = wanted(topics_of(cluster, kind).prefix, [workload.POLICY])
+        given = wanted(topics_of(cluster, kind).prefix, [load.POLICY])
         provision.apply(cluster.admin, cluster.registry, [replace(t, record=None) for t in given])
 
 
 def prepared(codec: Codec, topics: Topics, tokens: int) -> list[list[bytes]]:
     """Whole records by variant and hop."""
-    return [workload.hops(codec, topics, tokens, f"{v:032x}") for v in range(VARIANTS)]
+    return [load.hops(codec, topics, tokens, f"{v:032x}") for v in range(VARIANTS)]
 
 
 def values(plain: list[list[bytes]], partitions: int) -> list[list[list[bytes]]]:
@@ -61,14 +61,14 @@ class Avro:
     def __init__(self, codec: Codec, plain: list[list[bytes]], outlet: Sequence[str]) -> None:
         self.codec, self.plain, self.outlet = codec, plain, outlet
         self.messages = [
-            [codec.decode(value, RECORDS[hop % workload.HOPS]) for hop, value in enumerate(hops)]
+            [codec.decode(value, RECORDS[hop % load.HOPS]) for hop, value in enumerate(hops)]
             for hops in plain
         ]
 
     def hop(self, variant: int, hop: int, following: int) -> None:
         """Do both; the bytes that travel are the prepared ones all the same."""
-        self.codec.decode(self.plain[variant][hop], RECORDS[hop % workload.HOPS])
-        topic = self.outlet[following % workload.HOPS]
+        self.codec.decode(self.plain[variant][hop], RECORDS[hop % load.HOPS])
+        topic = self.outlet[following % load.HOPS]
         self.codec.encode(topic, self.messages[variant][following])
 
 
@@ -88,7 +88,7 @@ def run(
 ) -> None:
     """Receive a hop, send the next, commit once a second."""
     topics = topics_of(cluster, kind)
-    calls, steps, events = topics.calls(workload.POLICY), topics.steps, topics.events
+    calls, steps, events = topics.calls(load.POLICY), topics.steps, topics.events
     partitions = cluster.log.partitions(events)
     codec = Codec(LocalRegistry())
     plain = prepared(codec, topics, tokens)
@@ -99,7 +99,7 @@ def run(
     if role == "agents":
         for number in range(live):
             value = table[number % partitions][number % VARIANTS][0]
-            publisher.send(calls, f"{number:032x}", value, headers=workload.HEADERS[0])
+            publisher.send(calls, f"{number:032x}", value, headers=load.HEADERS[0])
     outlet = (calls, events, steps, events)
     avro = Avro(codec, plain, outlet) if kind == "avro" else None
     positions: dict[int, int] = {}
@@ -109,10 +109,10 @@ def run(
             hop, partition, variant = record.value[:HEAD]
             hops = table[partition][variant]
             following = (hop + 1) % len(hops)
-            at = following % workload.HOPS
+            at = following % load.HOPS
             if avro:
                 avro.hop(variant, hop, following)
-            headers = workload.HEADERS[at]
+            headers = load.HEADERS[at]
             if role == "environments":
                 headers = [("ce_id", b"%032d" % time.perf_counter_ns()), headers[1]]
             publisher.send(
@@ -133,7 +133,7 @@ def run(
 
 def is_answer(record: Record) -> bool:
     """Whether a record of the journal's echo is a model's answer."""
-    return record.value is not None and record.value[0] % workload.HOPS == 1
+    return record.value is not None and record.value[0] % load.HOPS == 1
 
 
 def shown(record: Record) -> tuple[bytes | None, int] | None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from compose.benchmarks import workload
+from compose.benchmarks import load
 from consumers.agents.worker import Agents, Capacity
 from consumers.environments import Environments
-from consumers.log import Publisher
-from consumers.loop import Loop
-from consumers.memory import MemoryLog
-from consumers.models import Models
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Publisher
+from consumers.loop.loop import Loop
+from consumers.models.server import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
 from sandbox.scorers import ScorerSpec, score
@@ -33,7 +33,7 @@ class Inside:
         self.clock = clock
         self.topics = Topics()
         self.codec = Codec(LocalRegistry(), clock=clock)
-        topics = wanted(self.topics.prefix, [workload.POLICY], partitions=1)
+        topics = wanted(self.topics.prefix, [load.POLICY], partitions=1)
         self.log = MemoryLog(topics, wall=clock)
         self.agents = self._agents()
         self.workers = [

@@ -9,7 +9,7 @@ beside what is counted was done for nobody.
 from collections import Counter, deque
 from itertools import count
 
-from compose.benchmarks import workload
+from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.inside import Clock, Inside
 from compose.settings import Settings
@@ -31,7 +31,7 @@ class PacedEngine(ScriptedEngine):
     """Has room for a few calls; each takes its time, and the others wait in line."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(workload.POLICY, workload.script(TOKENS))
+        super().__init__(load.POLICY, load.script(TOKENS))
         self.clock = clock
         self.rows: deque[tuple[float, ModelCall]] = deque()
         self.answered = 0
@@ -70,7 +70,7 @@ class Overloaded:
 
     def _ask(self, rollouts: int) -> None:
         for _ in range(rollouts):
-            self.inside.ask(workload.request(f"{next(self._numbers):032x}"))
+            self.inside.ask(load.request(f"{next(self._numbers):032x}"))
 
     def pass_by(self, seconds: int) -> Counter[str]:
         """Let so much time pass; return what came of it."""
@@ -107,7 +107,7 @@ class Overloaded:
 def goodput(settings: Settings, times: float, *, window_s: int = WINDOW_S) -> Figure:
     """Answers a second that count, where live rollouts want `times` what is served in time."""
     del settings
-    live = round(times * RATE * workload.request("").limits.call_timeout_s)
+    live = round(times * RATE * load.request("").limits.call_timeout_s)
     world = Overloaded(live)
     world.pass_by(WARM_S)
     came_to = world.pass_by(window_s)

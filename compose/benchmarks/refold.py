@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from random import Random
 
-from compose.benchmarks import workload
+from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from consumers.agents.fold import Journal, World
 from consumers.agents.programs import program_of
-from consumers.loop import COLLECT
+from consumers.loop.loop import COLLECT
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import Event
 from schemas.topics import Topics
@@ -53,15 +53,15 @@ def refold(settings: Settings, *, rollouts: int = ROLLOUTS, rounds: int = ROUNDS
 
 def record(codec: Codec, rollouts: int) -> Iterator[bytes]:
     """The journal of so many rollouts from start to end, `LIVE` of them open at a time."""
-    player = workload.Player(codec, TOKENS, Topics())
+    player = load.Player(codec, TOKENS, Topics())
     names = (f"{number:032x}" for number in range(rollouts))
-    live = [player.journal(workload.request(name)) for name in islice(names, LIVE)]
+    live = [player.journal(load.request(name)) for name in islice(names, LIVE)]
     while live:
         going = []
         for journal in live:
             written = next(journal, None)
             if written is None and (name := next(names, None)) is not None:
-                journal = player.journal(workload.request(name))
+                journal = player.journal(load.request(name))
                 written = next(journal)
             if written is not None:
                 yield written
@@ -73,7 +73,7 @@ def fold(codec: Codec, values: list[bytes]) -> Journal:
     """What a new owner of the partition does; returns the journal as it knows it."""
     journal = Journal(0, World(program_of, Random), "bench")
     for offset, value in enumerate(values):
-        journal.take(codec.decode(value, Event), offset, workload.NOW_MS, silent=True)
+        journal.take(codec.decode(value, Event), offset, load.NOW_MS, silent=True)
     return journal
 
 

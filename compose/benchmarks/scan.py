@@ -12,17 +12,17 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from compose.benchmarks import workload
-from compose.benchmarks.cluster import own_cluster
+from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
-from compose.errors import ServicesError
+from compose.benchmarks.own_cluster import own_cluster
 from compose.ranges import POLL_S
+from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from compose.verify import MOST, audit
 from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
-from consumers.log import Log, Publisher, read_all
+from consumers.log.protocols import Log, Publisher, read_all
 from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers
 from schemas.messages import (
@@ -111,14 +111,14 @@ class Writer:
         self.journals = [_journal(number) for number in range(partitions)]
         self.offsets = [count() for _ in range(partitions)]
         self.requests = [count() for _ in range(partitions)]
-        self.player = workload.Player(codec, TOKENS, topics)
+        self.player = load.Player(codec, TOKENS, topics)
         self.digest = program_digest(program_of("react"))
         self.scored_at = [count() for _ in range(partitions)]
 
     def rollout(self, number: int) -> None:
         """Request, journal and commands of one rollout."""
         partition = number % len(self.journals)
-        asked = workload.request(f"{number:032x}")
+        asked = load.request(f"{number:032x}")
         at = next(self.requests[partition])
         self._send(self.topics.requests, asked.rollout_id, asked, partition)
         body = RolloutStarted(asked, at, at, self.digest)
@@ -142,7 +142,7 @@ class Writer:
 
     def _command(self, command: ModelCall | EnvironmentStep, partition: int) -> None:
         is_call = isinstance(command, ModelCall)
-        topic = self.topics.calls(workload.POLICY) if is_call else self.topics.steps
+        topic = self.topics.calls(load.POLICY) if is_call else self.topics.steps
         headers = hot_headers(type(command).__name__, command.command_id)
         self._send(topic, command.rollout_id, command, partition, headers)
 

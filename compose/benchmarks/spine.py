@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 
-from compose.benchmarks import echo, workload
-from compose.benchmarks.cluster import Window, measure, own_cluster, processes, wait_for
+from compose.benchmarks import echo, load
 from compose.benchmarks.figure import Figure
+from compose.benchmarks.own_cluster import Window, measure, own_cluster, processes, wait_for
 from compose.cluster import Cluster
-from compose.errors import ServicesError
+from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from consumers.log import Record, read_all
+from consumers.log.protocols import Record, read_all
 from producers.submit import Submitter
 from schemas.errors import Unavailable
 from schemas.messages import EnvironmentStepped, Event
@@ -94,12 +94,12 @@ def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64)
     )
 
 
-def submit(cluster: Cluster, numbers: Iterable[int], turns: int = workload.TURNS) -> None:
+def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) -> None:
     """Publish one request for each number."""
     publisher = cluster.log.publisher()
     submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
     for number in numbers:
-        submitter.publish(workload.request(f"{number:032x}", turns))
+        submitter.publish(load.request(f"{number:032x}", turns))
     publisher.flush(60)
 
 

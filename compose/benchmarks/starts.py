@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compose import services
 from compose.benchmarks.figure import Figure
-from compose.broker import KafkaBroker
 from compose.cluster import answers
-from compose.registry import Registry
+from compose.services import embedded
+from compose.services.kafka_broker import KafkaBroker
+from compose.services.schema_registry import Registry
 from compose.settings import Settings
 
 TIMES = 3
@@ -29,7 +29,7 @@ def up_cold(settings: Settings) -> Figure:
     with _folder() as folder:
         cache, state = folder / "cache", folder / "state"
         took = _up(state, cache)
-        services.down(state, wipe=False)
+        embedded.down(state, wipe=False)
         files = [path for path in (cache / "maven").rglob("*") if path.suffix in (".jar", ".gz")]
         size = sum(path.stat().st_size for path in files)
         note = f"downloaded {len(files)} files, {size / 1e6:.0f} MB, from Maven's repositories"
@@ -44,9 +44,9 @@ def up_warm(settings: Settings) -> Figure:
         fresh = _up(state, cache)
         took = []
         for _ in range(TIMES):
-            services.down(state, wipe=False)
+            embedded.down(state, wipe=False)
             took.append(_up(state, cache))
-        services.down(state, wipe=False)
+        embedded.down(state, wipe=False)
         spread = ", ".join(f"{s:.1f}" for s in took)
         notes = (f"in a state directory used before: {spread} s; in a new one: {fresh:.1f} s",)
         best = _alone(state, cache)
@@ -60,20 +60,20 @@ def _folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        services.down(folder / "state", wipe=True)
+        embedded.down(folder / "state", wipe=True)
         shutil.rmtree(folder)
 
 
 def _up(state: Path, cache: Path) -> float:
     began = time.monotonic()
-    services.up(state, cache, ready=answers)
+    embedded.up(state, cache, ready=answers)
     return time.monotonic() - began
 
 
 def _alone(state: Path, cache: Path) -> float:
     """The slower of the two services of a state directory, one after the other."""
     home = state.absolute() / "services"
-    ports = iter([services._old_or_new(None, ()) for _ in range(4)])
+    ports = iter([embedded._old_or_new(None, ()) for _ in range(4)])
     kafka = KafkaBroker(home / "kafka", next(ports), next(ports), cache, answers, {})
     registry = Registry(home / "registry", next(ports), next(ports), cache)
     return max(
@@ -81,7 +81,7 @@ def _alone(state: Path, cache: Path) -> float:
     )
 
 
-def _start(service: services.Service) -> float:
+def _start(service: embedded.Service) -> float:
     """Seconds from one process's start to its first answer."""
     command = service.prepare()
     with (service.home / "alone.log").open("ab") as out:

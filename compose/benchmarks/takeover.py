@@ -13,12 +13,12 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
-from compose.benchmarks.cluster import logs_of, own_cluster, processes, wait_for
 from compose.benchmarks.figure import Figure
+from compose.benchmarks.own_cluster import logs_of, own_cluster, processes, wait_for
 from compose.benchmarks.spine import submit
 from compose.cluster import Cluster
 from compose.settings import Settings
-from consumers.log import Record, read_all
+from consumers.log.protocols import Record, read_all
 from schemas.messages import Event
 
 LIVE = 10_000

@@ -13,12 +13,12 @@ from random import Random
 
 import numpy as np
 
-from compose.benchmarks import workload
+from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.inside import Clock, Inside
-from compose.errors import ServicesError
+from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from consumers.log import Record, flush_all
+from consumers.log.protocols import Record, flush_all
 from inference.scripted import ScriptedEngine
 from producers.publisher import KafkaPublisher
 from sandbox.environment import Observation
@@ -88,7 +88,7 @@ def bytes_of_a_rollout(settings: Settings, *, tokens: int = TOKENS, turns: int =
     """Bytes of all records that a rollout of so many tokens in so many turns gives rise to."""
     del settings
     half = tokens // turns // 2
-    inside = Inside(ScriptedEngine(workload.POLICY, Fluent(half)), Clock())
+    inside = Inside(ScriptedEngine(load.POLICY, Fluent(half)), Clock())
     inside.ask(_request(turns, CHARS * half))
     for _ in range(8 * turns):
         inside.turn()
@@ -134,4 +134,4 @@ def _request(turns: int, chars: int) -> RolloutRequest:
         environment=f"{__name__}:{Wordy.__name__}",
         environment_config=f'{{"turns": {turns}, "chars": {chars}}}',
     )
-    return RolloutRequest("0" * 32, task, policy_id=workload.POLICY, limits=Limits(max_turns=turns))
+    return RolloutRequest("0" * 32, task, policy_id=load.POLICY, limits=Limits(max_turns=turns))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compose.cluster import Cluster
-from compose.errors import ServicesError
+from compose.services.service_errors import ServicesError
 from schemas.errors import Refused
 
 

@@ -7,11 +7,11 @@ import sys
 
 from compose.chaos.workload import POLICY, UnhurriedEngine, script
 from compose.cluster import cluster_of
-from compose.fit import patiently, wait_until_fit
-from compose.logs import set_up
+from compose.log_setup import set_up
 from compose.settings import load_settings
-from compose.stop import Stop
-from compose.workers import Workshop
+from compose.workers.build import Workshop
+from compose.workers.readiness import patiently, wait_until_fit
+from compose.workers.shutdown import Stop
 
 
 def main(name: str) -> None:

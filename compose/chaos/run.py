@@ -10,14 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compose.chaos.conductor import Conductor
+from compose.chaos.experiment import Conductor
 from compose.chaos.faults import roles_of
+from compose.chaos.outcome import Outcome, plain, table
 from compose.chaos.plan import Plan
 from compose.chaos.stage import staged
-from compose.chaos.table import Outcome, plain, table
-from compose.conduct import Stopped, interruptible
-from compose.doors import refuse_no_folder, refuse_used
-from compose.logs import set_up
+from compose.conductor.conductor import Stopped, interruptible
+from compose.files import refuse_no_folder, refuse_used
+from compose.log_setup import set_up
 from compose.settings import Settings
 from compose.showing import reading, show
 from compose.verify import Report, verify

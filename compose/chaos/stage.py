@@ -10,14 +10,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from compose import runs, services
 from compose.chaos import beside, workload
 from compose.chaos.plan import SERVER, Plan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import Worker, to_registry
 from compose.cluster import Cluster, answers
-from compose.recipe import parse_recipe
-from compose.runs import RunFolder
+from compose.runs import run_folder
+from compose.runs.recipe import parse_recipe
+from compose.runs.run_folder import RunFolder
+from compose.services import embedded
 from compose.settings import Kafka, Registry, Settings
 from producers import provision
 from schemas.topics import wanted
@@ -110,7 +111,7 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
     }
     proxy = Proxy(links)
     try:
-        found = services.up(
+        found = embedded.up(
             directory,
             settings.cache(),
             kafka_port=plain,
@@ -131,7 +132,7 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
             cluster.close()
     finally:
         proxy.close()
-        services.down(directory, wipe=False)
+        embedded.down(directory, wipe=False)
 
 
 def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
@@ -148,10 +149,10 @@ def _training_run(cluster: Cluster, seed: int, other: Path | None) -> RunFolder:
     # In a process of its own: what makes a policy holds half a gigabyte of libraries
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
         recipe = parse_recipe(text, RECIPE)
-        made = elsewhere.submit(runs.create, cluster.settings.state(), recipe, text, seed)
+        made = elsewhere.submit(run_folder.create, cluster.settings.state(), recipe, text, seed)
         folder = made.result()
     _provision(cluster, folder.policy_id, other)
-    return runs.begin(folder, cluster)
+    return run_folder.begin(folder, cluster)
 
 
 def _links(
@@ -167,4 +168,4 @@ def _links(
 
 def _free(links: Mapping[str, Ports], *taken: int) -> int:
     used = [port for link in links.values() for port in (link.entry, link.broker)]
-    return services.free_port([*used, *taken])
+    return embedded.free_port([*used, *taken])

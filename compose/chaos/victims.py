@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from compose import services
 from compose.chaos.faults import (
     CUT_REGISTRY,
     CUT_TO_BROKER,
@@ -29,8 +28,9 @@ from compose.chaos.faults import (
 )
 from compose.chaos.proxy import Proxy
 from compose.cluster import answers
-from compose.errors import ServicesError
-from compose.supervisor import die_with_parent
+from compose.services import embedded
+from compose.services.service_errors import ServicesError
+from compose.workers.supervisor import die_with_parent
 
 FLAP_S = 0.4
 """A flapping link is up for so long, then down for so long."""
@@ -230,12 +230,12 @@ class Stack:
     state_dir: Path
     cache_dir: Path
     pool: ThreadPoolExecutor
-    _coming: list[Future[services.Endpoints]] = field(default_factory=list)
+    _coming: list[Future[embedded.Endpoints]] = field(default_factory=list)
 
     def start(self) -> None:
         """Begin to start what is down."""
         self._coming.append(
-            self.pool.submit(services.up, self.state_dir, self.cache_dir, ready=answers)
+            self.pool.submit(embedded.up, self.state_dir, self.cache_dir, ready=answers)
         )
 
     def up(self) -> bool:
@@ -284,7 +284,7 @@ class Service:
 
     def _pid(self) -> int | None:
         wanted = {"broker": "kafka"}.get(self.name, self.name)
-        found = services.status(self.stack.state_dir)
+        found = embedded.status(self.stack.state_dir)
         return next(each.pid for each in found if each.name == wanted)
 
 

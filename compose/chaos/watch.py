@@ -17,7 +17,7 @@ import structlog
 
 from compose.chaos.faults import Fault
 from compose.cluster import Cluster
-from consumers.log import Record, TopicPartition
+from consumers.log.protocols import Record, TopicPartition
 from schemas.errors import RollcallError, Unavailable
 from schemas.messages import Event, RolloutRefused, RolloutStarted, ScoredTrajectory, Trajectory
 

@@ -43,6 +43,7 @@ from consumers.agents.wishes import (
 )
 from schemas import messages as wire
 from schemas.errors import DeterminismError, ProgramFailed, Refused
+from schemas.foreign_text import REASON_CHARS, plain, raised, shown
 from schemas.ids import call_seed, command_id, prefix_hash
 from schemas.interrupts import is_from_outside
 from schemas.messages import (
@@ -65,7 +66,6 @@ from schemas.messages import (
     Trajectory,
     maker,
 )
-from schemas.texts import REASON_CHARS, plain, raised, shown
 
 if TYPE_CHECKING:
     from random import Random

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from consumers.log import Log, Reader, Record
+from consumers.log.protocols import Log, Reader, Record
 from schemas.codec import Codec
 from schemas.errors import Unavailable, WireError
 from schemas.ids import digest

@@ -18,20 +18,20 @@ from typing import Any
 
 import structlog
 
-from consumers.agents.asked import Asked, First
 from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
 from consumers.agents.lookback import Written
 from consumers.agents.programs import program_of
 from consumers.agents.quota import Quota
+from consumers.agents.recent_requests import Asked, First
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.answers import event_of
-from consumers.bare import barer
+from consumers.bare_trajectory import barer
 from consumers.clock import Clock, LogClock, steady_wall
-from consumers.control import ControlReader
-from consumers.guard import Bar, Guard
-from consumers.log import Held, Log, Publisher, Record
-from consumers.loop import Loop, Progress
+from consumers.control_reader import ControlReader
+from consumers.log.protocols import Held, Log, Publisher, Record
+from consumers.loop.loop import Loop, Progress
+from consumers.time_guard import Bar, Guard
 from schemas.bounds import check_names, check_request, check_sampling, fitting
 from schemas.codec import Codec
 from schemas.errors import (
@@ -48,6 +48,7 @@ from schemas.errors import (
     WireError,
     WorkFailed,
 )
+from schemas.foreign_text import plain, raised
 from schemas.headers import REPLAYED_FROM, full_headers, hot_headers
 from schemas.ids import digest
 from schemas.messages import (
@@ -64,7 +65,6 @@ from schemas.messages import (
     RolloutStarted,
     Trajectory,
 )
-from schemas.texts import plain, raised
 from schemas.topics import POLICY_ID, Topics
 
 DUE_EVERY_S = 0.5

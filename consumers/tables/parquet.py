@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from consumers.log import Record
+from consumers.log.protocols import Record
 from consumers.tables import rows
 from consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
 from schemas.messages import ScoredTrajectory, Trajectory

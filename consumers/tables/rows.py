@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from consumers.log import Record
+from consumers.log.protocols import Record
 from schemas.messages import (
     Message,
     RolloutRequest,

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sandbox.environment import Observation
-from sandbox.named import foreign
+from sandbox.foreign import foreign
 from schemas import names
 from schemas.errors import WorkFailed
 

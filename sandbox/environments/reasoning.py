@@ -13,7 +13,7 @@ from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
 from sandbox.environment import Observation
-from sandbox.named import foreign
+from sandbox.foreign import foreign
 from schemas import names
 from schemas.errors import WorkFailed
 

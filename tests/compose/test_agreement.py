@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compose.agreement import LISTED, Agreement, Flip
+from consumers.history.agreement import LISTED, Agreement, Flip
 
 FEW = settings(max_examples=50, deadline=None)
 TOTALS = st.none() | st.floats(-3, 3)

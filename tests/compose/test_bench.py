@@ -5,13 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from compose import bench
-from compose.benchmarks import echo, memory, overload, scan, wire, workload
+from compose.benchmarks import echo, live_memory, load, overload, scan, suite, wire
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.verify import audit
-from consumers.console.history import FORGET_EVERY
-from consumers.memory import MemoryLog
+from consumers.audit.journal_facts import FORGET_EVERY
+from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
 from schemas.messages import AttemptStarted, EnvironmentStep, Event, ModelAnswered, ModelCall
@@ -24,14 +23,14 @@ JOURNALED = 19
 
 def test_an_unknown_benchmark_is_refused_before_any_runs() -> None:
     with pytest.raises(Refused, match="did you mean 'turns_64'"):
-        bench.run_benchmarks(["turns_65"], Settings(), None)
+        suite.run_benchmarks(["turns_65"], Settings(), None)
 
 
 def test_a_figure_stands_beside_its_ceiling_and_their_ratio() -> None:
     faster = Figure(50.0, "turns/s", 200.0)
     slower = Figure(8.0, "ms", 2.0, lower_is_better=True)
 
-    written = bench.plain({"turns_64": faster, "turn_latency_ms": slower})
+    written = suite.plain({"turns_64": faster, "turn_latency_ms": slower})
 
     assert written["turns_64"] == {
         "value": 50.0, "unit": "turns/s", "ceiling": 200.0, "ratio": 0.25
@@ -40,7 +39,7 @@ def test_a_figure_stands_beside_its_ceiling_and_their_ratio() -> None:
 
 
 def test_memory_per_live_rollout_is_more_than_its_payload() -> None:
-    figure = memory.live_rollout(Settings(), live=1000)
+    figure = live_memory.live_rollout(Settings(), live=1000)
 
     assert figure.unit == "bytes"
     assert 1_000 < figure.ceiling < figure.value < 100_000
@@ -64,31 +63,34 @@ def test_a_rollout_of_32768_tokens_in_100_turns_is_sent_about_twice() -> None:
 @pytest.mark.parametrize("tokens", [64, 512])
 def test_a_measured_rollout_has_eight_turns_of_so_many_sampled_tokens(tokens: int) -> None:
     codec = Codec(LocalRegistry())
-    player = workload.Player(codec, tokens, TOPICS)
+    player = load.Player(codec, tokens, TOPICS)
 
-    played = list(player.play(workload.request("r")))
+    played = list(player.play(load.request("r")))
     said = [codec.decode(event, Event).body for _, event in played]
 
     calls = [command for command, _ in played if isinstance(command, ModelCall)]
     steps = [command.kind for command, _ in played if isinstance(command, EnvironmentStep)]
     assert [len(b.token_ids) // 4 for b in said if isinstance(b, ModelAnswered)] == [tokens] * 8
     assert steps == ["reset"] + ["step"] * 8
-    a_turn = tokens + workload.SEEN_TOKENS
+    a_turn = tokens + load.SEEN_TOKENS
     assert [c.prefix_length for c in calls] == [a_turn * n for n in range(8)]
 
 
 def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
     codec = Codec(LocalRegistry())
 
-    values = workload.hops(codec, TOPICS, 64, "r")
+    values = load.hops(codec, TOPICS, 64, "r")
 
-    assert len(values) == workload.HOPS * workload.TURNS
+    assert len(values) == load.HOPS * load.TURNS
     for number, value in enumerate(values):
-        codec.decode(value, echo.RECORDS[number % workload.HOPS])
+        codec.decode(value, echo.RECORDS[number % load.HOPS])
 
 
 def test_the_log_that_is_scanned_is_whole() -> None:
-    codec, log = Codec(LocalRegistry()), MemoryLog(wanted("rl.", [workload.POLICY], partitions=2))
+    codec, log = (
+        Codec(LocalRegistry()),
+        MemoryLog(wanted("rl.", [load.POLICY], partitions=2)),
+    )
 
     scan.fill(log, codec, TOPICS, 5)
 
@@ -99,7 +101,10 @@ def test_the_log_that_is_scanned_is_whole() -> None:
 
 def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
     # Given journal entries of nobody, so that a rollout begins with the thousandth
-    log, codec = MemoryLog(wanted("rl.", [workload.POLICY], partitions=1)), Codec(LocalRegistry())
+    log, codec = (
+        MemoryLog(wanted("rl.", [load.POLICY], partitions=1)),
+        Codec(LocalRegistry()),
+    )
     stray = codec.encode(TOPICS.events, Event("x", 1, -1, 0, b"", b"", "w", AttemptStarted("?")))
     for _ in range((FORGET_EVERY - 1) % JOURNALED):
         log.append(TOPICS.events, b"x", stray, 0)
@@ -112,7 +117,7 @@ def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
 
 
 def test_the_environment_that_is_measured_ends_after_its_turns_and_tells_the_time() -> None:
-    environment = workload.Instant(turns=2)
+    environment = load.Instant(turns=2)
 
     seen = [environment.open(0), environment.step("go"), environment.step("go")]
 
@@ -124,7 +129,7 @@ def test_the_environment_that_is_measured_ends_after_its_turns_and_tells_the_tim
 def test_small_figures_keep_their_digits_in_the_table() -> None:
     out = io.StringIO()
 
-    Console(file=out, width=100).print(bench.table({"up_warm_s": Figure(3.257, "s", 2.1, True)}))
+    Console(file=out, width=100).print(suite.table({"up_warm_s": Figure(3.257, "s", 2.1, True)}))
 
     assert "3.257" in out.getvalue()
     assert "64%" in out.getvalue()

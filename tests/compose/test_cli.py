@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compose.cli import PANELS, app
+from compose.cli.app import PANELS, app
 from compose.cluster import Cluster
 from compose.extras import EXTRAS
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compose import curves, listing, runs
+from compose import curves
 from compose.cluster import Cluster
+from compose.conductor.live_panel import BARS
 from compose.curves import HELD_OUT, Curve
-from compose.recipe import load_recipe
+from compose.runs import listing, run_folder
+from compose.runs.recipe import load_recipe
 from compose.settings import Settings
-from compose.view import BARS
-from compose.workers import sole_trainer
+from compose.workers.build import sole_trainer
 from consumers.heldout import MARK
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
@@ -72,11 +73,11 @@ def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False)
     _, text = load_recipe("lake-any-start")
     made = cluster.settings.state() / "runs" / run_id
     made.mkdir(parents=True)
-    (made / runs.RECIPE_FILE).write_text(text)
+    (made / run_folder.RECIPE_FILE).write_text(text)
     body = {"run_id": run_id, "policy_id": run_id, "seed": 7, "starts": []}
-    (made / runs.RUN_FILE).write_text(json.dumps(body))
+    (made / run_folder.RUN_FILE).write_text(json.dumps(body))
     if finished:
-        (made / runs.SUMMARY_FILE).write_text(json.dumps({"success_after": 0.875}))
+        (made / run_folder.SUMMARY_FILE).write_text(json.dumps({"success_after": 0.875}))
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 from compose import evaluate, rescore
 from compose.evaluation import Evaluation, Row
 from compose.ranges import Range
-from compose.recipe import load_recipe
+from compose.runs.recipe import load_recipe
 from compose.submission import Door, NotScored
 from schemas.errors import Refused
 from schemas.messages import (

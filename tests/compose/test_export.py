@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compose.export import export
-from compose.recipe import load_recipe
-from compose.runs import RunFolder
+from compose.runs.export_policy import export
+from compose.runs.recipe import load_recipe
+from compose.runs.run_folder import RunFolder
 from inference.policy_dir import load_policy, make_policy
 from schemas.errors import Refused, Unfit
 from schemas.weights import weights_digest
 from tests.inference import worlds
 from trainer.checkpoint import Checkpoint, save
 from trainer.step import LearnerState
-from trainer.weights import tensors_of
+from trainer.tensors import tensors_of
 
 Make = Callable[[Path], Path]
 

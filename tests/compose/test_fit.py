@@ -2,7 +2,7 @@
 
 import pytest
 
-from compose.fit import patiently
+from compose.workers.readiness import patiently
 from schemas.errors import TopicsDiffer, Unavailable
 
 

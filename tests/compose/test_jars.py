@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.errors import ServicesError
-from compose.jars import LOCKS, Artifact, fetch, parse_lock, require_space
-from compose.registry import unpack
+from compose.services.artifacts import LOCKS, Artifact, fetch, parse_lock, require_space
+from compose.services.schema_registry import unpack
+from compose.services.service_errors import ServicesError
 
 BYTES = {"first": b"one", "second": b"two"}
 
@@ -141,7 +141,7 @@ def test_a_copied_cache_is_read_once_and_downloaded_never(lock: Path, cache: Pat
 def test_two_first_runs_at_once_download_every_file_once(lock: Path, cache: Path) -> None:
     script = f"""
 import pathlib, sys, time
-from compose.jars import fetch
+from compose.services.artifacts import fetch
 cache = pathlib.Path({str(cache)!r})
 bytes_of = {BYTES!r}
 def download(artifact, cache_dir):
@@ -156,7 +156,7 @@ def download(artifact, cache_dir):
             time.sleep(0.02)
 fetch(pathlib.Path({str(lock)!r}), cache, download=download)
 """
-    runs = [subprocess.Popen([sys.executable, "-c", script], cwd=LOCKS.parents[1]) for _ in "ab"]
+    runs = [subprocess.Popen([sys.executable, "-c", script], cwd=LOCKS.parents[2]) for _ in "ab"]
 
     assert [run.wait(timeout=30) for run in runs] == [0, 0]
     assert sorted((cache / "asked").read_text().split()) == ["first", "second"]

@@ -14,9 +14,9 @@ from compose.letters import (
     show,
     show_list,
 )
-from compose.pace import Pace
-from consumers.letters import DeadLetters
-from consumers.log import Record
+from consumers.history.rate_limit import Pace
+from consumers.log.protocols import Record
+from consumers.loop.dead_letters import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError
 from schemas.messages import Control
 from tests.compose.world import MemoryCluster

@@ -23,7 +23,7 @@ from compose.verify import audit
 from compose.waiting import look
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
 from consumers.agents.wishes import Task as Given
-from consumers.training import Run, Trainer
+from consumers.training.trainer import Run, Trainer
 from producers.admission import AdmissionRule, Draws
 from sandbox.environment import Observation
 from schemas.messages import (
@@ -36,7 +36,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.objects import ObjectStore
-from schemas.refs import refs_of
+from schemas.trajectory_refs import refs_of
 from tests.compose.world import POLICY, MemoryCluster
 from trainer.config import LearnerConfig
 from trainer.step import Learner

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from compose.look import tail
-from compose.plain import plain
 from compose.trajectory import show_trajectory
 from consumers.agents.fold import Journal
-from consumers.console.law import Counting
+from consumers.history.counting import Counting
+from schemas.as_json import plain
 from schemas.errors import Refused
 from schemas.headers import REPLAYED_FROM, Headers
 from schemas.messages import (

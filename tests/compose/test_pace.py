@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from compose.contention import others_at_work
-from compose.pace import GivingWay, Pace
+from consumers.history.contention import others_at_work
+from consumers.history.rate_limit import GivingWay, Pace
 from schemas.messages import RolloutRequest, Task
 from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compose.readable import check_readable
+from compose.workers.registry_fit import check_readable
 from schemas.codec import PREFIX
 from schemas.errors import RegistryEmptied
 from schemas.messages import AttemptStarted, Control, Event

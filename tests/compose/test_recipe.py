@@ -2,7 +2,7 @@
 
 import pytest
 
-from compose.recipe import parse_recipe
+from compose.runs.recipe import parse_recipe
 from schemas.errors import Refused
 from tests.consumers.tiny import RECIPE
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from compose import runs
 from compose.cluster import Cluster
-from compose.recipe import load_recipe
-from compose.retire import left_by, remove
+from compose.runs import run_folder
+from compose.runs.recipe import load_recipe
+from compose.runs.retirement import left_by, remove
 from compose.settings import Settings
 from compose.verify import audit
-from compose.workers import sole_trainer
-from consumers.log import Held
+from compose.workers.build import sole_trainer
+from consumers.log.protocols import Held
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, TrainStep
 from tests.compose.test_cli import addresses, refused, rollcall
@@ -112,13 +112,13 @@ def test_a_run_is_retired_with_its_folder_unless_it_trains(
     cluster = make_cluster()
     settings = cluster.settings
     recipe, text = load_recipe("lake-any-start")
-    made = runs.create(settings.state(), recipe, text, seed=1)
+    made = run_folder.create(settings.state(), recipe, text, seed=1)
     where = addresses(cluster)
     made_topics = rollcall(
         "topics", "apply", "--policy", made.policy_id, "--partitions", "4", cwd=tmp_path, **where
     )
     assert made_topics.returncode == 0, made_topics.stderr
-    folder = runs.begin(made, cluster)
+    folder = run_folder.begin(made, cluster)
     group = cluster.topics.group("models", folder.policy_id)
     source = cluster.log.source(group, [cluster.topics.calls(folder.policy_id)], Idle())
     source.poll(10.0)

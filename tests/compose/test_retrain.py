@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from compose.recipe import parse_recipe
 from compose.retrain import asked_for, retrain
-from compose.runs import RunFolder, require_unchanged
+from compose.runs.recipe import parse_recipe
+from compose.runs.run_folder import RunFolder, require_unchanged
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import TrainStep
 from tests.consumers.tiny import RECIPE, World

@@ -9,8 +9,8 @@ from rich.console import Console
 from compose.scorings import retire, scorings, table
 from compose.showing import show
 from compose.verify import verify
-from consumers.log import Commit
-from consumers.retired import RETIRED, retired, retired_word
+from consumers.log.protocols import Commit
+from consumers.scoring_retirement import RETIRED, retired, retired_word
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
 from tests.compose.test_cli import refused, rollcall

@@ -16,16 +16,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from compose.errors import ServicesError
-from compose.services import (
-    Endpoints,
-    Record,
-    down,
-    endpoints,
-    started,
-    status,
-    up,
-)
+from compose.services.embedded import Endpoints, Record, down, endpoints, started, status, up
+from compose.services.service_errors import ServicesError
 from producers.publisher import Admin
 from tests.compose.conftest import lists_its_topics
 from tests.flow.crew import until

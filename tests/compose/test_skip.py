@@ -4,8 +4,8 @@ import pytest
 
 from compose.letters import Choice, NotReplayed, replay, show_list
 from compose.skip import skip
-from consumers.letters import Passed, Skip
-from consumers.memory import MemorySource
+from consumers.log.memory_log import MemorySource
+from consumers.loop.dead_letters import Passed, Skip
 from schemas.errors import Refused
 from tests.compose.world import MemoryCluster
 from tests.consumers.journals import request

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from compose.cluster import Cluster
 from compose.stats import Stats, measure, show
-from consumers.log import Commit, Held, TopicPartition
+from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import Refused
 from tests.compose.test_cli import addresses, refused, rollcall
 from tests.compose.world import MemoryCluster

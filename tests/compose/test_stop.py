@@ -2,8 +2,8 @@
 
 import pytest
 
-from compose.stop import Drained
-from consumers.control import ControlReader
+from compose.workers.shutdown import Drained
+from consumers.control_reader import ControlReader
 from schemas.errors import Unavailable
 from schemas.messages import Control
 from tests.compose.world import MemoryCluster

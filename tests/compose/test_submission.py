@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compose.submission import NotScored, submit
-from consumers.memory import MemoryPublisher
+from consumers.log.memory_log import MemoryPublisher
 from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
 from schemas.messages import RolloutRequest
 from tests.compose.world import CORRIDOR, POLICY, MemoryCluster

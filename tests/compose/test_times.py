@@ -2,7 +2,7 @@
 
 import pytest
 
-from compose.times import seconds_of, time_ms
+from consumers.history.times import seconds_of, time_ms
 from schemas.errors import Refused
 
 NOW_S = 1_700_000_000.0

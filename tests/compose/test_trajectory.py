@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compose.fork import fork
-from compose.parting import moments_of, parting_of, relation
-from compose.story import Story, stories
-from compose.timers import Timers, timers_of
 from compose.trajectory import show_difference, show_trajectory
-from consumers.log import Record
+from consumers.history.divergence import moments_of, parting_of, relation
+from consumers.history.rollout_story import Story, stories
+from consumers.history.timing import Timers, timers_of
+from consumers.log.protocols import Record
 from schemas.errors import Refused
 from schemas.messages import (
     AttemptStarted,

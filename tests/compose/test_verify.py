@@ -13,7 +13,7 @@ from rich.console import Console
 from compose.cluster import Cluster
 from compose.showing import show
 from compose.verify import Report, verify
-from consumers.console.report import INVARIANTS
+from consumers.audit.report import INVARIANTS
 from schemas.messages import (
     EnvironmentStep,
     RolloutRequest,

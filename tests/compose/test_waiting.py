@@ -3,10 +3,10 @@
 import pytest
 import typer
 
-from compose.cli import app
+from compose.cli.app import app
 from compose.waiting import Waiting, as_plain, show
 from consumers.agents.worker import Words
-from consumers.console.waits import Place, Wait
+from consumers.history.waits import Place, Wait
 
 NOW_MS = 1_700_000_000_000
 STEPS = Place("t.environments", "t.env.steps", 2)

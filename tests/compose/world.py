@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compose.settings import Settings
-from compose.workers import Workshop
-from consumers.log import Commit, Record, TopicPartition
-from consumers.loop import Loop
-from consumers.memory import MemoryLog, MemoryReader
+from compose.workers.build import Workshop
+from consumers.log.memory_log import MemoryLog, MemoryReader
+from consumers.log.protocols import Commit, Record, TopicPartition
+from consumers.loop.loop import Loop
 from inference.scripted import Script, ScriptedEngine
 from producers.publisher import Member
 from sandbox.environment import Observation

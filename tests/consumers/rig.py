@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 from consumers.agents.worker import Agents
 from consumers.environments import Environments
-from consumers.log import Record
-from consumers.loop import Loop, Role, WorkRole
-from consumers.memory import MemoryLog
-from consumers.models import Models
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Record
+from consumers.loop.loop import Loop, Role, WorkRole
+from consumers.models.server import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
 from sandbox.environment import Environment, make_environment

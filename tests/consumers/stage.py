@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.memory import MemoryLog, MemoryPublisher
-from consumers.training import Run, Trainer
+from consumers.log.memory_log import MemoryLog, MemoryPublisher
+from consumers.training.trainer import Run, Trainer
 from producers.admission import AdmissionRule, Draws
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
 from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Task, TrainStep
-from schemas.refs import refs_of
 from schemas.topics import Topics, wanted
+from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
 from tests.trainer.made import scored
 from trainer.config import LearnerConfig

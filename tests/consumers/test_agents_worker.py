@@ -15,7 +15,7 @@ from consumers.agents.worker import (
     program_digest,
     program_of,
 )
-from consumers.loop import Loop
+from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.codec import Codec, LocalRegistry, Registry

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from consumers.archive import Archive
-from consumers.loop import Loop
-from consumers.memory import MemoryLog
+from consumers.log.memory_log import MemoryLog
+from consumers.loop.loop import Loop
 from consumers.tables.parquet import Writers
 from schemas.errors import JournalGone
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory

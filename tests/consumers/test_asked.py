@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.asked import Asked, First
 from consumers.agents.lookback import bounds_of
-from consumers.log import Record
-from consumers.memory import MemoryLog
+from consumers.agents.recent_requests import Asked, First
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Record
 
 T = "requests"
 

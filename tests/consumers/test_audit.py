@@ -10,7 +10,7 @@ import pytest
 
 from compose.verify import Report, audit
 from consumers.agents.fold import NO_POSITION
-from consumers.memory import MemoryLog
+from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import WorkFailed

@@ -12,9 +12,9 @@ from consumers.agents.fold import PATIENCE
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answer
-from consumers.log import Record
-from consumers.loop import Progress, above_commit
-from consumers.retired import retired_word
+from consumers.log.protocols import Record
+from consumers.loop.loop import Progress, above_commit
+from consumers.scoring_retirement import retired_word
 from inference.scripted import ScriptedEngine
 from schemas.errors import WireError
 from schemas.messages import (

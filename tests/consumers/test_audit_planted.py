@@ -11,9 +11,9 @@ from consumers.agents.fold import PATIENCE, Journal
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answers
-from consumers.letters import Skip
-from consumers.log import Held, Record
-from consumers.loop import Progress
+from consumers.log.protocols import Held, Record
+from consumers.loop.dead_letters import Skip
+from consumers.loop.loop import Progress
 from inference.scripted import ScriptedEngine
 from schemas.errors import TooLarge, WireError
 from schemas.messages import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consumers.loop import Loop
+from consumers.loop.loop import Loop
 from sandbox.environment import Environment, Observation
 from schemas.ids import command_id
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event

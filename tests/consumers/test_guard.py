@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from consumers.guard import SIGNAL, Bar, Guard
+from consumers.time_guard import SIGNAL, Bar, Guard
 from schemas.errors import ProgramFailed
 
 LIMIT_S = 0.05

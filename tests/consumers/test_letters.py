@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from compose.verify import audit
-from consumers.letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
-from consumers.log import Headers
-from consumers.loop import Loop
+from consumers.log.protocols import Headers
+from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
+from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from schemas.codec import PREFIX, Codec, LocalRegistry, schema_text
 from schemas.errors import StormOfDeadLetters, UnknownSchema

@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.log import Record
-from consumers.loop import (
-    METADATA_BYTES,
-    SPAN,
-    Loop,
-    Progress,
-    above_commit,
-    finished_above,
-)
+from consumers.log.protocols import Record
+from consumers.loop.loop import METADATA_BYTES, SPAN, Loop, Progress, above_commit, finished_above
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from consumers.log import Commit, Held, TopicPartition
-from consumers.memory import MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import JournalGone, TooLarge, Unfit
 from schemas.messages import Control
 from tests.consumers.rig import InHand, Rig

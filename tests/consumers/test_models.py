@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.log import Record
-from consumers.loop import Loop
-from consumers.models import Models
-from consumers.versions import AWAY_TRIES, PASSED_RETRY_S
+from consumers.log.protocols import Record
+from consumers.loop.loop import Loop
+from consumers.models.server import Models
+from consumers.models.versions import AWAY_TRIES, PASSED_RETRY_S
 from inference.engine import Answer
 from inference.scripted import ScriptedEngine
 from schemas import messages

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from consumers.pinned import Pinned
+from consumers.models.pinned_engines import Pinned
 from inference.scripted import ScriptedEngine
 from schemas.errors import Unavailable, WeightsMissing, WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile

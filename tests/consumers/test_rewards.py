@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from consumers.memory import LIMIT_BYTES
+from consumers.log.memory_log import LIMIT_BYTES
 from schemas.errors import Unavailable, WorkFailed
 from schemas.interrupts import interrupt
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from consumers.source import Batches, retried
+from consumers.log.kafka_log import Batches, retried
 from schemas.errors import Unfit
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.log import Record
-from consumers.loop import METADATA_BYTES, Loop, finished_above
-from consumers.memory import WORD_LIMIT
-from consumers.suspects import (
+from consumers.log.memory_log import WORD_LIMIT
+from consumers.log.protocols import Record
+from consumers.loop.loop import METADATA_BYTES, Loop, finished_above
+from consumers.loop.suspects import (
     ALONE,
     FREE,
     MARK_BYTES,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.log import Record
+from consumers.log.protocols import Record
 from consumers.tables.parquet import LOT_BYTES, SCHEMAS, Writers, day_of
 from consumers.tables.rows import turn_rows
 from schemas.messages import (

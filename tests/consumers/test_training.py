@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from compose.memory_run import run_in_memory
+from compose.conductor.in_memory import run_in_memory
 from compose.settings import Settings
-from compose.workers import sole_trainer, transformers_engine
-from consumers import versions
-from consumers.memory import MemoryLog, MemoryPublisher
+from compose.workers.build import sole_trainer, transformers_engine
+from consumers.log.memory_log import MemoryLog, MemoryPublisher
+from consumers.models import versions
 from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit
 from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.packed import pack_ids, pack_logprobs
 from tests.consumers.rig import source_of
 from tests.consumers.tiny import RECIPE, World
-from trainer import kept
+from trainer import weights_files
 from trainer.samples import versions_of
 from trainer.step import Learner
 
@@ -135,7 +135,7 @@ def test_a_held_out_rollout_is_sampled_by_the_version_that_it_was_asked_of_alone
 def test_weights_that_are_still_evaluated_are_not_pruned(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "KEEP", 1)
+    monkeypatch.setattr(weights_files, "KEEP", 1)
     trainer = world.trainer()
     world.train(trainer, steps=1)
     assert trainer.heldout is not None

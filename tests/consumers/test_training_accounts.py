@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from compose import runs
-from compose.recipe import parse_recipe
-from consumers.memory import MemoryLog, MemoryPublisher
-from schemas import refs
+from compose.runs import run_folder
+from compose.runs.recipe import parse_recipe
+from consumers.log.memory_log import MemoryLog, MemoryPublisher
+from schemas import trajectory_refs
 from schemas.errors import DeliveryFailed, Refused
 from schemas.messages import PolicyVersion
 from tests.consumers.stage import CONFIG, SCORING, Stage
@@ -151,7 +151,7 @@ def test_a_recipe_whose_bound_lets_no_group_start_is_refused_before_its_folder_i
     recipe = parse_recipe(f"max_running = 3\n{RECIPE}", "tiny")
 
     with pytest.raises(Refused, match="max_running is 3, fewer than the group_size 4"):
-        runs.create(tmp_path, recipe, RECIPE, seed=1)
+        run_folder.create(tmp_path, recipe, RECIPE, seed=1)
 
     assert not list(tmp_path.iterdir())
 
@@ -424,10 +424,10 @@ def test_a_restart_at_an_evaluation_asks_only_for_what_was_not_asked_for(tmp_pat
 def test_a_step_of_more_than_a_record_holds_names_them_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refs, "PLAIN", 3)
+    monkeypatch.setattr(trajectory_refs, "PLAIN", 3)
     stage = Stage(tmp_path)
 
     stage.drain()
 
     assert {step.trajectories for step in stage.steps()} == {()}
-    assert [len(refs.refs_of(step)) for step in stage.steps()] == [4, 4, 4, 4]
+    assert [len(trajectory_refs.refs_of(step)) for step in stage.steps()] == [4, 4, 4, 4]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from consumers import training
+from consumers.training import trainer
 from schemas.errors import Unavailable
 from schemas.messages import Claim, PolicyVersion
-from schemas.refs import refs_of
+from schemas.trajectory_refs import refs_of
 from tests.consumers.stage import SIZE, Stage
 from tests.schemas.made import Shelf
 
@@ -31,7 +31,7 @@ class Narrow(Shelf):
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "AWAY_S", 0.0)
+    monkeypatch.setattr(trainer, "AWAY_S", 0.0)
 
 
 def ids(stage: Stage) -> list[str]:

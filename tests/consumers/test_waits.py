@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from consumers.agents.fold import Effect
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Task, user
-from consumers.console.waits import Place, Scoring, Wait, Waits
+from consumers.history.waits import Place, Scoring, Wait, Waits
 from schemas.messages import (
     AttemptStarted,
     EnvironmentStep,

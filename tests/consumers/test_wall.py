@@ -18,10 +18,10 @@ from consumers.agents.fold import World
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
-from consumers.console.waits import Waits
-from consumers.guard import SIGNAL, Guard
-from consumers.loop import Loop
-from consumers.memory import LIMIT_BYTES
+from consumers.history.waits import Waits
+from consumers.log.memory_log import LIMIT_BYTES
+from consumers.loop.loop import Loop
+from consumers.time_guard import SIGNAL, Guard
 from inference.scripted import ScriptedEngine
 from schemas.bounds import NAME_BYTES
 from schemas.interrupts import interrupt

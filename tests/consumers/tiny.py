@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from compose import runs
-from compose.recipe import parse_recipe
+from compose.runs import run_folder
+from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
-from compose.workers import Workshop, transformers_engine
-from consumers.memory import MemoryLog
-from consumers.training import Trainer
+from compose.workers.build import Workshop, transformers_engine
+from consumers.log.memory_log import MemoryLog
+from consumers.training.trainer import Trainer
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import PolicyVersion, TrainStep
 from schemas.topics import Topics, wanted
@@ -57,7 +57,7 @@ class World:
     def __init__(self, directory: Path, text: str = "") -> None:
         text = text or RECIPE
         recipe = parse_recipe(text, "tiny")
-        self.folder = runs.create(directory, recipe, text, seed=3)
+        self.folder = run_folder.create(directory, recipe, text, seed=3)
         self.topics = Topics("m.")
         self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
         self.settings = Settings()

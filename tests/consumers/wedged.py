@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from consumers.log import Record
+from consumers.log.protocols import Record
 from tests.consumers.rig import InHand, Rig
 
 

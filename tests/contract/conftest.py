@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from consumers.memory import MemoryLog
+from consumers.log.memory_log import MemoryLog
 from schemas.ids import digest
 
 COUNTER = count()

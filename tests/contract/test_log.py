@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from consumers.log import Commit, Held, Record, TopicPartition, read_all
-from consumers.loop import Loop, Progress
+from consumers.log.protocols import Commit, Held, Record, TopicPartition, read_all
+from consumers.loop.loop import Loop, Progress
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import DeliveryFailed, JournalGone, Refused, TooLarge, TopicsDiffer, WorkFailed
 from schemas.messages import Control

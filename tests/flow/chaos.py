@@ -14,9 +14,9 @@ from typing import Any
 
 from compose.verify import Breach, Report, audit
 from consumers.agents.worker import Agents, Capacity
-from consumers.log import Commit, Headers, Held, Listener, Record, TopicPartition
-from consumers.loop import Loop
-from consumers.memory import LIMIT_BYTES, MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.memory_log import LIMIT_BYTES, MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.protocols import Commit, Headers, Held, Listener, Record, TopicPartition
+from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from schemas.errors import TooLarge, WorkFailed
 from schemas.messages import (

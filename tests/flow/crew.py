@@ -14,7 +14,7 @@ from random import Random
 from compose.cluster import Cluster
 from consumers.agents.fold import Journal, World
 from consumers.agents.programs import program_of
-from consumers.log import Record, read_all
+from consumers.log.protocols import Record, read_all
 from producers.submit import Submitter
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.sandbox.families import LAKE_ANY_START

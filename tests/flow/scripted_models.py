@@ -11,10 +11,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from compose.cluster import cluster_of
-from compose.logs import set_up
+from compose.log_setup import set_up
 from compose.settings import load_settings
-from compose.stop import Stop
-from compose.workers import Workshop
+from compose.workers.build import Workshop
+from compose.workers.shutdown import Stop
 from inference.scripted import ScriptedEngine
 from schemas.messages import ModelCall
 

@@ -20,14 +20,14 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 from rich.console import Console
 
-from compose import services
 from compose.chaos import workload
 from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
+from compose.chaos.outcome import Outcome, plain, table
 from compose.chaos.plan import Plan
 from compose.chaos.proxy import HOST, Ports, Proxy, listeners
 from compose.chaos.run import run_chaos
-from compose.chaos.table import Outcome, plain, table
 from compose.chaos.watch import ON_THE_WIRE_MS, Progress
+from compose.services import embedded
 from compose.settings import Settings
 from inference.scripted import ScriptedEngine
 from schemas.errors import Refused
@@ -188,8 +188,8 @@ class Echo:
 def links() -> Iterator[tuple[Proxy, dict[str, Ports]]]:
     """Two links to one echo."""
     echo = Echo()
-    first = services.free_port([echo.port])
-    ports = {"a": Ports(first, echo.port), "b": Ports(services.free_port([first]), echo.port)}
+    first = embedded.free_port([echo.port])
+    ports = {"a": Ports(first, echo.port), "b": Ports(embedded.free_port([first]), echo.port)}
     proxy = Proxy(ports)
     yield proxy, ports
     proxy.close()
@@ -259,7 +259,7 @@ def test_a_broker_that_is_away_is_seen_as_a_closed_connection(
     links: tuple[Proxy, dict[str, Ports]],
 ) -> None:
     _, ports = links
-    nobody = Ports(services.free_port([ports["a"].entry]), services.free_port([]))
+    nobody = Ports(embedded.free_port([ports["a"].entry]), embedded.free_port([]))
     proxy = Proxy({"a": nobody})
     with connect(nobody) as client:
         assert gone(client)
@@ -453,7 +453,7 @@ def test_an_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
 
     assert run.returncode == 130
     assert "everything was taken down" in said
-    assert services.endpoints(tmp_path / "kept") is None
+    assert embedded.endpoints(tmp_path / "kept") is None
 
     def left() -> list[Path]:
         return [

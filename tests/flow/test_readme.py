@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from compose.cluster import Cluster
-from compose.recipe import parse_recipe
+from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
-from compose.workers import Workshop
-from consumers.memory import MemoryLog
+from compose.workers.build import Workshop
+from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
 from producers.submit import Submitter
 from schemas.codec import Codec, LocalRegistry

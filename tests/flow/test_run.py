@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from compose import runs
 from compose.cluster import Cluster
 from compose.retrain import retrain
-from consumers.log import Reader
+from compose.runs import run_folder
+from consumers.log.protocols import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from tests.compose.test_cli import addresses, rollcall
 from tests.consumers.tiny import RECIPE
@@ -107,7 +107,7 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
     assert_read_again_as_it_was(cluster, result, tmp_path)
 
     # And what the killed trainers left behind trains again to the same weights
-    folder = runs.find(cluster.settings.state(), result["run_id"])
+    folder = run_folder.find(cluster.settings.state(), result["run_id"])
     threads = cluster.settings.training.threads
     report = retrain(
         cluster.log,

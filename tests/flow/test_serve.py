@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compose.cluster import Cluster
-from compose.recipe import parse_recipe
+from compose.runs.recipe import parse_recipe
 from inference.policy_dir import make_policy
 from tests.compose.test_cli import addresses, refused, rollcall
 from tests.consumers.tiny import RECIPE

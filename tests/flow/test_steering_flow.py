@@ -9,7 +9,7 @@ import pytest
 from compose import letters, steer
 from compose.cluster import Cluster
 from compose.waiting import NOBODY, look, waiting, words_of
-from consumers.console.waits import Place
+from consumers.history.waits import Place
 from schemas.errors import Refused
 from schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
 from tests.flow.crew import (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sandbox.environment import Observation
 from sandbox.sessions import Sessions
+from schemas.answer_cache import Kept
 from schemas.errors import Unavailable, WorkFailed
 from schemas.ids import command_id
-from schemas.kept import Kept
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 from tests.sandbox.counting import Counting
 from tests.sandbox.families import LAKE_ANY_START

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schemas.availability import AGAIN_S
 from schemas.claims import HOLDERS, LIGHT, claimed, lightened
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import BadBytes, ObjectLost, Unavailable, WireError
@@ -18,7 +19,6 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.patience import AGAIN_S
 from schemas.topics import Topics
 from tests.schemas.made import Shelf, example, one_of_each_kind
 

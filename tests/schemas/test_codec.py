@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.availability import AGAIN_S
 from schemas.codec import PREFIX, Codec, LocalRegistry, message_of, schema_of, schema_text
 from schemas.errors import (
     BadBytes,
@@ -34,7 +35,6 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
-from schemas.patience import AGAIN_S
 from schemas.topics import Topics
 from tests.schemas.made import (
     FEW,

@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.kept import Kept, size_of
+from schemas.answer_cache import Kept, size_of
 from schemas.messages import EnvironmentStepped, ModelAnswered
 
 

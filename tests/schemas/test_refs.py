@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.memory import LIMIT_BYTES
+from consumers.log.memory_log import LIMIT_BYTES
 from schemas.errors import LengthsDisagree
 from schemas.ids import request_id
 from schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
-from schemas.refs import PLAIN, fitted, pack_refs, refs_of
+from schemas.trajectory_refs import PLAIN, fitted, pack_refs, refs_of
 from tests.schemas.made import codec_for, encoded
 
 STEP = TrainStep("policy", "run", 1, 1, 0, (), {})

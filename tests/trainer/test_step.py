@@ -15,7 +15,7 @@ from trainer.config import LearnerConfig
 from trainer.loss import LOSSES
 from trainer.samples import Sample
 from trainer.step import Learner
-from trainer.weights import raw_of, tensor_of
+from trainer.tensors import raw_of, tensor_of
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 

@@ -1,0 +1,47 @@
+"""How fast `rollcall export` goes through history: one process, from a warm broker, no rate limit.
+
+Counted as `scan_records_per_s` counts, so that the two can be compared: in records of the history
+that is exported, of which only trajectories and scores are read. The ceiling is the bare read of
+these two topics: nothing decoded, no row made, no file written.
+"""
+
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from compose.archive import export
+from compose.benchmarks.figure import Figure
+from compose.benchmarks.own_cluster import own_cluster
+from compose.benchmarks.scan import RECORDS, fill
+from compose.cluster import Cluster
+from compose.ranges import Range, between, extent
+from compose.settings import Settings
+
+ROLLOUTS = 2000
+
+
+def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
+    """Export so many rollouts of eight turns."""
+    with own_cluster(settings) as cluster, tempfile.TemporaryDirectory() as folder:
+        fill(cluster.log, cluster.codec, cluster.topics, rollouts)
+        bare_s = _bare_s(cluster)
+        began = time.monotonic()
+        found = export(cluster, Range(), Path(folder) / "out", rate=0)
+        took_s = time.monotonic() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows = sum(found.rows.values())
+    note = (
+        f"{found.rows['trajectories'] + found.rows['scores']:,} records read, {rows:,} rows "
+        f"written in {took_s:.1f} s ({rows / took_s:,.0f} rows/s), peak memory {peak:,.0f} MB"
+    )
+    records = rollouts * RECORDS
+    return Figure(records / took_s, "records/s", records / bare_s, notes=(note,))
+
+
+def _bare_s(cluster: Cluster) -> float:
+    began = time.monotonic()
+    for topic in (cluster.topics.trajectories, cluster.topics.scored):
+        for _ in between(cluster.log, *extent(cluster.log, topic, Range())):
+            pass
+    return time.monotonic() - began

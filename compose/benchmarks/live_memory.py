@@ -1,0 +1,79 @@
+"""Memory of a live rollout in an agents worker: the fold's state, half-way through its turns.
+
+A process of its own folds so many rollouts from encoded events, as a worker does, and leaves them
+open. The ceiling is the payload that they hold: what tokens, log-probabilities, versions and texts
+would take without any object around them.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from compose.benchmarks import load
+from compose.benchmarks.figure import Figure
+from compose.settings import Settings
+from consumers.agents.fold import Rollout
+from schemas.codec import Codec, LocalRegistry
+from schemas.topics import Topics
+
+LIVE = 50_000
+TOKENS = 64
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def live_rollout(settings: Settings, *, live: int = LIVE) -> Figure:
+    """Bytes of resident memory per open rollout."""
+    del settings
+    ran = subprocess.run(
+        [sys.executable, "-m", __name__, str(live)], stdout=subprocess.PIPE, check=True
+    )
+    found = json.loads(ran.stdout)
+    note = f"{live:,} rollouts live, {load.TURNS // 2} of {load.TURNS} turns each"
+    return Figure(found["resident"], "bytes", found["payload"], lower_is_better=True, notes=(note,))
+
+
+def fold(live: int) -> dict[str, float]:
+    """Open so many rollouts; return resident and payload bytes of one."""
+    player = load.Player(Codec(LocalRegistry()), TOKENS, Topics())
+    _open(player, "warm")  # schemas are parsed and modules imported by now
+    gc.collect()
+    before = resident()
+    for number in range(live):
+        _open(player, f"{number:032x}")
+    gc.collect()
+    after = resident()
+    rollouts = list(player.folded.open.values())[1:]
+    payload = sum(payload_bytes(rollout) for rollout in rollouts)
+    return {"resident": (after - before) / live, "payload": payload / live}
+
+
+def _open(player: load.Player, rollout_id: str) -> None:
+    """Play a reset and half the turns, and leave the next call unanswered."""
+    for number, _ in enumerate(player.play(load.request(rollout_id))):
+        if number == load.TURNS + 1:
+            return
+
+
+def payload_bytes(rollout: Rollout) -> int:
+    """What a rollout has to hold, bare: its request's texts, and tokens and texts of its turns."""
+    request = rollout.request
+    texts = [request.rollout_id, request.task.environment, request.task.environment_config]
+    size = 0
+    for conversation in rollout.conversations:
+        texts += [message.content for message in conversation.messages]
+        for answer in conversation.answers:
+            packed = (answer.added_ids, answer.token_ids, answer.logprobs, answer.versions)
+            size += sum(map(len, packed))
+    texts += [step.info for step in rollout.steps]
+    return size + sum(len(text.encode()) for text in texts)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+if __name__ == "__main__":
+    json.dump(fold(int(sys.argv[1])), sys.stdout)

@@ -1,0 +1,182 @@
+"""The rollouts that are measured: an environment and a policy that answer at once.
+
+A turn is four records: call, answer, step, observation. Rollouts have 8 turns unless said
+otherwise; a token stands for four characters of text, an observation adds 32 tokens.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+
+from consumers.agents.fold import Effect, Journal, World
+from consumers.agents.programs import program_of
+from consumers.answers import event_of
+from inference.scripted import Script
+from sandbox.environment import Observation
+from schemas.codec import Codec
+from schemas.headers import hot_headers
+from schemas.messages import (
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    Limits,
+    ModelAnswered,
+    ModelCall,
+    RolloutRequest,
+    RolloutStarted,
+    Task,
+    Trajectory,
+)
+from schemas.topics import Topics
+
+POLICY = "bench"
+TURNS = 8
+NOW_MS = 1_750_000_000_000
+HOPS = 4
+SEEN = (
+    "the corridor goes on; there is a door to the left and one ahead. What do you do, and why? " * 2
+)
+SEEN_TOKENS = 32
+PREPARED = 512
+"""Different answers in stock, so that batches do not compress better than real ones would."""
+
+
+class Instant:
+    """An environment that always shows the same, and when it did so."""
+
+    replayable = False
+
+    def __init__(self, turns: int = TURNS) -> None:
+        self.left = turns
+
+    def open(self, seed: int) -> Observation:
+        del seed
+        return Observation(SEEN, info=_now())
+
+    def step(self, action: str) -> Observation:
+        del action
+        self.left -= 1
+        return Observation(SEEN, terminated=self.left <= 0, info=_now())
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _now() -> dict[str, object]:
+    return {"at_ns": time.perf_counter_ns()}
+
+
+def request(rollout_id: str, turns: int = TURNS) -> RolloutRequest:
+    """A rollout of so many turns."""
+    task = Task(
+        environment="compose.benchmarks.load:Instant",
+        environment_config=json.dumps({"turns": turns}),
+    )
+    limits = Limits(max_turns=turns)
+    return RolloutRequest(rollout_id, task, policy_id=POLICY, run_id="bench", limits=limits)
+
+
+def answers(tokens: int, count: int = PREPARED) -> list[ModelAnswered]:
+    """Prepared answers of so many tokens, random but the same every time."""
+    draw = np.random.default_rng(7)
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
+
+    def answer() -> ModelAnswered:
+        return ModelAnswered(
+            text=draw.choice(letters, 4 * tokens).tobytes().decode(),
+            added_ids=draw.integers(0, 150_000, SEEN_TOKENS, np.int32).tobytes(),
+            token_ids=draw.integers(0, 150_000, tokens, np.int32).tobytes(),
+            logprobs=(-draw.exponential(0.7, tokens)).astype(np.float32).tobytes(),
+            versions=bytes(4 * tokens),
+            finish_reason="stop",
+            policy_id=POLICY,
+            sequence=0,
+            engine="scripted",
+            precision="float32",
+            template_digest="bench",
+        )
+
+    return [answer() for _ in range(count)]
+
+
+def script(tokens: int) -> Script:
+    """Answers any call at once, out of the stock."""
+    stock = answers(tokens)
+    return lambda call: stock[call.seed % len(stock)]
+
+
+class Player:
+    """Plays rollouts without a log: what the fold asks for is answered at once."""
+
+    def __init__(self, codec: Codec, tokens: int, topics: Topics, partition: int = 0) -> None:
+        self.codec = codec
+        self.topics = topics
+        self.folded = Journal(partition, World(program_of, Random), "bench")
+        self._answer = script(tokens)
+        self._offset = -1
+        self._requests = 0
+
+    def play(self, asked: RolloutRequest) -> Iterator[tuple[ModelCall | EnvironmentStep, bytes]]:
+        """Each command with the bytes of its answer, which is folded when the next is asked for."""
+        effects = self._fold(self._start(asked))
+        while effects and isinstance(command := effects[0], ModelCall | EnvironmentStep):
+            written = self._encode(self.answer(command))
+            yield command, written
+            effects = self._fold(written)
+
+    def journal(self, asked: RolloutRequest) -> Iterator[bytes]:
+        """All entries of a rollout's journal, each folded when the next is asked for."""
+        written = self._start(asked)
+        while True:
+            yield written
+            effect = self._fold(written)[0]
+            if isinstance(effect, Trajectory):
+                return
+            written = self._encode(effect if isinstance(effect, Event) else self.answer(effect))
+
+    def _start(self, asked: RolloutRequest) -> bytes:
+        number, self._requests = self._requests, self._requests + 1
+        started = RolloutStarted(asked, number, number)
+        return self._encode(Event(asked.rollout_id, 1, -1, 0, b"", b"", "bench", started))
+
+    def _encode(self, event: Event) -> bytes:
+        return self.codec.encode(self.topics.events, event)
+
+    def _fold(self, written: bytes) -> list[Effect]:
+        self._offset += 1
+        event = self.codec.decode(written, Event)
+        return self.folded.take(event, self._offset, NOW_MS)
+
+    def answer(self, command: ModelCall | EnvironmentStep) -> Event:
+        """What a worker says to a command, at once."""
+        body = self._answer(command) if isinstance(command, ModelCall) else _stepped(command)
+        return event_of(command, body, "bench")  # type: ignore[arg-type]
+
+
+def _stepped(step: EnvironmentStep) -> EnvironmentStepped:
+    index = step.index + (step.kind == "step")
+    turns = json.loads(step.environment_config)["turns"]
+    info = json.dumps(_now())
+    return EnvironmentStepped(SEEN, terminated=index >= turns, info=info, index=index)
+
+
+def hops(codec: Codec, topics: Topics, tokens: int, rollout_id: str) -> list[bytes]:
+    """The values of one rollout's turns, as they would be on the log, in their order."""
+    values = []
+    for command, answer in Player(codec, tokens, topics).play(request(rollout_id)):
+        values += [codec.encode(_topic(topics, command), command), answer]
+    return values[2:]  # the reset belongs to no turn
+
+
+def _topic(topics: Topics, command: ModelCall | EnvironmentStep) -> str:
+    return topics.calls(POLICY) if isinstance(command, ModelCall) else topics.steps
+
+
+HEADERS = tuple(
+    hot_headers(kind, bytes(16))
+    for kind in ("ModelCall", "ModelAnswered", "EnvironmentStep", "EnvironmentStepped")
+)
+"""Of the four hops, as long as real ones."""

@@ -1,0 +1,38 @@
+"""Processes that are measured: `python -m compose.benchmarks.measured_process ROLE TOKENS [LIVE]`.
+
+Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker`,
+the policy scripted; the echo roles are the ceiling, the avro roles the echo with Avro. Nothing is
+scored.
+"""
+
+import sys
+
+from compose.benchmarks import echo, load
+from compose.cluster import cluster_of
+from compose.log_setup import set_up
+from compose.settings import load_settings
+from compose.workers.build import Workshop
+from compose.workers.shutdown import Stop
+from inference.scripted import ScriptedEngine
+
+
+def main(role: str, tokens: int, live: int) -> None:
+    set_up(role, role)
+    here = cluster_of(load_settings())
+    stop = Stop()
+    kind, _, echoed = role.partition("-")
+    if kind in echo.KINDS:
+        echo.run(kind, echoed, here, tokens, live, stop)
+        return
+    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    if role.startswith("agents"):
+        loop = shop.agents(role)
+    elif role == "models":
+        loop = shop.models(role, ScriptedEngine(load.POLICY, load.script(tokens)))
+    else:
+        loop = shop.environments(role)
+    loop.run(stop)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

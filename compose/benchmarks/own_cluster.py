@@ -1,0 +1,164 @@
+"""A broker and a registry of one's own, and processes that are measured on them."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from compose.benchmarks.load import POLICY
+from compose.cluster import Cluster, answers
+from compose.services import embedded
+from compose.services.service_errors import ServicesError, last_lines
+from compose.settings import Settings
+from compose.workers.supervisor import die_with_parent
+from consumers.log.protocols import Record, read_all
+from producers import provision
+from schemas.topics import wanted
+
+TICKS = os.sysconf("SC_CLK_TCK")
+MAIN = "compose.benchmarks.measured_process"
+WITHOUT_WAITING = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+
+@contextmanager
+def own_cluster(settings: Settings) -> Iterator[Cluster]:
+    """Broker, registry and topics in a folder that is removed afterwards; only jars are shared."""
+    with tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder:
+        state = Path(folder)
+        found = embedded.up(state, settings.cache(), ready=answers)
+        try:
+            own = settings.model_copy(update={"state_dir": state})
+            cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
+            topics = wanted(settings.prefix, [POLICY])
+            provision.apply(cluster.admin, cluster.registry, topics)
+            yield cluster
+        finally:
+            embedded.down(state, wipe=True)
+
+
+@contextmanager
+def processes(
+    cluster: Cluster, *commands: Sequence[str], doomed: Collection[str] = ()
+) -> Iterator[dict[str, int]]:
+    """Run `compose.benchmarks.measured_process` once per command; yields their pids by first word.
+
+    Raises ServicesError where one that is not doomed ended before its time.
+    """
+    logs = logs_of(cluster)
+    logs.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        **cluster.environment(),
+        "ROLLCALL_PREFIX": cluster.settings.prefix,
+        "ROLLCALL_AGENTS__MAX_LIVE": str(cluster.settings.agents.max_live),
+    }
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for command in commands:
+            with (logs / f"{command[0]}.log").open("ab") as out:
+                running[command[0]] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", MAIN, *command],
+                    stdout=out,
+                    stderr=out,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    preexec_fn=die_with_parent,
+                )
+        try:
+            yield {name: process.pid for name, process in running.items()}
+        except TimeoutError as error:
+            raise ServicesError(_last_words(running, logs, doomed) or str(error)) from error
+        if said := _last_words(running, logs, doomed):
+            raise ServicesError(said)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+        for process in running.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def logs_of(cluster: Cluster) -> Path:
+    """Where the measured processes log, each to a file of its name."""
+    return cluster.settings.state() / "bench"
+
+
+def _last_words(
+    running: dict[str, subprocess.Popen[bytes]], logs: Path, doomed: Collection[str]
+) -> str:
+    """What the processes that have ended said at last; empty while all live."""
+    return "\n".join(
+        f"{name} ended while it was measured; its last words:\n{last_lines(logs / f'{name}.log')}"
+        for name, process in running.items()
+        if process.poll() is not None and name not in doomed
+    )
+
+
+def cpu_s(pids: dict[str, int]) -> dict[str, float]:
+    """CPU seconds that each process has used."""
+    used = {}
+    for name, pid in pids.items():
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used[name] = (int(words[11]) + int(words[12])) / TICKS
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of wall time in which something was counted."""
+
+    seconds: float
+    count: int
+    cpu_s: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        return self.count / self.seconds
+
+
+def measure(
+    cluster: Cluster,
+    topic: str,
+    pids: dict[str, int],
+    seconds: float,
+    counts: Callable[[Record], bool],
+) -> Window:
+    """Let a while pass, and count afterwards, by append time, what the topic was given in it."""
+    watched = {**services_of(cluster), **pids}
+    starts = cluster.admin.ends({topic: cluster.log.partitions(topic)})
+    began, before = time.time(), cpu_s(watched)
+    time.sleep(seconds)
+    ended, after = time.time(), cpu_s(watched)
+    count = 0
+    for record in read_all(cluster.log.reader([topic], starts), 1.0, 5000):
+        if began * 1000 <= record.timestamp_ms < ended * 1000:
+            count += counts(record)
+    return Window(ended - began, count, {name: after[name] - before[name] for name in watched})
+
+
+def services_of(cluster: Cluster) -> dict[str, int]:
+    """The broker's pid."""
+    found = embedded.endpoints(cluster.settings.state())
+    return {"broker": found.kafka_pid} if found else {}
+
+
+def wait_for(
+    condition: Callable[[], bool], what: str, pids: Iterable[int], timeout_s: float = 90.0
+) -> None:
+    """Ask until it holds; raises TimeoutError, at once when a process of `pids` has ended."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        ended = any(os.waitid(os.P_PID, pid, WITHOUT_WAITING) for pid in pids)
+        if ended or time.monotonic() > until:
+            msg = f"{what}: not within {timeout_s:g} s"
+            raise TimeoutError(msg)
+        time.sleep(0.02)

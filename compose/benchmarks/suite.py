@@ -1,0 +1,91 @@
+"""`rollcall bench`: each figure beside a ceiling that was measured in the same run.
+
+A ceiling is what this machine can do at best without our code: the same records echoed by bare
+clients, the payload without the objects around it, the services' processes alone.
+"""
+
+import json as json_
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from compose.benchmarks import (
+    export_speed,
+    live_memory,
+    overload,
+    refold,
+    rescore_speed,
+    scan,
+    spine,
+    starts,
+    takeover,
+    wire,
+)
+from compose.benchmarks.figure import Figure
+from compose.files import refuse_no_folder
+from compose.settings import Settings
+from schemas.names import unknown
+
+BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
+    "turns_64": lambda settings: spine.turns(settings, 64),
+    "turns_512": lambda settings: spine.turns(settings, 512),
+    "turn_latency_ms": spine.turn_latency,
+    "refold_events_per_s": refold.refold,
+    "kill_10000_s": takeover.kill,
+    "live_rollout_bytes": live_memory.live_rollout,
+    "overload_goodput_1.5x": lambda settings: overload.goodput(settings, 1.5),
+    "overload_goodput_4x": lambda settings: overload.goodput(settings, 4.0),
+    "wire_bytes_32k": wire.bytes_of_a_rollout,
+    "scan_records_per_s": scan.records_per_s,
+    "export_records_per_s": export_speed.records_per_s,
+    "rescore_trajectories_per_s": rescore_speed.trajectories_per_s,
+    "up_cold_s": starts.up_cold,
+    "up_warm_s": starts.up_warm,
+}
+
+
+def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> None:
+    """Run those that are named, or all; raises Refused before any runs."""
+    for name in names:
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
+    refuse_no_folder(json)
+    terminal = Console()
+    figures: dict[str, Figure] = {}
+    for name in names or BENCHMARKS:
+        with terminal.status(f"measuring {name}"):
+            figures[name] = BENCHMARKS[name](settings)
+    terminal.print(table(figures))
+    for name, figure in figures.items():
+        for note in figure.notes:
+            terminal.print(f"{name}  {note}", highlight=False, soft_wrap=True)
+    if json is not None:
+        json.write_text(json_.dumps(plain(figures), indent=2) + "\n")
+
+
+def plain(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | str]]:
+    """The figures as they are written to the file."""
+    return {
+        name: {
+            "value": round(figure.value, 3),
+            "unit": figure.unit,
+            "ceiling": round(figure.ceiling, 3),
+            "ratio": round(figure.ratio, 3),
+        }
+        for name, figure in figures.items()
+    }
+
+
+def table(figures: Mapping[str, Figure]) -> Table:
+    """The figures for people."""
+    shown = Table("benchmark", "value", "ceiling", "unit", "ratio")
+    for column in (1, 2, 4):
+        shown.columns[column].justify = "right"
+    for name, figure in figures.items():
+        value, ceiling = (f"{number:,.4g}" for number in (figure.value, figure.ceiling))
+        if figure.value >= 1000:
+            value, ceiling = f"{figure.value:,.0f}", f"{figure.ceiling:,.0f}"
+        shown.add_row(name, value, ceiling, figure.unit, f"{figure.ratio:.0%}")
+    return shown

@@ -1,0 +1,253 @@
+"""Feeds a workload, harms by the schedule, heals, drains: one thread does it all.
+
+The order: start, wait until every group works, harm while feeding goes on, wait until every group
+works again, stop feeding, wait until all is scored, stop.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+
+import structlog
+from rich.console import Console
+
+from compose.chaos import workload
+from compose.chaos.faults import KILL, SERVICES, Fault
+from compose.chaos.stage import Stage
+from compose.chaos.victims import Service, Stack, Victim
+from compose.chaos.watch import Watch
+from compose.services.service_errors import ServicesError
+from compose.workers.supervisor import GRACE_S
+from producers.submit import Submitter
+from schemas.messages import Control, RolloutRequest
+
+OPEN = 200
+"""So many rollouts of the workload are open at a time."""
+TICK_S = 0.02
+WARM_S = 120.0
+SETTLE_S = 60.0
+"""Feeding goes on for at most so long after the last fault, until every group works again."""
+STUCK_S = 60.0
+"""A group without progress for so long is harmed again."""
+DRAIN_S = 180.0
+FLUSH_S = 120.0
+LINE_EVERY_S = 10.0
+AHEAD = 12
+"""A soak's fault may overtake so many that come before it; a service that is back at once would
+else be killed again and again before anybody else."""
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Lane:
+    """What happens to one victim, one after the other."""
+
+    victim: Victim
+    faults: deque[Fault] = field(default_factory=deque)
+    now: Fault | None = None
+    began: float = 0.0
+
+    def idle(self) -> bool:
+        return self.now is None and not self.faults
+
+    def due(self, since_s: float) -> bool:
+        """Whether the next fault could begin."""
+        waits = self.now is None and bool(self.faults)
+        return waits and self.faults[0].at_s <= since_s and self.victim.fit()
+
+    def begin(self, since_s: float) -> None:
+        self.now, self.began = self.faults.popleft(), since_s
+        self.victim.begin(self.now)
+
+    def turn(self, since_s: float) -> None:
+        self.victim.look()
+        if self.now is not None and since_s - self.began < self.now.lasts_s:
+            self.victim.during(self.now, since_s - self.began)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        fault, self.now = self.now, None
+        if fault is not None:
+            self.victim.end(fault)
+
+
+class Conductor:
+    """One chaos run on its stage; `close` ends every worker."""
+
+    def __init__(self, stage: Stage, terminal: Console, check: Callable[[], None]) -> None:
+        """`check` is asked at every turn, and raises where the run is to stop."""
+        self.check = check
+        self.stage = stage
+        self.plan = stage.plan
+        self.terminal = terminal
+        cluster, state = stage.cluster, stage.cluster.settings
+        cluster.codec.prepare(cluster.topics.requests, RolloutRequest)
+        cluster.codec.prepare(cluster.topics.control, Control)
+        self.workers = stage.workers()
+        self.pool = ThreadPoolExecutor(max_workers=2)
+        stack = Stack(state.state(), state.cache(), self.pool)
+        victims: Sequence[Victim] = [*self.workers, *(Service(name, stack) for name in SERVICES)]
+        self.lanes = {victim.name: Lane(victim) for victim in victims}
+        self.watch = Watch(cluster)
+        self.publisher = cluster.log.publisher()
+        self.submitter = Submitter(self.publisher, cluster.codec, cluster.topics, "chaos")
+        self.published = 0
+        self._said = 0.0
+
+    def run(self) -> None:
+        """All of it; what did not work in time is for `verify` to tell."""
+        for worker in self.workers:
+            worker.start()
+        self._until(self._joined, WARM_S, "joining", feed=False)
+        self._until(self._works, WARM_S, "warming up")
+        self._harm()
+        self._until(self._healed, SETTLE_S, "settling", must=False)
+        rest = self.plan.rollouts or 0
+        self._until(lambda: self.published >= rest, DRAIN_S, "publishing the rest")
+        self._drain()
+
+    def _joined(self) -> bool:
+        return all(worker.fit() for worker in self.workers)
+
+    def _works(self) -> bool:
+        return bool(self.watch.scored) and (not self.plan.trains or self.watch.steps > 0)
+
+    def _harm(self) -> None:
+        for fault in self.plan.faults():
+            self.lanes[fault.victim].faults.append(fault)
+        began = time.monotonic()
+        lanes = list(self.lanes.values())
+        while not all(lane.idle() for lane in lanes):
+            since_s = time.monotonic() - began
+            if since_s > self.plan.seconds:
+                break
+            for lane in lanes:
+                lane.turn(since_s)
+            due = [lane for lane in lanes if lane.due(since_s)]
+            for lane in sorted(due, key=lambda lane: lane.faults[0].at_s):
+                if self._in_turn(lane.faults[0]) and self._may_begin(
+                    lane.faults[0], lane.victim.group
+                ):
+                    self._begin(lane, since_s)
+            self._turn("harming")
+        for lane in lanes:
+            lane.faults.clear()
+            lane.end()
+
+    def _in_turn(self, fault: Fault) -> bool:
+        """Whether not too many earlier ones of a soak still wait for their victims."""
+        waiting = (each for lane in self.lanes.values() for each in lane.faults)
+        return not self.plan.soak or sum(each.at_s < fault.at_s for each in waiting) <= AHEAD
+
+    def _may_begin(self, fault: Fault, group: str | None) -> bool:
+        """Whether there was progress since the victim's last fault, in a soak since its group's.
+
+        Or else the workload would stand still, and kills would hit nothing.
+        """
+        since_ms = (time.time() - STUCK_S) * 1000
+        without = [each for each in self.watch.waiting() if each.began_ms > since_ms]
+        if any(each.fault.victim == fault.victim for each in without):
+            return False
+        return not self.plan.soak or all(each.group != group for each in without)
+
+    def _begin(self, lane: Lane, since_s: float) -> None:
+        fault = lane.faults[0]
+        began_ms, number = int(time.time() * 1000), len(self.watch.progress)
+        log.info("fault_begins", number=number, since_s=round(since_s, 1), **asdict(fault))
+        self.watch.expect(fault, began_ms, lane.victim.group, lane.victim.partitions())
+        lane.begin(since_s)
+
+    def _healed(self) -> bool:
+        return not self.watch.waiting() and all(lane.victim.fit() for lane in self.lanes.values())
+
+    def _drain(self) -> None:
+        """No more requests; then wait until every one has been scored."""
+        for worker in self.workers:
+            if worker.group == "training":
+                worker.ask_to_stop()
+                worker.wait(time.monotonic() + GRACE_S)
+        if left := self.publisher.flush(FLUSH_S):
+            msg = f"{left} requests were not accepted within {FLUSH_S:g} s"
+            raise ServicesError(msg)
+        topic = self.stage.cluster.topics.requests
+        ends = self.stage.cluster.admin.ends({topic: self.stage.cluster.log.partitions(topic)})
+        self._until(
+            lambda: self.watch.all_scored(ends), DRAIN_S, "draining", feed=False, must=False
+        )
+
+    def _until(
+        self,
+        condition: Callable[[], bool],
+        timeout_s: float,
+        what: str,
+        *,
+        feed: bool = True,
+        must: bool = True,
+    ) -> None:
+        until = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > until:
+                if must:
+                    msg = f"{what}: not within {timeout_s:g} s; see {self.stage.logs}"
+                    raise ServicesError(msg)
+                return
+            for lane in self.lanes.values():
+                lane.victim.look()
+            self._turn(what, feed=feed)
+
+    def _turn(self, what: str, *, feed: bool = True) -> None:
+        self.check()
+        if self.watch.failure is not None:
+            raise self.watch.failure
+        if feed:
+            self._feed()
+        self.publisher.poll()
+        if time.monotonic() > self._said + LINE_EVERY_S:
+            self._said = time.monotonic()
+            self.terminal.print(self._line(what), highlight=False)
+            sys.stdout.flush()
+        time.sleep(TICK_S)
+
+    def _line(self, what: str) -> str:
+        watch = self.watch
+        trained = f", {watch.steps:,} train steps" if self.plan.trains else ""
+        return (
+            f"{what}: {len(watch.progress):,} faults, {len(watch.asked):,} rollouts, "
+            f"{len(watch.asked) - len(watch.scored):,} open{trained}"
+        )
+
+    def _feed(self) -> None:
+        """Keep so many rollouts of the workload open."""
+        most = self.plan.rollouts or sys.maxsize
+        ended = self.watch.scored_of(workload.run_id(self.plan.seed))
+        while self.published < most and self.published - ended < OPEN:
+            self.submitter.publish(workload.request(self.plan.seed, self.published))
+            word = workload.cancel(self.plan.seed, self.published)
+            if word is not None:
+                topic, key = self.stage.cluster.topics.control, word.rollout_id or word.group_id
+                self.publisher.send(topic, key, self.stage.cluster.codec.encode(topic, word))
+            self.published += 1
+
+    def close(self) -> None:
+        """Let go of everybody, ask the workers to end, and wait for them."""
+        self.watch.close()
+        self.pool.shutdown()
+        for lane in self.lanes.values():
+            if lane.now is not None and lane.now.kind != KILL:
+                lane.end()
+        running = [worker for worker in self.workers if worker.process is not None]
+        for worker in running:
+            worker.ask_to_stop()
+        until = time.monotonic() + GRACE_S
+        for worker in running:
+            worker.wait(until)
+
+    def most_repeated(self) -> int:
+        """Work in flight, for every fault: an open rollout asks for at most two things at once."""
+        trained = self.stage.run.recipe.max_running if self.stage.run else 0
+        return 2 * (OPEN + trained) * len(self.watch.progress)

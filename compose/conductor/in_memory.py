@@ -1,0 +1,87 @@
+"""A run in one process on the in-memory log: every group takes its turn, nothing is kept.
+
+The same groups, messages and bytes as on Kafka; for tests, and for looking at a recipe quickly.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console as Terminal
+
+from compose.conductor.live_panel import line
+from compose.extras import require
+from compose.files import refuse_no_folder
+from compose.runs import run_folder
+from compose.runs.recipe import load_recipe
+from compose.settings import Settings
+from compose.workers.build import Workshop, transformers_engine
+from consumers.heldout import HeldOut
+from consumers.history.run_figures import Console, Figures
+from consumers.log.memory_log import MemoryLog
+from schemas.codec import Codec, LocalRegistry
+from schemas.objects import ObjectStore
+from schemas.topics import Topics, wanted
+
+LINE_EVERY_S = 5.0
+
+
+def run_in_memory(
+    recipe_name: str, settings: Settings, *, seed: int, summary: Path | None
+) -> dict[str, Any]:
+    """Run a recipe to its end; print and return its figures."""
+    refuse_no_folder(summary, "--summary")
+    recipe, text = load_recipe(recipe_name)
+    require(*recipe.libraries())
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rollcall-") as state:
+        folder = run_folder.create(Path(state), recipe, text, seed)
+        store = ObjectStore(f"{state}/objects", above_bytes=settings.objects.above_bytes)
+        figures = _turns(folder, settings, store, Terminal())
+    version, success = figures.heldout.curve()[-1]
+    solved, starts = figures.heldout.starts(version)
+    result = {
+        "run_id": folder.run_id,
+        "seed": seed,
+        "success_before": figures.heldout.curve()[0][1],
+        "success_after": success,
+        "starts_solved": solved,
+        "starts": starts,
+        "steps": len(figures.steps),
+        "model_calls": figures.model_calls,
+        "wall_seconds": round(time.monotonic() - began, 2),
+    }
+    Terminal().print_json(orjson.dumps(result).decode())
+    if summary is not None:
+        summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    return result
+
+
+def _turns(
+    folder: run_folder.RunFolder, settings: Settings, store: ObjectStore, terminal: Terminal
+) -> Figures:
+    topics = Topics(settings.prefix)
+    log = MemoryLog(wanted(settings.prefix, [folder.policy_id]))
+    shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
+    trainer = shop.trainer("training", folder)
+    loops = [
+        shop.agents("agents"),
+        shop.models("models", transformers_engine(folder.policy_id, folder.policy, settings)),
+        shop.environments("environments"),
+        shop.rewards("rewards", folder.recipe.scorers, folder.recipe.scoring_id),
+    ]
+    figures = Figures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
+    console = Console(log, shop.codec, topics, figures, {})
+    due = 0.0
+    while not trainer.done():
+        for loop in loops:
+            loop.turn(0.0)
+        trainer.turn(0.0)
+        console.poll(time.monotonic())
+        if time.monotonic() >= due:
+            due = time.monotonic() + LINE_EVERY_S
+            terminal.print(line(figures, time.monotonic()), highlight=False)
+    console.poll(time.monotonic())
+    return figures

@@ -1,0 +1,63 @@
+"""The live view of a run in a terminal."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from consumers.history.run_figures import Figures
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 48
+
+
+def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
+    """A line of bars, the newest on the right; longer series are thinned to the width."""
+    if len(values) > WIDTH:
+        values = [values[i * len(values) // WIDTH] for i in range(WIDTH)]
+    top = len(BARS) - 1
+    scale = (high - low) or 1.0
+    return "".join(BARS[round(min(1.0, max(0.0, (v - low) / scale)) * top)] for v in values)
+
+
+def render(figures: Figures, lag: Mapping[str, int], now: float, steps: int) -> Panel:
+    """The whole view, drawn anew each time."""
+    rewards, staleness = figures.metric("reward_mean"), figures.metric("staleness_mean")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("step", f"{len(figures.steps)} of at most {steps}")
+    table.add_row("rollouts", f"{figures.rollouts:,}   {figures.rollouts_rate.per_s(now):,.0f}/s")
+    table.add_row(
+        "model calls", f"{figures.model_calls:,}   {figures.calls_rate.per_s(now):,.0f}/s"
+    )
+    table.add_row("reward", f"{_last(rewards)}  {spark(rewards)}")
+    table.add_row("staleness", f"{staleness[-1]:.2f} versions" if staleness else "-")
+    curve = figures.heldout.curve()
+    words = "  ".join(f"v{version} {success:.2f}" for version, success in curve[-6:])
+    table.add_row("held-out success", words or "being measured")
+    lags = "  ".join(f"{group} {count:,}" for group, count in sorted(lag.items()))
+    table.add_row("lag, records", lags or "-")
+    dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
+    table.add_row("not trained on", dropped or "none")
+    if figures.failed:
+        table.add_row("failed rollouts", Text(f"{figures.failed:,}", style="red"))
+    return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
+
+
+def _last(rewards: Sequence[float]) -> str:
+    return f"{rewards[-1]:+.3f}" if rewards else "-"
+
+
+def line(figures: Figures, now: float) -> str:
+    """The same in one line, where there is no terminal."""
+    rewards = figures.metric("reward_mean")
+    curve = figures.heldout.curve()
+    return (
+        f"step {len(figures.steps)}  rollouts {figures.rollouts}  "
+        f"calls {figures.model_calls} ({figures.calls_rate.per_s(now):.0f}/s)  "
+        f"reward {_last(rewards)}  "
+        f"held-out {f'v{curve[-1][0]} {curve[-1][1]:.3f}' if curve else '-'}"
+    )

@@ -1,0 +1,77 @@
+"""Serves a policy that is not trained: one worker of each group, until somebody stops it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console as Terminal
+
+from compose.conductor.conductor import Stopped, interruptible, services, services_libraries
+from compose.extras import require
+from compose.runs.publish_policy import newest_version, publish_policy, require_model
+from compose.settings import Settings
+from compose.workers.supervisor import Supervisor
+from producers import provision
+from schemas.topics import checked, wanted
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+
+LOOK_EVERY_S = 1.0
+
+
+def serve(settings: Settings, directory: Path, policy_id: str, terminal: Terminal) -> None:
+    """Serve a model directory under a policy id; returns when stopped, leaves no process behind.
+
+    Raises Refused for what is no model, and Unfit where a worker keeps dying.
+    """
+    checked(policy_id)
+    require_model(directory)
+    require("torch", "transformers", *services_libraries(settings))
+    with interruptible() as check, services(settings, terminal) as (cluster, _):
+        version = _announced(cluster, directory, policy_id)
+        logs = settings.state() / "served" / policy_id / "logs"
+        supervisor = Supervisor(logs, cluster.environment())
+        try:
+            _start(supervisor, directory, policy_id)
+            terminal.print(_words(policy_id, version, logs), highlight=False, soft_wrap=True)
+            _keep_up(supervisor, check)
+        except Stopped:
+            terminal.print("stopped; what was asked and not ended goes on when it is served again")
+        finally:
+            supervisor.stop()
+            cluster.close()
+
+
+def _announced(cluster: "Cluster", directory: Path, policy_id: str) -> int:
+    """The newest version; the first is announced here."""
+    provision.complete(
+        cluster.admin, cluster.registry, wanted(cluster.settings.prefix, [policy_id])
+    )
+    version = newest_version(cluster, policy_id)
+    return publish_policy(cluster, directory, policy_id) if version < 0 else version
+
+
+def _start(supervisor: Supervisor, directory: Path, policy_id: str) -> None:
+    model = ("--policy", policy_id, "--directory", str(directory.absolute()))
+    supervisor.start(f"models-{policy_id}", "models", *model)
+    for role in ("agents", "environments", "rewards"):
+        supervisor.start(f"{role}-{policy_id}", role)
+
+
+def _keep_up(supervisor: Supervisor, check: Callable[[], None]) -> None:
+    """Bring back who dies, until all were drained; raises Stopped, and Unfit for who cannot."""
+    while not all(child.finished for child in supervisor.children.values()):
+        check()
+        supervisor.keep_alive()
+        time.sleep(LOOK_EVERY_S)
+
+
+def _words(policy_id: str, version: int, logs: Path) -> str:
+    return (
+        f"serving version {version} of {policy_id}; the workers' logs are in {logs}\n"
+        "Ctrl-C stops it. In another terminal:\n"
+        '  echo \'{"agent": "single_turn", "task": {"prompt": "hello"}}\' | '
+        f"rollcall submit - --policy {policy_id} --wait"
+    )

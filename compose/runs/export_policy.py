@@ -1,0 +1,135 @@
+"""A run's newest weights as a directory that anything of Hugging Face loads.
+
+The directory is there whole or not at all: it is made under another name, read back and compared
+with the checkpoint, and then renamed.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compose.files import refuse_used
+from compose.runs.run_folder import RunFolder
+from inference.policy_dir import Policy, load_policy
+from schemas.errors import Refused, WeightsDiffer
+from schemas.weights import weights_digest
+from trainer.checkpoint import Checkpoint, load_latest
+from trainer.tensors import DTYPES, load_tensors, tensors_of
+
+ABOUT = "rollcall.json"
+TOKENIZER = "tokenizer_config.json"
+WEIGHTS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+)
+"""What is not copied: the weights that the run began with, in whatever format."""
+
+
+def export(folder: RunFolder, out: Path) -> int:
+    """Write the newest checkpoint's weights to `out`; return their version."""
+    out = out.expanduser().absolute()
+    refuse_used(out, "--out")
+    checkpoint = _newest(folder)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        made = temporary / out.name
+        made.mkdir()
+        _write(folder, checkpoint, made)
+        os.rename(made, out)
+    finally:
+        shutil.rmtree(temporary)
+    return checkpoint.version
+
+
+def _newest(folder: RunFolder) -> Checkpoint:
+    directory = folder.directory / "checkpoints"
+    found = load_latest(directory)
+    if found.checkpoint is None:
+        bad = f"; passed over: {'; '.join(found.passed_over)}" if found.passed_over else ""
+        msg = f"run {folder.run_id!r} has no whole checkpoint in {str(directory)!r} yet{bad}"
+        raise Refused(msg)
+    return found.checkpoint
+
+
+def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
+    policy, mode = load_policy(folder.policy), directory.stat().st_mode
+    shutil.copytree(
+        folder.policy, directory, ignore=shutil.ignore_patterns(*WEIGHTS), dirs_exist_ok=True
+    )
+    weights = checkpoint.state.weights
+    # Training holds its weights in another precision than the directory that it began with.
+    model = policy.model.to(DTYPES[next(iter(weights.values())).dtype])
+    load_tensors(model, weights)
+    model.save_pretrained(directory)
+    _open_to_readers(directory, mode)
+    _note_origin(directory / ABOUT, folder, checkpoint)
+    _verify_weights(directory, checkpoint)
+    _verify_tokenizer(directory, policy)
+
+
+def _open_to_readers(directory: Path, mode: int) -> None:
+    """Weights are written readable by their owner alone, and a policy's directory is so too."""
+    directory.chmod(mode)
+    for path in directory.glob("*.safetensors"):
+        path.chmod((directory / "config.json").stat().st_mode)
+
+
+def _note_origin(path: Path, folder: RunFolder, checkpoint: Checkpoint) -> None:
+    """Say whose weights these are; they are no longer what `made_from` promises."""
+    about: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    about.pop("made_from", None)
+    about["exported"] = {
+        "run_id": folder.run_id,
+        "version": checkpoint.version,
+        "weights_digest": weights_digest(checkpoint.state.weights),
+    }
+    path.write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _verify_weights(directory: Path, checkpoint: Checkpoint) -> None:
+    """Read them back as everybody will; raises WeightsDiffer."""
+    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto")
+    found, wanted = weights_digest(tensors_of(model)), weights_digest(checkpoint.state.weights)
+    if found != wanted:
+        msg = (
+            f"version {checkpoint.version} reads back with weights digest {found[:16]}, but the "
+            f"checkpoint has {wanted[:16]}; nothing was exported"
+        )
+        raise WeightsDiffer(msg)
+
+
+def _verify_tokenizer(directory: Path, policy: Policy) -> None:
+    """Make sure that AutoTokenizer reads what the policy was trained with; raises WeightsDiffer.
+
+    For some model types, Qwen2 among them, it takes the type's own tokenizer and not the generic
+    one that is named. An `auto_map` that names nothing makes it believe the file.
+    """
+    if _reads_as(directory, policy):
+        return
+    path = directory / TOKENIZER
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"auto_map": {"AutoTokenizer": [None, None]}}, indent=2))
+    if not _reads_as(directory, policy):
+        msg = f"AutoTokenizer reads {str(directory)!r} otherwise than the run did; nothing exported"
+        raise WeightsDiffer(msg)
+
+
+def _reads_as(directory: Path, policy: Policy) -> bool:
+    found = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return _core(found) == _core(policy.tokenizer)
+
+
+def _core(tokenizer: Any) -> str:
+    """All that a fast tokenizer does, as text; of others, their vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)

@@ -1,0 +1,73 @@
+"""Announces a local model directory as a policy that model servers serve, without any training."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from compose.cluster import Cluster
+from consumers.log.protocols import read_all
+from producers import provision
+from schemas.errors import Refused, Unavailable, WireError
+from schemas.headers import full_headers
+from schemas.messages import PolicyVersion
+from schemas.topics import checked, wanted
+from schemas.weights import write_weights
+
+FLUSH_S = 30.0
+
+
+def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
+    """Make the policy's topic, write its weights, announce the next version; return its number."""
+    from trainer.config import LearnerConfig
+    from trainer.step import Learner
+
+    checked(policy_id)
+    require_model(directory)
+    learner = Learner(str(directory), LearnerConfig())
+    settings = cluster.settings
+    provision.complete(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
+    newest = newest_version(cluster, policy_id)
+    version = newest + 1
+    folder = settings.state() / "policies" / policy_id
+    weights = write_weights(str(folder), version, learner.tensors())
+    canary = learner.canary()
+    record = PolicyVersion(
+        policy_id=policy_id,
+        version=version,
+        parent=newest,
+        run_id="",
+        step=0,
+        weights_digest=weights.weights_digest,
+        full=weights,
+        canary_ids=canary.ids,
+        canary_logprobs=canary.logprobs,
+    )
+    topic = cluster.topics.versions
+    headers = full_headers("PolicyVersion", f"{policy_id}/{version}", "cli", policy_id, policy_id)
+    publisher = cluster.log.publisher()
+    publisher.send(topic, policy_id, cluster.codec.encode(topic, record), headers=headers)
+    if publisher.flush(FLUSH_S):
+        msg = f"the broker did not take version {version} within {FLUSH_S:g} s; try again"
+        raise Unavailable(msg)
+    return version
+
+
+def require_model(directory: Path) -> None:
+    """Raise Refused for what is no Hugging Face directory."""
+    if not (directory / "config.json").is_file():
+        msg = f"{directory} is no Hugging Face directory: it has no config.json"
+        raise Refused(msg)
+
+
+def newest_version(cluster: Cluster, policy_id: str) -> int:
+    """The highest version announced so far, -1 where there is none."""
+    return max(announced(cluster, policy_id), default=-1)
+
+
+def announced(cluster: Cluster, policy_id: str) -> set[int]:
+    """The versions of a policy that are on record; older ones go in time."""
+    found = set[int]()
+    for record in read_all(cluster.log.reader([cluster.topics.versions])):
+        if record.key == policy_id.encode() and record.value is not None:
+            with suppress(WireError):  # whatever it is, it announces nothing
+                found.add(cluster.codec.decode(record.value, PolicyVersion).version)
+    return found

@@ -1,0 +1,184 @@
+"""Runs on disk: one folder each, with the recipe, the policy it began with, and its checkpoints."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from compose.runs.recipe import Recipe, parse_recipe
+from producers.admission import AdmissionRule, Draws
+from schemas.errors import Refused
+from schemas.names import unknown
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from consumers.heldout import HeldOutPlan
+    from consumers.training.trainer import Run
+    from trainer.config import LearnerConfig
+
+RUN_FILE = "run.json"
+RECIPE_FILE = "recipe.toml"
+SUMMARY_FILE = "summary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run: what `run.json` says, and the recipe it was made from."""
+
+    directory: Path
+    run_id: str
+    policy_id: str
+    seed: int
+    starts: dict[tuple[str, int], int]
+    recipe: Recipe
+
+    @property
+    def policy(self) -> Path:
+        return self.directory / "policy"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    def learner(self) -> "LearnerConfig":
+        from trainer.config import LearnerConfig
+
+        return LearnerConfig.of({"seed": self.seed, **self.recipe.learner})
+
+    def rule(self) -> AdmissionRule:
+        """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
+        learner = self.learner()
+        batch = learner.groups_per_step * learner.group_size
+        return AdmissionRule(
+            learner.max_staleness, batch, self.recipe.max_running, learner.group_size
+        )
+
+    def run(self) -> "Run":
+        from consumers.training.trainer import Run
+
+        return Run(
+            self.run_id,
+            self.policy_id,
+            self.directory,
+            self.starts,
+            self.recipe.scoring_id,
+            self.rule(),
+            self.learner().steps,
+        )
+
+    def draws(self) -> Draws:
+        template = self.recipe.template(self.run_id, self.policy_id)
+        return Draws(template, self.seed, self.learner().group_size, self.recipe.task.seeds)
+
+    def heldout(self) -> "HeldOutPlan":
+        from consumers.heldout import HeldOutPlan
+
+        wanted = self.recipe.evaluation
+        return HeldOutPlan(
+            self.recipe.template(self.run_id, self.policy_id),
+            wanted.seeds,
+            wanted.every,
+            wanted.success_at,
+            wanted.goal,
+        )
+
+
+def create(state: Path, recipe: Recipe, text: str, seed: int) -> RunFolder:
+    """Make the folder and its starting policy; what is wrong is refused before anything runs."""
+    from inference.policy_dir import make_policy
+
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    run_id = f"{recipe.name}-{stamp}-s{seed}"
+    folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
+    folder.rule()
+    folder.directory.mkdir(parents=True)
+    (folder.directory / RECIPE_FILE).write_text(text)
+    given = recipe.policy
+    if given.directory:
+        folder.policy.symlink_to(Path(given.directory).expanduser().absolute())
+    else:
+        make_policy(
+            folder.policy,
+            config=given.config,
+            tokens=given.tokens,
+            template=given.template,
+            seed=seed,
+        )
+    return folder
+
+
+def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
+    """Note where every topic ends now: nothing of the run lies before. Makes the run resumable."""
+    names = [cluster.topics.requests, cluster.topics.scored]
+    starts = cluster.admin.ends({name: cluster.log.partitions(name) for name in names})
+    body: dict[str, Any] = {
+        "run_id": folder.run_id,
+        "policy_id": folder.policy_id,
+        "seed": folder.seed,
+        "starts": [[topic, partition, at] for (topic, partition), at in sorted(starts.items())],
+    }
+    temporary = folder.directory / f"{RUN_FILE}.tmp"
+    temporary.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2))
+    temporary.replace(folder.directory / RUN_FILE)
+    return load(folder.directory)
+
+
+def load(directory: Path) -> RunFolder:
+    """Read a run's folder back; raises Refused where it is none."""
+    try:
+        body = orjson.loads((directory / RUN_FILE).read_bytes())
+        text = (directory / RECIPE_FILE).read_text()
+    except (OSError, orjson.JSONDecodeError) as error:
+        msg = f"{directory} is no run's folder: {error}"
+        raise Refused(msg) from error
+    starts = {(topic, partition): at for topic, partition, at in body["starts"]}
+    recipe = parse_recipe(text, str(directory / RECIPE_FILE))
+    return RunFolder(directory, body["run_id"], body["policy_id"], body["seed"], starts, recipe)
+
+
+def all_of(state: Path) -> list[RunFolder]:
+    """Every run that has begun."""
+    return [load(path.parent) for path in sorted((state / "runs").glob(f"*/{RUN_FILE}"))]
+
+
+def find(state: Path, name: str) -> RunFolder:
+    """A run by id or folder; raises Refused naming the nearest."""
+    if Path(name).is_dir():
+        return load(Path(name).absolute())
+    known = sorted(path.parent.name for path in (state / "runs").glob(f"*/{RUN_FILE}"))
+    if name not in known:
+        if not known:
+            msg = f"no run {name!r}: there are none in {state / 'runs'}"
+            raise Refused(msg)
+        raise unknown("run", name, known)
+    return load(state / "runs" / name)
+
+
+def require_unchanged(folder: RunFolder) -> None:
+    """Raise Refused where a run's recipe is not the one that its newest checkpoint was made with.
+
+    Its trainer would refuse it too, but only once everything is up.
+    """
+    from trainer import checkpoint as checkpoints
+
+    kept = list(checkpoints.kept(folder.directory / "checkpoints").values())
+    # A damaged manifest is passed over by the trainer, which says so.
+    with suppress(OSError, ValueError, KeyError):
+        if kept:
+            checkpoints.require_recipe(kept[-1], folder.learner().digest(), checkpoints.CHANGED)
+
+
+def latest_unfinished(state: Path, recipe_name: str) -> RunFolder:
+    """The run to resume; raises Refused where there is none."""
+    folders = sorted(
+        (path.parent for path in (state / "runs").glob(f"{recipe_name}-*/{RUN_FILE}")),
+        key=lambda path: (path / RUN_FILE).stat().st_mtime,
+    )
+    for folder in reversed(folders):
+        if not (folder / SUMMARY_FILE).exists():
+            return load(folder)
+    msg = f"no unfinished run of {recipe_name!r} in {state / 'runs'}; start one without --resume"
+    raise Refused(msg)

@@ -1,0 +1,1 @@
+"""Broker and registry on this machine: artifacts by digest, put up, looked at, taken down."""

@@ -1,0 +1,109 @@
+"""The embedded schema registry: Apicurio with the Confluent API, beside the broker, on loopback.
+
+Its database lies in the same state directory as the log and goes with it: the ids it deals are
+inside every record. WRITE_DELAY=0 makes a registration durable before it is answered; without it
+the last one was lost under SIGKILL.
+"""
+
+import http.client
+import json
+import shutil
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compose.services.artifacts import (
+    LOCKS,
+    exclusive,
+    fetch,
+    locate_java,
+    mark,
+    read_lock,
+    write_whole,
+)
+from compose.services.service_errors import ServicesError
+
+
+def unpack(lock: Path, cache_dir: Path) -> Path:
+    """Unpack the lock's one artifact once, to a folder named by its digest; return that folder.
+
+    The folder appears in one step, so what is there is whole. Its files bear marks as downloads
+    do (see jars): a tree in which a file was altered since is unpacked again.
+    """
+    (archive,), (artifact,) = fetch(lock, cache_dir), read_lock(lock)
+    folder = cache_dir / "unpacked" / artifact.sha256[:16]
+    with exclusive(cache_dir / "cache.lock"):
+        if not _is_as_unpacked(folder):
+            part = folder.with_name(folder.name + ".part")
+            for rest in (part, folder):
+                shutil.rmtree(rest, ignore_errors=True)
+            _extract(archive, part)
+            part.rename(folder)
+    return folder
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        marks = {str(path.relative_to(folder)): mark(path) for path in files}
+        write_whole(folder / "marks.json", json.dumps(marks))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        msg = f"cannot unpack {archive.name} to {folder} ({error.strerror}); look after that disk"
+        raise ServicesError(msg) from error
+
+
+def _is_as_unpacked(folder: Path) -> bool:
+    try:
+        marks = json.loads((folder / "marks.json").read_text())
+        return all(mark(folder / name) == marked for name, marked in marks.items())
+    except (OSError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What it takes to run the registry in its folder `home`; relative paths lie in there."""
+
+    home: Path
+    port: int
+    management_port: int
+    cache_dir: Path
+    java: Path = field(default_factory=locate_java)
+
+    name = "registry"
+
+    def prepare(self) -> list[str]:
+        """Fetch and unpack the program, which all state directories share and none writes to;
+        return the command that runs it.
+        """
+        app = unpack(LOCKS / "registry.lock", self.cache_dir)
+        (self.home / "tmp").mkdir(parents=True, exist_ok=True)
+        flags = ["-Xmx128m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        settings = {
+            "java.io.tmpdir": "tmp",
+            "quarkus.http.host": "127.0.0.1",
+            "quarkus.http.port": self.port,
+            "quarkus.management.host": "127.0.0.1",
+            "quarkus.management.port": self.management_port,
+            "quarkus.http.access-log.enabled": "false",
+            "apicurio.datasource.url": "jdbc:h2:file:./data;WRITE_DELAY=0",
+            "apicurio.datasource.jdbc.initial-size": 1,
+            "apicurio.datasource.jdbc.min-size": 1,
+        }
+        given = [f"-D{key}={value}" for key, value in settings.items()]
+        jar = str(app / "quarkus-run.jar")
+        return [str(self.java), *flags, "-XX:+ExitOnOutOfMemoryError", *given, "-jar", jar]
+
+    def is_ready(self) -> bool:
+        # Not urllib: it would send a loopback address through a configured proxy
+        connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=2)
+        try:
+            connection.request("GET", "/health/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()

@@ -1,0 +1,246 @@
+"""How each group's process is put together: by hand, in code that one can read.
+
+A group's module is imported when it is built, so only model servers and trainers pay for torch.
+"""
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from consumers.log.protocols import Log, Publisher
+from consumers.loop.loop import Loop, Role
+from consumers.time_guard import Guard
+from schemas.codec import Codec
+from schemas.errors import Refused
+from schemas.messages import Event, ScoredTrajectory, Trajectory
+from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    from compose.runs.run_folder import RunFolder
+    from compose.settings import Settings
+    from consumers.rewards import Rewards
+    from consumers.training.trainer import Trainer
+    from inference.engine import Engine
+
+STAND_BY_S = 0.5
+
+log = structlog.get_logger()
+
+
+class Workshop:
+    """What every worker of one process shares: the log, the codec, the names."""
+
+    def __init__(
+        self, log: Log, codec: Codec, topics: Topics, settings: "Settings", *, watched: bool = True
+    ) -> None:
+        self.log = log
+        self.codec = codec
+        self.topics = topics
+        self.settings = settings
+        self.watched = watched
+        """Whether this is the main thread of a process of its own."""
+
+    def agents(self, name: str, *, accept: bool = False) -> Loop:
+        from consumers.agents.worker import Agents, Capacity
+
+        given = self.settings.agents
+        self.codec.prepare(self.topics.events, Event)
+        self.codec.prepare(self.topics.trajectories, Trajectory)
+        commands, trajectories = self.log.publisher(), self.log.publisher(bulk=True)
+        role = Agents(
+            name,
+            self.log,
+            self.codec,
+            self.topics,
+            commands,
+            trajectories,
+            capacity=Capacity(given.max_live, given.max_running_per_user),
+            guard=self._guard("the program", given.program_timeout_s),
+            accept=accept,
+        )
+        group = self.topics.group("agents")
+        loop = self._loop(role, [commands, trajectories], group, accept=accept)
+        role.hear()
+        return loop
+
+    def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
+        from consumers.models.server import Models
+
+        self.codec.prepare(self.topics.events, Event)
+        publisher = self.log.publisher()
+        role = Models(name, self.log, self.codec, self.topics, publisher, engine)
+        return self._loop(
+            role, [publisher], self.topics.group("models", engine.policy_id), accept=accept
+        )
+
+    def environments(self, name: str, *, accept: bool = False) -> Loop:
+        from consumers.environments import Environments
+
+        self.codec.prepare(self.topics.events, Event)
+        publisher = self.log.publisher()
+        threads = self.settings.environments.threads if self.watched else 0
+        lease_s = self.settings.environments.lease_s
+        role = Environments(
+            name, self.log, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
+        )
+        return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
+
+    def rewards(
+        self,
+        name: str,
+        scorers: Sequence[str] | None = None,
+        scoring_id: str | None = None,
+        *,
+        accept: bool = False,
+    ) -> Loop:
+        publisher = self.log.publisher(bulk=True)
+        role = self.scoring(name, publisher, scorers, scoring_id)
+        group = self.topics.group("rewards", role.scoring_id)
+        return self._loop(role, [publisher], group, accept=accept)
+
+    def scoring(
+        self,
+        name: str,
+        publisher: Publisher,
+        scorers: Sequence[str] | None = None,
+        scoring_id: str | None = None,
+    ) -> "Rewards":
+        """What judges trajectories and writes what came of it, without a loop that reads them."""
+        from consumers.rewards import Rewards
+        from sandbox.scorers import check_scorer, score
+
+        given = self.settings.rewards
+        scoring_id = scoring_id or given.scoring_id
+        specs = [_spec(text) for text in scorers or given.scorers]
+        for spec in specs:
+            check_scorer(spec.name)
+        self.codec.prepare(self.topics.scored, ScoredTrajectory)
+        return Rewards(
+            name,
+            self.codec,
+            self.topics,
+            publisher,
+            lambda trajectory, topic, partition, offset: score(
+                trajectory,
+                specs,
+                scoring_id=scoring_id,
+                source_topic=topic,
+                source_partition=partition,
+                source_offset=offset,
+            ),
+            scoring_id=scoring_id,
+            guard=self._guard("the scorer", given.scorer_timeout_s),
+        )
+
+    def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:
+        from consumers.archive import Archive
+
+        role = Archive(name, self.log, self.topics, directory, span=span)
+        publisher = self.log.publisher()
+        return self._loop(role, [publisher], self.topics.group("archive"), accept=accept)
+
+    def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
+        """The trainer of a run, resumed from its newest checkpoint."""
+        from consumers.heldout import HeldOut
+        from consumers.training.trainer import Trainer
+        from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+        from trainer.step import Learner
+
+        self.codec.prepare(self.topics.versions, PolicyVersion)
+        self.codec.prepare(self.topics.train_steps, TrainStep)
+        self.codec.prepare(self.topics.requests, RolloutRequest)
+        config = folder.learner()
+        return Trainer(
+            name,
+            self.log,
+            self.codec,
+            self.topics,
+            self.log.publisher(),
+            Learner(str(folder.policy), config),
+            config,
+            folder.run(),
+            folder.draws(),
+            HeldOut(folder.heldout()),
+        )
+
+    def training(self, name: str, folder: "RunFolder", stopping: Callable[[], bool]) -> None:
+        """Train a run; while another process does so, stand by for it."""
+        import torch
+
+        from compose.workers.readiness import patiently
+
+        torch.set_num_threads(self.settings.training.threads)
+        with sole_trainer(folder.directory, stopping) as ours:
+            if ours:
+                patiently(lambda: self.trainer(name, folder)).go_on(stopping)
+
+    def _guard(self, what: str, timeout_s: float) -> Guard:
+        guard = Guard(what, timeout_s)
+        if self.watched:
+            guard.watch()
+        return guard
+
+    def _loop(
+        self, role: Role, publishers: Sequence[Publisher], group: str, *, accept: bool = False
+    ) -> Loop:
+        loop = Loop(
+            self.log,
+            role,
+            self.codec,
+            publishers,
+            self.topics,
+            group,
+            accept_truncation=accept,
+        )
+        role.loop = loop  # type: ignore[attr-defined]
+        return loop
+
+
+@contextmanager
+def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool]:
+    """Hold a run's lock, waiting for it; False when told to stop first. Dies with its process."""
+    with (directory / "trainer.lock").open("w") as lock:
+        said = False
+        while not stopping():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not said:
+                    said = True
+                    log.info("training_stands_by", run=directory.name)
+                time.sleep(STAND_BY_S)
+            else:
+                yield True
+                return
+        yield False
+
+
+def _spec(text: str):  # type: ignore[no-untyped-def]
+    """A scorer as `name` or `name*weight`; raises Refused."""
+    from sandbox.scorers import ScorerSpec
+
+    name, _, weight = text.partition("*")
+    try:
+        return ScorerSpec(name, float(weight or 1.0))
+    except ValueError as error:
+        msg = f"scorer {text!r}: the weight {weight!r} is no number; write NAME*0.5"
+        raise Refused(msg) from error
+
+
+def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -> "Engine":
+    """The default engine on a policy directory."""
+    from inference.transformers_engine import TransformersEngine
+
+    given = settings.models
+    return TransformersEngine(
+        policy_id,
+        directory,
+        device=given.device,
+        max_batch=given.max_batch,
+        threads=given.threads,
+    )

@@ -1,0 +1,96 @@
+"""Who asks for a rollout a second time: the ids that the last requests of a partition asked for.
+
+A producer that publishes again after a crash, or a file that is submitted twice, asks under the
+same ids. Whoever reads such a request within WINDOW offsets of the first refuses it as `repeated`.
+That is decided by the log alone: after a takeover the keys of the window are read back, and a key
+is the id. A foreign producer may use other keys; its ids are known as long as its partition stays
+with one worker.
+"""
+
+from array import array
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+from consumers.agents.lookback import Lookback
+from consumers.log.protocols import Log, Record
+
+WINDOW = 100_000
+"""Offsets of a partition; four megabytes."""
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class First:
+    """The request that was first to ask for a rollout; the lesser one was, of two partitions."""
+
+    at_ms: int
+    """Its append time."""
+    partition: int
+    offset: int
+
+
+class Asked:
+    """The last requests of one partition: chains of equal digests in a ring, found in no time.
+
+    Every slot of the ring names the request before it with the same digest's bucket, so a chain
+    runs back in time, and ends where it leaves the window.
+    """
+
+    def __init__(
+        self, log_: Log, topic: str, partition: int, end: int, *, window: int = WINDOW
+    ) -> None:
+        self.window = window
+        self._partition = partition
+        self._back = Lookback(log_, topic, partition, max(0, end - window), end)
+        self._next = end
+        self._newest = array("q", [NONE]) * (1 << window.bit_length())
+        self._before = array("q", [NONE]) * window
+        self._words = array("Q", [0]) * window
+        self._first = array("q", [NONE]) * window
+        self._first_ms = array("q", [0]) * window
+
+    @property
+    def known(self) -> bool:
+        """Whether the window has been read back."""
+        return self._back.done
+
+    def read(self) -> bool:
+        """Read back some more; False where there is nothing more for now."""
+        found = self._back.read()
+        for record in found:
+            if record.key:
+                self.note(record.key, record)
+        return bool(found)
+
+    def close(self) -> None:
+        self._back.close()
+
+    def first(self, named: bytes, offset: int | None = None) -> First | None:
+        """Who was first to ask for this id, as far as the window below `offset` goes."""
+        word = _word(named)
+        at = self._newest[word % len(self._newest)]
+        lowest = max(0, (self._next if offset is None else offset) - self.window)
+        while at >= lowest:
+            slot = at % self.window
+            if self._words[slot] == word:
+                return First(self._first_ms[slot], self._partition, self._first[slot])
+            at = self._before[slot]
+        return None
+
+    def note(self, named: bytes, record: Record) -> None:
+        """Take the next request of the partition."""
+        first = self.first(named, record.offset)
+        first = first or First(record.timestamp_ms, self._partition, record.offset)
+        word, slot = _word(named), record.offset % self.window
+        bucket = word % len(self._newest)
+        self._before[slot], self._newest[bucket] = self._newest[bucket], record.offset
+        self._words[slot] = word
+        self._first[slot], self._first_ms[slot] = first.offset, first.at_ms
+        self._next = record.offset + 1
+
+
+@lru_cache(maxsize=64)
+def _word(named: bytes) -> int:
+    """The digest of an id; every partition of a worker is asked for the same one in turn."""
+    return int.from_bytes(blake2b(named, digest_size=8).digest(), "big")

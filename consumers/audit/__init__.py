@@ -1,0 +1,1 @@
+"""Whether the invariants hold, decided from the log alone."""

@@ -1,0 +1,221 @@
+"""The audit: whether the invariants hold, decided from the log alone.
+
+The journal is read first (`history`), then train.steps, then everything else against what these
+two imply. What an invariant means on a log that is still being written:
+
+* An effect is owed only by a cause below the offset that its group has committed: the commit waits
+  for the acks. Above it the effect is pending, unless the log is said to be drained.
+* A rollout without a terminal event is open, and a breach only where the log is drained.
+* A cause is looked for in the whole window. Where the window does not begin with the log, effects
+  of rollouts that began before it are counted and not judged.
+
+I1  A request below the last one started, or committed by the agents, is in the chain of starts;
+    every start is of a request that is there; every rollout begun has one terminal event, at the
+    latest when its owners have been at work for a while past its deadline; and it is begun once.
+I2  Fold and law of counting count the same events. Where a program asks something else than its
+    journal answers, a new attempt or the end of the rollout must follow.
+I3  The command ids on the work topics are those that the fold implies, and what a command says is
+    what it implies, deadlines aside.
+I4  No trajectory holds more answers than were counted, or one position twice.
+I5  Every trajectory on `trajectories` and inside `trajectories.scored` is byte for byte what the
+    fold gives, also where it was written again.
+I6  What a group says that it is done with is: requests are started, commands answered by a worker
+    (or called off, buried or skipped), trajectories scored, unreadable bytes buried. Whoever goes
+    on from the agents' commit knows every open rollout and the last request started.
+I7  In the steps that the last version of a run descends from none is missing, and a (rollout,
+    attempt) occurs once; every reference is to a scored record of that rollout, which the run asked
+    for to train on; no version of a policy has two different steps, or two runs.
+I8  Each terminal event has a trajectory, each trajectory a scored record of every scoring id that
+    is expected: those named, else those whose group has committed and was not retired. Neither is
+    without its cause. Later copies are counted.
+I9  Answers of finished work to a command whose work had been answered before are counted, and so
+    are trajectories, scored records and steps that are written again; a breach where there are more
+    than allowed.
+"""
+
+from collections.abc import Callable, Sequence
+
+from consumers.agents.fold import World
+from consumers.audit.case import Case
+from consumers.audit.columns import find_one, split
+from consumers.audit.commands import Commands
+from consumers.audit.journal_facts import History, Window
+from consumers.audit.report import Breach, Report
+from consumers.audit.requests import Requests
+from consumers.audit.train_steps import Lineage
+from consumers.audit.trajectories import Outcomes
+from consumers.log.protocols import Record
+from consumers.loop.dead_letters import origin_of, skip_of
+from schemas.codec import Codec
+from schemas.messages import RolloutStarted
+from schemas.topics import Topics
+
+
+class Audit:
+    """Fed with records, topic by topic in the order of `stages`; `finish` gives the report."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        topics: Topics,
+        world: World,
+        window: Window,
+        *,
+        runnable: Callable[[RolloutStarted], bool] = lambda body: True,
+        drained: bool = False,
+        most_repeated: int | None = None,
+        most_rewritten: int | None = None,
+        scorings: Sequence[str] | None = None,
+    ) -> None:
+        self.topics = topics
+        self.window = window
+        self.drained = drained
+        self.most_repeated = most_repeated
+        self.most_rewritten = most_rewritten
+        self.report = Report()
+        self.history = History(codec, topics, world, runnable, window, self.report)
+        self.case = Case(codec, topics, window, self.history, self.report, drained, scorings)
+        self.lineage = Lineage(self.case)
+
+    def stages(self, there: Sequence[str]) -> list[list[str]]:
+        """The topics in the order in which they must be read; within a stage it does not matter."""
+        topics = self.topics
+        last = (
+            topics.requests, topics.steps, topics.trajectories, topics.scored, topics.dead_letters,
+        )  # fmt: skip
+        rest = [name for name in there if name.startswith(topics.calls("")) or name in last]
+        return [[topics.events], [topics.train_steps], rest]
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take records of the stage at hand, in order within each partition."""
+        self.report.records += len(records)
+        by_topic: dict[str, list[Record]] = {}
+        for record in records:
+            by_topic.setdefault(record.topic, []).append(record)
+        for topic, own in by_topic.items():
+            self._take(topic, own)
+
+    def _take(self, topic: str, records: Sequence[Record]) -> None:
+        if topic == self.topics.events:
+            self.history.take(records)
+        elif topic == self.topics.train_steps:
+            self.lineage.take(records)
+        elif topic == self.topics.requests:
+            self.requests.take(records)
+        elif topic == self.topics.trajectories:
+            self.outcomes.trajectories(records)
+        elif topic == self.topics.scored:
+            self.outcomes.scored(records)
+        elif topic == self.topics.dead_letters:
+            self._letters(records)
+        else:
+            self.commands.take(topic, records)
+
+    def _letters(self, records: Sequence[Record]) -> None:
+        self.report.dead_letters += len(records)
+        for record in records:
+            origin = origin_of(record.headers)
+            if origin is not None:
+                self.case.buried.add(origin)
+            skip = skip_of(record.headers)
+            if skip is not None:
+                self.case.skips.append(skip)
+
+    def stage_ended(self, stage: Sequence[str]) -> None:
+        """The topics of a stage have been read to their ends."""
+        if self.topics.events in stage:
+            self.history.close()
+            self.requests = Requests(self.case)
+            self.commands = Commands(self.case)
+            self.outcomes = Outcomes(self.case, self.lineage)
+        elif self.topics.train_steps in stage:
+            self.lineage.close()
+
+    def finish(self) -> Report:
+        """Look for what is missing."""
+        self.requests.finish()
+        self.commands.finish()
+        self.outcomes.finish()
+        self.lineage.finish()
+        self._open()
+        self._forgotten()
+        self._unburied()
+        self._repeated()
+        self._before_window()
+        return self.report
+
+    def _open(self) -> None:
+        self.report.checked["I1"] += self.report.accepted
+        for partition, strand in sorted(self.history.strands.items()):
+            if self.drained:
+                for rollout_id in strand.lives:
+                    text = f"rollout {rollout_id} began here and has not ended"
+                    offset = strand.journal.open[rollout_id].first_offset
+                    self._lost("I1", text, partition, offset)
+                continue
+            for rollout_id, offset, minutes in strand.overdue():
+                text = (
+                    f"rollout {rollout_id} began here and is open {minutes} minutes past its own "
+                    "deadline, though agents were at work"
+                )
+                self._lost("I1", text, partition, offset)
+
+    def _lost(self, invariant: str, text: str, partition: int, offset: int) -> None:
+        """A breach at an entry of the journal."""
+        self.report.add(Breach(invariant, text, self.topics.events, partition, offset, "lost"))
+
+    def _forgotten(self) -> None:
+        """Whoever goes on from the agents' commit must know what is open, and what was started."""
+        for partition, strand in sorted(self.history.strands.items()):
+            low = strand.low
+            if low is None:
+                continue
+            self.report.checked["I6"] += 1 + len(strand.lives)
+            for rollout_id, offset in strand.forgotten():
+                text = (
+                    f"rollout {rollout_id} began here and is open, but the agents' commit says "
+                    f"that nothing below {low.bulk_low} is, its {len(low.stragglers)} stragglers "
+                    "aside: whoever goes on from it will never know of this one"
+                )
+                self._lost("I6", text, partition, offset)
+            self._check_chain(partition, low.bulk_low, low.last, strand.last_at_low)
+
+    def _check_chain(self, partition: int, low: int, said: int | None, last: int | None) -> None:
+        if said is None or said == last or (self.topics.events, partition) in self.window.starts:
+            return
+        text = (
+            f"the agents' commit says that request {said} was the last one started below this "
+            f"offset, the journal says {last}: whoever goes on from it counts other starts"
+        )
+        kind = "doubled" if last is not None and said < last else "lost"
+        self.report.add(Breach("I6", text, self.topics.events, partition, low, kind))
+
+    def _unburied(self) -> None:
+        """What nobody could read lies among the dead letters, or somebody threw it away."""
+        if any(topic == self.topics.dead_letters for topic, _ in self.window.starts):
+            return
+        for topic, partition, offset in self.report.unread:
+            group = self.case.group_of(topic)
+            here = topic, partition, offset
+            if not group or here in self.case.buried or not self.case.finished(group, *here):
+                continue
+            text = f"nobody can read this record, and {group} has come past it and not buried it"
+            self.report.add(Breach("I6", text, *here, "lost"))
+
+    def _repeated(self) -> None:
+        most, seen = self.most_repeated, self.report.repeated
+        if most is not None and seen > most:
+            text = f"{seen} answers repeat work done before, {most} are allowed; the last is here"
+            place = self.topics.events, *split(self.history.asked.last_repeated)
+            self.report.add(Breach("I9", text, *place, "doubled"))
+        most, seen, last = self.most_rewritten, self.report.duplicates, self.report.last_duplicate
+        if most is not None and seen > most and last is not None:
+            text = f"{seen} records say again what others had said, {most} may; the last is here"
+            self.report.add(Breach("I9", text, *last, "doubled"))
+
+    def _before_window(self) -> None:
+        """Rollouts that the journal speaks of and that began before it is read."""
+        for owner, first in self.history.strays.items():
+            cut = (self.topics.events, split(first)[0]) in self.window.starts
+            if cut and find_one(self.history.owners, owner) < 0:
+                self.report.before_window += 1

@@ -1,0 +1,118 @@
+"""What every part of the audit needs: the window, the history, and where findings go."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from consumers.audit.columns import find_one, place, split, word_of
+from consumers.audit.journal_facts import History, Window, unreadable
+from consumers.audit.report import Breach, Report
+from consumers.log.protocols import Record, TopicPartition
+from consumers.loop.dead_letters import Skip
+from consumers.loop.loop import finished_above
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.topics import Topics
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One audit."""
+
+    codec: Codec
+    topics: Topics
+    window: Window
+    history: History
+    report: Report
+    drained: bool
+    scorings: Sequence[str] | None = None
+    """Those that owe a score of every trajectory; None is whoever has come past any."""
+    buried: set[tuple[str, int, int]] = field(default_factory=set)
+    """Records of which there is a dead letter."""
+    skips: list[Skip] = field(default_factory=list)
+    """Ranges that somebody told a group to pass over."""
+    _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
+
+    def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
+        place_ = record.topic, record.partition, record.offset
+        self.report.add(Breach(invariant, text, *place_, kind))
+
+    def decoded(self, record: Record, kind: type[M]) -> M | None:
+        """The message, None where it cannot be read; that is counted."""
+        try:
+            return self.codec.decode(record.value, kind)
+        except WireError as error:
+            unreadable(self.report, record, error)
+            return None
+
+    def picked(self, record: Record, kind: type, *paths: str) -> tuple[Any, ...] | None:
+        """Some fields of the message, None where it cannot be read; that is counted."""
+        try:
+            return self.codec.pick(record.value, kind, *paths)
+        except WireError as error:
+            unreadable(self.report, record, error)
+            return None
+
+    def commit(self, group: str, topic: str, partition: int) -> int:
+        """What a group has committed of a partition; 0 where nothing is known."""
+        commit = self.window.commits.get(group, {}).get((topic, partition))
+        return 0 if commit is None else commit.offset
+
+    def group_of(self, topic: str) -> str:
+        """Who reads a topic of work; empty where several do, or nobody that commits."""
+        topics = self.topics
+        if topic == topics.events:
+            return topics.group("agents")
+        if topic == topics.steps:
+            return topics.group("environments")
+        calls = topics.calls("")
+        return topics.group("models", topic.removeprefix(calls)) if topic.startswith(calls) else ""
+
+    def finished(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Whether a group says that it is done with a record of a work topic.
+
+        It says so by its commit, and by the word that goes with it: of offsets above.
+        """
+        here = topic, partition
+        commit = self.window.commits.get(group, {}).get(here)
+        if commit is None:
+            return False
+        if offset < commit.offset:
+            return True
+        if (group, here) not in self._above:
+            self._above[group, here] = finished_above(commit.metadata, commit.offset)
+        return offset in self._above[group, here]
+
+    def put_aside(self, record: Record) -> bool:
+        """Whether a record of a work topic was buried, or its group was told to pass over it."""
+        group = self.group_of(record.topic)
+        return (record.topic, record.partition, record.offset) in self.buried or any(
+            (skip.group, skip.topic, skip.partition) == (group, record.topic, record.partition)
+            and skip.first <= record.offset <= skip.last
+            for skip in self.skips
+        )
+
+    def owed(self, cause: int) -> bool:
+        """Whether the effect of a journal entry, named by its place, must be there by now."""
+        partition, offset = split(cause)
+        below = self.commit(self.topics.group("agents"), self.topics.events, partition)
+        if self.drained or offset < below:
+            return True
+        self.report.pending += 1
+        return False
+
+    def after(self, record: Record) -> bool:
+        """Whether a record came after what is judged."""
+        return 0 < self.window.until_ms <= record.timestamp_ms
+
+    def before(self, rollout_id: str, partition: int) -> bool:
+        """Whether a rollout began before the window; such are counted at the end."""
+        if (self.topics.events, partition) not in self.window.starts:
+            return False
+        owner = word_of(rollout_id.encode())
+        if find_one(self.history.owners, owner) >= 0:
+            return False
+        self.history.strays.setdefault(owner, place(partition, 0))
+        return True

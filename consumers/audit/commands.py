@@ -1,0 +1,130 @@
+"""The work topics against the journal: every command is implied, and every implied one is there.
+
+Each is decoded: that costs no more than to ask for its headers, and what it says has to be what
+the journal implies at its place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from consumers.audit.case import Case
+from consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
+from consumers.audit.implied import COURTESY, UNKNOWN, Command, content_of, word_of_id
+from consumers.audit.journal_facts import OPTIONAL
+from consumers.audit.report import Breach
+from consumers.log.protocols import Record
+from schemas.messages import EnvironmentStep, ModelCall
+
+
+@dataclass(slots=True)
+class _Unanswered:
+    """One command that its group is done with, and about which no worker has said anything."""
+
+    record: Record
+    owner: int
+    attempt: int
+
+
+class Commands:
+    """Joins commands by their ids."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.asked = case.history.asked
+        self._seen = np.zeros(len(self.asked.ids), bool)
+        self._silent = words(sorted(self.asked.unanswered))
+        self._unanswered: list[_Unanswered] = []
+        self._aborted: dict[int, int] = {}
+        """By owner the last attempt whose calls were called off."""
+
+    def take(self, topic: str, records: Sequence[Record]) -> None:
+        kind: type[Command] = EnvironmentStep if topic == self.case.topics.steps else ModelCall
+        read = [(c, r) for r in records if (c := self.case.decoded(r, kind)) is not None]
+        if not read:
+            return
+        self.case.report.checked["I3"] += len(read)
+        ids = np.fromiter((word_of_id(c.command_id) for c, _ in read), np.uint64, len(read))
+        contents = np.fromiter((content_of(c) for c, _ in read), np.uint32, len(read))
+        rows = find(self.asked.ids, ids)
+        self._seen[rows[rows >= 0]] = True
+        for at in np.flatnonzero(rows < 0).tolist():
+            self._not_implied(*read[at])
+        if len(self.asked.ids):
+            implied = self.asked.contents[rows]
+            other = (rows >= 0) & (contents != implied) & (contents != UNKNOWN)
+            other &= implied != UNKNOWN
+            for at in np.flatnonzero(other).tolist():
+                self._says_other(*read[at])
+        for at in np.flatnonzero(contents == UNKNOWN).tolist():
+            self._note_abort(read[at][0])
+        self._check_answered(topic, read, ids)
+
+    def _not_implied(self, command: Command, record: Record) -> None:
+        if self.case.after(record):
+            return
+        owner = word_of(command.rollout_id.encode())
+        if find_one(self.case.history.owners_not_run, owner) >= 0:
+            return
+        if self.case.before(command.rollout_id, command.answer_partition):
+            return
+        text = f"the journal implies no command {command.command_id.hex()[:16]} ({_named(command)})"
+        self.case.breach("I3", record, text)
+
+    def _says_other(self, command: Command, record: Record) -> None:
+        what = (
+            "its tokens, messages, sampling or seed; a retry must not sample anew"
+            if isinstance(command, ModelCall)
+            else "its environment, seed, index, action or history"
+        )
+        text = f"{_named(command)} says something else than the journal implies there: {what}"
+        self.case.breach("I3", record, text)
+
+    def _check_answered(
+        self, topic: str, read: Sequence[tuple[Command, Record]], ids: Words
+    ) -> None:
+        group = self.case.group_of(topic)
+        commits = self.case.window.commits.get(group)
+        if not commits:
+            return
+        below = {tp[1]: commit.offset for tp, commit in commits.items()}
+        done = sum(record.offset < below.get(record.partition, 0) for _, record in read)
+        self.case.report.checked["I6"] += done
+        for at in np.flatnonzero(find(self._silent, ids) >= 0).tolist():
+            command, record = read[at]
+            if command.kind not in COURTESY and self.case.finished(
+                group, topic, record.partition, record.offset
+            ):
+                owner = word_of(command.rollout_id.encode())
+                self._unanswered.append(_Unanswered(record, owner, command.attempt))
+
+    def _note_abort(self, command: Command) -> None:
+        if command.kind == "abort":
+            owner = word_of(command.rollout_id.encode())
+            self._aborted[owner] = max(command.attempt, self._aborted.get(owner, 0))
+
+    def finish(self) -> None:
+        self._finish_answers()
+        optional = (marks(self.asked.places) & np.uint64(OPTIONAL)) > 0
+        for row in np.flatnonzero(~self._seen & ~optional):
+            cause, word = int(self.asked.places[row]), int(self.asked.ids[row])
+            if word in self.asked.excused or not self.case.owed(cause):
+                continue
+            text = f"the journal implies command {word:016x} here, but it is on no work topic"
+            self.case.report.add(Breach("I3", text, self.case.topics.events, *split(cause), "lost"))
+
+    def _finish_answers(self) -> None:
+        """Whoever is done with a command has answered it, unless it was called off or put aside."""
+        for left in self._unanswered:
+            called_off = self._aborted.get(left.owner, 0) >= left.attempt
+            if not called_off and not self.case.put_aside(left.record):
+                text = "its group has committed past this command, but no worker ever answered it"
+                self.case.breach("I6", left.record, text, "lost")
+
+
+def _named(command: Command) -> str:
+    return (
+        f"position {command.position}, try {command.tries}, attempt {command.attempt} of rollout "
+        f"{command.rollout_id}"
+    )

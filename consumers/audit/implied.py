@@ -1,0 +1,167 @@
+"""The commands that the journal implies: where, with what content, and what became of each.
+
+A command costs 20 bytes. What is kept longer is only what somebody left unanswered.
+"""
+
+from array import array
+
+import numpy as np
+
+from consumers.audit.columns import Words, find, firsts, sort_together, words
+from schemas.ids import prefix_digest
+from schemas.messages import CallFailed, EnvironmentStep, Event, ModelCall
+
+Command = ModelCall | EnvironmentStep
+DEADLINE = "deadline"
+NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}
+"""Codes under which an owner answers a command that cannot be sent."""
+COURTESY = {"abort", "close"}
+CONTENT = 0xFFFFFFFF
+UNKNOWN = 0
+"""Content of a courtesy, and of a command that stands for several: one id was asked for again."""
+
+# What became of a command, best last.
+ASKED = 0
+LATE = 1
+"""Its deadline was written, perhaps by its owner; no worker has said anything."""
+FAILED = 2
+DONE = 3
+
+
+def word_of_id(command_id: bytes) -> int:
+    return int.from_bytes(command_id[:8], "big")
+
+
+def content_of(command: Command) -> int:
+    """A digest of what a command says, in this process.
+
+    Times are left out: a quota moves them, and no history depends on them.
+    """
+    if command.kind in COURTESY:
+        return UNKNOWN
+    place = (
+        command.rollout_id, command.attempt, command.position, command.tries,
+        command.body_digest, command.answer_partition,
+    )  # fmt: skip
+    return (hash((place, _said(command))) & CONTENT) or 1
+
+
+def _said(command: Command) -> tuple[object, ...]:
+    if isinstance(command, ModelCall):
+        how = command.sampling
+        return (
+            command.policy_id, command.sequence, command.messages, command.seed,
+            prefix_of(command), command.prefix_length, command.tools, command.min_policy_version,
+            _number(how.temperature), _number(how.top_p), how.top_k, how.max_tokens,
+            tuple(how.stop),
+        )  # fmt: skip
+    return (
+        command.kind, command.environment, command.session, command.environment_config,
+        command.seed, command.index, command.action, command.history,
+    )  # fmt: skip
+
+
+def prefix_of(call: ModelCall) -> bytes:
+    """The digest of the tokens so far: the same whether a worker sent them or named them."""
+    ids = call.prefix_ids
+    return call.prefix_digest if ids is None else prefix_digest(ids)
+
+
+def _number(value: float) -> float | None:
+    """No two NaN are equal, nor are their hashes."""
+    return value if value == value else None
+
+
+class Asked:
+    """All commands of all journal partitions."""
+
+    def __init__(self) -> None:
+        self.ids: Words
+        self.places: Words
+        self.contents: Words
+        self.excused: set[int] = set()
+        """Commands that were implied and perhaps rightly never sent."""
+        self.unanswered: set[int] = set()
+        """Commands about which no worker has said anything."""
+        self.repeated = 0
+        """Answers to commands whose work had been done before."""
+        self.last_repeated = 0
+        self._ids, self._places, self._contents = array("Q"), array("Q"), array("I")
+        self._late_by: dict[int, set[str]] = {}
+        """Who wrote the deadlines of commands that are LATE."""
+        self._undone: set[int] = set()
+        self._late_ids, self._late_places = array("Q"), array("Q")
+
+    def imply(self, command: Command, place: int) -> None:
+        """An entry of the journal gives rise to a command."""
+        self._ids.append(word_of_id(command.command_id))
+        self._places.append(place)
+        self._contents.append(content_of(command))
+
+    def failure(self, asked: dict[bytes, int], event: Event, body: CallFailed) -> None:
+        """A failure was written about a command of an open rollout."""
+        state = asked[event.command_id]
+        if body.code != DEADLINE:
+            asked[event.command_id] = max(state, FAILED)
+        elif state <= LATE:
+            asked[event.command_id] = LATE
+            self._told_late(event)
+
+    def _told_late(self, event: Event) -> None:
+        self._late_by.setdefault(word_of_id(event.command_id), set()).add(event.written_by)
+
+    def answer(self, asked: dict[bytes, int], event: Event, place: int) -> None:
+        """The work of a command of an open rollout was answered."""
+        if asked[event.command_id] == DONE:
+            self.repeat(place)
+        asked[event.command_id] = DONE
+
+    def repeat(self, place: int) -> None:
+        self.repeated += 1
+        self.last_repeated = place
+
+    def stray(self, event: Event, place: int, *, done: bool) -> None:
+        """An answer came when its rollout was not open."""
+        word = word_of_id(event.command_id)
+        if done:
+            self._late_ids.append(word)
+            self._late_places.append(place)
+        if isinstance(event.body, CallFailed) and event.body.code == DEADLINE:
+            if word in self.unanswered:
+                self._told_late(event)
+        else:
+            self.unanswered.discard(word)
+
+    def ended(self, asked: dict[bytes, int]) -> None:
+        """A rollout has ended: only what was not done, or not answered, is remembered."""
+        self._undone.update(word_of_id(i) for i, state in asked.items() if state != DONE)
+        self.left(asked)
+
+    def left(self, asked: dict[bytes, int]) -> None:
+        """A rollout is open where the journal ends."""
+        self.unanswered.update(word_of_id(i) for i, state in asked.items() if state <= LATE)
+
+    def close(self, owners: set[str]) -> None:
+        """The journal is read: sort what is joined. A deadline that is no owner's is an answer."""
+        ids, places, contents = sort_together(self._ids, self._places, self._contents)
+        first = firsts(ids)
+        again = np.flatnonzero(~first)
+        origin = find(ids, ids[again])
+        differ = (contents[again] != contents[origin]) & (contents[again] > 0)
+        contents[origin[differ]] = UNKNOWN
+        self.ids, self.places, self.contents = ids[first], places[first], contents[first]
+        for word, names in self._late_by.items():
+            if not names <= owners:
+                self.unanswered.discard(word)
+        self._late_by.clear()
+        self._count_late()
+
+    def _count_late(self) -> None:
+        """Work that was answered when its rollout had ended is repeated unless it was the first."""
+        found = find(self.ids, words(self._late_ids))
+        known = set(self.ids[found[found >= 0]].tolist())
+        for late, at in zip(self._late_ids, self._late_places, strict=True):
+            if late in self._undone:
+                self._undone.discard(late)
+            elif late in known:
+                self.repeat(at)

@@ -1,0 +1,80 @@
+"""Requests against the chain of starts: none skipped, none started that is not there."""
+
+from array import array
+from collections.abc import Sequence
+
+from consumers.audit.case import Case
+from consumers.audit.columns import word_of
+from consumers.audit.report import Breach
+from consumers.log.protocols import Record
+from schemas.headers import REPLAYED_FROM
+
+
+class Requests:
+    """Walks each partition of the requests beside the starts of its journal partition."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._next_start: dict[int, int] = {}
+        self._again = case.history.again
+
+    def take(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.case.report.checked["I1"] += 1
+            strand = self.case.history.strands.get(record.partition)
+            started = strand.requests if strand else array("q")
+            at = self._next_start.get(record.partition, 0)
+            while at < len(started) and started[at] < record.offset:
+                self._without_request(record.partition, started[at])
+                at += 1
+            if at < len(started) and started[at] == record.offset:
+                at += 1
+            else:
+                self._not_started(record, started[-1] if started else -1)
+            self._next_start[record.partition] = at
+            if self._again and (record.partition, record.offset) in self._again:
+                self._judge_again(record)
+
+    def _judge_again(self, record: Record) -> None:
+        """A rollout runs once, unless an operator sends its request again.
+
+        Workers know a repeated request by its key; under another one it may be a stranger's.
+        """
+        again = self._again[record.partition, record.offset]
+        replayed = any(name == REPLAYED_FROM for name, _ in record.headers or ())
+        if replayed or not record.key or word_of(record.key) != again.owner:
+            return
+        text = (
+            f"rollout {record.key.decode(errors='replace')} is started a second time here, asked "
+            f"for at {record.partition}@{record.offset}; the first start is at "
+            f"{again.before[0]}@{again.before[1]}"
+        )
+        self.case.report.add(Breach("I1", text, self.case.topics.events, *again.here, "doubled"))
+
+    def _not_started(self, record: Record, last: int) -> None:
+        if record.offset < self.case.window.first_request.get(record.partition, 0):
+            return
+        committed = self.case.commit(
+            self.case.topics.group("agents"), self.case.topics.requests, record.partition
+        )
+        self.case.report.checked["I6"] += record.offset < committed
+        if record.offset < last:
+            text = "this request was never started, though later ones of its partition were"
+            self.case.breach("I1", record, text, "lost")
+        elif record.offset < committed:
+            text = f"the agents group has committed {committed}, but this request never started"
+            self.case.breach("I6", record, text, "lost")
+        elif self.case.drained:
+            self.case.breach("I1", record, "this request was never started", "lost")
+        else:
+            self.case.report.pending += 1
+
+    def _without_request(self, partition: int, offset: int) -> None:
+        if offset >= self.case.window.starts.get((self.case.topics.requests, partition), 0):
+            text = "the journal starts a request that is not there"
+            self.case.report.add(Breach("I1", text, self.case.topics.requests, partition, offset))
+
+    def finish(self) -> None:
+        for partition, strand in self.case.history.strands.items():
+            for offset in strand.requests[self._next_start.get(partition, 0) :]:
+                self._without_request(partition, offset)

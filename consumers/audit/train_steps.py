@@ -1,0 +1,218 @@
+"""What was trained on: train.steps against the scored records that they name."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from consumers.audit.case import Case
+from consumers.audit.columns import Words, firsts, place, place_of, sort_together, split, word_of
+from consumers.audit.report import Breach
+from consumers.log.protocols import Record
+from schemas.messages import TrainStep, Trajectory, TrajectoryRef
+from schemas.trajectory_refs import refs_of
+
+TopicPlace = tuple[int, int]
+TRAIN = "train"
+
+
+@dataclass(slots=True)
+class _Step:
+    """One version of a run, as its record says."""
+
+    version: int
+    parent: int
+    first: bool
+    """Whether nothing was trained before it: its parent is what the run began with."""
+    partition: int
+    offset: int
+    digest: int
+    refs: slice
+
+
+@dataclass
+class _Run:
+    steps: dict[int, _Step] = field(default_factory=dict)
+
+    def living(self) -> Iterable[_Step]:
+        """The steps that the newest version descends from; others were abandoned in a restart.
+
+        Where a record is missing in between, the newest one below it comes next.
+        """
+        version: int | None = max(self.steps, default=None)
+        while version is not None:
+            step = self.steps[version]
+            yield step
+            most = min(step.parent, version - 1)
+            version = most if most in self.steps else self.below(most)
+
+    def below(self, version: int) -> int | None:
+        """The newest version that is recorded below one."""
+        return max((known for known in self.steps if known < version), default=None)
+
+
+class Lineage:
+    """Joins the references of all steps with scored records by their places."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.runs: dict[tuple[str, str], _Run] = {}
+        self._made: dict[tuple[str, int], tuple[str, TopicPlace]] = {}
+        """By policy and version: the first run that has it, and where it says so."""
+        self._run_of: dict[int, str] = {}
+        """By place of a step: its run."""
+        self._places, self._members, self._steps = array("Q"), array("Q"), array("Q")
+
+    def take(self, records: Sequence[Record]) -> None:
+        for record in records:
+            step = self.case.decoded(record, TrainStep)
+            if step is not None:
+                self._step(record, step)
+
+    def _step(self, record: Record, step: TrainStep) -> None:
+        report = self.case.report
+        report.checked["I7"] += 1
+        run = self.runs.setdefault((step.policy_id, step.run_id), _Run())
+        self._check_number(record, step)
+        named = refs_of(step)
+        digest = word_of(repr((step.parent, named)).encode())
+        known = run.steps.get(step.version)
+        if known is not None:
+            if known.digest == digest:
+                report.duplicate(record.topic, record.partition, record.offset)
+                return
+            text = (
+                f"version {step.version} of run {step.run_id!r} is another step at "
+                f"{known.partition}@{known.offset}; a version number is never used twice"
+            )
+            self.case.breach("I7", record, text)
+            return
+        here = record.partition, record.offset
+        self._run_of[place(*here)] = step.run_id
+        refs = self._refer(record, named)
+        first = step.step <= 1
+        run.steps[step.version] = _Step(step.version, step.parent, first, *here, digest, refs)
+
+    def _refer(self, record: Record, refs: Sequence[TrajectoryRef]) -> slice:
+        """Note what a step was made of, to be met by the records themselves."""
+        begin = len(self._places)
+        for ref in refs:
+            named = place_of(ref.partition, ref.offset)
+            if named is None or ref.topic != self.case.topics.scored:
+                place_ = f"{ref.topic} {ref.partition}@{ref.offset}"
+                self.case.breach("I7", record, f"this step names {place_}, where no record can be")
+                continue
+            self._places.append(named)
+            self._members.append(member_word(ref.rollout_id, ref.attempt))
+            self._steps.append(place(record.partition, record.offset))
+        return slice(begin, len(self._places))
+
+    def _check_number(self, record: Record, step: TrainStep) -> None:
+        """Servers and samples know a policy's weights by their number alone."""
+        here = record.partition, record.offset
+        run_id, there = self._made.setdefault((step.policy_id, step.version), (step.run_id, here))
+        if run_id != step.run_id:
+            text = (
+                f"version {step.version} of policy {step.policy_id!r} is one of run "
+                f"{step.run_id!r} here and one of run {run_id!r} at {there[0]}@{there[1]}; a "
+                "version number is never used twice"
+            )
+            self.case.breach("I7", record, text)
+
+    def close(self) -> None:
+        """All steps are read: nothing may be consumed twice; sort what has to be met."""
+        for (_, run_id), run in self.runs.items():
+            self._check_whole(run_id, run)
+            self._check_once(run_id, run)
+        self.places, self.members, self.by = sort_together(self._places, self._members, self._steps)
+        self._met = np.zeros(len(self.places), bool)
+
+    def _check_whole(self, run_id: str, run: _Run) -> None:
+        """Every step but a run's first was made from one that has a record."""
+        topic = self.case.topics.train_steps
+        for step in run.living():
+            if step.first or step.parent in run.steps:
+                continue
+            cut = (topic, step.partition) in self.case.window.starts
+            if cut and run.below(step.parent) is None:
+                continue  # it may lie before what is read
+            text = (
+                f"version {step.version} of run {run_id!r} was made from version {step.parent}, "
+                "whose step has no record: nobody knows what that one was made of"
+            )
+            self.case.report.add(Breach("I7", text, topic, step.partition, step.offset, "lost"))
+
+    def _check_once(self, run_id: str, run: _Run) -> None:
+        steps = sorted(run.living(), key=lambda step: (step.partition, step.offset))
+        members, places = array("Q"), array("Q")
+        for step in steps:
+            members.extend(self._members[step.refs])
+            places.extend(self._steps[step.refs])
+        self.case.report.checked["I7"] += len(members)
+        if not members:
+            return
+        found, by = sort_together(members, places)
+        for at in np.flatnonzero(~firsts(found)):
+            before = split(int(by[at - 1]))
+            text = (
+                f"this step of run {run_id!r} consumes a rollout that the step at "
+                f"{before[0]}@{before[1]} has consumed"
+            )
+            topic = self.case.topics.train_steps
+            self.case.report.add(Breach("I7", text, topic, *split(int(by[at])), "doubled"))
+
+    def refers_to(self, record: Record) -> bool:
+        """Whether a step names the place of a scored record."""
+        if not len(self.places):
+            return False
+        return len(rows_of(self.places, place(record.partition, record.offset))) > 0
+
+    def scored(self, record: Record, trajectory: Trajectory) -> None:
+        """A scored record, to be compared with the references to its place."""
+        for at in rows_of(self.places, place(record.partition, record.offset)):
+            self._met[at] = True
+            if self.members[at] != member_word(trajectory.rollout_id, trajectory.attempt):
+                here = f"{record.partition}@{record.offset}"
+                text = (
+                    f"this step names {here} of {record.topic} as another rollout's than the "
+                    f"{trajectory.rollout_id} that is there"
+                )
+                self._wrong(int(at), text)
+            else:
+                self._check_own(at, record, trajectory)
+
+    def _check_own(self, at: int, record: Record, trajectory: Trajectory) -> None:
+        """A run is trained on the rollouts that it asked for to that end, and on no others."""
+        run_id, asked = self._run_of[int(self.by[at])], trajectory.request
+        if asked is None or (asked.run_id, asked.purpose) != (run_id, TRAIN):
+            what = f"run {asked.run_id!r} for {asked.purpose!r}" if asked else "nobody"
+            text = (
+                f"this step of run {run_id!r} consumes {record.partition}@{record.offset} of "
+                f"{record.topic}, a rollout that was asked for by {what}"
+            )
+            self._wrong(at, text)
+
+    def finish(self) -> None:
+        """References that no record has met; those below what is read are not looked for."""
+        topic, starts = self.case.topics.scored, self.case.window.starts
+        for at in np.flatnonzero(~self._met):
+            partition, offset = split(int(self.places[at]))
+            if offset >= starts.get((topic, partition), 0):
+                text = f"this step names {topic} {partition}@{offset}, where no record can be read"
+                self._wrong(int(at), text)
+
+    def _wrong(self, at: int, text: str) -> None:
+        topic = self.case.topics.train_steps
+        self.case.report.add(Breach("I7", text, topic, *split(int(self.by[at]))))
+
+
+def member_word(rollout_id: str, attempt: int) -> int:
+    return word_of(f"{rollout_id}\0{attempt}".encode())
+
+
+def rows_of(keys: Words, wanted: int) -> range:
+    """All rows of one key among sorted ones."""
+    key = np.uint64(wanted)
+    first = int(np.searchsorted(keys, key))
+    return range(first, int(np.searchsorted(keys, key, "right")) if first < len(keys) else first)

@@ -1,0 +1,277 @@
+"""Trajectories and scored records against the terminal events of the journal."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.audit.case import Case
+from consumers.audit.columns import find, find_one, place, place_of, split, word_of
+from consumers.audit.journal_facts import OPTIONAL
+from consumers.audit.report import Breach
+from consumers.audit.train_steps import Lineage
+from consumers.log.protocols import Record
+from consumers.scoring_retirement import retired
+from schemas.codec import PREFIX as WIRE
+from schemas.messages import ScoredTrajectory, Trajectory
+
+PREFIX = WIRE.size
+EMPTY = Trajectory("", 1, "finished", None, (), None, None, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+NAMES = (
+    "scoring_id",
+    "trajectory.rollout_id",
+    "trajectory.journal_partition",
+    "trajectory.last_offset",
+)
+
+
+class _Named(NamedTuple):
+    """What a record of `trajectories.scored` is about."""
+
+    scoring_id: str
+    rollout_id: str
+    journal_partition: int
+    last_offset: int
+
+
+class Outcomes:
+    """One row for each terminal event: what was written of it."""
+
+    def __init__(self, case: Case, lineage: Lineage) -> None:
+        self.case = case
+        self.lineage = lineage
+        ends = case.history.ends
+        self._by_body = np.argsort(ends.bodies, kind="stable")
+        self._bodies = ends.bodies[self._by_body]
+        self._first = np.zeros(len(ends.places), np.uint64)
+        self._written = np.zeros(len(ends.places), bool)
+        self._scores: dict[str, NDArray[np.bool_]] = {}
+        self._prefix = b""
+
+    def trajectories(self, records: Sequence[Record]) -> None:
+        bodies, readable = [], []
+        for record in records:
+            body = self._body(record)
+            if body is not None:
+                bodies.append(body)
+                readable.append(record)
+        if not readable:
+            return
+        at = find(self._bodies, np.array(bodies, np.uint64))
+        rows = np.where(at >= 0, self._by_body[at] if len(self._bodies) else -1, -1)
+        for row, record in zip(rows.tolist(), readable, strict=True):
+            found = row if row >= 0 else self._judge(record)
+            if found >= 0:
+                self._note_trajectory(found, record)
+
+    def _note_trajectory(self, row: int, record: Record) -> None:
+        self.case.report.checked["I5"] += 1
+        self.case.report.checked["I8"] += 1
+        if self._written[row]:
+            self.case.report.duplicate(record.topic, record.partition, record.offset)
+            return
+        self._written[row] = True
+        self._first[row] = place(record.partition, record.offset)
+
+    def _body(self, record: Record) -> int | None:
+        """The word of a trajectory in today's schema."""
+        value = record.value
+        if not self._prefix:
+            self._prefix = self.case.codec.encode(self.case.topics.trajectories, EMPTY)[:PREFIX]
+        if value is not None and value.startswith(self._prefix):
+            return word_of(memoryview(value)[PREFIX:])
+        found = self.case.decoded(record, Trajectory)
+        return None if found is None else self._encoded(found)
+
+    def _encoded(self, trajectory: Trajectory) -> int:
+        return word_of(
+            memoryview(self.case.codec.encode(self.case.topics.trajectories, trajectory))[PREFIX:]
+        )
+
+    def _judge(self, record: Record) -> int:
+        """The row of a trajectory that no fold has given as it stands; -1 where it has none.
+
+        Of one that is heavy the log holds a light record: what it claims is compared.
+        """
+        trajectory = self.case.decoded(record, Trajectory)
+        row = -1 if trajectory is None else self._row_of(trajectory, record)
+        if trajectory is not None and row >= 0:
+            self._compare(row, trajectory, record, self._encoded(trajectory))
+        return row
+
+    def _row_of(self, trajectory: Trajectory | _Named, record: Record) -> int:
+        """The row of the terminal event that a trajectory names; a breach where there is none."""
+        ends = self.case.history.ends
+        named = place_of(trajectory.journal_partition, trajectory.last_offset)
+        row = -1 if named is None else find_one(ends.places, named)
+        if row >= 0 and ends.owners[row] == word_of(trajectory.rollout_id.encode()):
+            return row
+        self._of_no_end(trajectory, record)
+        return -1
+
+    def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
+        """A breach where a trajectory is not what its journal gives."""
+        ends = self.case.history.ends
+        if body in (ends.bodies[row], self.case.history.older.get(int(ends.places[row]))):
+            return
+        counted = int(ends.applied[row])
+        bare = trajectory.sequences is None and trajectory.steps is None
+        if ends.bodies[row] == 0:
+            if not bare:
+                self._check_applied(trajectory, counted, record)
+                ends.bodies[row] = body  # whatever follows must be the same
+        elif bare and (wanted := self.case.history.bare.get(int(ends.places[row]))):
+            if self._encoded(replace(trajectory, code="", reason="")) not in wanted:
+                self._differs(trajectory, record)
+        elif self._check_applied(trajectory, counted, record):
+            self._differs(trajectory, record)
+
+    def _differs(self, trajectory: Trajectory, record: Record) -> None:
+        text = (
+            f"folding the journal of rollout {trajectory.rollout_id} to offset "
+            f"{trajectory.last_offset} of partition {trajectory.journal_partition} gives another "
+            "trajectory"
+        )
+        self.case.breach("I5", record, text)
+
+    def _check_applied(self, trajectory: Trajectory, counted: int, record: Record) -> bool:
+        steps, sequences = trajectory.steps, trajectory.sequences
+        if steps is None or sequences is None:
+            return True
+        said = sum(_answers(sequence.loss_mask) for sequence in sequences)
+        positions = [step.position for step in steps]
+        if len(steps) + said <= counted and len(set(positions)) == len(positions):
+            return True
+        text = (
+            f"the trajectory of rollout {trajectory.rollout_id} holds {len(steps)} observations "
+            f"and {said} model answers, the journal counted {counted} answers in all"
+        )
+        self.case.breach("I4", record, text, "doubled")
+        return False
+
+    def _of_no_end(self, trajectory: Trajectory | _Named, record: Record) -> None:
+        if self.case.after(record) or self.case.before(
+            trajectory.rollout_id, trajectory.journal_partition
+        ):
+            return
+        text = (
+            f"a trajectory of rollout {trajectory.rollout_id} that ended at "
+            f"{trajectory.journal_partition}@{trajectory.last_offset}, where the journal has no "
+            "counted end of it"
+        )
+        self.case.breach("I8", record, text, "doubled")
+
+    # Scores
+
+    def scored(self, records: Sequence[Record]) -> None:
+        for record in records:
+            named = self._named(record)
+            if named is None:
+                continue
+            if self.lineage.refers_to(record):
+                self._trained_on(record)
+            row = self._row_of(named, record)
+            if row < 0 or not self._right(record, named, row):
+                continue
+            self.case.report.checked["I8"] += 1
+            self.case.report.checked["I5"] += 1
+            scores = self._scores.setdefault(
+                named.scoring_id, np.zeros(len(self.case.history.ends.places), bool)
+            )
+            if scores[row]:
+                self.case.report.duplicate(record.topic, record.partition, record.offset)
+            scores[row] = True
+
+    def _named(self, record: Record) -> _Named | None:
+        """What a scored record is about, read without the rest of it."""
+        picked = self.case.picked(record, ScoredTrajectory, *NAMES)
+        return None if picked is None else _Named(*picked)
+
+    def _trained_on(self, record: Record) -> None:
+        scored = self.case.decoded(record, ScoredTrajectory)
+        if scored is not None:
+            self.lineage.scored(record, scored.trajectory)
+
+    def _right(self, record: Record, named: _Named, row: int) -> bool:
+        """Judge the trajectory inside; False where it cannot be read."""
+        if self._holds(record, named.scoring_id, row):
+            return True
+        scored = self.case.decoded(record, ScoredTrajectory)
+        if scored is not None:
+            trajectory = scored.trajectory
+            self._compare(row, trajectory, record, self._encoded(trajectory))
+        return scored is not None
+
+    def _holds(self, record: Record, scoring_id: str, row: int) -> bool:
+        """Whether the bytes that the fold gave stand behind the scoring id: saves encoding again.
+
+        Where they do not, nothing is said: the id may be long, the schema another.
+        """
+        ends = self.case.history.ends
+        begin = PREFIX + 1 + len(scoring_id.encode())
+        inside = memoryview(record.value or b"")[begin : begin + int(ends.sizes[row])]
+        return bool(ends.bodies[row]) and word_of(inside) == ends.bodies[row]
+
+    def finish(self) -> None:
+        self._missing_trajectories()
+        for scoring_id in self._scorings():
+            self._missing_scores(scoring_id)
+
+    def _scorings(self) -> Iterable[str]:
+        """The scorings that owe a score of every trajectory."""
+        if self.case.scorings is not None:
+            return self.case.scorings
+        groups = self.case.topics.group("rewards", "")
+        owing = []
+        for group, commits in self.case.window.commits.items():
+            if not group.startswith(groups):
+                continue
+            scoring_id = group.removeprefix(groups)
+            word = retired(commits.values())
+            if word is None:
+                owing.append(scoring_id)
+            else:
+                self.case.report.retired[scoring_id] = word
+        return owing
+
+    def _missing_trajectories(self) -> None:
+        ends = self.case.history.ends
+        for row in np.flatnonzero(~self._written & (ends.marks != OPTIONAL)):
+            cause = int(ends.places[row])
+            if self.case.owed(cause):
+                text = "a rollout ended here, but no trajectory of it was written"
+                self.case.report.add(
+                    Breach("I8", text, self.case.topics.events, *split(cause), "lost")
+                )
+
+    def _missing_scores(self, scoring_id: str) -> None:
+        """What a group of scorers has come past, it has scored."""
+        topic, report = self.case.topics.trajectories, self.case.report
+        group = self.case.topics.group("rewards", scoring_id)
+        scores = self._scores.get(scoring_id, np.zeros(len(self._written), bool))
+        for row in np.flatnonzero(self._written):
+            here = topic, *split(int(self._first[row]))
+            done = self.case.finished(group, *here)
+            report.checked["I6"] += done
+            if scores[row]:
+                continue
+            if done:
+                text = f"{group} has committed past this trajectory, but has not scored it"
+                report.add(Breach("I6", text, *here, "lost"))
+            elif self.case.drained:
+                text = f"this trajectory has no scored record of {scoring_id!r}"
+                report.add(Breach("I8", text, *here, "lost"))
+            else:
+                report.pending += 1
+
+
+def _answers(mask: bytes) -> int:
+    """At least so many answers were sampled into a sequence: its runs of sampled tokens.
+
+    Messages do not tell: a prompt may hold examples of what an assistant said.
+    """
+    return mask.count(b"\0\1") + mask.startswith(b"\1")

@@ -1,0 +1,139 @@
+"""What a person watches while a run goes on: a fold of its records; no worker is asked."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import structlog
+
+from consumers.heldout import HeldOut
+from consumers.log.protocols import Log
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.messages import ScoredTrajectory, TrainStep
+from schemas.topics import Topics
+
+WINDOW_S = 10.0
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Rate:
+    """Events per second over the last seconds."""
+
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, count: int) -> None:
+        self.seen.append((now, count))
+        while self.seen and self.seen[0][0] < now - WINDOW_S:
+            self.seen.popleft()
+
+    def per_s(self, now: float) -> float:
+        if not self.seen:
+            return 0.0
+        span = max(1.0, now - self.seen[0][0])
+        return sum(count for _, count in self.seen) / span
+
+
+@dataclass
+class Figures:
+    """The state of one run as its records tell it."""
+
+    run_id: str
+    scoring_id: str
+    heldout: HeldOut
+    rollouts: int = 0
+    model_calls: int = 0
+    failed: int = 0
+    rollouts_rate: Rate = field(default_factory=Rate)
+    calls_rate: Rate = field(default_factory=Rate)
+    steps: list[TrainStep] = field(default_factory=list)
+    training_began_ms: int | None = None
+    """When the first training rollout began, by the log's own time."""
+    goal_version: int | None = None
+    goal_ms: int | None = None
+    """When the held-out result of the goal was complete."""
+    calls_at_goal: int | None = None
+    last_rollout_id: str = ""
+    _known: set[tuple[str, int]] = field(default_factory=set)
+
+    def take_scored(self, scored: ScoredTrajectory, appended_ms: int, now: float) -> None:
+        """Count one trajectory, its first record only."""
+        trajectory = scored.trajectory
+        request = trajectory.request
+        key = trajectory.rollout_id, trajectory.attempt
+        if request is None or request.run_id != self.run_id or key in self._known:
+            return
+        if scored.scoring_id != self.scoring_id:
+            return
+        self._known.add(key)
+        self.rollouts += 1
+        self.model_calls += trajectory.model_calls
+        self.failed += trajectory.status != "finished"
+        self.rollouts_rate.add(now, 1)
+        self.calls_rate.add(now, trajectory.model_calls)
+        self.last_rollout_id = trajectory.rollout_id
+        if request.purpose == "train" and self.training_began_ms is None:
+            self.training_began_ms = trajectory.started_ms
+        version = self.heldout.take(scored)
+        if version is not None and self.heldout.complete(version):
+            self._evaluated(version, appended_ms)
+
+    def _evaluated(self, version: int, appended_ms: int) -> None:
+        if self.heldout.reached_by(version) and self.goal_version is None:
+            self.goal_version, self.goal_ms = version, appended_ms
+            self.calls_at_goal = self.model_calls
+
+    def take_step(self, step: TrainStep) -> None:
+        """Note one optimiser step; a step written twice is counted once."""
+        if step.run_id == self.run_id and step.version not in {s.version for s in self.steps[-8:]}:
+            self.steps.append(step)
+
+    def metric(self, name: str) -> list[float]:
+        """One metric over all steps."""
+        return [step.metrics[name] for step in self.steps if name in step.metrics]
+
+    def dropped(self) -> dict[str, int]:
+        """Trajectories that were not trained on, by reason."""
+        total: dict[str, int] = {}
+        for step in self.steps:
+            for reason, count in step.dropped.items():
+                total[reason] = total.get(reason, 0) + count
+        return total
+
+
+class Console:
+    """Reads a run's records as they come."""
+
+    def __init__(
+        self,
+        log_: Log,
+        codec: Codec,
+        topics: Topics,
+        figures: Figures,
+        starts: dict[tuple[str, int], int],
+    ) -> None:
+        self.codec = codec
+        self.topics = topics
+        self.figures = figures
+        scored = {tp: at for tp, at in starts.items() if tp[0] == topics.scored}
+        self.reader = log_.reader([topics.scored, topics.train_steps], scored)
+
+    def poll(self, now: float, timeout_s: float = 0.1) -> int:
+        """Take in what has come; return how many records that were."""
+        records = self.reader.poll(timeout_s)
+        for record in records:
+            try:
+                if record.topic == self.topics.train_steps:
+                    self.figures.take_step(self.codec.decode(record.value, TrainStep))
+                else:
+                    scored = self.codec.decode(record.value, ScoredTrajectory)
+                    self.figures.take_scored(scored, record.timestamp_ms, now)
+            except WireError as error:
+                log.warning(
+                    "record_unreadable",
+                    topic=record.topic,
+                    offset=record.offset,
+                    error=type(error).__name__,
+                )
+        return len(records)

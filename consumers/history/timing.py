@@ -1,0 +1,88 @@
+"""Where a rollout's time went, from the append times of its journal alone.
+
+The law: every moment between two counted events belongs to one timer, that of what the later event
+brought; so the four add up to the whole. The journal does not know when a server took a call up:
+its queue is in `model`, as is the worker's own time between an event and its command.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from consumers.history.rollout_story import Entry, Story
+from schemas.messages import CallFailed, EnvironmentStepped, ModelAnswered
+
+MODEL = "model"
+ENVIRONMENT = "environment"
+WAITING = "waiting_for_model"
+OVERHEAD = "overhead"
+OF_MODELS = {"prefix_needed", "too_long", "bad_sampling", "bad_prefix", "not_renderable"}
+OF_ENVIRONMENTS = {
+    "bad_config", "bad_history", "episode_over", "history_needed", "raised", "session_lost",
+    "stale_attempt", "unknown_environment", "unknown_kind",
+}  # fmt: skip
+"""Codes that tell whose failure it was where nothing was ever answered at its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """Seconds, from the start to the end, or to the last event so far."""
+
+    waiting_for_model: float = 0.0
+    """In tries of model calls that brought no answer."""
+    model: float = 0.0
+    """From the event before to the model's answer: queue and sampling."""
+    environment: float = 0.0
+    """From the event before to what the environment showed, failed tries too."""
+    overhead: float = 0.0
+    """Decisions on their way through the journal, and failures that nobody can place."""
+
+    def line(self) -> str:
+        return (
+            f"time    waiting for model {self.waiting_for_model:.3f} s (tries without an answer), "
+            f"model {self.model:.3f} s (queue and sampling), environment {self.environment:.3f} s, "
+            f"overhead {self.overhead:.3f} s"
+        )
+
+
+def timers_of(story: Story) -> Timers:
+    """The story's time, each interval given to the event that ended it."""
+    found = Timers()
+    before = story.started_ms
+    for entry in story.counted():
+        timer = _timer(entry, story)
+        spent = (entry.at_ms - before) / 1000
+        found = replace(found, **{timer: getattr(found, timer) + spent})
+        before = entry.at_ms
+    return found
+
+
+def _timer(entry: Entry, story: Story) -> str:
+    body = entry.event.body if entry.event else None
+    if isinstance(body, ModelAnswered):
+        return MODEL
+    if isinstance(body, EnvironmentStepped):
+        return ENVIRONMENT
+    if isinstance(body, CallFailed):
+        return next(_whose(entry, story), OVERHEAD)
+    return OVERHEAD
+
+
+def _whose(failed: Entry, story: Story) -> Iterator[str]:
+    """The timer of a failure: by what was answered at its position, else by the codes there."""
+    assert failed.event is not None
+    place = failed.event.attempt, failed.event.position
+    there = [
+        entry.event.body
+        for entry in story.entries
+        if entry.event and (entry.event.attempt, entry.event.position) == place
+    ]
+    for body in there:
+        if isinstance(body, ModelAnswered):
+            yield WAITING
+        if isinstance(body, EnvironmentStepped):
+            yield ENVIRONMENT
+    codes = {body.code for body in there if isinstance(body, CallFailed)}
+    if codes & OF_MODELS:
+        yield WAITING
+    if codes & OF_ENVIRONMENTS:
+        yield ENVIRONMENT

@@ -1,0 +1,482 @@
+"""Kafka's consumer; no other module knows it.
+
+One owner thread per source. Rebalance callbacks run inside `poll`. What is assigned is resumed
+first, and its start is given with the assignment, never by a seek (librdkafka #5113, #2190).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import structlog
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+)
+from confluent_kafka import TopicPartition as Tp
+
+from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
+from producers.publisher import Admin, KafkaPublisher, quiet
+from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit
+
+COMMON = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 50,
+    "socket.nagle.disable": True,
+    "queued.min.messages": 5000,
+    "queued.max.messages.kbytes": 16384,
+    # librdkafka counts a consumer's partitions together, and a full queue is looked at again only
+    # after this, 1000 ms unless set: with 4,000 rollouts live that was two seconds a turn.
+    "fetch.queue.backoff.ms": 5,
+}
+GROUP = {
+    "group.protocol": "consumer",
+    "group.remote.assignor": "range",
+    "max.poll.interval.ms": 60_000,
+}
+NORMAL_REFUSALS = {
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError._NO_OFFSET,
+}
+ENDING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError._AUTO_OFFSET_RESET,
+}
+PASSING = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._WAIT_COORD,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+"""What a broker that starts, or a topic that was just made or grown, answers for a moment;
+librdkafka does not call these retriable."""
+CALL_S = 10.0
+LOOKING = "rollcall-reader"
+"""The group id of readers of everything; nobody subscribes with it."""
+RETRY_S = 0.1
+GROWN_S = 5.0
+"""How often a reader that has caught up asks whether its topics have more partitions."""
+LOOK_S = 1.0
+FEW = 4
+GATHER_S = 0.0001
+MOST_GATHER_S = 0.01
+"""Where polls find more than a few records there is load, and waiting a little for each of them
+makes fuller batches here, at the broker and behind it: that is the faster way."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class Batches:
+    """Polls for the first record, then takes what is there, under load after a moment.
+
+    A batched consume alone waits its timeout, whatever has come.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._last = 0
+        self.left: set[TopicPartition] = set()
+        """To be told here, when it happens: partitions that leave."""
+
+    def take(self, timeout_s: float, most: int) -> list[Message]:
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            self._last = 0
+            return []
+        self.left.clear()
+        gather_s = min(self._last * GATHER_S, MOST_GATHER_S) if self._last > FEW else 0
+        batch = [first, *self._consumer.consume(most - 1, gather_s)]
+        self._last = len(batch)
+        # The client drops what is still in its own hands of a partition that leaves meanwhile; if
+        # that comes back at once, from its commit on, the first message would stand before those.
+        return batch[1:] if (first.topic(), first.partition()) in self.left else batch
+
+
+class _Polling:
+    """What the two ways to read share."""
+
+    _batches: Batches
+    _fatal: list[KafkaError]
+
+    def _messages(self, timeout_s: float, most: int) -> list[Message]:
+        found = self._batches.take(timeout_s, most)
+        if self._fatal:
+            msg = f"the consumer cannot go on: {self._fatal[0].str()}"
+            raise Unfit(msg)
+        return found
+
+    def _error(self, message: Message) -> None:
+        """Sort one error message; raises Unfit where the process must not go on."""
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            return
+        where = f"{message.topic()} {message.partition()}"
+        if error.fatal() or error.code() in ENDING:
+            msg = f"reading {where} failed: {error.str()}"
+            raise Unfit(msg)
+        log.warning("poll_error", topic=where, error=error.str())
+
+
+def _record(message: Message, tp: TopicPartition) -> Record:
+    return Record(
+        *tp,
+        message.offset() or 0,
+        message.key(),
+        message.value(),
+        message.timestamp()[1],
+        message.headers,
+    )
+
+
+class KafkaSource(_Polling):
+    """A member of a consumer group under KIP-848."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        admin: Admin,
+        group: str,
+        topics: Sequence[str],
+        listener: Listener,
+    ) -> None:
+        self._admin = admin
+        config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
+        self._fatal = []
+        self._consumer = Consumer(quiet(config, self._fatal))
+        self._batches = Batches(self._consumer)
+        self._listener = listener
+        self._owned: set[TopicPartition] = set()
+        self._fresh: set[TopicPartition] = set()
+        """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
+        self._to_pause: set[TopicPartition] = set()
+        self._ended: list[tuple[str, int, int]] = []
+        self.refused = 0
+        self._consumer.subscribe(
+            list(topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        records = []
+        for message in self._messages(timeout_s, most):
+            tp = message.topic() or "", message.partition() or 0
+            if tp not in self._owned:
+                continue
+            self._fresh.discard(tp)
+            error = message.error()
+            if error is None:
+                records.append(_record(message, tp))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._ended.append((*tp, message.offset() or 0))
+            else:
+                self._error(message)
+        if self._to_pause - self._fresh:
+            self.pause(self._to_pause)
+        return records
+
+    def ended(self) -> list[tuple[str, int, int]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        try:
+            self._consumer.commit(offsets=_offsets(commits), asynchronous=True)
+        except KafkaException as error:
+            self._refusal(error.args[0])
+
+    def commit_now(self, commits: Sequence[Commit]) -> None:
+        try:
+            committed = self._consumer.commit(offsets=_offsets(commits), asynchronous=False)
+        except KafkaException as error:
+            self._refusal(error.args[0])
+        else:
+            self._on_commit(None, committed or ())
+
+    def _on_commit(self, error: KafkaError | None, partitions: Sequence[Tp]) -> None:
+        for failed in [error, *(tp.error for tp in partitions)]:
+            if failed is not None:
+                self._refusal(failed)
+
+    def _refusal(self, error: KafkaError) -> None:
+        self.refused += 1
+        if error.code() not in NORMAL_REFUSALS:
+            log.warning("commit_refused", error=error.str())
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Pause; a partition of which nothing has come yet is paused when something has."""
+        asked = self._owned.intersection(partitions)
+        self._to_pause = (self._to_pause | asked) & self._fresh
+        self._consumer.pause([Tp(*tp) for tp in asked - self._fresh])
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        partitions = list(partitions)
+        self._to_pause.difference_update(partitions)
+        self._consumer.resume([Tp(*tp) for tp in partitions if tp in self._owned])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _on_assign(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        consumer.resume(partitions)
+        held = retried(lambda: consumer.committed(partitions, timeout=CALL_S))
+        starts = []
+        # Not asked of the consumer: it does not know a partition that was added since it began.
+        bounds = self._admin.bounds([(tp.topic, tp.partition) for tp in held])
+        for tp in held:
+            low, high = bounds[tp.topic, tp.partition]
+            committed = None if tp.offset == OFFSET_INVALID else tp.offset
+            known = Held(tp.topic, tp.partition, committed, tp.metadata or "", low, high)
+            starts.append(Tp(tp.topic, tp.partition, self._listener.assigned(known)))
+            self._owned.add((tp.topic, tp.partition))
+            self._fresh.add((tp.topic, tp.partition))
+        consumer.incremental_assign(starts)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        leaving = [(tp.topic, tp.partition) for tp in partitions]
+        self._listener.revoked(leaving)
+        self._leave(consumer, partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        self._listener.lost([(tp.topic, tp.partition) for tp in partitions])
+        self._leave(consumer, partitions)
+
+    def _leave(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        leaving = {(tp.topic, tp.partition) for tp in partitions}
+        self._owned -= leaving
+        self._fresh -= leaving
+        self._to_pause -= leaving
+        self._batches.left |= leaving
+        consumer.resume(partitions)
+        consumer.incremental_unassign(partitions)
+
+
+def _offsets(commits: Sequence[Commit]) -> list[Tp]:
+    return [Tp(c.topic, c.partition, c.offset, c.metadata) for c in commits]
+
+
+def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
+    """Ask again while the broker is away; the last error counts after the timeout."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call()
+        except KafkaException as error:
+            if not error.args[0].retriable() and error.args[0].code() not in PASSING:
+                msg = f"the broker refuses: {error.args[0].str()}"
+                raise Unfit(msg) from error
+            if time.monotonic() > until:
+                msg = f"the broker has not answered for {timeout_s:g} s: {error.args[0].str()}"
+                raise Unavailable(msg) from error
+            time.sleep(RETRY_S)
+
+
+class KafkaReader(_Polling):
+    """Reads every partition of some topics; no group, no commits."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        bounds: Mapping[TopicPartition, tuple[int, int]],
+        starts: Mapping[TopicPartition, int],
+        *,
+        from_end: bool = False,
+    ) -> None:
+        config = {**COMMON, **settings, "group.id": LOOKING, "group.protocol": "classic"}
+        self._fatal = []
+        self._consumer = Consumer(quiet(config, self._fatal))
+        self._batches = Batches(self._consumer)
+        self._waiting: dict[TopicPartition, int] = {}
+        self._partitions = Counter(topic for topic, _ in bounds)
+        self._looked = time.monotonic()
+        assigned = []
+        for (topic, number), (low, high) in bounds.items():
+            start = starts.get((topic, number), high if from_end else low)
+            if start < low:
+                msg = f"{topic} {number} begins at {low}; offset {start} is past retention"
+                raise Unfit(msg)
+            if start < high:
+                self._waiting[topic, number] = high
+            assigned.append(Tp(topic, number, start))
+        self._consumer.assign(assigned)
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        records = []
+        if not self._waiting and time.monotonic() - self._looked > GROWN_S:
+            self._look_for_more()
+        for message in self._messages(timeout_s, most):
+            tp = message.topic() or "", message.partition() or 0
+            error = message.error()
+            if error is None:
+                records.append(_record(message, tp))
+                if records[-1].offset + 1 >= self._waiting.get(tp, -1):
+                    self._waiting.pop(tp, None)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._waiting.pop(tp, None)
+            else:
+                self._error(message)
+        return records
+
+    def _look_for_more(self) -> None:
+        """Read partitions that were added since, too: all that is in them came after."""
+        for topic, known in self._partitions.items():
+            try:
+                found = self._consumer.list_topics(topic, timeout=LOOK_S).topics[topic].partitions
+            except KafkaException as error:
+                log.warning("partitions_not_known", topic=topic, error=error.args[0].str())
+                continue
+            if len(found) > known:
+                added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, len(found))]
+                self._consumer.incremental_assign(added)
+                self._partitions[topic] = len(found)
+        self._looked = time.monotonic()
+
+    def caught_up(self) -> bool:
+        return not self._waiting
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaLog:
+    """Clients of one cluster; settings go to librdkafka as they are."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._counts: dict[str, int] = {}
+        self._lookers: dict[str, Consumer] = {}
+
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> KafkaSource:
+        self._check(topics)
+        return KafkaSource(self._settings, self._admin, group, topics, listener)
+
+    def reader(
+        self,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int] | None = None,
+        *,
+        from_end: bool = False,
+    ) -> KafkaReader:
+        asked = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
+        bounds = self._admin.bounds(asked)
+        return KafkaReader(self._settings, bounds, starts or {}, from_end=from_end)
+
+    def publisher(self, *, bulk: bool = False) -> KafkaPublisher:
+        return KafkaPublisher(self._settings, bulk=bulk)
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """What a group has committed on a topic, by partition; nothing where it has not."""
+        return {number: held.offset for number, held in self.commits(group, topic).items()}
+
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        """The same with the words that were committed with it.
+
+        Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
+        ListConsumerGroupOffsets when the coordinator answers with an error.
+        """
+        asked = [Tp(topic, number) for number in range(self.partitions(topic))]
+        looker = self._looker(group)
+        try:
+            # The first question about a group that nobody knows yet is answered NOT_COORDINATOR.
+            found = retried(lambda: looker.committed(asked, timeout=CALL_S), CALL_S)
+        except (Unfit, Unavailable) as error:
+            msg = f"the offsets of group {group!r} are not to be had: {error}"
+            raise Unavailable(msg) from error
+        return {
+            tp.partition: Commit(topic, tp.partition, tp.offset, tp.metadata or "")
+            for tp in found
+            if tp.offset >= 0
+        }
+
+    def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
+        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        looker = self._looker(group)
+        words = [Tp(c.topic, c.partition, c.offset, c.metadata) for c in commits]
+        try:
+            looker.commit(offsets=words, asynchronous=False)
+        except KafkaException as error:
+            msg = f"the broker takes no commits for group {group!r}: {error.args[0].str()}"
+            raise Refused(msg) from error
+
+    def topic_names(self) -> list[str]:
+        """Every topic there is; raises Unavailable."""
+        self._counts = self._admin.partitions()
+        return sorted(self._counts)
+
+    def group_names(self) -> list[str]:
+        """Every consumer group that the brokers know; raises Unavailable."""
+        return self._admin.groups()
+
+    def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
+        """By partition the first offset whose record is not older; its end where there is none."""
+        asked = [Tp(topic, n, time_ms) for topic in topics for n in range(self.partitions(topic))]
+        looker = self._looker(LOOKING)
+        found = retried(lambda: looker.offsets_for_times(asked, timeout=CALL_S)) if asked else []
+        beyond = [(tp.topic, tp.partition) for tp in found if tp.offset < 0]
+        ends = {tp: end for tp, (_, end) in self._admin.bounds(beyond).items()}
+        return ends | {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+
+    def _looker(self, group: str) -> Consumer:
+        """A consumer that never joins the group it asks about."""
+        if group not in self._lookers:
+            config = {**self._settings, "group.id": group, "enable.auto.commit": False}
+            self._lookers[group] = Consumer(quiet(config))
+        return self._lookers[group]
+
+    def close(self) -> None:
+        """Close what was opened for looking."""
+        for looker in self._lookers.values():
+            looker.close()
+        self._lookers.clear()
+
+    def partitions(self, topic: str) -> int:
+        self._check([topic])
+        return self._counts[topic]
+
+    def topic_id(self, topic: str) -> str:
+        self._check([topic])
+        return self._admin.topic_ids([topic])[topic]
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        found = self._admin.bounds([(topic, n) for n in range(self.partitions(topic))])
+        return {number: bounds for (_, number), bounds in found.items()}
+
+    @cached_property
+    def _admin(self) -> Admin:
+        return Admin(self._settings)
+
+    def _check(self, topics: Sequence[str]) -> None:
+        """A missing topic raises no error on subscribe under KIP-848, so ask first."""
+        if any(topic not in self._counts for topic in topics):
+            self._counts = self._admin.partitions()
+        missing = [topic for topic in topics if topic not in self._counts]
+        if missing:
+            msg = f"topics {', '.join(missing)} are missing; run `rollcall topics apply`"
+            raise TopicsDiffer(msg)

@@ -1,0 +1,466 @@
+"""The in-memory log: Kafka's semantics in one process, for tests and for `--log memory`.
+
+What the law rests on and what bites is here: offsets with holes, redelivery after a kill, groups
+that move partitions while work is in flight, commit metadata, refused commits, truncation below a
+position, records from a zombie. If it differs from the real log, this one is wrong.
+"""
+
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from consumers.log.protocols import (
+    Commit,
+    Headers,
+    Held,
+    Listener,
+    Publisher,
+    Record,
+    TopicPartition,
+)
+from schemas.errors import (
+    DeliveryFailed,
+    NoTopic,
+    Refused,
+    TooLarge,
+    TopicsDiffer,
+    Unfit,
+    WorkFailed,
+)
+from schemas.topics import WantedTopic
+
+LIMIT_BYTES = 1_000_000
+LETTER_LIMIT_BYTES = 2_000_000
+WORD_LIMIT = 4095
+"""Measured on the broker: a commit with 4,096 bytes of metadata is refused."""
+Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
+"""Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.start = 0
+        self.records: list[Stored] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records)
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.members: list[MemorySource] = []
+        self.owner: dict[TopicPartition, MemorySource] = {}
+        self.committed: dict[TopicPartition, tuple[int, str]] = {}
+
+
+class MemoryLog:
+    """Topics, groups and commits, in this process; not for several threads."""
+
+    def __init__(
+        self, topics: Iterable[WantedTopic] = (), *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.topics: dict[str, list[_Partition]] = {}
+        self.incarnations: Counter[str] = Counter()
+        self.limits: dict[str, int] = defaultdict(lambda: LETTER_LIMIT_BYTES)
+        self.groups: dict[str, _Group] = {}
+        self.wall = wall
+        for topic in topics:
+            self.create(topic.name, topic.partitions)
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make a topic, or add partitions to it."""
+        held = self.topics.setdefault(topic, [])
+        held += [_Partition() for _ in range(partitions - len(held))]
+
+    def partitions(self, topic: str) -> int:
+        return len(self._of(topic))
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        return {number: (held.start, held.end) for number, held in enumerate(self._of(topic))}
+
+    def topic_id(self, topic: str) -> str:
+        return str(self.incarnations[topic])
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic for good; whoever has a record for it is told when it polls."""
+        del self.topics[topic]
+
+    def limit(self, topic: str, value_bytes: int) -> None:
+        """Let a topic take no value above this any more."""
+        self.limits[topic] = value_bytes
+
+    def refusal(self, topic: str, value: bytes | None) -> WorkFailed | None:
+        """Why the topic does not take a value, None where it does."""
+        if topic not in self.topics:
+            return NoTopic(topic, "it is not there")
+        size_bytes = len(value or b"")
+        return TooLarge(topic, size_bytes) if size_bytes > self.limits[topic] else None
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and make it anew; the groups' commits on it go with it."""
+        count = self.partitions(topic)
+        self.topics[topic] = [_Partition() for _ in range(count)]
+        self.incarnations[topic] += 1
+        for group in self.groups.values():
+            group.committed = {tp: at for tp, at in group.committed.items() if tp[0] != topic}
+
+    def _of(self, topic: str) -> list[_Partition]:
+        if topic not in self.topics:
+            msg = f"topic {topic!r} is not there; known are {', '.join(sorted(self.topics))}"
+            raise TopicsDiffer(msg)
+        return self.topics[topic]
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+        headers: Headers | None = None,
+    ) -> tuple[int, int]:
+        """Write one record; return its partition and offset."""
+        held = self._of(topic)
+        number = zlib.crc32(key or b"") % len(held) if partition is None else partition
+        held[number].records.append((key, value, int(self.wall() * 1000), headers))
+        return number, held[number].end - 1
+
+    def hole(self, topic: str, partition: int) -> None:
+        """Let one offset be taken by something that no reader is given."""
+        self._of(topic)[partition].records.append(None)
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Let retention pass an offset."""
+        held = self._of(topic)[partition]
+        del held.records[: offset - held.start]
+        held.start = offset
+
+    def read(self, topic: str, partition: int, offset: int, most: int) -> tuple[list[Record], int]:
+        """Records from an offset on, and the position after them."""
+        held = self._of(topic)[partition]
+        at = max(offset, held.start)
+        records: list[Record] = []
+        while at < held.end and len(records) < most:
+            stored = held.records[at - held.start]
+            if stored is not None:
+                key, value, timestamp_ms, headers = stored
+                records.append(Record(topic, partition, at, key, value, timestamp_ms, headers))
+            at += 1
+        return records, at
+
+    def read_on(
+        self, topic: str, partition: int, offset: int, most: int
+    ) -> tuple[list[Record], int]:
+        """What a client reads that stands at `offset`: it must not skip what is gone."""
+        start = self._of(topic)[partition].start
+        if offset < start:
+            msg = f"reading {topic} {partition} failed: it begins at {start}, not at {offset}"
+            raise Unfit(msg)
+        return self.read(topic, partition, offset, most)
+
+    def all(self, topic: str) -> list[Record]:
+        """Everything on a topic, partition by partition."""
+        return [
+            record
+            for number, held in enumerate(self._of(topic))
+            for record in self.read(topic, number, held.start, len(held.records))[0]
+        ]
+
+    def topic_names(self) -> list[str]:
+        return sorted(self.topics)
+
+    def group_names(self) -> list[str]:
+        return sorted(self.groups)
+
+    def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
+        """By partition the first offset whose record is not older; its end where there is none."""
+        return {
+            (topic, number): self._at_time(held, time_ms)
+            for topic in topics
+            for number, held in enumerate(self._of(topic))
+        }
+
+    def _at_time(self, held: _Partition, time_ms: int) -> int:
+        for at, stored in enumerate(held.records, held.start):
+            if stored is not None and stored[2] >= time_ms:
+                return at
+        return held.end
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """What a group has committed on a topic, by partition; nothing where it has not."""
+        return {number: commit.offset for number, commit in self.commits(group, topic).items()}
+
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        """The same with the words that were committed with it."""
+        found = self.groups[group].committed if group in self.groups else {}
+        return {tp[1]: Commit(*tp, *word) for tp, word in found.items() if tp[0] == topic}
+
+    def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
+        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        held = self.group(group)
+        if held.members:
+            msg = f"group {group!r} has members; nobody else may commit for it"
+            raise Refused(msg)
+        for commit in commits:
+            held.committed[commit.topic, commit.partition] = commit.offset, commit.metadata
+
+    def group(self, name: str) -> _Group:
+        return self.groups.setdefault(name, _Group())
+
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> "MemorySource":
+        for topic in topics:
+            self.partitions(topic)
+        return MemorySource(self, self.group(group), topics, listener)
+
+    def reader(
+        self,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int] | None = None,
+        *,
+        from_end: bool = False,
+    ) -> "MemoryReader":
+        return MemoryReader(self, topics, starts or {}, from_end=from_end)
+
+    def publisher(self, *, bulk: bool = False) -> Publisher:
+        del bulk
+        return MemoryPublisher(self)
+
+
+class MemoryPublisher:
+    """Writes at once; acks are counted at the next poll, or withheld by `hold_acks`."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.log = log
+        self.hold_acks = False
+        self.acked_ms = 0
+        self._unacked: list[tuple[Record | None, int]] = []
+        self._refused: list[
+            tuple[WorkFailed, Record | None, Callable[[WorkFailed], None] | None]
+        ] = []
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Record | None = None,
+        refused: Callable[[WorkFailed], None] | None = None,
+    ) -> None:
+        limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else LIMIT_BYTES
+        if value is not None and len(value) > limit:
+            raise TooLarge(topic, len(value), limit)
+        if cause is not None:
+            cause.sent += 1
+        error = self.log.refusal(topic, value)
+        if error is not None:
+            self._refused.append((error, cause, refused))
+            return
+        self.log.append(
+            topic, key.encode() if isinstance(key, str) else key, value, partition, headers
+        )
+        self._unacked.append((cause, int(self.log.wall() * 1000)))
+
+    def push(self) -> None:
+        """Nothing is gathered here."""
+
+    def poll(self) -> None:
+        if self.hold_acks:
+            return
+        for cause, append_ms in self._unacked:
+            self.acked_ms = append_ms
+            if cause is not None:
+                cause.acked += 1
+        self._unacked.clear()
+        refused, self._refused = self._refused, []
+        for error, cause, tell in refused:
+            if tell is None:
+                msg = f"a record was refused, and nothing can be written instead: {error}"
+                raise DeliveryFailed(msg)
+            tell(error)
+            if cause is not None:
+                cause.acked += 1
+
+    def flush(self, timeout_s: float) -> int:
+        del timeout_s
+        self.poll()
+        if self.waiting():  # what was sent instead of something refused
+            self.poll()
+        return self.waiting()
+
+    def waiting(self) -> int:
+        return len(self._unacked) + len(self._refused)
+
+
+class MemorySource:
+    """A member of a group. Rebalances happen in `poll`, as they do in Kafka."""
+
+    def __init__(
+        self, log: MemoryLog, group: _Group, topics: Sequence[str], listener: Listener
+    ) -> None:
+        self.log = log
+        self.topics = list(topics)
+        self.listener = listener
+        self.positions: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self.refused = 0
+        self._group = group
+        self._at_end: set[TopicPartition] = set()
+        self._ended: list[tuple[str, int, int]] = []
+        group.members.append(self)
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        del timeout_s
+        if self in self._group.members:  # a zombie reads on until it learns that it is one
+            self._rebalance()
+        records: list[Record] = []
+        for tp in list(self.positions):
+            if tp in self.paused:
+                continue
+            before = self.positions[tp]
+            read, self.positions[tp] = self.log.read_on(*tp, before, most - len(records))
+            records += read
+            if self.positions[tp] > before:
+                self._at_end.discard(tp)
+            if len(records) < most:
+                self._come_to_end(tp)
+        return records
+
+    def _come_to_end(self, tp: TopicPartition) -> None:
+        """Tell of the end together with the last records, once until there is more."""
+        if tp not in self._at_end:
+            self._at_end.add(tp)
+            self._ended.append((*tp, self.positions[tp]))
+
+    def ended(self) -> list[tuple[str, int, int]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _share(self) -> set[TopicPartition]:
+        """Range assignment: the same numbers of every topic meet in one member."""
+        mine = set()
+        for topic in self.topics:
+            members = [m for m in self._group.members if topic in m.topics]
+            for number in range(self.log.partitions(topic)):
+                if members[number * len(members) // self.log.partitions(topic)] is self:
+                    mine.add((topic, number))
+        return mine
+
+    def _rebalance(self) -> None:
+        share = self._share()
+        leaving = [tp for tp in self.positions if tp not in share]
+        if leaving:
+            self.listener.revoked(leaving)
+            self._forget(leaving)
+        for tp in sorted(share - self.positions.keys()):
+            if tp not in self._group.owner:
+                self._group.owner[tp] = self
+                self.positions[tp] = self.listener.assigned(self._held(tp))
+
+    def _held(self, tp: TopicPartition) -> Held:
+        partition = self.log.topics[tp[0]][tp[1]]
+        offset, metadata = self._group.committed.get(tp, (None, ""))
+        return Held(*tp, offset, metadata, partition.start, partition.end)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in list(partitions):
+            self.positions.pop(tp, None)
+            self.paused.discard(tp)
+            self._at_end.discard(tp)
+            if self._group.owner.get(tp) is self:
+                del self._group.owner[tp]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            tp = commit.topic, commit.partition
+            # Of any member, also for what is another's by now: Kafka checks no more than that.
+            if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
+                self._group.committed[tp] = commit.offset, commit.metadata
+            else:
+                self.refused += 1
+
+    def commit_now(self, commits: Sequence[Commit]) -> None:
+        self.commit(commits)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self.paused.update(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """What goes on is told anew when it has come to its end."""
+        going_on = self.paused.intersection(partitions)
+        self.paused -= going_on
+        self._at_end -= going_on
+
+    def close(self) -> None:
+        if self.positions:
+            self.listener.revoked(list(self.positions))
+        self.kill()
+
+    def kill(self) -> None:
+        """Leave as SIGKILL does: no callback, no commit; the group deals the partitions anew."""
+        if self in self._group.members:
+            self._group.members.remove(self)
+        owned = [tp for tp, owner in self._group.owner.items() if owner is self]
+        self._forget({*self.positions, *owned})
+
+    def expel(self) -> None:
+        """Be taken for dead while alive: partitions go to others, this one learns it later."""
+        for tp in self.positions:
+            self._group.owner.pop(tp, None)
+        self._group.members.remove(self)
+
+    def rejoin(self) -> None:
+        """What a zombie's next heartbeat does: everything is lost, then it joins again."""
+        lost = list(self.positions)
+        self.listener.lost(lost)
+        self._forget(lost)
+        self._group.members.append(self)
+
+
+class MemoryReader:
+    """Reads every partition of some topics from given positions."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        topics: Sequence[str],
+        starts: Mapping[TopicPartition, int],
+        *,
+        from_end: bool = False,
+    ) -> None:
+        self.log = log
+        self.topics = list(topics)
+        self.positions: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        for topic in topics:
+            for number in range(log.partitions(topic)):
+                partition = log.topics[topic][number]
+                default = partition.end if from_end else partition.start
+                start = starts.get((topic, number), default)
+                if start < partition.start:
+                    msg = f"{topic} {number} begins at {partition.start}; offset {start} is gone"
+                    raise Unfit(msg)
+                self.positions[topic, number] = start
+                self._ends[topic, number] = partition.end
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        del timeout_s
+        records: list[Record] = []
+        for topic in self.topics:
+            for number in range(self.log.partitions(topic)):
+                # One that was added since: all that is in it came after.
+                self.positions.setdefault((topic, number), self.log.topics[topic][number].start)
+        for tp, position in self.positions.items():
+            read, self.positions[tp] = self.log.read_on(*tp, position, most - len(records))
+            records += read
+        return records
+
+    def caught_up(self) -> bool:
+        return all(self.positions[tp] >= end for tp, end in self._ends.items())
+
+    def close(self) -> None:
+        self.topics.clear()
+        self.positions.clear()

@@ -1,0 +1,1 @@
+"""The worker loop and what it owes to every group: roles, dead letters, suspects, commits."""

@@ -1,0 +1,296 @@
+"""Dead letters: burying what nobody can read, and knowing what was buried or skipped before.
+
+A letter names the record it is a copy of, so that `dead.letters` also says what a group has decided
+to pass over: a range that somebody skipped, and of the topics that everybody reads (the journal,
+`control`, `policy.versions`) each single record. Whoever reads the journal goes by that, or two
+readers, of whom one has come to know a schema since, would tell two histories.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import structlog
+
+from consumers.log.protocols import Headers, Log, Publisher, Record, TopicPartition, read_all
+from schemas.errors import Skipped, StormOfDeadLetters, Unavailable, WireError
+from schemas.headers import dead_letter_headers
+from schemas.topics import Topics
+
+STORM_IN_A_ROW = 50
+STORM_SHARE = 0.1
+STORM_WINDOW = 1000
+STORM_FLUSH_S = 20.0
+BREWING_S = 60.0
+"""While unreadable records follow one another within this time, nothing behind them is committed:
+a restart counts the same ones again and stops too, instead of creeping on."""
+LETTER_BYTES = 1_990_000
+"""Key, value and headers of a letter; its topic takes 2 MiB, of records that cannot be compressed.
+What was buried may be larger than that: its own topic counts what it is compressed to."""
+KEY_BYTES = 65_536
+"""As much is kept of a key, and of the headers that a record came with."""
+SKIP = "dlq_skip"
+"""The header of a mark that says what is skipped: `TOPIC PARTITION@FIRST-LAST`."""
+RANGE = re.compile(r"(\S+) (\d+)@(\d+)-(\d+)", re.ASCII)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A range of one partition that a group was told to pass over."""
+
+    group: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    reason: str
+    by: str = ""
+
+    def headers(self) -> Headers:
+        """The mark on `dead.letters`."""
+        told = {
+            SKIP: f"{self.topic} {self.partition}@{self.first}-{self.last}",
+            "dlq_group": self.group,
+            "dlq_reason": self.reason,
+            "dlq_by": self.by,
+        }
+        return [(name, value.encode(errors="replace")) for name, value in told.items()]
+
+
+def skip_of(headers: Headers | None) -> Skip | None:
+    """What a mark says; None for every other record."""
+    told = _texts(headers)
+    found = RANGE.fullmatch(told.get(SKIP, ""))
+    if found is None:
+        return None
+    group, reason, by = (told.get(f"dlq_{name}", "") for name in ("group", "reason", "by"))
+    return Skip(group, found[1], int(found[2]), int(found[3]), int(found[4]), reason, by)
+
+
+def origin_of(headers: Headers | None) -> tuple[str, int, int] | None:
+    """The record that a letter is a copy of; None for what is no letter of ours."""
+    told = _texts(headers)
+    try:
+        return told["dlq_topic"], int(told["dlq_partition"]), int(told["dlq_offset"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _texts(headers: Headers | None) -> dict[str, str]:
+    return {name: value.decode("utf-8", "replace") for name, value in headers or [] if value}
+
+
+@dataclass(slots=True)
+class Passed:
+    """What `dead.letters` says that a group passes over."""
+
+    log: Log
+    topics: Topics
+    group: str
+    skips: dict[TopicPartition, list[Skip]] = field(default_factory=dict)
+    places: set[tuple[str, int, int]] = field(default_factory=set)
+    """Records of the topics that everybody reads, of which there is a letter by this group."""
+    _read: dict[int, int] = field(default_factory=dict)
+    _events: str = ""
+    _of_everybody: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        topics = self.topics
+        self._events = topics.events
+        self._of_everybody = topics.events, topics.control, topics.versions
+
+    def refresh(self) -> None:
+        """Read what was written since the last time; raises Unavailable."""
+        topic = self.topics.dead_letters
+        bounds = self.log.bounds(topic)
+        if {number: end for number, (_, end) in bounds.items()} == self._read:
+            return
+        starts = {(topic, n): max(low, self._read.get(n, 0)) for n, (low, _) in bounds.items()}
+        for record in read_all(self.log.reader([topic], starts)):
+            self._read[record.partition] = record.offset + 1
+            self._take(record.headers)
+        for number, (_, end) in bounds.items():
+            self._read[number] = max(end, self._read.get(number, 0))
+
+    def _take(self, headers: Headers | None) -> None:
+        told = _texts(headers)
+        if told.get("dlq_group") != self.group:
+            return
+        skip = skip_of(headers)
+        if skip is not None:
+            self.skips.setdefault((skip.topic, skip.partition), []).append(skip)
+        else:
+            origin = origin_of(headers)
+            if origin is not None and origin[0] in self._of_everybody:
+                self.places.add(origin)
+
+    def check(self, record: Record) -> None:
+        """Raise Skipped for a record that is passed over."""
+        if not self.skips and not self.places:
+            return
+        for skip in self.skips.get((record.topic, record.partition), ()):
+            if skip.first <= record.offset <= skip.last:
+                msg = f"skipped by {skip.by or 'somebody'}: {skip.reason}"
+                raise Skipped(msg)
+        if record.topic == self._events and place_of(record) in self.places:
+            msg = "there is a dead letter of it, so no reader counts it"
+            raise Skipped(msg)
+
+    def counted(self, records: Iterable[Record]) -> list[Record]:
+        """Without the entries of the journal that count for nobody."""
+        if not self.skips and not self.places:
+            return list(records)
+        return [record for record in records if not self._uncounted(record)]
+
+    def _uncounted(self, record: Record) -> bool:
+        if record.topic != self._events:
+            return False
+        try:
+            self.check(record)
+        except Skipped:
+            return True
+        return False
+
+
+def passed_in_journal(log_: Log, topics: Topics) -> Passed:
+    """What whoever reads the journal does not count; raises Unavailable."""
+    passed = Passed(log_, topics, topics.group("agents"))
+    passed.refresh()
+    return passed
+
+
+def place_of(record: Record) -> tuple[str, int, int]:
+    """What names a record for good."""
+    return record.topic, record.partition, record.offset
+
+
+class DeadLetters:
+    """Buries what nobody can read, and stops the worker when that becomes a storm."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        topics: Topics,
+        group: str,
+        clock: Callable[[], float],
+        log_: Log,
+    ) -> None:
+        self.publisher = publisher
+        self.clock = clock
+        self.topic = topics.dead_letters
+        self.group = group
+        self.passed = Passed(log_, topics, group)
+        self.in_a_row = 0
+        self.recent: deque[bool] = deque(maxlen=STORM_WINDOW)
+        self._last = 0.0
+
+    def brewing(self) -> bool:
+        """Whether this may become a storm."""
+        return self.in_a_row > 1 and self.clock() < self._last + BREWING_S
+
+    def read(self) -> None:
+        """One more record was readable."""
+        self.in_a_row = 0
+        self.recent.append(False)
+
+    def bury(self, record: Record, error: WireError) -> None:
+        """Write the original bytes, key and headers; the record waits for that ack.
+
+        What somebody skipped makes no storm: it was looked at.
+        """
+        if isinstance(error, Skipped):
+            self._write_once(record, error)
+            return
+        self._write(record, error)
+        self.in_a_row += 1
+        self._last = self.clock()
+        self.recent.append(True)
+        share = sum(self.recent) / STORM_WINDOW
+        if self.in_a_row > STORM_IN_A_ROW or share > STORM_SHARE:
+            self.publisher.flush(STORM_FLUSH_S)
+            place = f"{record.topic} {record.partition}@{record.offset}"
+            msg = (
+                f"{self.in_a_row} unreadable records in a row, {share:.0%} of the last "
+                f"{STORM_WINDOW}, last on {place}: {error}; look at them with "
+                f"`rollcall dlq list --source {record.topic}` and stop whoever writes them before "
+                "starting this group again: it would stop again here. `rollcall dlq skip "
+                f"{self.group} {record.topic} {record.partition}@FIRST-LAST` takes it past them"
+            )
+            raise StormOfDeadLetters(msg)
+
+    def bury_once(self, found: Iterable[tuple[Record, WireError]]) -> None:
+        """Bury records that many read, except those that one of this group has buried before.
+
+        They stop nobody: who reads a topic for himself, without a group, cannot be led past them.
+        """
+        try:
+            self.passed.refresh()
+        except Unavailable as away:
+            log.warning("dead_letters_not_read", error=str(away))  # two letters are read as one
+        for record, error in found:
+            self._write_once(record, error)
+
+    def _write_once(self, record: Record, error: WireError) -> None:
+        if place_of(record) not in self.passed.places:
+            self._write(record, error)
+            self.passed.places.add(place_of(record))
+
+    def _write(self, record: Record, error: WireError) -> None:
+        added = dead_letter_headers(
+            None,
+            record.topic,
+            record.partition,
+            record.offset,
+            record.timestamp_ms,
+            self.group,
+            error,
+        )
+        key, value, headers = fitted(record, added)
+        self.publisher.send(self.topic, key, value, headers=headers, cause=record)
+        log.warning(
+            "record_buried",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            error=type(error).__name__,
+        )
+
+
+def fitted(record: Record, added: Headers) -> tuple[bytes | None, bytes | None, Headers]:
+    """Key, value and headers of a letter, each cut where the letter would be too large.
+
+    Headers say of what was cut how much there was and its SHA-256.
+    """
+    given = record.headers or []
+    cut: Headers = []
+    if _size(given) > KEY_BYTES:
+        whole = b"".join(name.encode() + (value or b"") for name, value in given)
+        cut += _cut("headers", whole)
+        given = []
+    key = record.key
+    if key is not None and len(key) > KEY_BYTES:
+        cut += _cut("key", key)
+        key = key[:KEY_BYTES]
+    headers = [*given, *added]
+    value = record.value
+    room = LETTER_BYTES - len(key or b"") - _size(headers)
+    if value is not None and len(value) > room:
+        cut += _cut("value", value)
+        value = value[: room - KEY_BYTES]
+    return key, value, [*headers, *cut]
+
+
+def _cut(what: str, whole: bytes) -> Headers:
+    return [
+        ("dlq_cut", what.encode()),
+        (f"dlq_{what}_bytes", str(len(whole)).encode()),
+        (f"dlq_{what}_sha256", sha256(whole).hexdigest().encode()),
+    ]
+
+
+def _size(headers: Iterable[tuple[str, bytes]]) -> int:
+    return sum(len(name) + len(value or b"") for name, value in headers)

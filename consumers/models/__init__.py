@@ -1,0 +1,1 @@
+"""The models group: calls in, continuations out, each from the version that was asked for."""

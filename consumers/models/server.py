@@ -1,0 +1,255 @@
+"""The models group of one policy: calls in, continuations out, weights adopted in between.
+
+The engine is driven by the loop's thread, one decode step a turn, so calls join and leave its
+batch between steps and every token has one version. Nothing is served before the newest announced
+version is: a restarted server reads `policy.versions` to its end first. A call that wants one
+version is answered by an engine that is pinned to it (`consumers.models.pinned_engines`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from consumers.answers import Answers, expired, too_late
+from consumers.clock import Clock, steady_wall
+from consumers.log.protocols import Log, Publisher, Record
+from consumers.loop.loop import Progress, WorkRole
+from consumers.models.pinned_engines import Pinned
+from consumers.models.versions import Versions
+from inference.engine import Engine
+from schemas.answer_cache import Kept
+from schemas.codec import Codec
+from schemas.errors import (
+    KilledWorkers,
+    NoSuchPartition,
+    WorkFailed,
+)
+from schemas.ids import prefix_digest
+from schemas.messages import CallFailed, ModelAnswered, ModelCall
+from schemas.topics import Topics
+
+VERSIONS_EVERY_S = 0.05
+PREFIX_BYTES = 256 << 20
+"""Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
+WAIT_SAID_S = 15.0
+
+log = structlog.get_logger()
+
+
+class Models(WorkRole):
+    """Serves one policy with one engine."""
+
+    def __init__(
+        self,
+        name: str,
+        log_: Log,
+        codec: Codec,
+        topics: Topics,
+        publisher: Publisher,
+        engine: Engine,
+        *,
+        most_in_hand: int = 512,
+        wall: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.topics = [topics.calls(engine.policy_id)]
+        self.engine = engine
+        self.kept: Kept[ModelAnswered | CallFailed] = Kept()
+        self.most_in_hand = most_in_hand
+        self.wall = wall or steady_wall()
+        self.answers = Answers(name, log_, codec, topics, publisher, self.wall)
+        self.counts: Counter[str] = Counter()
+        self.prefixes: Kept[bytes] = Kept(PREFIX_BYTES)
+        """Token sequences by digest, as far as they have come."""
+        self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
+        self._early: list[tuple[Record, ModelCall]] = []
+        self.versions = Versions(
+            engine,
+            lambda: self.codec,
+            log_.reader([topics.versions]),
+            self.wall,
+            lambda record, error: self.loop.letters.bury_once([(record, error)]),
+        )
+        self._versions_due = 0.0
+        self.pinned = Pinned(engine.twin, self.wall)
+        self._said = False
+        self._say_at = self.wall() + WAIT_SAID_S
+
+    def expects(self, topic: str) -> type:
+        del topic
+        return ModelCall
+
+    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        now_ms = self.answers.now_ms(batch := list(batch))
+        for record, call in batch:
+            if call.kind == "sample":
+                try:
+                    self.answers.check(call)
+                except NoSuchPartition as error:
+                    self.loop.bury(record, error)
+                else:
+                    self._take_call(record, call, now_ms)
+            else:
+                if call.kind == "abort":
+                    self._abort(call)
+                record.closed = True
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+        if message.kind == "sample":
+            self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
+        else:
+            super().fatal(record, message, error)
+
+    def _take_call(self, record: Record, call: ModelCall, now_ms: int) -> None:
+        body = self.kept.get(call.command_id) or self._refusal(call, now_ms)
+        if body is not None:
+            self.counts["answered_again" if self.kept.get(call.command_id) else "refused"] += 1
+            self.answers.give(call, body, record)
+        elif call.command_id in self._in_hand:
+            self._in_hand[call.command_id][1].append(record)
+        else:
+            self._begin(record, call)
+
+    def _begin(self, record: Record, call: ModelCall) -> None:
+        """Hand a call to the engine that may serve it, as soon as there is one."""
+        try:
+            engine = self._engine_of(call)
+        except WorkFailed as error:
+            self.counts["refused"] += 1
+            body = CallFailed(error.code, str(error), error.retriable)
+            self.answers.give(call, body, record)
+            return
+        if engine is None:
+            self._early.append((record, call))
+        else:
+            self._hand_over(record, call, engine)
+
+    def _hand_over(self, record: Record, call: ModelCall, engine: Engine) -> None:
+        """Give a call to an engine with the tokens that it names, if they are held here."""
+        if call.prefix_ids is None and call.prefix_length:
+            ids = self.prefixes.get(call.prefix_digest)
+            if ids is None or len(ids) != 4 * call.prefix_length:
+                self.counts["prefix_needed"] += 1
+                msg = f"a prefix of {call.prefix_length} tokens is not held here; send it whole"
+                self.answers.give(call, CallFailed("prefix_needed", msg, True), record)
+                return
+            call = replace(call, prefix_ids=ids)
+        self._in_hand[call.command_id] = call, [record]
+        engine.add(call)
+
+    def _hold(self, call: ModelCall, body: ModelAnswered) -> None:
+        """Keep a sequence that was extended, in place of what it was before."""
+        ids = (call.prefix_ids or b"") + body.added_ids + body.token_ids
+        self.prefixes.drop(call.prefix_digest or prefix_digest(call.prefix_ids or b""))
+        self.prefixes.keep(prefix_digest(ids), ids)
+
+    def _engine_of(self, call: ModelCall) -> Engine | None:
+        """None: the weights are still to come. Raises WorkFailed where they never will."""
+        wanted = call.policy_version
+        if wanted < 0:
+            return self.engine if self._current(call) else None
+        announced = self.versions.known.get(wanted)
+        if announced is not None:
+            return self.pinned.serving(announced)
+        newest = max(self.versions.newest(), self.engine.version)
+        if not self.versions.current or wanted > newest:
+            return None
+        if wanted == self.engine.version:  # it was never announced: then there is none after it
+            return self.engine
+        msg = (
+            f"version {wanted} of {call.policy_id!r} is not announced any more; the newest is "
+            f"{newest}, and records of those before it go in time"
+        )
+        raise WorkFailed("version_gone", msg, retriable=False)
+
+    def _refusal(self, call: ModelCall, now_ms: int) -> CallFailed | None:
+        if call.policy_id != self.engine.policy_id:
+            msg = f"this server serves {self.engine.policy_id!r}, not {call.policy_id!r}"
+            return CallFailed("unknown_policy", msg, False)
+        return expired(call, now_ms)
+
+    def _current(self, call: ModelCall) -> bool:
+        """Whether the call may be served with the present weights."""
+        return self.versions.current and self.engine.version >= max(0, call.min_policy_version)
+
+    def _say_if_waiting(self) -> None:
+        """Nothing is served before the newest version at the start; later ones may take a while."""
+        if self._said or self.wall() <= self._say_at:
+            return
+        self._said = True
+        newest = self.versions.newest()
+        log.warning(
+            "waiting_for_weights",
+            policy_id=self.engine.policy_id,
+            announced=None if newest < 0 else newest,
+            refused=self.versions.refused,
+            remedy="start its trainer, or announce a directory with `rollcall publish-policy`",
+        )
+
+    def _abort(self, call: ModelCall) -> None:
+        """Forget a rollout's calls: their records are closed without an answer."""
+        self.engine.abort(call.rollout_id, call.attempt)
+        self.pinned.abort(call.rollout_id, call.attempt)
+
+        def gone(other: ModelCall) -> bool:
+            return other.rollout_id == call.rollout_id and other.attempt <= call.attempt
+
+        for command_id, (held, records) in list(self._in_hand.items()):
+            if gone(held):
+                del self._in_hand[command_id]
+                for record in records:
+                    record.closed = True
+        for record, early in self._early:
+            record.closed = record.closed or gone(early)
+        self._early = [(record, early) for record, early in self._early if not record.closed]
+
+    def dropped(self, progress: Progress) -> None:
+        """Calls of a lost partition run on: their answers are as good as anybody's."""
+
+    def tick(self) -> None:
+        now = self.wall()
+        self.answers.tick()
+        if now >= self._versions_due:
+            self._versions_due = now + VERSIONS_EVERY_S
+            self.versions.follow()
+            self.pinned.tidy()
+            if not self.versions.current or self.engine.version < 0:
+                self._say_if_waiting()
+            if self._early:
+                early, self._early = self._early, []
+                for record, call in early:
+                    self._take_call(record, call, self.answers.now_ms())
+        if self._in_hand:
+            self._expire(self.answers.now_ms())
+        if self.engine.busy():
+            for answer in self.engine.step():
+                self._answer(answer.call, answer.body)
+        for answer in self.pinned.step():
+            self._answer(answer.call, answer.body)
+
+    def _expire(self, now_ms: int) -> None:
+        """Do no work for calls that may not begin any more: a full server would do no other."""
+        for call in (*self.engine.expire(now_ms), *self.pinned.expire(now_ms)):
+            self.counts["expired"] += 1
+            self._answer(call, too_late(call, now_ms))
+
+    def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
+        _, records = self._in_hand.pop(call.command_id, (call, []))
+        if isinstance(body, ModelAnswered):
+            self.kept.keep(call.command_id, body)
+            self._hold(call, body)
+        for record in records:
+            self.answers.give(call, body, record)
+        self.counts["answered"] += 1
+
+    def full(self, progress: Progress) -> bool:
+        in_hand = len(self._in_hand) + len(self._early)
+        over = in_hand > (self.most_in_hand // 2 if progress.paused else self.most_in_hand)
+        return over or super().full(progress)
+
+    def in_flight(self) -> int:
+        return len(self._in_hand)

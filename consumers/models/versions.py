@@ -1,0 +1,184 @@
+"""Which versions of a policy are announced, and how a server comes to serve the best of them.
+
+A record that cannot be served stops nobody: it is refused by reason, once, and the next lower one
+takes its place. What cannot be read now may come to be, so it is only passed over.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from consumers.clock import Clock
+from consumers.log.protocols import Reader, Record
+from inference.engine import Engine
+from schemas.bounds import VERSIONS_END
+from schemas.codec import Codec
+from schemas.errors import Unavailable, WeightsDiffer, WireError, WorkFailed
+from schemas.messages import PolicyVersion
+
+RETRY_S = 1.0
+AWAY_TRIES = 15
+"""After so many tries a server that has served nothing yet takes what it can have."""
+PASSED_RETRY_S = 30.0
+KEEP_ANNOUNCED = 64
+"""So many versions may still be asked for by number."""
+REMEDY = "mend what wrote this record; a higher version that can be served is adopted as usual"
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Away:
+    """A version whose weights could not be read."""
+
+    tries: int = 0
+    due: float = 0.0
+
+
+class Versions:
+    """What `policy.versions` says of the policy of one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: Callable[[], Codec],
+        reader: Reader,
+        wall: Clock,
+        bury: Callable[[Record, WireError], None],
+    ) -> None:
+        self.engine = engine
+        self.codec = codec
+        self.reader = reader
+        self.wall = wall
+        self.bury = bury
+        self.known: dict[int, PolicyVersion] = {}
+        """What was announced last, by version, without what is refused."""
+        self.current = False
+        """Whether the engine has served the newest there was, or could be had, at the start."""
+        self.refused = 0
+        self._key = engine.policy_id.encode()
+        self._away: dict[int, _Away] = {}
+        self._served = -1
+        self._due = 0.0
+        self._unread: deque[Record] = deque()
+        """Announcements that wait for the registry; nothing behind them is read."""
+
+    def newest(self) -> int:
+        """The highest that is announced; -1 where there is none."""
+        return max(self.known, default=-1)
+
+    def follow(self) -> None:
+        """Read what is announced, and adopt what is best."""
+        read = self.reader.poll(0.0)
+        self._unread += [record for record in read if record.key == self._key and record.value]
+        if self._unread and self.wall() >= self._due:
+            self._take()
+        self._adopt_best()
+        self._keep_newest()
+        if not self.current:
+            self.current = self._is_current()
+
+    def _take(self) -> None:
+        while self._unread:
+            record = self._unread[0]
+            try:
+                self._announced(record, self.codec().decode(record.value, PolicyVersion))
+            except WireError as error:
+                self.bury(record, error)
+            except Unavailable as error:
+                self._due = self.wall() + RETRY_S
+                log.warning("registry_away", topic=record.topic, error=str(error))
+                return
+            self._unread.popleft()
+
+    def _announced(self, record: Record, version: PolicyVersion) -> None:
+        number = version.version
+        if not 0 <= number < VERSIONS_END:
+            place = f"{record.topic} {record.partition}@{record.offset}"
+            self._refuse(version, f"{place} claims a number that no version has")
+        elif number not in self.known or number in self._away:
+            self.known[number] = version
+            self._away.pop(number, None)
+        elif self.known[number].weights_digest != version.weights_digest:
+            self._refuse(version, f"version {number} was announced before with other weights")
+
+    def _refuse(self, version: PolicyVersion, reason: str) -> None:
+        self.refused += 1
+        log.warning(
+            "version_refused",
+            policy_id=version.policy_id,
+            version=version.version,
+            run_id=version.run_id,
+            error=reason,
+            remedy=REMEDY,
+        )
+
+    def _keep_newest(self) -> None:
+        """Bound what is known; the way back to what was served last stays open."""
+        for number in sorted(self.known.keys() - {self._served})[:-KEEP_ANNOUNCED]:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self.known[number]
+        self._away.pop(number, None)
+
+    # Adopting
+
+    def _adopt_best(self) -> None:
+        """Go down from the highest to one that can be had, or that is still hoped for."""
+        for number in sorted(self.known, reverse=True):
+            if number <= self.engine.version:
+                return
+            away = self._away.get(number)
+            if away is None or away.due <= self.wall():
+                self._adopt(self.known[number])
+            if number == self.engine.version or self._hoped_for(number):
+                return
+
+    def _hoped_for(self, number: int) -> bool:
+        """Nothing is served before the newest version at the start, if that comes in time."""
+        away = self._away.get(number)
+        return not self.current and away is not None and away.tries < AWAY_TRIES
+
+    def _adopt(self, version: PolicyVersion) -> None:
+        number = version.version
+        try:
+            self.engine.adopt(version)
+        except (Unavailable, WeightsDiffer) as error:
+            # A torn file is as good as none: its trainer writes it again when it resumes.
+            self._note_away(version, error)
+        except (WorkFailed, WireError) as error:
+            self._forget(number)
+            self._refuse(version, str(error))
+        else:
+            self._away.pop(number, None)
+            if self.engine.version == number:
+                self._served = number
+                log.info("version_adopted", policy_id=version.policy_id, version=number)
+            else:  # below what this engine once served: versions never go back
+                self._away[number] = _Away(AWAY_TRIES, self.wall() + PASSED_RETRY_S)
+
+    def _note_away(self, version: PolicyVersion, error: Exception) -> None:
+        away = self._away.setdefault(version.version, _Away())
+        away.tries += 1
+        passed = away.tries >= AWAY_TRIES
+        away.due = self.wall() + (PASSED_RETRY_S if passed else RETRY_S)
+        if away.tries in (1, AWAY_TRIES):
+            log.warning(
+                "version_passed_over" if passed else "weights_away",
+                policy_id=version.policy_id,
+                version=version.version,
+                error=str(error),
+                remedy=f"put the file there; it is tried again every {PASSED_RETRY_S:g} s"
+                if passed
+                else "it is tried again every second",
+            )
+
+    def _is_current(self) -> bool:
+        """Whether the engine serves the best that can be had of all that is announced."""
+        if self._unread or not self.reader.caught_up() or self.engine.version < 0:
+            return False
+        above = [number for number in self.known if number > self.engine.version]
+        return all(number in self._away and not self._hoped_for(number) for number in above)

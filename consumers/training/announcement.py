@@ -1,0 +1,88 @@
+"""The records that announce a step: its version of the policy, and what it was made of."""
+
+from collections.abc import Mapping, Sequence
+
+from schemas.codec import Codec
+from schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
+from schemas.topics import Topics
+from schemas.trajectory_refs import fitted
+from trainer.curation import Sample, Tally
+from trainer.machine import machine
+from trainer.step import Learner
+
+NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
+"""Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
+
+
+class Announcements:
+    """Makes them, as bytes; a step's tells what was dropped since the last one's."""
+
+    def __init__(
+        self, codec: Codec, topics: Topics, policy_id: str, run_id: str, learner: Learner
+    ) -> None:
+        self.codec = codec
+        self.topics = topics
+        self.policy_id = policy_id
+        self.run_id = run_id
+        self.learner = learner
+        self.unreadable = 0
+        """Records that could not be read since the last step."""
+        self._dropped_before: dict[str, int] = {}
+
+    def begin(self, drops: Mapping[str, Tally]) -> None:
+        """What was dropped so far has been told."""
+        self._dropped_before = _counts(drops)
+
+    def version(self, parent: int, weights: WeightsFile, consumed: tuple[Consumed, ...]) -> bytes:
+        """The PolicyVersion of the learner's present weights."""
+        canary = self.learner.canary()
+        made = PolicyVersion(
+            policy_id=self.policy_id,
+            version=self.learner.version,
+            parent=parent,
+            run_id=self.run_id,
+            step=self.learner.steps_done,
+            weights_digest=weights.weights_digest,
+            full=weights,
+            canary_ids=canary.ids,
+            canary_logprobs=canary.logprobs,
+            consumed=consumed,
+        )
+        return self.codec.encode(self.topics.versions, made)
+
+    def step(
+        self,
+        parent: int,
+        samples: Sequence[Sample],
+        metrics: Mapping[str, float],
+        drops: Mapping[str, Tally],
+        weights_digest: str,
+    ) -> bytes:
+        """The TrainStep of the learner's last step; `drops` are all so far."""
+        plain, packed = fitted([sample.ref(self.topics.scored) for sample in samples])
+        made = TrainStep(
+            policy_id=self.policy_id,
+            run_id=self.run_id,
+            step=self.learner.steps_done,
+            version=self.learner.version,
+            parent=parent,
+            trajectories=plain,
+            metrics=dict(metrics),
+            dropped=self._dropped_since(drops),
+            checkpoint=f"v{self.learner.version:08d}",
+            weights_digest=weights_digest,
+            machine=machine(self.learner.device),
+            packed=packed,
+        )
+        return self.codec.encode(self.topics.train_steps, made)
+
+    def _dropped_since(self, drops: Mapping[str, Tally]) -> dict[str, int]:
+        now, before = _counts(drops), self._dropped_before
+        since = {reason: count - before.get(reason, 0) for reason, count in now.items()}
+        since["unreadable"], self.unreadable = self.unreadable, 0
+        self._dropped_before = now
+        return {reason: count for reason, count in since.items() if count}
+
+
+def _counts(drops: Mapping[str, Tally]) -> dict[str, int]:
+    return {reason: tally.count for reason, tally in drops.items() if reason not in NOT_OURS}

@@ -1,0 +1,199 @@
+"""What the log says to a trainer that begins again: what was announced, asked for and consumed.
+
+Nothing is asked of the log that a checkpoint knows: requests are read from where they stood when it
+was saved. Only a checkpoint of a release before the book of accounts has them read from the run's
+beginning, and the scored trajectories that it consumed, once.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from consumers.heldout import MARK
+from consumers.log.protocols import Log, Record, TopicPartition, read_all
+from producers.admission import Draws, Published
+from schemas.bounds import VERSIONS_END
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
+from schemas.topics import Topics
+from trainer.accounts import Accounts, Book
+from trainer.checkpoint import Checkpoint
+
+M = TypeVar("M")
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Announced:
+    """What the log says about a policy before its trainer goes on."""
+
+    highest_version: int = -1
+    highest_step_record: int = -1
+    last_run_id: str = ""
+    """Who announced the version that is newest in the log; empty where that cannot be one."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """Requests of a run that were found: its draws from some draw on, and its evaluations."""
+
+    published: Published
+    evaluations: set[str] = field(default_factory=set)
+    first_draws: dict[int, int] = field(default_factory=dict)
+    """By partition the first draw that was found in it."""
+
+    def take(self, request: RolloutRequest, partition: int) -> None:
+        draw = self.published.take(request)
+        if draw >= 0:
+            self.first_draws.setdefault(partition, draw)
+        elif request.purpose == "evaluate" and request.group_id.startswith(
+            f"{self.published.run_id}{MARK}"
+        ):
+            self.evaluations.add(request.rollout_id)
+
+
+def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
+    """What a record says; None where it says nothing, for whoever can read it to read it there."""
+    try:
+        return codec.decode(record.value, expected)
+    except WireError as error:
+        log.warning(
+            "record_unreadable",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            error=type(error).__name__,
+        )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a trainer goes on with."""
+
+    accounts: Accounts
+    asked_from: tuple[Consumed, ...]
+    """Where the requests lie that the next trainer has to read."""
+    unfinished: tuple[RolloutRequest, ...]
+    """Members of begun groups that a crash kept from being published."""
+    evaluations: frozenset[str]
+    """Rollouts of held-out evaluations that need not be asked for again."""
+    highest_draw: int
+    """What the accounts count as published once the unfinished have been."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The log of one run, as its trainer reads it once when it begins."""
+
+    log: Log
+    codec: Codec
+    topics: Topics
+    run_id: str
+    policy_id: str
+    scoring_id: str
+    starts: Mapping[TopicPartition, int]
+    """Where every topic ended when the run was made."""
+
+    def announced(self) -> Announced:
+        """What was announced of the policy; what cannot be read was not ours."""
+        seen = Announced()
+        for record in read_all(self.log.reader([self.topics.versions, self.topics.train_steps])):
+            if record.key != self.policy_id.encode() or record.value is None:
+                continue
+            if record.topic == self.topics.versions:
+                found = decoded(self.codec, record, PolicyVersion)
+                version = _number(record, found)
+                seen.highest_version = max(seen.highest_version, version)
+                seen.last_run_id = found.run_id if found and version >= 0 else ""
+            else:
+                version = _number(record, decoded(self.codec, record, TrainStep))
+                seen.highest_step_record = max(seen.highest_step_record, version)
+        return seen
+
+    def known(self, held: Checkpoint | None, draws: Draws) -> Known:
+        """The accounts of the newest checkpoint, and what the log has been asked for since."""
+        book = held.book if held else Book()
+        asked_from = self.begin(self.topics.requests, book.asked if book else ())
+        asked = self._asked(asked_from, book.next_draw if book else 0)
+        if held and book is None:
+            accounts = self._without_book(asked, held.consumed, draws.group_size)
+        else:
+            accounts = Accounts(self.run_id, draws.group_size, book)
+        unfinished = tuple(asked.published.unfinished(draws))
+        highest = asked.published.highest_draw
+        return Known(accounts, asked_from, unfinished, frozenset(asked.evaluations), highest)
+
+    def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
+        """Where to read on: at the marks, else where the run began, at most what retention left."""
+        topic_id = self.log.topic_id(topic)
+        noted = {mark.partition: mark.next_offset for mark in marks if mark.topic_id == topic_id}
+        found = []
+        for number, (low, end) in sorted(self.log.bounds(topic).items()):
+            wanted = noted.get(number, self.starts.get((topic, number), low))
+            found.append(Consumed(topic, number, min(max(wanted, low), end), (), topic_id))
+        return tuple(found)
+
+    def ends(self, topic: str) -> tuple[Consumed, ...]:
+        """Where every partition of a topic ends now."""
+        topic_id = self.log.topic_id(topic)
+        bounds = sorted(self.log.bounds(topic).items())
+        return tuple(Consumed(topic, number, end, (), topic_id) for number, (_, end) in bounds)
+
+    def _asked(self, marks: Iterable[Consumed], first_draw: int) -> Asked:
+        found = Asked(Published(self.run_id, first_draw))
+        for record in read_all(self.log.reader([self.topics.requests], _starts(marks))):
+            request = decoded(self.codec, record, RolloutRequest)
+            if request is not None:
+                found.take(request, record.partition)
+        return found
+
+    def _without_book(
+        self, asked: Asked, consumed: Iterable[Consumed], group_size: int
+    ) -> Accounts:
+        """The accounts of a checkpoint that holds none, from all that was asked for.
+
+        What it consumed has ended. So has what retention has taken the request of: a rollout does
+        not live as long.
+        """
+        published, topic = asked.published, self.topics.requests
+        cut = [
+            mark.partition
+            for mark in self.begin(topic)
+            if mark.next_offset > self.starts.get((topic, mark.partition), mark.next_offset)
+        ]
+        published.first = max((asked.first_draws.get(number, 0) for number in cut), default=0)
+        book = Book(published.highest_draw + 1, published.first)
+        accounts = Accounts(self.run_id, group_size, book)
+        marks = {mark.partition: mark for mark in consumed}
+        starts = _starts(self.begin(self.topics.scored))
+        for record in read_all(self.log.reader([self.topics.scored], starts)):
+            mark = marks.get(record.partition)
+            if mark is None or not _consumed(mark, record.offset):
+                continue
+            scored = decoded(self.codec, record, ScoredTrajectory)
+            request = scored.trajectory.request if scored else None
+            if scored and request and scored.scoring_id == self.scoring_id:
+                accounts.settle(request.group_id, request.rollout_id)
+        return accounts
+
+
+def _consumed(mark: Consumed, offset: int) -> bool:
+    return offset < mark.next_offset or offset in mark.above
+
+
+def _starts(marks: Iterable[Consumed]) -> dict[TopicPartition, int]:
+    return {(mark.topic, mark.partition): mark.next_offset for mark in marks}
+
+
+def _number(record: Record, found: PolicyVersion | TrainStep | None) -> int:
+    """The version that a record tells of; -1 for one that cannot be."""
+    if found is None or found.version < VERSIONS_END:
+        return -1 if found is None else found.version
+    place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    log.warning("version_out_of_range", **place, version=found.version, run_id=found.run_id)
+    return -1

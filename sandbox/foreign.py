@@ -1,0 +1,66 @@
+"""How environments and scorers are found: by a short name of ours, or as `module:name` of yours.
+
+Code behind a name is foreign: whatever it raises becomes WorkFailed where it is called, in
+`foreign`, and nowhere else.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from schemas import names
+from schemas.errors import Refused, RollcallError, WorkFailed
+from schemas.foreign_text import raised
+from schemas.interrupts import is_from_outside
+
+
+def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
+    """What is wrong with a name, or nothing; imports at most the packages around a module."""
+    if name in shipped:
+        return ""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return f"{names.unknown(kind, name, shipped)} (your own goes by 'module:name')"
+    if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
+        return f"{kind} {name!r} is not of the form 'module:name'"
+    if not _findable(module):
+        missing = f"{kind} {name!r}: there is no module {module!r} here; is its package installed?"
+        return missing + names.hidden(module)
+    return ""
+
+
+def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
+    """The callable behind a name. Raises WorkFailed(`unknown_<kind>`)."""
+    code = f"unknown_{kind}"
+    wrong = complaint(kind, name, shipped)
+    if wrong:
+        raise WorkFailed(code, wrong, retriable=False)
+    try:
+        return names.load(kind, shipped.get(name, name))
+    except Refused as error:
+        raise WorkFailed(code, str(error), retriable=False) from error
+
+
+@contextmanager
+def foreign(code: str, what: str) -> Iterator[None]:
+    """Turn whatever code of others raises into WorkFailed(code); errors of our tree pass.
+
+    SystemExit is among it: an environment that calls `sys.exit` must not end its worker.
+    """
+    try:
+        yield
+    except RollcallError:
+        raise
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        raise WorkFailed(code, f"{what}: {raised(error)}", retriable=False) from error
+
+
+def _findable(module: str) -> bool:
+    try:
+        with foreign("", module):
+            return find_spec(module) is not None
+    except WorkFailed:
+        return False

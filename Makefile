@@ -23,8 +23,7 @@ chaos: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p schemas -p producers -p consumers
-	$(BIN)/mypy -p compose -p inference -p sandbox -p trainer
+	$(BIN)/mypy -p schemas -p producers -p consumers -p inference -p sandbox -p trainer -p compose
 	$(BIN)/lint-imports
 
 $(STAMP): pyproject.toml

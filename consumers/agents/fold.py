@@ -31,9 +31,9 @@ from consumers.agents.wishes import (
     Agent,
     Begun,
     CallModel,
+    EnvironmentAnswer,
     Finish,
     ModelAnswer,
-    Observation,
     Program,
     Reset,
     Step,
@@ -644,7 +644,7 @@ class Rollout:
         self.sampled_tokens += len(body.token_ids) // 4
         return ModelAnswer(said, body.finish_reason)
 
-    def _saw(self, waits: Outstanding, body: EnvironmentStepped) -> Observation:
+    def _saw(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
         wish = waits.wish
         action = None
         if isinstance(wish, Reset):
@@ -666,7 +666,7 @@ class Rollout:
                 body.info,
             )
         )
-        return Observation(body.text, body.reward, body.terminated, body.truncated, body.info)
+        return EnvironmentAnswer(body.text, body.reward, body.terminated, body.truncated, body.info)
 
     def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> list[Outcome]:
         """Close one wish; when all that were made together are closed, the program goes on."""

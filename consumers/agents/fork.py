@@ -23,8 +23,8 @@ from consumers.agents.wishes import (
     Agent,
     Begun,
     CallModel,
+    EnvironmentAnswer,
     ModelAnswer,
-    Observation,
     Program,
     Reset,
     Step,
@@ -228,7 +228,7 @@ class Replay:
         if isinstance(recorded, Said):
             raise _diverged(position, "its program steps where it called the model then")
         now: object = answer
-        if isinstance(answer, Observation):
+        if isinstance(answer, EnvironmentAnswer):
             now = Saw(position, answer.text, answer.reward, answer.terminated, answer.truncated)
         if isinstance(answer, WishFailed) and isinstance(recorded, Missed):
             now = replace(recorded, code=answer.code)

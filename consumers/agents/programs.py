@@ -8,7 +8,6 @@ from consumers.agents.wishes import (
     CallModel,
     Finish,
     ModelAnswer,
-    Observation,
     Program,
     Reset,
     Step,
@@ -16,6 +15,9 @@ from consumers.agents.wishes import (
     system,
     user,
 )
+
+# A start in the journal holds a digest of its program's source, in which this is the name.
+from consumers.agents.wishes import EnvironmentAnswer as Observation
 from schemas import names
 
 

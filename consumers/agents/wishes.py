@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Open an environment; the answer is its first Observation. What is None is the task's."""
+    """Open an environment; the answer is an EnvironmentAnswer. What is None is the task's."""
 
     session: str = "main"
     environment: str | None = None
@@ -54,7 +54,7 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Apply an action to an open environment; the answer is an Observation."""
+    """Apply an action to an open environment; the answer is an EnvironmentAnswer."""
 
     action: str
     session: str = "main"
@@ -87,8 +87,8 @@ class ModelAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """What an environment showed; `info` is JSON."""
+class EnvironmentAnswer:
+    """What an environment showed after its opening, or after an action; `info` is JSON."""
 
     text: str
     reward: float

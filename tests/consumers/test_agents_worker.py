@@ -1257,6 +1257,15 @@ def test_a_program_is_named_by_the_digest_of_its_source() -> None:
     assert program_digest(len) == ""  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "digest"), [("react", "d51220bea3416a64"), ("single_turn", "cdcf53bf1f47d4ab")]
+)
+def test_a_shipped_program_is_still_the_one_that_released_journals_name(
+    name: str, digest: str
+) -> None:
+    assert program_digest(program_of(name)) == digest
+
+
 def test_a_worker_and_an_engine_take_many_rollouts_to_their_ends(rig: Rig) -> None:
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
     for n in range(50):

@@ -17,9 +17,9 @@ from consumers.agents.wishes import (
     Agent,
     Begun,
     CallModel,
+    EnvironmentAnswer,
     Finish,
     ModelAnswer,
-    Observation,
     Reset,
     Step,
     Task,
@@ -1541,5 +1541,5 @@ GOLDEN: dict[str, Any] = {
 
 def test_wishes_answer_with_what_was_seen() -> None:
     assert ModelAnswer(Message("assistant", "hi"), "stop").text == "hi"
-    assert Observation("x", 0.0, False, True, "{}").done
-    assert not Observation("x", 0.0, False, False, "{}").done
+    assert EnvironmentAnswer("x", 0.0, False, True, "{}").done
+    assert not EnvironmentAnswer("x", 0.0, False, False, "{}").done

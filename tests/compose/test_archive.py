@@ -16,7 +16,7 @@ from compose.ranges import Range
 from compose.verify import audit
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 ROLLOUTS = 7
 

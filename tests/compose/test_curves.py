@@ -21,7 +21,7 @@ from consumers.heldout import MARK
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
 from tests.compose.test_cli import addresses, refused, rollcall
-from tests.compose.world import PREFIX, MemoryCluster
+from tests.support.memory_cluster import PREFIX, MemoryCluster
 
 RUN = "lake-20260101-000000-s7"
 BEFORE = 0

@@ -15,7 +15,7 @@ from compose.runs.run_folder import RunFolder
 from inference.policy_dir import load_policy, make_policy
 from schemas.errors import Refused, Unfit
 from schemas.weights import weights_digest
-from tests.inference import worlds
+from tests.support import policies
 from trainer.checkpoint import Checkpoint, save
 from trainer.step import LearnerState
 from trainer.tensors import tensors_of
@@ -23,7 +23,7 @@ from trainer.tensors import tensors_of
 Make = Callable[[Path], Path]
 
 
-def run_of(directory: Path, make: Make = worlds.lake) -> RunFolder:
+def run_of(directory: Path, make: Make = policies.lake) -> RunFolder:
     """A run that has just begun."""
     folder = RunFolder(directory, directory.name, "p", 7, {}, load_recipe("lake-any-start")[0])
     make(folder.policy)
@@ -32,7 +32,7 @@ def run_of(directory: Path, make: Make = worlds.lake) -> RunFolder:
 
 def trained(folder: RunFolder, version: int) -> str:
     """Save a checkpoint whose weights are those of this version alone; return their digest."""
-    weights = tensors_of(worlds.weighted(folder.policy, version))
+    weights = tensors_of(policies.weighted(folder.policy, version))
     state = LearnerState(version, version, 0, weights, {}, {})
     save(folder.directory / "checkpoints", Checkpoint(state, version - 1))
     return weights_digest(weights)
@@ -54,7 +54,7 @@ def left_behind(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("make", "text"),
-    [(worlds.lake, "s3 L <a> no"), (worlds.writer, "Is 3 < 5?\nYes, it is.")],
+    [(policies.lake, "s3 L <a> no"), (policies.writer, "Is 3 < 5?\nYes, it is.")],
     ids=["gpt2 and words", "qwen2 and characters"],
 )
 def test_what_is_exported_is_loaded_by_hugging_face_as_the_run_knows_it(
@@ -86,9 +86,9 @@ def test_what_is_exported_is_a_policy_directory_of_its_own(
     about = json.loads((tmp_path / "out" / "rollcall.json").read_text())
     assert weights_digest(tensors_of(policy.model)) == digest
     assert about["exported"] == {"run_id": "run-1", "version": 3, "weights_digest": digest}
-    assert about["template"] == worlds.WORDS
+    assert about["template"] == policies.WORDS
     with pytest.raises(Refused, match="was not made from these arguments"):
-        worlds.lake(tmp_path / "out")
+        policies.lake(tmp_path / "out")
 
 
 def test_weights_that_were_trained_more_precisely_than_they_began_stay_as_they_are(
@@ -96,12 +96,12 @@ def test_weights_that_were_trained_more_precisely_than_they_began_stay_as_they_a
 ) -> None:
     def coarse(directory: Path) -> Path:
         return make_policy(
-            directory, config=worlds.GPT2, tokens="lake", template=worlds.WORDS, seed=1,
+            directory, config=policies.GPT2, tokens="lake", template=policies.WORDS, seed=1,
             precision="bfloat16",
         )  # fmt: skip
 
     folder = run_of(tmp_path / "run-1", coarse)
-    fine = run_of(tmp_path / "fine", worlds.lake)
+    fine = run_of(tmp_path / "fine", policies.lake)
     digest = trained(fine, 1)
     (fine.directory / "checkpoints").rename(folder.directory / "checkpoints")
 
@@ -182,7 +182,7 @@ def test_nothing_that_is_there_is_written_over(folder: RunFolder, tmp_path: Path
 
 
 def test_an_export_that_fails_leaves_nothing_behind(folder: RunFolder, tmp_path: Path) -> None:
-    other = run_of(tmp_path / "other", worlds.writer)
+    other = run_of(tmp_path / "other", policies.writer)
     trained(other, 1)
     (other.directory / "checkpoints").rename(folder.directory / "checkpoints")
 

@@ -26,8 +26,8 @@ from schemas.messages import (
 )
 from schemas.messages import Task as WireTask
 from schemas.packed import ids_of, mask_of
-from tests.compose.world import CORRIDOR, POLICY, Corridor, MemoryCluster
-from tests.consumers.tiny import World
+from tests.support.memory_cluster import CORRIDOR, POLICY, Corridor, MemoryCluster
+from tests.support.tiny_run import World
 
 HERE = __name__
 TASK = WireTask(CORRIDOR, seed=7, system="Find the door.")

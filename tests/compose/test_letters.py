@@ -19,7 +19,7 @@ from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError
 from schemas.messages import Control
-from tests.compose.world import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 
 LETTERS = "t.dead.letters"
 REQUESTS = "t.rollout.requests"

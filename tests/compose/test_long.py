@@ -37,7 +37,7 @@ from schemas.messages import (
 )
 from schemas.objects import ObjectStore
 from schemas.trajectory_refs import refs_of
-from tests.compose.world import POLICY, MemoryCluster
+from tests.support.memory_cluster import POLICY, MemoryCluster
 from trainer.config import LearnerConfig
 from trainer.step import Learner
 

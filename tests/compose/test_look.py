@@ -32,9 +32,9 @@ from schemas.messages import (
     Task,
 )
 from schemas.packed import pack_ids, pack_logprobs
-from tests.compose.world import CORRIDOR, POLICY, SAID, MemoryCluster
-from tests.consumers.journals import Dice, world_of
 from tests.journals.programs import DICED
+from tests.support.journals import Dice, world_of
+from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
 

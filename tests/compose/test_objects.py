@@ -10,7 +10,7 @@ from compose.objects import gc, needed_s, show_list
 from compose.settings import Objects, Settings
 from schemas.errors import Refused
 from schemas.objects import ObjectStore
-from tests.compose.world import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 
 DAY_S = 86_400
 

@@ -7,7 +7,7 @@ import pytest
 from consumers.history.contention import others_at_work
 from consumers.history.rate_limit import GivingWay, Pace
 from schemas.messages import RolloutRequest, Task
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 
 def cluster_of(age_s: float) -> MemoryCluster:

@@ -11,7 +11,7 @@ from compose import ranges
 from compose.ranges import Offsets, Range, parse
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, Trajectory
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 NOW_S = 1_800_000_000.0
 TRAJECTORIES = "t.trajectories"

@@ -6,7 +6,7 @@ from compose.workers.registry_fit import check_readable
 from schemas.codec import PREFIX
 from schemas.errors import RegistryEmptied
 from schemas.messages import AttemptStarted, Control, Event
-from tests.compose.world import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 
 
 @pytest.fixture

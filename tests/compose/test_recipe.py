@@ -4,7 +4,7 @@ import pytest
 
 from compose.runs.recipe import parse_recipe
 from schemas.errors import Refused
-from tests.consumers.tiny import RECIPE
+from tests.support.tiny_run import RECIPE
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from producers.replay import is_replayed, line_of, replayed, replayed_id
 from producers.submit import requests_of
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
-from tests.compose.history import recorded, scored
-from tests.compose.world import CORRIDOR, MemoryCluster
-from tests.schemas.made import any_message
+from tests.support.avro_messages import any_message
+from tests.support.memory_cluster import CORRIDOR, MemoryCluster
+from tests.support.recorded_run import recorded, scored
 
 REQUESTS = "t.rollout.requests"
 

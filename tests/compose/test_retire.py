@@ -16,7 +16,7 @@ from consumers.log.protocols import Held
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, TrainStep
 from tests.compose.test_cli import addresses, refused, rollcall
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 CALLS = "t.model.calls.p"
 

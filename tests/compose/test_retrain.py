@@ -13,7 +13,7 @@ from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder, require_unchanged
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import TrainStep
-from tests.consumers.tiny import RECIPE, World
+from tests.support.tiny_run import RECIPE, World
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from consumers.scoring_retirement import RETIRED, retired, retired_word
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
 from tests.compose.test_cli import refused, rollcall
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 
 @pytest.fixture

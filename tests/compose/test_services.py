@@ -20,7 +20,7 @@ from compose.services.embedded import Endpoints, Record, down, endpoints, starte
 from compose.services.service_errors import ServicesError
 from producers.publisher import Admin
 from tests.compose.conftest import lists_its_topics
-from tests.flow.crew import until
+from tests.support.crew import until
 
 SESSION = {"group.consumer.session.timeout.ms": "6000"}
 

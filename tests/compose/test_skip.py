@@ -7,8 +7,8 @@ from compose.skip import skip
 from consumers.log.memory_log import MemorySource
 from consumers.loop.dead_letters import Passed, Skip
 from schemas.errors import Refused
-from tests.compose.world import MemoryCluster
-from tests.consumers.journals import request
+from tests.support.journals import request
+from tests.support.memory_cluster import MemoryCluster
 
 EVERY = Choice((), "", "", "")
 AGENTS = "t.agents"

@@ -12,8 +12,8 @@ from compose.stats import Stats, measure, show
 from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import Refused
 from tests.compose.test_cli import addresses, refused, rollcall
-from tests.compose.world import MemoryCluster
-from tests.flow.crew import lake_requests, publish
+from tests.support.crew import lake_requests, publish
+from tests.support.memory_cluster import MemoryCluster
 
 NOW_S = 1_000_000.0
 

@@ -6,7 +6,7 @@ from compose.workers.shutdown import Drained
 from consumers.control_reader import ControlReader
 from schemas.errors import Unavailable
 from schemas.messages import Control
-from tests.compose.world import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 
 
 class Clock:

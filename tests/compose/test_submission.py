@@ -14,7 +14,7 @@ from compose.submission import NotScored, submit
 from consumers.log.memory_log import MemoryPublisher
 from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
 from schemas.messages import RolloutRequest
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 Submit = Callable[..., None]
 

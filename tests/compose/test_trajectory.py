@@ -26,8 +26,8 @@ from schemas.messages import (
     RolloutStarted,
     Task,
 )
-from tests.compose.world import CORRIDOR, POLICY, SAID, MemoryCluster
-from tests.consumers.journals import CODEC, Dice
+from tests.support.journals import CODEC, Dice
+from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7), policy_id=POLICY, group_id="g", group_size=2)
 STARTED = RolloutStarted(REQUEST, 0, 0)

@@ -24,8 +24,8 @@ from schemas.messages import (
     TrajectoryRef,
 )
 from tests.compose.test_cli import addresses, refused, rollcall
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
-from tests.flow.crew import Crew, Seen, everything, lake_requests, publish, until
+from tests.support.crew import Crew, Seen, everything, lake_requests, publish, until
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from tests.consumers.journals import answer_to, request, said
-from tests.consumers.rig import Clock, M, Rig, role_of, source_of
+from tests.support.journals import answer_to, request, said
+from tests.support.rig import Clock, M, Rig, role_of, source_of
 
 
 def asks(task: Task) -> Agent:
@@ -170,7 +170,7 @@ def test_starts_are_chained_by_offset_also_over_holes(rig: Rig) -> None:
     [
         ({"agent": "raect"}, "unknown program 'raect'; did you mean 'react'?"),
         ({"agent": "nowhere:program"}, "No module named 'nowhere'"),
-        ({"agent": "tests.consumers.raises_at_import:p"}, "no such weather"),
+        ({"agent": "tests.support.broken_module:p"}, "no such weather"),
         ({"policy_id": "q"}, "unknown policy 'q'"),
     ],
 )

@@ -14,7 +14,7 @@ from consumers.loop.loop import Loop
 from consumers.tables.parquet import Writers
 from schemas.errors import JournalGone
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
-from tests.consumers.rig import Rig, role_of, source_of
+from tests.support.rig import Rig, role_of, source_of
 
 SPAN = 3
 GROUP = "t.archive"

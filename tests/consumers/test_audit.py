@@ -26,9 +26,9 @@ from schemas.messages import (
     TrajectoryRef,
 )
 from schemas.topics import Topics, wanted
-from tests.consumers.journals import DICED, Dice, world_of
-from tests.consumers.rig import Rig
 from tests.flow.test_memory_flow import crossing, walk
+from tests.support.journals import DICED, Dice, world_of
+from tests.support.rig import Rig
 
 MEANT = {"I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9"}
 
@@ -293,7 +293,7 @@ def test_another_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -> No
 def test_what_a_worker_of_the_first_release_leaves_out_is_no_breach() -> None:
     # Given a rollout that was asked of one version and sampled otherwise than asked
     whole = Whole(rollouts=0)
-    asked = replace(crossing(0, "g"), agent="tests.consumers.cold:cold", policy_version=0)
+    asked = replace(crossing(0, "g"), agent="tests.support.cold_program:cold", policy_version=0)
     whole.ask(asked)
     whole.settle(*whole.loops)
     whole.clock.pass_by(2.0)

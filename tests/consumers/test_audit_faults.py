@@ -30,11 +30,11 @@ from schemas.messages import (
     TrainStep,
     TrajectoryRef,
 )
-from tests.consumers import programs_for_audit as programs
-from tests.consumers.journals import request
-from tests.consumers.rig import Rig, role_of, source_of
 from tests.consumers.test_audit import Whole, audited, found, whole
 from tests.flow.test_memory_flow import crossing, walk
+from tests.support import programs
+from tests.support.journals import request
+from tests.support.rig import Rig, role_of, source_of
 
 __all__ = ["whole"]
 

@@ -25,11 +25,11 @@ from schemas.messages import (
     RolloutRequest,
     RolloutStarted,
 )
-from tests.consumers import programs_for_audit as programs
-from tests.consumers.journals import request
-from tests.consumers.rig import Rig, role_of, source_of
 from tests.consumers.test_audit import audited
 from tests.flow.test_memory_flow import crossing, walk
+from tests.support import programs
+from tests.support.journals import request
+from tests.support.rig import Rig, role_of, source_of
 
 ASKS = f"{programs.__name__}:asks"
 Place = tuple[str, str, int, str]

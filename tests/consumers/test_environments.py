@@ -13,7 +13,7 @@ from consumers.loop.loop import Loop
 from sandbox.environment import Environment, Observation
 from schemas.ids import command_id
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
-from tests.consumers.rig import Rig, role_of, source_of
+from tests.support.rig import Rig, role_of, source_of
 
 FAR_MS = 2_000_000_000_000
 PATIENCE_S = 20.0

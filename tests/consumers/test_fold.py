@@ -47,8 +47,8 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids
-from tests.consumers.cold import COLD, cold
-from tests.consumers.journals import (
+from tests.support.cold_program import COLD, cold
+from tests.support.journals import (
     CODEC,
     DICED,
     Dice,
@@ -943,7 +943,7 @@ def test_what_is_no_generator_ends_its_rollout(program: Any, code: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["nobody", "tests.consumers.raises_at_import:program", "json:nothing", "json:__name__"],
+    ["nobody", "tests.support.broken_module:program", "json:nothing", "json:__name__"],
 )
 def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
     journal = Journal(0, replace(world_of({}), program_of=program_of), "w")

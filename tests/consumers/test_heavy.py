@@ -10,9 +10,9 @@ from inference.scripted import ScriptedEngine
 from sandbox.environment import Observation
 from schemas.codec import Codec
 from schemas.messages import Event, ScoredTrajectory
-from tests.consumers.journals import request
-from tests.consumers.rig import Rig, source_of
-from tests.schemas.made import Shelf
+from tests.support.avro_messages import Shelf
+from tests.support.journals import request
+from tests.support.rig import Rig, source_of
 
 LONG = "a long observation " * 20_000
 READS = "tests.consumers.test_heavy:reads"

@@ -6,7 +6,7 @@ import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task
-from tests.trainer.made import scored, sequence
+from tests.support.scored_trajectories import scored, sequence
 
 PLAN = HeldOutPlan(
     RolloutRequest("", Task(), run_id="run"), seeds=(0, 4), every=1, success_at=1.0, goal=0.5

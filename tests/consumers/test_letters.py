@@ -14,9 +14,9 @@ from inference.scripted import ScriptedEngine
 from schemas.codec import PREFIX, Codec, LocalRegistry, schema_text
 from schemas.errors import StormOfDeadLetters, UnknownSchema
 from schemas.messages import Control, Event, RolloutRefused, Trajectory
-from tests.consumers.journals import request
-from tests.consumers.rig import Rig, role_of, source_of
 from tests.consumers.test_agents_worker import ASKS, ask
+from tests.support.journals import request
+from tests.support.rig import Rig, role_of, source_of
 
 AGENTS = "t.agents"
 

@@ -17,8 +17,8 @@ from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
 from schemas.messages import CallFailed, Control, Event, ModelAnswered, ScoredTrajectory, Trajectory
-from tests.consumers.journals import request
-from tests.consumers.rig import InHand, Rig, role_of, source_of
+from tests.support.journals import request
+from tests.support.rig import InHand, Rig, role_of, source_of
 
 TOPIC, ANSWERS = "t.control", "t.train.steps"
 
@@ -172,7 +172,7 @@ def test_a_loop_runs_until_it_is_told_to_stop(rig: Rig) -> None:
 
 def test_a_loop_that_is_wedged_ends_its_process_and_shows_where() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.consumers.wedged"], capture_output=True, timeout=60
+        [sys.executable, "-m", "tests.support.wedged_process"], capture_output=True, timeout=60
     )
 
     assert ended.returncode == 1

@@ -8,7 +8,7 @@ from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
 from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import JournalGone, TooLarge, Unfit
 from schemas.messages import Control
-from tests.consumers.rig import InHand, Rig
+from tests.support.rig import InHand, Rig
 
 
 class Listener:

@@ -17,12 +17,12 @@ from schemas.messages import (
 )
 from schemas.messages import Task as WireTask
 from tests.consumers import test_models as tm
-from tests.consumers.journals import request
-from tests.consumers.rig import InHand, Rig, role_of, source_of
 from tests.consumers.test_agents_worker import ASKS, WALKS, answer, ask, calls, killed
 from tests.consumers.test_rewards import ended, scored
 from tests.consumers.test_rewards import send as send_t
-from tests.flow.chaos import Chaos
+from tests.support.chaos_schedule import Chaos
+from tests.support.journals import request
+from tests.support.rig import InHand, Rig, role_of, source_of
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from schemas.messages import (
     WeightsFile,
 )
 from schemas.packed import ids_of, pack_ids
-from tests.consumers.rig import Rig, role_of, source_of
+from tests.support.rig import Rig, role_of, source_of
 
 FAR_MS = 2_000_000_000_000
 

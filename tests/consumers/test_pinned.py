@@ -9,8 +9,8 @@ from inference.scripted import ScriptedEngine
 from schemas.errors import Unavailable, WeightsMissing, WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
 from schemas.packed import ids_of
-from tests.consumers.rig import Clock, Rig, role_of
 from tests.consumers.test_models import announce, answers, call_of, send
+from tests.support.rig import Clock, Rig, role_of
 
 
 class Slow(ScriptedEngine):

@@ -11,7 +11,7 @@ from consumers.log.memory_log import LIMIT_BYTES
 from schemas.errors import Unavailable, WorkFailed
 from schemas.interrupts import interrupt
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
-from tests.consumers.rig import Rig, role_of, source_of
+from tests.support.rig import Rig, role_of, source_of
 
 
 def length(trajectory: Trajectory) -> float:

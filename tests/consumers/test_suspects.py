@@ -28,8 +28,8 @@ from consumers.loop.suspects import (
 )
 from inference.scripted import ScriptedEngine
 from schemas.messages import CallFailed, Control, RolloutRefused
-from tests.consumers.journals import request
-from tests.consumers.rig import InHand, Rig, role_of, source_of
+from tests.support.journals import request
+from tests.support.rig import InHand, Rig, role_of, source_of
 
 TOPIC = "t.control"
 

@@ -23,7 +23,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.packed import ids_of, pack_ids, pack_logprobs
-from tests.schemas.made import FEW, any_message
+from tests.support.avro_messages import FEW, any_message
 
 AT_MS = 1_763_740_800_000
 NAMES = {

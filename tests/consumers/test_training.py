@@ -17,8 +17,8 @@ from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit
 from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.packed import pack_ids, pack_logprobs
-from tests.consumers.rig import source_of
-from tests.consumers.tiny import RECIPE, World
+from tests.support.rig import source_of
+from tests.support.tiny_run import RECIPE, World
 from trainer import weights_files
 from trainer.samples import versions_of
 from trainer.step import Learner
@@ -356,7 +356,7 @@ class Raising(Learner):
 def test_what_a_program_sampled_otherwise_than_asked_is_refused_and_not_trained_on(
     tmp_path: Path,
 ) -> None:
-    recipe = RECIPE.replace("[task]", '[task]\nagent = "tests.consumers.cold:cold"', 1)
+    recipe = RECIPE.replace("[task]", '[task]\nagent = "tests.support.cold_program:cold"', 1)
     world = World(tmp_path, recipe)
     trainer = world.trainer()
 

@@ -12,8 +12,8 @@ from consumers.log.memory_log import MemoryLog, MemoryPublisher
 from schemas import trajectory_refs
 from schemas.errors import DeliveryFailed, Refused
 from schemas.messages import PolicyVersion
-from tests.consumers.stage import CONFIG, SCORING, Stage
-from tests.consumers.tiny import RECIPE
+from tests.support.staged_run import CONFIG, SCORING, Stage
+from tests.support.tiny_run import RECIPE
 from trainer import checkpoint as checkpoints
 
 

@@ -8,8 +8,8 @@ from consumers.training import trainer
 from schemas.errors import Unavailable
 from schemas.messages import Claim, PolicyVersion
 from schemas.trajectory_refs import refs_of
-from tests.consumers.stage import SIZE, Stage
-from tests.schemas.made import Shelf
+from tests.support.avro_messages import Shelf
+from tests.support.staged_run import SIZE, Stage
 
 HEAVY = '{"x": "' + "word " * 1000 + '"}'
 

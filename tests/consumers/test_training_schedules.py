@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.consumers.stage import CONFIG, Stage
+from tests.support.staged_run import CONFIG, Stage
 from trainer.config import LearnerConfig
 
 ACTS = st.tuples(

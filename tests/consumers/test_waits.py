@@ -23,7 +23,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.topics import Topics
-from tests.consumers.journals import DICED, Dice, Entry, Hand, fold, request, world_of
+from tests.support.journals import DICED, Dice, Entry, Hand, fold, request, world_of
 
 TOPICS = Topics("t.")
 PARTITION = 3

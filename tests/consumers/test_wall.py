@@ -35,9 +35,9 @@ from schemas.messages import (
     RolloutStarted,
     Sampling,
 )
-from tests.consumers.journals import Hand, request
-from tests.consumers.rig import Rig, source_of
-from tests.consumers.rubbish import RUBBISH, YIELDED
+from tests.support.journals import Hand, request
+from tests.support.rig import Rig, source_of
+from tests.support.rubbish_program import RUBBISH, YIELDED
 
 HERE = "tests.consumers.test_wall"
 ASKS, TALKS = f"{HERE}:asks", f"{HERE}:talks"

@@ -18,7 +18,7 @@ from schemas.codec import Codec, LocalRegistry
 from schemas.errors import DeliveryFailed, JournalGone, Refused, TooLarge, TopicsDiffer, WorkFailed
 from schemas.messages import Control
 from schemas.topics import Topics
-from tests.consumers.rig import InHand
+from tests.support.rig import InHand
 
 DEADLINE_S = 30.0
 POLL_S = 0.05

@@ -11,7 +11,7 @@ import pytest
 from compose.cluster import Cluster
 from compose.verify import verify
 from tests.compose.test_cli import addresses, refused, rollcall
-from tests.flow.crew import Crew, Seen, lake_requests, publish, until
+from tests.support.crew import Crew, Seen, lake_requests, publish, until
 
 pytestmark = pytest.mark.broker
 ROLLOUTS = 32

@@ -33,8 +33,8 @@ from inference.scripted import ScriptedEngine
 from schemas.errors import Refused
 from schemas.messages import ModelCall, Sampling
 from tests.conftest import users_cache
-from tests.consumers.rig import Rig
-from tests.flow.crew import ROOT, until
+from tests.support.crew import ROOT, until
+from tests.support.rig import Rig
 
 EVERYBODY = ",".join(ROLES)
 

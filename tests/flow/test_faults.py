@@ -21,7 +21,7 @@ from compose.settings import Kafka, Registry, Settings
 from producers import provision
 from schemas.topics import wanted
 from tests.conftest import BROKER, users_cache
-from tests.flow.crew import (
+from tests.support.crew import (
     Crew,
     Seen,
     assert_nothing_lost_or_doubled,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compose.cluster import Cluster
-from tests.flow.crew import (
+from tests.support.crew import (
     Crew,
     Seen,
     assert_nothing_lost_or_doubled,

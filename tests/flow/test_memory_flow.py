@@ -29,8 +29,8 @@ from schemas.messages import (
     Task,
     Trajectory,
 )
-from tests.consumers.rig import Rig
-from tests.flow.chaos import KINDS, LAKE, Chaos
+from tests.support.chaos_schedule import KINDS, LAKE, Chaos
+from tests.support.rig import Rig
 
 SCHEDULES = int(os.environ.get("ROLLCALL_SCHEDULES", "360"))
 """`make chaos` explores thousands."""

@@ -25,7 +25,7 @@ from schemas.messages import (
     ModelCall,
     RolloutStarted,
 )
-from tests.flow.chaos import Chaos, HarmedLog, LazyPublisher, NoPeace
+from tests.support.chaos_schedule import Chaos, HarmedLog, LazyPublisher, NoPeace
 
 SCHEDULES = 60
 STEPS = 150

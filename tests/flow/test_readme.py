@@ -20,7 +20,7 @@ from producers.submit import Submitter
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from schemas.topics import Topics, manifest, wanted
-from tests.flow.crew import Crew
+from tests.support.crew import Crew
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -17,8 +17,8 @@ from compose.runs import run_folder
 from consumers.log.protocols import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from tests.compose.test_cli import addresses, rollcall
-from tests.consumers.tiny import RECIPE
-from tests.flow.crew import ROOT, everything, until
+from tests.support.crew import ROOT, everything, until
+from tests.support.tiny_run import RECIPE
 
 pytestmark = pytest.mark.broker
 ROLES = ("training", "models", "agents", "environments", "rewards")

@@ -13,9 +13,9 @@ from compose.cluster import Cluster
 from compose.runs.recipe import parse_recipe
 from inference.policy_dir import make_policy
 from tests.compose.test_cli import addresses, refused, rollcall
-from tests.consumers.tiny import RECIPE
-from tests.flow.crew import ROOT, until
 from tests.flow.test_run import workers_of
+from tests.support.crew import ROOT, until
+from tests.support.tiny_run import RECIPE
 
 ASKED = '{"agent": "single_turn", "task": {"prompt": "s7"}, "sampling": {"max_tokens": 1}}\n'
 

@@ -12,7 +12,7 @@ from compose.waiting import NOBODY, look, waiting, words_of
 from consumers.history.waits import Place
 from schemas.errors import Refused
 from schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
-from tests.flow.crew import (
+from tests.support.crew import (
     Crew,
     Seen,
     assert_nothing_lost_or_doubled,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.inference import worlds
+from tests.support import policies
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,15 +14,15 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return worlds.lake(tmp_path_factory.mktemp("policies") / "lake")
+    return policies.lake(tmp_path_factory.mktemp("policies") / "lake")
 
 
 @pytest.fixture(scope="session")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return worlds.writer(tmp_path_factory.mktemp("policies") / "writer")
+    return policies.writer(tmp_path_factory.mktemp("policies") / "writer")
 
 
 @pytest.fixture(scope="session", params=["gpt2", "qwen2", "llama"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lake's words on learned positions, and on rotary ones, tied and not."""
-    return worlds.lake(tmp_path_factory.mktemp("policies") / request.param, request.param)
+    return policies.lake(tmp_path_factory.mktemp("policies") / request.param, request.param)

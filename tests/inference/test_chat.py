@@ -10,7 +10,7 @@ from inference.chat import Template, template_of
 from inference.policy_dir import load_policy, make_policy
 from schemas.errors import Refused, WorkFailed
 from schemas.messages import Message
-from tests.inference.worlds import CHARACTERS, GPT2, WORDS
+from tests.support.policies import CHARACTERS, GPT2, WORDS
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]
 CHATML = (

@@ -11,7 +11,7 @@ from inference.recorded import RecordedEngine
 from inference.scripted import ScriptedEngine
 from inference.transformers_engine import TransformersEngine
 from schemas.messages import CallFailed, Event, ModelAnswered, PolicyVersion
-from tests.inference.worlds import body, call, failure, run, version_of
+from tests.support.policies import body, call, failure, run, version_of
 
 ROLLOUTS = ("r0", "r1", "r2", "r3")
 

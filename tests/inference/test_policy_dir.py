@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from inference.policy_dir import load_policy, make_policy
 from schemas.errors import Refused
-from tests.inference.worlds import CHARACTERS, CONFIGS, GPT2, WORDS
+from tests.support.policies import CHARACTERS, CONFIGS, GPT2, WORDS
 
 WEIGHTS = "model.safetensors"
 

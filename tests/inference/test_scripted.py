@@ -4,7 +4,7 @@ from inference.recorded import RecordedEngine
 from inference.scripted import ScriptedEngine
 from schemas.errors import WorkFailed
 from schemas.messages import Event, ModelAnswered, ModelCall
-from tests.inference.worlds import body, call, failure, run, tokens
+from tests.support.policies import body, call, failure, run, tokens
 
 
 def refuses(call: ModelCall) -> str:

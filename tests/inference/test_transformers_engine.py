@@ -17,7 +17,7 @@ from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
 from schemas.packed import ids_of, logprobs_of, pack_ids
 from schemas.weights import read_weights, write_weights
-from tests.inference.worlds import (
+from tests.support.policies import (
     after,
     body,
     call,

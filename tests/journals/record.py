@@ -21,10 +21,10 @@ from consumers.agents.fork import Past, Said, Saw
 from schemas.codec import PREFIX, schema_text
 from schemas.ids import call_seed
 from schemas.messages import Event, ModelAnswered, Trajectory
-from tests.consumers.journals import CODEC, Dice, Entry, Hand, fold, request, world_of
 from tests.journals.programs import DICED as PROGRAMS
-from tests.schemas.made import datum
 from tests.schemas.release import versions
+from tests.support.avro_messages import datum
+from tests.support.journals import CODEC, Dice, Entry, Hand, fold, request, world_of
 
 HERE = Path(__file__).parent
 RECORD = "run `.venv/bin/python -m tests.journals.record`"

@@ -11,10 +11,10 @@ import pytest
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import UnknownSchema
 from schemas.messages import Event
-from tests.consumers.journals import Entry, fold, world_of
 from tests.journals.programs import DICED
 from tests.journals.record import HERE, RECORD, digests, folder
 from tests.schemas.release import versions
+from tests.support.journals import Entry, fold, world_of
 
 JOURNALS = sorted(HERE.glob("v*/*.json"))
 

@@ -10,9 +10,9 @@ import pytest
 
 from sandbox.environment import Environment, Observation, check_environment, make_environment
 from schemas.errors import Refused, WorkFailed
-from tests.sandbox.families import LAKE_ANY_START
+from tests.support.lake import LAKE_ANY_START
 
-MINE = "tests.sandbox.counting:Counting"
+MINE = "tests.support.counting_environment:Counting"
 GARBAGE = ("", " ", "\n", "\0", "☃", "9" * 5000, "-1", "nan", "1e999", '{"', "L" * 100, "<answer>")
 
 FAMILIES: dict[str, tuple[str, dict[str, object], str]] = {
@@ -119,7 +119,7 @@ def test_a_replayable_environment_shows_the_same_again(
         ("reasoning-gym", "did you mean 'reasoning_gym'"),
         ("xyzzy", "known are gymnasium, reasoning_gym"),
         ("no.such.module:make", "no module 'no.such.module'"),
-        ("tests.sandbox.counting:", "not of the form"),
+        ("tests.support.counting_environment:", "not of the form"),
     ],
 )
 def test_a_name_behind_which_there_is_nothing_is_refused_with_a_hint(name: str, hint: str) -> None:
@@ -133,7 +133,7 @@ def test_a_name_behind_which_there_is_nothing_is_refused_with_a_hint(name: str, 
 
 def test_a_factory_that_is_missing_from_its_module_is_named_with_the_nearest() -> None:
     with pytest.raises(WorkFailed, match="did you mean 'Counting'") as failed:
-        make_environment("tests.sandbox.counting:Countin", "{}")
+        make_environment("tests.support.counting_environment:Countin", "{}")
 
     assert failed.value.code == "unknown_environment"
 
@@ -154,7 +154,7 @@ def test_a_factory_that_is_missing_from_its_module_is_named_with_the_nearest() -
         ("reasoning_gym", '{"dataset": "chain_sum", "config": {"terms": 1}}', "terms"),
         ("reasoning_gym", '{"dataset": "chain_sum", "config": {"min_terms": 0}}', "refuses"),
         ("reasoning_gym", '{"dataset": "chain_sum", "config": {"seed": 0}}', "leave .'seed'. out"),
-        ("tests.sandbox.counting:nothing", "{}", "makes a NoneType"),
+        ("tests.support.counting_environment:nothing", "{}", "makes a NoneType"),
     ],
 )
 def test_a_config_that_does_not_fit_fails_for_good_and_says_why(

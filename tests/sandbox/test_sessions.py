@@ -16,8 +16,8 @@ from schemas.answer_cache import Kept
 from schemas.errors import Unavailable, WorkFailed
 from schemas.ids import command_id
 from schemas.messages import EnvironmentStep, EnvironmentStepped
-from tests.sandbox.counting import Counting
-from tests.sandbox.families import LAKE_ANY_START
+from tests.support.counting_environment import Counting
+from tests.support.lake import LAKE_ANY_START
 
 
 class World:

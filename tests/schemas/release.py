@@ -18,7 +18,7 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from schemas.codec import schema_text
 from schemas.topics import manifest
-from tests.schemas.made import ON_TOPICS, encoded, one_of_each_kind, plain
+from tests.support.avro_messages import ON_TOPICS, encoded, one_of_each_kind, plain
 
 HERE = Path(__file__).parent
 RELEASED = HERE / "released"

@@ -20,7 +20,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.topics import Topics
-from tests.schemas.made import Shelf, example, one_of_each_kind
+from tests.support.avro_messages import Shelf, example, one_of_each_kind
 
 TOPIC = "a.topic"
 HEAVY = {

@@ -36,7 +36,8 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.topics import Topics
-from tests.schemas.made import (
+from tests.schemas.release import GOLDEN, versions
+from tests.support.avro_messages import (
     FEW,
     ON_TOPICS,
     RECORDS,
@@ -55,7 +56,6 @@ from tests.schemas.made import (
     plain,
     records_in,
 )
-from tests.schemas.release import GOLDEN, versions
 
 EACH_TOPIC = pytest.mark.parametrize("record", ON_TOPICS, ids=lambda record: record.__name__)
 GOLDEN_BYTES: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())

@@ -16,7 +16,7 @@ from schemas.headers import (
     hot_headers,
     traceparent,
 )
-from tests.schemas.made import FEW
+from tests.support.avro_messages import FEW
 
 ADDED = [
     "dlq_topic", "dlq_partition", "dlq_offset", "dlq_timestamp", "dlq_group", "dlq_error",

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ids import call_seed, command_id, digest, request_id
-from tests.schemas.made import FEW
+from tests.support.avro_messages import FEW
 
 PLACES = st.tuples(
     st.text(max_size=4), st.integers(-1, 20), st.integers(-1, 20), st.integers(0, 20)

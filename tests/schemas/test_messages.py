@@ -12,7 +12,7 @@ from schemas import messages
 from schemas.codec import NAMESPACE
 from schemas.errors import LengthsDisagree
 from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
-from tests.schemas.made import (
+from tests.support.avro_messages import (
     FEW,
     RECORDS,
     WIDTHS,

@@ -11,7 +11,7 @@ from schemas.errors import LengthsDisagree
 from schemas.ids import request_id
 from schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
 from schemas.trajectory_refs import PLAIN, fitted, pack_refs, refs_of
-from tests.schemas.made import codec_for, encoded
+from tests.support.avro_messages import codec_for, encoded
 
 STEP = TrainStep("policy", "run", 1, 1, 0, (), {})
 IDS = st.text("0123456789abcdef", min_size=32, max_size=32) | st.text(max_size=40)

@@ -17,7 +17,6 @@ import pytest
 from schemas.codec import schema_text
 from schemas.messages import Event, TrainStep, Trajectory
 from schemas.topics import manifest
-from tests.schemas.made import ON_TOPICS, WRITTEN, inlined
 from tests.schemas.release import (
     FINGERPRINTS,
     RELEASE,
@@ -27,6 +26,7 @@ from tests.schemas.release import (
     levels,
     versions,
 )
+from tests.support.avro_messages import ON_TOPICS, WRITTEN, inlined
 
 EACH_RECORD = pytest.mark.parametrize("record", ON_TOPICS, ids=lambda record: record.__name__)
 EVERY_LEVEL = ["BACKWARD_TRANSITIVE", "FORWARD_TRANSITIVE", "FULL_TRANSITIVE"]

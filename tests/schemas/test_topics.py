@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from schemas import messages
 from schemas.errors import Refused
 from schemas.topics import Topics, TopicSpec, checked, manifest, wanted
-from tests.schemas.made import FEW
 from tests.schemas.release import LEVELS
+from tests.support.avro_messages import FEW
 
 EACH_TOPIC = pytest.mark.parametrize("spec", manifest(), ids=lambda spec: spec.name)
 TOPICS = Topics()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.made import sample, scored, sequence
+from tests.support.scored_trajectories import sample, scored, sequence
 from trainer.advantage import batch_normalised
 from trainer.batch import Batch, group_numbers, make_batch, micro_batches, padded
 

@@ -11,7 +11,7 @@ import trainer.curation as curation_module
 from schemas.errors import Refused
 from schemas.ids import group_id, request_id
 from schemas.messages import Claim, Sampling, ScoredTrajectory
-from tests.trainer.made import CURATION, sample, scored, sequence
+from tests.support.scored_trajectories import CURATION, sample, scored, sequence
 from trainer.accounts import Accounts
 from trainer.curation import Buffer, Tally
 from trainer.samples import Curation, judge

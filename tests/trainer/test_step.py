@@ -9,8 +9,8 @@ import torch
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import ids_of, logprobs_of
 from schemas.weights import RawTensor
+from tests.support.scored_trajectories import sample, scored, sequence
 from tests.trainer.conftest import VOCABULARY
-from tests.trainer.made import sample, scored, sequence
 from trainer.config import LearnerConfig
 from trainer.loss import LOSSES
 from trainer.samples import Sample

@@ -17,7 +17,7 @@ from consumers.agents.programs import program_of
 from consumers.log.protocols import Record, read_all
 from producers.submit import Submitter
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Task, Trajectory
-from tests.sandbox.families import LAKE_ANY_START
+from tests.support.lake import LAKE_ANY_START
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ class Crew:
         """Start one worker; a name that was used before is a restart."""
         name = f"{role}-{number}"
         if role == "models":
-            command = ["tests/flow/scripted_models.py", name, self.policy_id]
+            command = ["tests/support/scripted_models.py", name, self.policy_id]
         else:
             command = ["-m", "compose.cli", "worker", role, "--name", name, *words]
         prefix = {"ROLLCALL_PREFIX": self.cluster.settings.prefix}

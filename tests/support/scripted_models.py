@@ -1,6 +1,7 @@
 """A models worker of its own process whose policy draws a word from the call's seed.
 
-Run by path with the cluster in the environment: `python tests/flow/scripted_models.py NAME POLICY`.
+Run by path with the cluster in the environment:
+`python tests/support/scripted_models.py NAME POLICY`.
 """
 
 import random

@@ -28,7 +28,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Task,
 )
-from tests.consumers.rig import Rig
+from tests.support.rig import Rig
 
 LAKE = {
     "id": "FrozenLake-v1",
@@ -37,7 +37,12 @@ LAKE = {
     "actions": ["L", "D", "R", "U"],
 }
 KINDS = ("agents", "models", "environments", "rewards")
-AGENTS = ("react", "react", "tests.journals.programs:side_by_side", "tests.flow.chaos:patient")
+AGENTS = (
+    "react",
+    "react",
+    "tests.journals.programs:side_by_side",
+    "tests.support.chaos_schedule:patient",
+)
 
 
 def patient(task: Any) -> Any:

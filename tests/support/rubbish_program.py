@@ -18,7 +18,7 @@ from consumers.agents.wishes import (
 from schemas.errors import DeterminismError, ProgramFailed, Refused, Unavailable, WorkFailed
 from schemas.messages import Message, Sampling
 
-RUBBISH = "tests.consumers.rubbish:rubbish"
+RUBBISH = "tests.support.rubbish_program:rubbish"
 NAN, INF, HUGE = float("nan"), float("inf"), 10**5000
 ASKED = (user("x"),)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task
-from tests.compose.world import CORRIDOR, POLICY, MemoryCluster
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 SCORED = "t.trajectories.scored"
 

@@ -1,4 +1,4 @@
-"""Scored trajectories made by hand, for the tests of this room."""
+"""Scored trajectories made by hand."""
 
 from collections.abc import Sequence as Many
 

@@ -21,7 +21,7 @@ from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Task, T
 from schemas.topics import Topics, wanted
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
-from tests.trainer.made import scored
+from tests.support.scored_trajectories import scored
 from trainer.config import LearnerConfig
 from trainer.samples import Sample
 from trainer.step import Canary, LearnerState

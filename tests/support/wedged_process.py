@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from consumers.log.protocols import Record
-from tests.consumers.rig import InHand, Rig
+from tests.support.rig import InHand, Rig
 
 
 class Hangs(InHand):

@@ -60,7 +60,7 @@ class Cluster:
 
     @cached_property
     def admin(self) -> Any:
-        from producers.publisher import Admin
+        from producers.admin import Admin
 
         return Admin(self.client)
 
@@ -87,7 +87,7 @@ def _on_this_machine(servers: str) -> bool:
 
 def answers(servers: str) -> bool:
     """Whether a broker lists its topics: what `services.up` waits for."""
-    from producers.publisher import Admin
+    from producers.admin import Admin
 
     return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
 

@@ -22,11 +22,12 @@ from rich.text import Text
 from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
 from consumers.history.rate_limit import Pace
 from consumers.history.times import time_ms
-from consumers.log.protocols import Headers, Publisher, Record, flush_all
+from consumers.log.protocols import Record
 from consumers.loop.dead_letters import Skip, skip_of
+from producers.publisher import Publisher, flush_all
 from schemas.as_json import text_of
 from schemas.errors import Refused, RollcallError, TooLarge, WireError
-from schemas.headers import DLQ_PREFIX, REPLAYED_FROM
+from schemas.headers import DLQ_PREFIX, REPLAYED_FROM, Headers
 from schemas.names import unknown
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from compose import ranges
 from compose.look import topic_of
 from compose.submission import Door
-from consumers.log.protocols import Publisher, Record, flush_all
+from consumers.log.protocols import Record
+from producers.publisher import Publisher, flush_all
 from producers.replay import checked_name, is_replayed, line_of, replayed
 from producers.submit import Submitter
 from schemas.errors import Refused

@@ -22,7 +22,8 @@ from compose import ranges
 from compose.files import refuse_used
 from compose.workers.build import Workshop
 from consumers.history.agreement import Agreement
-from consumers.log.protocols import Record, flush_all
+from consumers.log.protocols import Record
+from producers.publisher import flush_all
 from schemas.codec import Codec
 from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from compose.letters import range_of
 from compose.look import topic_of
 from compose.ranges import between
-from consumers.log.protocols import Record, flush_all
+from consumers.log.protocols import Record
 from consumers.loop.dead_letters import Skip
+from producers.publisher import flush_all
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from compose.look import to_the_end
 from compose.waiting import known, look, words_of
-from consumers.log.protocols import Publisher
+from producers.publisher import Publisher
 from schemas.errors import DeliveryFailed, Refused
 from schemas.headers import full_headers
 from schemas.messages import Control

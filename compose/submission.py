@@ -15,9 +15,8 @@ from rich.live import Live
 from compose.look import uninterrupted
 from compose.progress import Progress, Row
 from consumers.agents.programs import program_of
-from consumers.log.protocols import Publisher
 from producers import provision
-from producers.publisher import VALUE_LIMIT_BYTES
+from producers.publisher import VALUE_LIMIT_BYTES, Publisher
 from producers.submit import Submitter, asked_again, grouped, new_rollout_id, requests_of
 from sandbox.environment import check_environment, make_environment
 from schemas.bounds import check_request

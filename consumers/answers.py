@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import structlog
 
 from consumers.clock import Clock, LogClock
-from consumers.log.protocols import Log, Publisher, Record
+from consumers.log.protocols import Log, Record
+from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.errors import NoSuchPartition, TooLarge, Unavailable, WireError, WorkFailed
 from schemas.headers import hot_headers

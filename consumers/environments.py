@@ -19,8 +19,9 @@ import structlog
 
 from consumers.answers import Answers, expired
 from consumers.clock import Clock, steady_wall
-from consumers.log.protocols import Log, Publisher, Record
+from consumers.log.protocols import Log, Record
 from consumers.loop.loop import Progress, WorkRole
+from producers.publisher import Publisher
 from sandbox.environment import make_environment
 from sandbox.sessions import Make, Sessions
 from schemas.answer_cache import Kept

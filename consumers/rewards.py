@@ -14,8 +14,9 @@ from typing import Any
 import structlog
 
 from consumers.bare_trajectory import barer
-from consumers.log.protocols import Publisher, Record
+from consumers.log.protocols import Record
 from consumers.loop.loop import WorkRole
+from producers.publisher import Publisher
 from schemas.bounds import fitting
 from schemas.codec import Codec
 from schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed

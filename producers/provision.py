@@ -7,7 +7,7 @@ second time. Topics never shrink, and the journal's topics grow together.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from producers.publisher import Admin
+from producers.admin import Admin
 from schemas.codec import schema_text
 from schemas.errors import TopicsDiffer
 from schemas.registry import HttpRegistry, subject_of

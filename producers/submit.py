@@ -3,15 +3,16 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import orjson
 
+from producers.publisher import Publisher
 from schemas import names
 from schemas.codec import Codec
 from schemas.errors import Refused
-from schemas.headers import Headers, full_headers
+from schemas.headers import full_headers
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
 from schemas.topics import Topics
 
@@ -22,24 +23,12 @@ MARK_CHARS = 8
 PYTHON: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
 
-class Out(Protocol):
-    """The part of a publisher that is needed here."""
-
-    def send(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-    ) -> None: ...
-
-
 class Submitter:
     """Publishes requests; any other Kafka client may do the same."""
 
-    def __init__(self, out: Out, codec: Codec, topics: Topics, source: str = "submit") -> None:
+    def __init__(
+        self, out: Publisher, codec: Codec, topics: Topics, source: str = "submit"
+    ) -> None:
         self.out = out
         self.codec = codec
         self.topic = topics.requests

@@ -16,7 +16,7 @@ from compose.services.embedded import Endpoints, down, up
 from compose.settings import Kafka, Registry, Settings
 from consumers.log.kafka_log import KafkaLog
 from producers import provision
-from producers.publisher import Admin
+from producers.admin import Admin
 from schemas.topics import WantedTopic, wanted
 
 PREFIXES = count()

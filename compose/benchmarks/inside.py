@@ -6,11 +6,11 @@ from compose.benchmarks import load
 from consumers.agents.worker import Agents, Capacity
 from consumers.environments import Environments
 from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Publisher
 from consumers.loop.loop import Loop
 from consumers.models.server import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
+from producers.publisher import Publisher
 from sandbox.scorers import ScorerSpec, score
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory

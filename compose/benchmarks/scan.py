@@ -22,7 +22,8 @@ from compose.verify import MOST, audit
 from consumers.agents.fold import Effect, Journal, World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
-from consumers.log.protocols import Log, Publisher, read_all
+from consumers.log.protocols import Log, read_all
+from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers
 from schemas.messages import (

@@ -18,9 +18,10 @@ from compose.benchmarks.figure import Figure
 from compose.benchmarks.inside import Clock, Inside
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from consumers.log.protocols import Record, flush_all
+from consumers.log.protocols import Record
 from inference.scripted import ScriptedEngine
-from producers.publisher import KafkaPublisher
+from producers.kafka_publisher import KafkaPublisher
+from producers.publisher import flush_all
 from sandbox.environment import Observation
 from schemas.messages import Limits, ModelAnswered, ModelCall, RolloutRequest, Task
 

@@ -155,7 +155,7 @@ def status() -> None:
 
 def _partitions(servers: str) -> str:
     """How many a broker keeps: each costs it files and memory, used or not."""
-    from producers.publisher import Admin
+    from producers.admin import Admin
     from schemas.errors import Unavailable
 
     try:

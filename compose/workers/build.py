@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from consumers.log.protocols import Log, Publisher
+from consumers.log.protocols import Log
 from consumers.loop.loop import Loop, Role
 from consumers.time_guard import Guard
+from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.messages import Event, ScoredTrajectory, Trajectory

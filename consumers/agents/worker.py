@@ -29,9 +29,10 @@ from consumers.answers import event_of
 from consumers.bare_trajectory import barer
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.control_reader import ControlReader
-from consumers.log.protocols import Held, Log, Publisher, Record
+from consumers.log.protocols import Held, Log, Record
 from consumers.loop.loop import Loop, Progress
 from consumers.time_guard import Bar, Guard
+from producers.publisher import Publisher
 from schemas.bounds import check_names, check_request, check_sampling, fitting
 from schemas.codec import Codec
 from schemas.errors import (

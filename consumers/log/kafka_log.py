@@ -22,7 +22,9 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as Tp
 
 from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
-from producers.publisher import Admin, KafkaPublisher, quiet
+from producers.admin import Admin
+from producers.client_errors import quiet
+from producers.kafka_publisher import KafkaPublisher
 from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit
 
 COMMON = {

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from consumers.log.protocols import (
     Commit,
-    Headers,
     Held,
     Listener,
-    Publisher,
     Record,
     TopicPartition,
 )
+from producers.publisher import LETTER_LIMIT_BYTES, Cause, Publisher, check_size
 from schemas.errors import (
     DeliveryFailed,
     NoTopic,
@@ -28,10 +27,9 @@ from schemas.errors import (
     Unfit,
     WorkFailed,
 )
+from schemas.headers import Headers
 from schemas.topics import WantedTopic
 
-LIMIT_BYTES = 1_000_000
-LETTER_LIMIT_BYTES = 2_000_000
 WORD_LIMIT = 4095
 """Measured on the broker: a commit with 4,096 bytes of metadata is refused."""
 Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
@@ -234,9 +232,9 @@ class MemoryPublisher:
         self.log = log
         self.hold_acks = False
         self.acked_ms = 0
-        self._unacked: list[tuple[Record | None, int]] = []
+        self._unacked: list[tuple[Cause | None, int]] = []
         self._refused: list[
-            tuple[WorkFailed, Record | None, Callable[[WorkFailed], None] | None]
+            tuple[WorkFailed, Cause | None, Callable[[WorkFailed], None] | None]
         ] = []
 
     def send(
@@ -247,12 +245,10 @@ class MemoryPublisher:
         *,
         partition: int | None = None,
         headers: Headers | None = None,
-        cause: Record | None = None,
+        cause: Cause | None = None,
         refused: Callable[[WorkFailed], None] | None = None,
     ) -> None:
-        limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else LIMIT_BYTES
-        if value is not None and len(value) > limit:
-            raise TooLarge(topic, len(value), limit)
+        check_size(topic, value)
         if cause is not None:
             cause.sent += 1
         error = self.log.refusal(topic, value)

@@ -1,4 +1,4 @@
-"""The log as the loop sees it: four small protocols behind which Kafka and the in-memory log stand.
+"""The log as the loop sees it: small protocols behind which Kafka and the in-memory log stand.
 
 An offset that is committed is the next one to read. Nothing here transforms a record; a record is
 finished when its handler has closed it and every output that names it as its cause is acked.
@@ -9,10 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.errors import DeliveryFailed, WorkFailed
+from producers.publisher import Publisher
+from schemas.headers import Headers
 
 TopicPartition = tuple[str, int]
-Headers = list[tuple[str, bytes]]
 
 
 class Record:
@@ -150,48 +150,6 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class Publisher(Protocol):
-    """The way out. Acks are counted when `poll` runs, on the caller's thread."""
-
-    acked_ms: int
-    """Append time of the record acked last; 0 before the first."""
-
-    def send(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        cause: Record | None = None,
-        refused: Callable[[WorkFailed], None] | None = None,
-    ) -> None:
-        """Hand a record over. Raises TooLarge for a value that no topic would take.
-
-        `refused` is called by `poll` or `flush` where the topic will not have it: it is gone, or
-        its limit is lower by now. What that sends instead stands for the record. Without it
-        `poll` raises DeliveryFailed.
-        """
-        ...
-
-    def push(self) -> None:
-        """Let what was sent leave now; `poll` and `flush` do so too. Any thread may call it."""
-        ...
-
-    def poll(self) -> None:
-        """Count acks; raises DeliveryFailed when a record was given up."""
-        ...
-
-    def flush(self, timeout_s: float) -> int:
-        """Wait until all is acked; return how many are not."""
-        ...
-
-    def waiting(self) -> int:
-        """Records handed over and not acked."""
-        ...
-
-
 class Log(Protocol):
     """Where clients come from."""
 
@@ -246,13 +204,6 @@ class Log(Protocol):
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
         """By partition the first offset whose record is not older; its end where there is none."""
         ...
-
-
-def flush_all(publisher: Publisher, timeout_s: float, what: str, then: str) -> None:
-    """Wait for every ack; raises DeliveryFailed with how many are missing, and what to do then."""
-    if missing := publisher.flush(timeout_s):
-        msg = f"{missing:,} {what} were not acked within {timeout_s:g} s; {then}"
-        raise DeliveryFailed(msg)
 
 
 def read_all(reader: Reader, timeout_s: float = 0.1, most: int = 500) -> Iterator[Record]:

@@ -14,9 +14,10 @@ from hashlib import sha256
 
 import structlog
 
-from consumers.log.protocols import Headers, Log, Publisher, Record, TopicPartition, read_all
+from consumers.log.protocols import Log, Record, TopicPartition, read_all
+from producers.publisher import Publisher
 from schemas.errors import Skipped, StormOfDeadLetters, Unavailable, WireError
-from schemas.headers import dead_letter_headers
+from schemas.headers import Headers, dead_letter_headers
 from schemas.topics import Topics
 
 STORM_IN_A_ROW = 50

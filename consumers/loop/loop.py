@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from consumers.log.protocols import Commit, Held, Log, Publisher, Record, TopicPartition
+from consumers.log.protocols import Commit, Held, Log, Record, TopicPartition
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.suspects import (
     ALONE,
@@ -33,6 +33,7 @@ from consumers.loop.suspects import (
     parted,
     suspicion_of,
 )
+from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.errors import (
     JournalGone,

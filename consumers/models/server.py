@@ -15,11 +15,12 @@ import structlog
 
 from consumers.answers import Answers, expired, too_late
 from consumers.clock import Clock, steady_wall
-from consumers.log.protocols import Log, Publisher, Record
+from consumers.log.protocols import Log, Record
 from consumers.loop.loop import Progress, WorkRole
 from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
 from inference.engine import Engine
+from producers.publisher import Publisher
 from schemas.answer_cache import Kept
 from schemas.codec import Codec
 from schemas.errors import (

@@ -17,12 +17,13 @@ from pathlib import Path
 import structlog
 
 from consumers.heldout import HeldOut
-from consumers.log.protocols import Log, Publisher, Reader, Record, TopicPartition, flush_all
+from consumers.log.protocols import Log, Reader, Record, TopicPartition
 from consumers.training.announcement import Announcements
 from consumers.training.evaluations import Evaluations
 from consumers.training.resumption import Announced, Past, decoded
 from consumers.training.unreadable_ends import end_of, event_id
 from producers.admission import AdmissionRule, Draws
+from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
 from schemas.errors import BatchFailed, Unavailable, Unfit, WireError

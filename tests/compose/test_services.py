@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from compose.services.embedded import Endpoints, Record, down, endpoints, started, status, up
 from compose.services.service_errors import ServicesError
-from producers.publisher import Admin
+from producers.admin import Admin
 from tests.compose.conftest import lists_its_topics
 from tests.support.crew import until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from consumers.log.memory_log import LIMIT_BYTES
+from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.errors import Unavailable, WorkFailed
 from schemas.interrupts import interrupt
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
@@ -157,7 +157,7 @@ def test_whatever_a_scorer_gives_is_a_reward_or_a_reason(rig: Rig, number: int) 
 def test_a_bare_trajectory_near_the_limit_leaves_out_more(rig: Rig, room: int) -> None:
     bare = ended("a", sequences=None, steps=None, code="too_large")
     size = len(rig.codec.encode("t", bare))
-    send(rig, replace(bare, result="x" * (LIMIT_BYTES - size - room)), ended("b"))
+    send(rig, replace(bare, result="x" * (VALUE_LIMIT_BYTES - size - room)), ended("b"))
 
     rig.settle(rig.rewards())
 

@@ -19,10 +19,10 @@ from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
 from consumers.history.waits import Waits
-from consumers.log.memory_log import LIMIT_BYTES
 from consumers.loop.loop import Loop
 from consumers.time_guard import SIGNAL, Guard
 from inference.scripted import ScriptedEngine
+from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.bounds import NAME_BYTES
 from schemas.interrupts import interrupt
 from schemas.messages import (
@@ -271,7 +271,7 @@ def test_a_trajectory_that_its_request_alone_fills_leaves_out_the_task() -> None
     asked, rig = request("bad", ASKS, group_id="g", run_id="run"), Rig()
     body = RolloutStarted(asked, 1, 1, program_digest(asks))
     start = rig.codec.encode("t", Event("bad", 1, -1, 0, b"", b"", "a1", body))
-    room = LIMIT_BYTES - len(start)
+    room = VALUE_LIMIT_BYTES - len(start)
 
     among_others(replace(asked, task=replace(asked.task, prompt="a" * room)), rig=rig)
 

@@ -16,8 +16,9 @@ import structlog
 from consumers.agents.fold import START, Command, Effect, Journal
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
-from consumers.log.protocols import Headers, Held, Record
+from consumers.log.protocols import Held, Record
 from consumers.loop.loop import Progress
+from schemas.headers import Headers
 from schemas.messages import (
     EnvironmentStepped,
     Event,

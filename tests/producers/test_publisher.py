@@ -7,7 +7,9 @@ import pytest
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from producers.publisher import Admin, KafkaPublisher, Said, Sent, quiet
+from producers.admin import Admin
+from producers.client_errors import ConsoleThrottle, quiet
+from producers.kafka_publisher import KafkaPublisher, Sent
 from schemas.errors import DeliveryFailed, Unavailable, WorkFailed
 
 
@@ -17,16 +19,20 @@ class Cause:
 
 def test_the_same_is_said_once_and_after_a_while_again() -> None:
     now = [100.0]
-    said = Said(60.0, lambda: now[0])
+    throttle = ConsoleThrottle(60.0, lambda: now[0])
 
-    assert [said.first("away"), said.first("away"), said.first("refused")] == [True, False, True]
+    assert [throttle.first("away"), throttle.first("away"), throttle.first("refused")] == [
+        True,
+        False,
+        True,
+    ]
     now[0] += 61
-    assert said.first("away")
+    assert throttle.first("away")
 
 
 def test_a_broker_that_is_away_is_said_once_whoever_misses_it() -> None:
-    said = Said(60.0)
-    clients = [quiet({}, said=said)["error_cb"] for _ in range(3)]
+    throttle = ConsoleThrottle(60.0)
+    clients = [quiet({}, throttle=throttle)["error_cb"] for _ in range(3)]
 
     with capture_logs() as lines:
         for tell in clients:
@@ -84,7 +90,7 @@ def test_what_is_refused_for_its_size_is_tried_once_more_by_itself() -> None:
 
 def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:
     fatal: list[KafkaError] = []
-    tell = quiet({}, fatal, said=Said(60.0))["error_cb"]
+    tell = quiet({}, fatal, throttle=ConsoleThrottle(60.0))["error_cb"]
 
     tell(KafkaError(KafkaError._FATAL, "gone", True))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.log.memory_log import LIMIT_BYTES
+from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.errors import LengthsDisagree
 from schemas.ids import request_id
 from schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
@@ -46,7 +46,7 @@ def test_a_step_of_sixteen_thousand_trajectories_fits_its_record() -> None:
     step = replace(STEP, trajectories=plain, packed=packed)
 
     assert plain == ()
-    assert len(encoded(step)) < 0.6 * LIMIT_BYTES
+    assert len(encoded(step)) < 0.6 * VALUE_LIMIT_BYTES
     assert refs_of(step) == tuple(many(16_384))
 
 
@@ -55,7 +55,7 @@ def test_a_step_that_fits_is_written_so_that_the_first_releases_read_it(count: i
     plain, packed = fitted(many(count))
 
     assert (plain, packed) == (tuple(many(count)), None)
-    assert len(encoded(replace(STEP, trajectories=plain))) < LIMIT_BYTES
+    assert len(encoded(replace(STEP, trajectories=plain))) < VALUE_LIMIT_BYTES
 
 
 def test_trajectories_of_several_topics_are_written_plainly() -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from compose.verify import Breach, Report, audit
 from consumers.agents.worker import Agents, Capacity
-from consumers.log.memory_log import LIMIT_BYTES, MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
 from consumers.log.protocols import Commit, Headers, Held, Listener, Record, TopicPartition
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
+from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.errors import TooLarge, WorkFailed
 from schemas.messages import (
     EnvironmentStepped,
@@ -107,8 +108,8 @@ class LazyPublisher(MemoryPublisher):
         del refused
         self.life.point()
         count = self.log.partitions(topic)
-        if value is not None and len(value) > LIMIT_BYTES:
-            raise TooLarge(topic, len(value), LIMIT_BYTES)
+        if value is not None and len(value) > VALUE_LIMIT_BYTES:
+            raise TooLarge(topic, len(value), VALUE_LIMIT_BYTES)
         raw = key.encode() if isinstance(key, str) else key
         number = sum(raw or b"") % count if partition is None else partition
         if cause is not None:

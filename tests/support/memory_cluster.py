@@ -9,7 +9,7 @@ from consumers.log.memory_log import MemoryLog, MemoryReader
 from consumers.log.protocols import Commit, Record, TopicPartition
 from consumers.loop.loop import Loop
 from inference.scripted import Script, ScriptedEngine
-from producers.publisher import Member
+from producers.admin import GroupMember
 from sandbox.environment import Observation
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
@@ -107,10 +107,10 @@ class MemoryAdmin:
     def partitions(self) -> dict[str, int]:
         return {name: len(partitions) for name, partitions in self.log.topics.items()}
 
-    def members(self, groups: Sequence[str]) -> list[Member]:
+    def members(self, groups: Sequence[str]) -> list[GroupMember]:
         """Whoever lives, with what it owns."""
         return [
-            Member(name, "a worker", tuple(sorted(source.positions)))
+            GroupMember(name, "a worker", tuple(sorted(source.positions)))
             for name in groups
             for source in self.log.groups[name].members
         ]

@@ -1,0 +1,216 @@
+"""Kafka's producer; no other module knows it.
+
+A record that Kafka gives up ends the process without a commit: the log has not moved, and the
+restart does the work again. There is no partial recovery.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from producers.client_errors import quiet
+from producers.publisher import Cause, check_size
+from schemas.errors import DeliveryFailed, NoTopic, TooLarge, WorkFailed
+from schemas.headers import Headers
+
+QUEUE_RECORDS = 50_000
+RETRY_S = 0.1
+REFRESH_S = 10.0
+GROWTH_S = 3.0
+"""What brokers have to hear of partitions that were added."""
+BURST = 1024
+"""Records handed to the client together, so that they leave in batches although nothing lingers."""
+FAST = {"linger.ms": 0, "compression.type": "lz4"}
+BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
+COMMON = {
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",
+    "message.timeout.ms": 120_000,
+    "message.max.bytes": 2_097_152,
+    "queue.buffering.max.kbytes": 65_536,
+    "queue.buffering.max.messages": QUEUE_RECORDS,
+    "socket.nagle.disable": True,
+    "batch.num.messages": 10_000,
+}
+GONE = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._DESTROY,
+}
+LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+"""What concerns one topic, not the process. A batch may be too large where none of its records is,
+and what was on its way when its topic went is given up as if the broker did: these are tried once
+more, alone."""
+ALONE_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Sent:
+    """One record on its way, and whom to tell what became of it."""
+
+    topic: str
+    value: bytes | None
+    key: str | bytes | None
+    partition: int | None
+    headers: Headers | None
+    cause: Cause | None
+    refused: Callable[[WorkFailed], None] | None
+    alone: bool = False
+    """Whether it is tried once more, by itself."""
+
+
+class KafkaPublisher:
+    """A producer driven by one thread: acks are counted when that thread polls."""
+
+    def __init__(self, settings: Mapping[str, Any], *, bulk: bool = False) -> None:
+        lane = BULK if bulk else FAST
+        self._fatal: list[KafkaError] = []
+        self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
+        self._failed: DeliveryFailed | None = None
+        self.acked_ms = 0
+        self._gathered: deque[Sent] = deque()
+        self._alone: deque[Sent] = deque()
+        """Refused together with others; each is tried once more by itself."""
+        self._refused: deque[tuple[WorkFailed, Sent]] = deque()
+
+    def send(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        cause: Cause | None = None,
+        refused: Callable[[WorkFailed], None] | None = None,
+    ) -> None:
+        """Gather; a burst goes out when it is full, and with the next `push`, `poll` or `flush`.
+
+        Handed over one by one they would leave one by one, and the broker would do nothing else.
+        """
+        check_size(topic, value)
+        if cause is not None:
+            cause.sent += 1
+        self._gathered.append(Sent(topic, value, key, partition, headers, cause, refused))
+        if len(self._gathered) >= BURST:
+            self.push()
+
+    def push(self) -> None:
+        """Hand over what was gathered; from any thread."""
+        while self._gathered and not self._alone:
+            try:
+                sent = self._gathered.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self._produce(sent)
+
+    def _produce(self, sent: "Sent") -> None:
+        named: dict[str, Any] = {"headers": sent.headers, "on_delivery": self._report(sent)}
+        if sent.partition is not None:
+            named["partition"] = sent.partition
+        until: float | None = None
+        while True:
+            try:
+                self._producer.produce(sent.topic, sent.value, sent.key, **named)
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                until = until or time.monotonic() + GROWTH_S
+                if (
+                    error.args[0].code() != KafkaError._UNKNOWN_PARTITION
+                    or time.monotonic() > until
+                ):
+                    self._given_up(error.args[0], sent)
+                    return
+                self._learn_of_growth(sent.topic)
+            else:
+                return
+
+    def _learn_of_growth(self, topic: str) -> None:
+        """Ask for the partitions of a topic that has grown.
+
+        The client would learn it in five minutes by itself, and refuse the record until then.
+        """
+        with suppress(KafkaException):
+            self._producer.list_topics(topic, timeout=REFRESH_S)
+        self._producer.poll(RETRY_S)
+
+    def _report(self, sent: "Sent") -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                self.acked_ms = message.timestamp()[1]
+                if sent.cause is not None:
+                    sent.cause.acked += 1
+            elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+                self._given_up(error, sent)
+
+        return report
+
+    def _given_up(self, error: KafkaError, sent: "Sent") -> None:
+        """Sort what became of a record: its topic will not have it, or nobody answers."""
+        size_bytes = len(sent.value or b"")
+        if error.code() in (*LARGE, KafkaError._DESTROY) and not sent.alone:
+            sent.alone = True
+            self._alone.append(sent)
+        elif error.code() in LARGE:
+            self._refused.append((TooLarge(sent.topic, size_bytes), sent))
+        elif error.code() in GONE:
+            missing = error.code() == KafkaError._UNKNOWN_PARTITION and sent.partition is not None
+            reason = f"partition {sent.partition} is not there" if missing else error.str()
+            self._refused.append((NoTopic(sent.topic, reason), sent))
+        else:
+            self._fail(f"a record for {sent.topic} was given up: {error.str()}")
+
+    def _fail(self, reason: str) -> None:
+        self._failed = self._failed or DeliveryFailed(reason)
+
+    def _settle(self) -> None:
+        """Try alone what was refused with others; tell whoever sent it of what remains refused."""
+        while self._alone and not len(self._producer):
+            self._produce(self._alone.popleft())
+            self._producer.flush(ALONE_S)
+        while self._refused:
+            error, sent = self._refused.popleft()
+            if sent.refused is None:
+                self._fail(f"a record was refused, and nothing can be written instead: {error}")
+                return
+            log.warning("record_refused", topic=sent.topic, error=str(error))
+            sent.refused(error)
+            if sent.cause is not None:
+                sent.cause.acked += 1
+
+    def poll(self) -> None:
+        self.push()
+        self._producer.poll(0)
+        self._settle()
+        self._raise_what_failed()
+
+    def flush(self, timeout_s: float) -> int:
+        until = time.monotonic() + timeout_s
+        while True:
+            self.push()
+            left = int(self._producer.flush(max(0.0, until - time.monotonic())))
+            self._settle()
+            self._raise_what_failed()
+            if left or not self.waiting() or time.monotonic() >= until:
+                return self.waiting()
+
+    def _raise_what_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._fatal:
+            msg = f"the producer cannot go on: {self._fatal[0].str()}"
+            raise DeliveryFailed(msg)
+
+    def waiting(self) -> int:
+        return len(self._producer) + len(self._gathered) + len(self._alone)

@@ -23,7 +23,7 @@ chaos: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p schemas -p producers -p consumers -p inference -p sandbox -p trainer -p compose
+	$(BIN)/mypy -p schemas -p producers -p consumers -p inference -p sandbox -p trainer -p compose -p rollcall
 	$(BIN)/lint-imports
 
 $(STAMP): pyproject.toml

@@ -11,8 +11,10 @@ from schemas.interrupts import is_from_outside
 
 MOST = 24
 """So many known names are listed where none is near."""
-ROOMS = ("schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose")
-"""Our own packages; a user's module of such a name is never found."""
+ROOMS = (
+    "schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose", "rollcall",
+)  # fmt: skip
+"""Our own packages, the public face among them; a user's module of such a name is never found."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:

@@ -16,7 +16,7 @@ from trainer.plugins import plugin
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Rule = Callable[[Floats, Ints, Ints], Floats]
+AdvantageRule = Callable[[Floats, Ints, Ints], Floats]
 """(rewards [N], group numbers [N], sampled tokens [N]) to advantages [N]."""
 
 EPSILON = 1e-4
@@ -50,7 +50,7 @@ def batch_normalised(rewards: Floats, groups: Ints, lengths: Ints) -> Floats:
     return whitened(rewards - rewards[0])
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, AdvantageRule] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
@@ -58,7 +58,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def rule(name: str) -> Rule:
+def rule(name: str) -> AdvantageRule:
     """The rule of this name, or a user's `module:function`."""
     return plugin("advantage", name, RULES)
 

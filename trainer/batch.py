@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of
-from trainer.advantage import Floats, Ints, Rule
+from trainer.advantage import AdvantageRule, Floats, Ints
 from trainer.loss import token_weights
 from trainer.samples import Sample, mine
 
@@ -65,7 +65,7 @@ class MicroBatch:
     weight_B: Tensor
 
 
-def make_batch(samples: Sequence[Sample], rule: Rule, aggregate: str, norm: int) -> Batch:
+def make_batch(samples: Sequence[Sample], rule: AdvantageRule, aggregate: str, norm: int) -> Batch:
     """Rows in the order of the samples; advantages and weights over all of them at once.
 
     `norm` is the constant L of `seq_mean_token_sum_norm`. Sequences without a token of our policy

@@ -246,7 +246,7 @@ def test_help_names_the_range_and_shows_an_example(tmp_path: Path, command: str)
 # Whose modules
 
 
-@pytest.mark.parametrize("name", ["trainer.py", "compose.py", "schemas.py"])
+@pytest.mark.parametrize("name", ["trainer.py", "compose.py", "schemas.py", "rollcall.py"])
 def test_a_module_of_the_users_named_like_a_room_is_not_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("raise SystemExit('this ran')\n")
 
@@ -256,12 +256,15 @@ def test_a_module_of_the_users_named_like_a_room_is_not_run(tmp_path: Path, name
     assert "kafka     not running" in done.stdout
 
 
-def test_a_module_that_is_found_before_a_room_is_refused_by_its_path(tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").write_text("")
+@pytest.mark.parametrize("name", ["trainer.py", "rollcall.py"])
+def test_a_module_that_is_found_before_a_room_is_refused_by_its_path(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("")
 
     done = rollcall("status", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
 
-    assert str(tmp_path / "trainer.py") in refused(done)
+    assert str(tmp_path / name) in refused(done)
     assert "rename it" in done.stderr
 
 

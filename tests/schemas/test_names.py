@@ -64,7 +64,7 @@ def test_a_module_that_breaks_when_it_is_imported_is_blamed_itself(
         load("agent", f"rollcall_test_{module}:f")
 
 
-@pytest.mark.parametrize("reference", ["trainer:score", "sandbox.mine:score"])
+@pytest.mark.parametrize("reference", ["trainer:score", "sandbox.mine:score", "rollcall:score"])
 def test_a_reference_into_one_of_our_packages_says_that_the_name_is_taken(reference: str) -> None:
     with pytest.raises(Refused, match="a module of yours needs another name"):
         load("scorer", reference)

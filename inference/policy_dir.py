@@ -7,9 +7,6 @@ template.
 """
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +25,7 @@ from transformers.utils import logging as hf_logging
 from inference.chat import Template, template_of
 from schemas.errors import Refused
 from schemas.ids import digest
+from schemas.whole_files import appearing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,20 +66,21 @@ def make_policy(
     spec = json.dumps([dict(config), words, dict(template), seed, precision], sort_keys=True)
     made_from = digest("policy", spec).hex()
     directory = Path(directory)
-    if _found(directory, made_from):
+    if _exists(directory, made_from):
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    about = {"template": dict(template), "precision": precision, "made_from": made_from}
     try:
-        tokenizer = _tokenizer(words, template)
-        tokenizer.save_pretrained(temporary)
-        _model(config, tokenizer, seed, precision).save_pretrained(temporary)
-        about = {"template": dict(template), "precision": precision, "made_from": made_from}
-        (temporary / "rollcall.json").write_text(json.dumps(about, indent=2) + "\n")
-        _refuse_if_misread(load_policy(temporary).tokenizer, words)
-        _rename(temporary, directory, made_from)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with appearing(directory) as hidden:
+            tokenizer = _tokenizer(words, template)
+            tokenizer.save_pretrained(hidden)
+            _model(config, tokenizer, seed, precision).save_pretrained(hidden)
+            (hidden / "rollcall.json").write_text(json.dumps(about, indent=2) + "\n")
+            _refuse_if_misread(load_policy(hidden).tokenizer, words)
+    except OSError:
+        # Somebody else may have been quicker; fine if they made the same.
+        if not _exists(directory, made_from):
+            raise
     return directory
 
 
@@ -223,7 +222,7 @@ def _end_ids(model: Any) -> frozenset[int]:
     return frozenset(found - {None})
 
 
-def _found(directory: Path, made_from: str) -> bool:
+def _exists(directory: Path, made_from: str) -> bool:
     if not directory.exists():
         return False
     if _about(directory).get("made_from") == made_from:
@@ -233,12 +232,3 @@ def _found(directory: Path, made_from: str) -> bool:
         "choose another directory or remove it"
     )
     raise Refused(msg)
-
-
-def _rename(temporary: Path, directory: Path, made_from: str) -> None:
-    try:
-        os.rename(temporary, directory)
-    except OSError:
-        # Somebody else was quicker; fine if they made the same.
-        if not _found(directory, made_from):
-            raise

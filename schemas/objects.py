@@ -4,7 +4,6 @@ Any fsspec URL: a directory that all workers see, or s3, gs, ... What is put is 
 its name is in the log; a crash leaves at worst a `.tmp` that nobody refers to.
 """
 
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ from datetime import datetime
 from typing import Any
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from schemas.claims import ABOVE_BYTES, checked, claim_of
 from schemas.errors import ObjectLost, Unavailable
 from schemas.messages import Claim
-from schemas.weights import to_disk
+from schemas.whole_files import put_durably
 
 MARK = "rollcall-objects"
 """Lies in every store: where it is not, the store is away, and no object of it is gone."""
@@ -46,9 +44,10 @@ class ObjectStore:
         try:
             files, root = self._files()
             if not self._marked:
-                self._write(files, root, MARK, b"")
+                put_durably(files, f"{root}/{MARK}", b"")
                 self._marked = True
-            self._write(files, f"{root}/{claim.sha256[:2]}", claim.sha256, value)
+            # Also where it is there: its age counts from the last time that somebody claimed it.
+            put_durably(files, f"{root}/{claim.sha256[:2]}/{claim.sha256}", value)
         except (OSError, ValueError, ImportError) as error:
             msg = f"the object store at {self.url!r} takes nothing: {error}"
             raise Unavailable(msg) from error
@@ -98,18 +97,6 @@ class ObjectStore:
     def _files(self) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(self.url)
         return files, str(root).rstrip("/")
-
-    def _write(self, files: Any, directory: str, name: str, value: bytes) -> None:
-        """Also where it is there: its age counts from the last time that somebody claimed it."""
-        temporary = f"{directory}/{name}.{secrets.token_hex(4)}.tmp"
-        files.makedirs(directory, exist_ok=True)
-        files.pipe_file(temporary, value)
-        local = isinstance(files, LocalFileSystem)
-        if local:
-            to_disk(temporary)
-        files.mv(temporary, f"{directory}/{name}")
-        if local:
-            to_disk(directory)
 
 
 def _changed(about: dict[str, Any]) -> float:

@@ -8,17 +8,13 @@ have equal `weights_digest`; -0.0 and 0.0 differ, a NaN equals itself: bits are 
 """
 
 import hashlib
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import fsspec
 import orjson
-from fsspec.implementations.local import LocalFileSystem
 
 from schemas.errors import (
     BadBytes,
@@ -29,6 +25,7 @@ from schemas.errors import (
     WireError,
 )
 from schemas.messages import WeightsFile
+from schemas.whole_files import put_durably
 
 SIZE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -72,25 +69,16 @@ def write_weights(
 ) -> WeightsFile:
     """Write one file, named after version and content, and return the reference to it.
 
-    The bytes go to a temporary name first and are then moved: a crash leaves at worst a `.tmp`
-    that nobody refers to. On a local disk the file is durable when this returns, so that nothing is
-    announced that a power cut takes back. Writing the same weights again puts the same bytes in the
-    same place.
+    On a local disk the file is durable when this returns, so that nothing is announced that a power
+    cut takes back. Writing the same weights again puts the same bytes in the same place. Raises
+    Unavailable.
     """
     data = to_safetensors(tensors)
     sha256 = hashlib.sha256(data).hexdigest()
     try:
         files, directory = fsspec.core.url_to_fs(directory_uri)
         final = f"{directory.rstrip('/')}/v{version:08d}-{sha256[:16]}.safetensors"
-        temporary = f"{final}.{secrets.token_hex(4)}.tmp"
-        files.makedirs(directory, exist_ok=True)
-        files.pipe_file(temporary, data)
-        local = isinstance(files, LocalFileSystem)
-        if local:
-            to_disk(temporary)
-        files.mv(temporary, final)
-        if local:
-            to_disk(directory)
+        put_durably(files, final, data)
     except (OSError, ValueError, ImportError) as error:
         msg = f"weights of version {version} cannot be written to {directory_uri!r}: {error}"
         raise Unavailable(msg) from error
@@ -126,15 +114,6 @@ def is_whole(file: WeightsFile) -> bool:
     except (Unavailable, WireError):
         return False
     return True
-
-
-def to_disk(path: str | Path) -> None:
-    """Bring a local file, or the entries of a local directory, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def to_safetensors(tensors: Mapping[str, RawTensor]) -> bytes:

@@ -28,7 +28,8 @@ import orjson
 
 from schemas.errors import Refused, RollcallError, WeightsDiffer
 from schemas.messages import Consumed, WeightsFile
-from schemas.weights import RawTensor, read_weights, to_disk, write_weights
+from schemas.weights import RawTensor, read_weights, write_weights
+from schemas.whole_files import appear_durably, to_disk
 from trainer.accounts import Book
 from trainer.curation import Tally
 from trainer.step import LearnerState
@@ -84,12 +85,10 @@ def save(root: str | Path, checkpoint: Checkpoint) -> Path:
     shards = {name: _write_shard(directory, checkpoint, name) for name in SHARDS}
     body = _body(checkpoint) | {"shards": shards}
     sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
-    temporary = directory / f"{MANIFEST}.tmp"
-    temporary.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
-    to_disk(temporary)
+    hidden = directory / f"{MANIFEST}.tmp"
+    hidden.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
     to_disk(directory)
-    temporary.replace(directory / MANIFEST)
-    to_disk(directory)
+    appear_durably(hidden, directory / MANIFEST)
     to_disk(Path(root))
     return directory
 

@@ -5,9 +5,7 @@ with the checkpoint, and then renamed.
 """
 
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from compose.runs.run_folder import RunFolder
 from inference.policy_dir import Policy, load_policy
 from schemas.errors import Refused, WeightsDiffer
 from schemas.weights import weights_digest
+from schemas.whole_files import appearing
 from trainer.checkpoint import Checkpoint, load_latest
 from trainer.tensors import DTYPES, load_tensors, tensors_of
 
@@ -40,14 +39,9 @@ def export(folder: RunFolder, out: Path) -> int:
     refuse_used(out, "--out")
     checkpoint = _newest(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        made = temporary / out.name
-        made.mkdir()
-        _write(folder, checkpoint, made)
-        os.rename(made, out)
-    finally:
-        shutil.rmtree(temporary)
+    with appearing(out) as hidden:
+        hidden.mkdir()
+        _write(folder, checkpoint, hidden)
     return checkpoint.version
 
 

@@ -12,6 +12,7 @@ from compose.runs.recipe import Recipe, parse_recipe
 from producers.admission import AdmissionRule, Draws
 from schemas.errors import Refused
 from schemas.names import unknown
+from schemas.whole_files import write_whole
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -120,9 +121,7 @@ def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
         "seed": folder.seed,
         "starts": [[topic, partition, at] for (topic, partition), at in sorted(starts.items())],
     }
-    temporary = folder.directory / f"{RUN_FILE}.tmp"
-    temporary.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2))
-    temporary.replace(folder.directory / RUN_FILE)
+    write_whole(folder.directory / RUN_FILE, orjson.dumps(body, option=orjson.OPT_INDENT_2))
     return load(folder.directory)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compose.services.service_errors import ServicesError
+from schemas.whole_files import write_whole
 
 LOCKS = Path(__file__).parent / "locks"
 COLD_CACHE_BYTES = 600_000_000
@@ -181,14 +182,6 @@ def mark(path: Path) -> list[int]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file so that readers see the old text or the new one, never a part."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(file.name + ".new")
-    new.write_text(text)
-    new.replace(file)
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from compose.services.artifacts import exclusive, require_space, write_whole
+from compose.services.artifacts import exclusive, require_space
 from compose.services.kafka_broker import KafkaBroker
 from compose.services.schema_registry import Registry
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
+from schemas.whole_files import write_whole
 
 STATE_BYTES = 1 << 30
 READY_DEADLINE_S = 60.0

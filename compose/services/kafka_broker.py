@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compose.services.artifacts import LOCKS, fetch, locate_java, write_whole
+from compose.services.artifacts import LOCKS, fetch, locate_java
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
+from schemas.whole_files import write_whole
 
 _FIXED = """\
 process.roles=broker,controller

@@ -19,9 +19,9 @@ from compose.services.artifacts import (
     locate_java,
     mark,
     read_lock,
-    write_whole,
 )
 from compose.services.service_errors import ServicesError
+from schemas.whole_files import appearing, write_whole
 
 
 def unpack(lock: Path, cache_dir: Path) -> Path:
@@ -34,11 +34,10 @@ def unpack(lock: Path, cache_dir: Path) -> Path:
     folder = cache_dir / "unpacked" / artifact.sha256[:16]
     with exclusive(cache_dir / "cache.lock"):
         if not _is_as_unpacked(folder):
-            part = folder.with_name(folder.name + ".part")
-            for rest in (part, folder):
+            for rest in (folder, *folder.parent.glob(f".{folder.name}.*")):
                 shutil.rmtree(rest, ignore_errors=True)
-            _extract(archive, part)
-            part.rename(folder)
+            with appearing(folder) as hidden:
+                _extract(archive, hidden)
     return folder
 
 
@@ -50,7 +49,6 @@ def _extract(archive: Path, folder: Path) -> None:
         marks = {str(path.relative_to(folder)): mark(path) for path in files}
         write_whole(folder / "marks.json", json.dumps(marks))
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
         msg = f"cannot unpack {archive.name} to {folder} ({error.strerror}); look after that disk"
         raise ServicesError(msg) from error
 

@@ -1,6 +1,5 @@
 """Rows as Parquet: columns are built when a lot is full, so that what is held stays small."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from consumers.log.protocols import Record
 from consumers.tables import rows
 from consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
 from schemas.messages import ScoredTrajectory, Trajectory
+from schemas.whole_files import appear_durably
 
 DAY_MS = 86_400_000
 COMPRESSION = "zstd"
@@ -175,7 +175,6 @@ class Writers:
         for path, writer in self._open.items():
             writer.close()
             hidden = self._hidden(path)
-            flush(hidden)
             self.size_bytes[path.parts[-3]] += hidden.stat().st_size
             self._appear(hidden, path)
         self._open.clear()
@@ -184,8 +183,7 @@ class Writers:
         if path.exists():
             hidden.unlink()
         else:
-            hidden.replace(path)
-            flush(path.parent)
+            appear_durably(hidden, path)
 
     def abandon(self) -> None:
         """Leave nothing behind."""
@@ -204,12 +202,3 @@ def sweep(directory: Path, name: str) -> None:
     """
     for left in directory.glob(f"*/day=*/.*.parquet.{escape(name)}.*"):
         left.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Bring a file, or the names in a directory, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from compose.verify import audit
-from consumers.log.protocols import Headers
 from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from schemas.codec import PREFIX, Codec, LocalRegistry, schema_text
 from schemas.errors import StormOfDeadLetters, UnknownSchema
+from schemas.headers import Headers
 from schemas.messages import Control, Event, RolloutRefused, Trajectory
 from tests.consumers.test_agents_worker import ASKS, ask
 from tests.support.journals import request

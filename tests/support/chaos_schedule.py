@@ -15,11 +15,12 @@ from typing import Any
 from compose.verify import Breach, Report, audit
 from consumers.agents.worker import Agents, Capacity
 from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
-from consumers.log.protocols import Commit, Headers, Held, Listener, Record, TopicPartition
+from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.errors import TooLarge, WorkFailed
+from schemas.headers import Headers
 from schemas.messages import (
     EnvironmentStepped,
     Limits,

@@ -1,0 +1,75 @@
+"""Files and folders that are there whole or not at all.
+
+What is written goes to another name beside its own and gets its own when all has gone well. A crash
+leaves at worst a `.tmp` that nobody refers to. What is durable outlives a power cut: it is on the
+disk before it has its name, and its name is before the call returns.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A hidden name to write a file or a folder under, which then gets the name `path`.
+
+    A file of that name is replaced, a folder only where it is empty; raises OSError otherwise. When
+    the body raises, nothing is left behind.
+    """
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield hidden
+        hidden.replace(path)
+    finally:
+        if hidden.is_dir():
+            shutil.rmtree(hidden, ignore_errors=True)
+        else:
+            hidden.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Replace a file so that readers see what it held or what it holds now, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path) as hidden:
+        hidden.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def put_durably(files: Any, path: str, data: bytes) -> None:
+    """Write a file of any fsspec file system; on a local disk it is durable when this returns.
+
+    Raises OSError, or what else the file system raises.
+    """
+    from fsspec.implementations.local import (
+        LocalFileSystem,
+    )  # slow: most who write files need none of it
+
+    temporary, folder = f"{path}.{secrets.token_hex(4)}.tmp", path.rpartition("/")[0]
+    files.makedirs(folder, exist_ok=True)
+    files.pipe_file(temporary, data)
+    local = isinstance(files, LocalFileSystem)
+    if local:
+        to_disk(temporary)
+    files.mv(temporary, path)
+    if local:
+        to_disk(folder)
+
+
+def appear_durably(hidden: Path, path: Path) -> None:
+    """Give a file that is written its name; it is durable when this returns."""
+    to_disk(hidden)
+    hidden.replace(path)
+    to_disk(path.parent)
+
+
+def to_disk(path: str | Path) -> None:
+    """Bring a local file, or the entries of a local directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from compose import ranges
 from compose.conductor.live_panel import spark
-from compose.look import to_the_end
 from compose.ranges import Range
 from compose.runs import run_folder
 from consumers.heldout import MARK, HeldOut, HeldOutPlan
+from consumers.history.reading import to_the_end
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.names import unknown

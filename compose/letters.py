@@ -19,8 +19,10 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from compose.look import decoder, iso, line_of, page, quiet_pipes, to_the_end
+from compose.look import decoder, iso, line_of
+from compose.terminal import page, quiet_pipes
 from consumers.history.rate_limit import Pace
+from consumers.history.reading import to_the_end
 from consumers.history.times import time_ms
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import Skip, skip_of

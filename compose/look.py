@@ -1,16 +1,15 @@
 """Looking at the log: records as lines of JSON, and all that lies under one rollout's key."""
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from compose.terminal import quiet_pipes
+from consumers.history.reading import from_now_on, to_the_end
 from consumers.log.protocols import Log, Reader, Record
 from consumers.loop.dead_letters import passed_in_journal
 from schemas.as_json import plain, text_of
@@ -19,13 +18,9 @@ from schemas.messages import ScoredTrajectory
 from schemas.names import unknown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from compose.cluster import Cluster
     from consumers.history.rollout_story import Story
 
-POLL_S = 0.2
-WIDE = 240
 BURIED_FROM = "dlq_topic"
 
 Show = Callable[[Record], dict[str, Any]]
@@ -45,64 +40,9 @@ def tail(
         if last:
             records = iter(sorted(records, key=_by_time)[-last:])
         if follow:
-            records = chain(records, _from_now_on(reader))
+            records = chain(records, from_now_on(reader))
         for record in islice(records, limit or None):
             print(orjson.dumps(line_of(record) | show(record)).decode(), flush=follow)
-
-
-def to_the_end(reader: Reader) -> Iterator[Record]:
-    """Everything that was there when the reader was made, and perhaps a little more."""
-    while not reader.caught_up():
-        with uninterrupted():
-            records = reader.poll(POLL_S)
-        yield from records
-
-
-def _from_now_on(reader: Reader) -> Iterator[Record]:
-    while True:
-        with uninterrupted():
-            records = reader.poll(POLL_S)
-        yield from records
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until a poll has come back.
-
-    Raised inside one of librdkafka's callbacks, it would come out as a SystemError.
-    """
-    asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if asked:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def quiet_pipes() -> Iterator[None]:
-    """End without a word when whoever reads what we print has gone."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered is written when the interpreter ends; it must go somewhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def page() -> Iterator["Console"]:
-    """A terminal to write tables to, printed at the end; wide where it is a file or a pipe."""
-    from rich.console import Console
-
-    wide = None if sys.stdout.isatty() else WIDE
-    terminal = Console(highlight=False, width=wide)
-    with terminal.capture() as written:
-        yield terminal
-    with quiet_pipes():
-        print("\n".join(line.rstrip() for line in written.get().splitlines()))
 
 
 def topic_of(cluster: "Cluster", given: str) -> str:

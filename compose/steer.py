@@ -3,8 +3,8 @@
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from compose.look import to_the_end
 from compose.waiting import known, look, words_of
+from consumers.history.reading import to_the_end
 from producers.publisher import Publisher
 from schemas.errors import DeliveryFailed, Refused
 from schemas.headers import full_headers

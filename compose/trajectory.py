@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from compose.look import iso, journal_of, page, quiet_pipes, scored_of
+from compose.look import iso, journal_of, scored_of
 from compose.telling import parted, told
+from compose.terminal import page, quiet_pipes
 from consumers.history.divergence import parting_of, relation
 from consumers.history.rollout_story import Story, latest, stories
 from consumers.history.timing import timers_of

@@ -16,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.here import watched_world
-from compose.look import page, quiet_pipes, to_the_end
 from compose.ranges import SKEW_MS
+from compose.terminal import page, quiet_pipes
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
 from consumers.control_reader import ControlReader
+from consumers.history.reading import to_the_end
 from consumers.history.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import passed_in_journal

@@ -340,5 +340,5 @@ def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
 
     panels = [line.split()[1] for line in told.splitlines() if line.startswith("╭")]
     assert panels == ["Options", "Start", "Look", "Steer", "Read", "Check"]
-    known = {name for names in PANELS.values() for name in names.split()}
+    known = {name for entries in PANELS.values() for name in entries}
     assert {each.name for each in (*app.registered_commands, *app.registered_groups)} == known

@@ -1,0 +1,70 @@
+"""`rollcall chaos`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.cli.connection import settings
+
+if TYPE_CHECKING:
+    pass
+
+
+def chaos(
+    minutes: Annotated[float | None, typer.Option(help="Harm for so long.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the schedule and the workload.")] = 7,
+    kill: Annotated[
+        str, typer.Option(help="Whom, by comma; pauses and network cuts befall them too.")
+    ] = "agents,models,environments,rewards,training,broker,registry",
+    kills: Annotated[
+        int | None, typer.Option(help="Instead of --minutes: a soak of so many SIGKILLs.")
+    ] = None,
+    rollouts: Annotated[
+        int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="WHEEL",
+            help="Half of the workers are of this release, and swap with every kill.",
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
+    ] = None,
+) -> None:
+    """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
+
+    Exit code 0 when nothing was lost, doubled or breached, else 1.
+
+    Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
+
+    The soak: rollcall chaos --kills 1000
+
+    A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.1.0-py3-none-any.whl
+    """
+    from rich.console import Console
+
+    from compose.chaos.run import run_chaos
+    from compose.conductor.conductor import Stopped
+
+    terminal = Console()
+    try:
+        ok = run_chaos(
+            settings(),
+            minutes=minutes,
+            seed=seed,
+            kill=kill,
+            kills=kills,
+            rollouts=rollouts,
+            beside=beside,
+            json=json,
+            keep=keep,
+            terminal=terminal,
+        )
+    except Stopped:
+        terminal.print("stopped; everything was taken down")
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if ok else 1)

@@ -1,0 +1,23 @@
+"""What a command works with: the settings of this directory, and the cluster that they name."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from compose.settings import Settings
+
+
+def settings() -> "Settings":
+    """Command line over ROLLCALL_… variables over rollcall.toml; raises Refused."""
+    from compose.settings import load_settings
+
+    return load_settings()
+
+
+def cluster() -> "Cluster":
+    """Clients are made when they are asked for; raises Refused where nothing is named nor up."""
+    from compose.cluster import cluster_of
+    from compose.log_setup import set_up
+
+    set_up("cli", "cli")
+    return cluster_of(settings())

@@ -1,0 +1,35 @@
+"""`rollcall export-policy` and `publish-policy`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.cli.connection import cluster, settings
+
+if TYPE_CHECKING:
+    pass
+
+
+def export_policy(
+    run: Annotated[str, typer.Argument(help="A run's id or folder.")],
+    out: Annotated[Path, typer.Option(help="A directory that is not there yet.")],
+) -> None:
+    """Write the run's newest weights as a Hugging Face directory."""
+    from compose.runs import run_folder
+    from compose.runs.export_policy import export
+
+    version = export(run_folder.find(settings().state(), run), out)
+    typer.echo(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
+
+
+def publish_policy(
+    directory: Annotated[Path, typer.Argument(help="A local Hugging Face directory.")],
+    policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
+) -> None:
+    """Announce a model directory, so that `worker models` serves it without any training."""
+    from compose.runs.publish_policy import publish_policy as publish
+
+    version = publish(cluster(), directory, policy)
+    typer.echo(f"version {version} of {policy} announced; serve it with")
+    typer.echo(f"  rollcall worker models --policy {policy} --directory {directory}")

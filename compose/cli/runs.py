@@ -1,0 +1,137 @@
+"""`rollcall demo`, `run`, `serve`, `runs`: training runs, and what is left of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.cli.connection import cluster, settings
+
+if TYPE_CHECKING:
+    pass
+
+Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
+Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]
+Resume = Annotated[bool, typer.Option(help="Go on with the newest unfinished run.")]
+
+
+def demo(seed: Seed = 7, summary: Summary = None, resume: Resume = False) -> None:
+    """Train the lake-any-start policy from random weights, here and now."""
+    _conduct("lake-any-start", seed, resume, summary)
+
+
+def run_recipe(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")],
+    seed: Seed = 7,
+    summary: Summary = None,
+    resume: Resume = False,
+    log: Annotated[
+        str, typer.Option(help="kafka, or memory: one process, nothing kept.")
+    ] = "kafka",
+) -> None:
+    """Run a recipe: services, workers, training, figures."""
+    from schemas.errors import Refused
+    from schemas.names import unknown
+
+    if log == "kafka":
+        _conduct(recipe, seed, resume, summary)
+    elif log == "memory":
+        if resume:
+            msg = "--log memory keeps nothing that could be resumed"
+            raise Refused(msg)
+        from compose.conductor.in_memory import run_in_memory
+        from compose.log_setup import set_up
+
+        set_up("memory", "memory")
+        run_in_memory(recipe, settings(), seed=seed, summary=summary)
+    else:
+        raise unknown("log", log, ["kafka", "memory"])
+
+
+def _conduct(recipe: str, seed: int, resume: bool, summary: Path | None) -> None:
+    from rich.console import Console
+
+    from compose.conductor.conductor import Stopped, conduct
+    from compose.log_setup import set_up
+
+    set_up("conductor", "conductor")
+    terminal = Console()
+    try:
+        conduct(recipe, settings(), seed=seed, resume=resume, summary=summary, terminal=terminal)
+    except Stopped:
+        terminal.print("stopped; nothing is lost: go on with --resume")
+        raise typer.Exit(130) from None
+
+
+def serve(
+    directory: Annotated[Path, typer.Option(help="A local Hugging Face directory.")],
+    policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
+) -> None:
+    """Serve a model without training it: services, one worker of each group, until Ctrl-C.
+
+    Announces the directory's weights where the policy has no version yet; else serves the newest.
+
+    Example: rollcall serve --policy mine --directory my-policy
+    """
+    from rich.console import Console
+
+    from compose.conductor.serving import serve as serve_policy
+    from compose.log_setup import set_up
+
+    set_up("conductor", "conductor")
+    serve_policy(settings(), directory, policy, Console())
+
+
+def list_runs(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")] = False,
+) -> None:
+    """List every run that has a folder here or a step in the log; or retire one.
+
+    Example: rollcall runs --json
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import orjson
+
+    from compose.runs import listing
+    from compose.terminal import page
+
+    found = listing.list_runs(cluster())
+    if json:
+        typer.echo(orjson.dumps(listing.plain(found), option=orjson.OPT_INDENT_2))
+    elif not found:
+        typer.echo("no run yet; `rollcall demo` makes one")
+    else:
+        with page() as terminal:
+            terminal.print(listing.table(found))
+
+
+def retire(
+    run: Annotated[str, typer.Argument(help="A run's id or folder.")],
+    folder: Annotated[
+        bool, typer.Option("--folder", help="Remove its checkpoints, weights and logs too.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this it is only shown.")
+    ] = False,
+) -> None:
+    """Remove the calls topic and the consumer groups of a run that is over.
+
+    Refused while something of it is open. Its history stays: the journal, the trajectories
+    and `train.steps` hold it.
+
+    Example: rollcall runs retire lake-any-start-20261121-155458-s7 --yes
+    """
+    from compose.runs import retirement as retiring
+
+    here = cluster()
+    left = retiring.left_by(here, run, folder=folder)
+    if yes:
+        retiring.remove(here, left)
+    for line in left.lines():
+        typer.echo(f"{'removed' if yes else 'would remove'} {line}")
+    if not left.lines():
+        typer.echo(f"nothing is left of run {left.run_id}")
+    elif not yes:
+        typer.echo("do it with --yes")

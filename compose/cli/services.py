@@ -1,0 +1,73 @@
+"""`rollcall up`, `down`, `status`: the embedded broker and registry."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.cli.connection import settings
+
+if TYPE_CHECKING:
+    pass
+
+
+def up(
+    kafka_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
+    registry_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
+) -> None:
+    """Start the embedded broker and schema registry; does nothing where they are up."""
+    from compose.cluster import answers
+    from compose.services.embedded import up as bring_up
+
+    given = settings()
+    found = bring_up(
+        given.state(),
+        given.cache(),
+        kafka_port=kafka_port,
+        registry_port=registry_port,
+        ready=answers,
+    )
+    typer.echo(f"kafka     {found.bootstrap_servers}  (pid {found.kafka_pid})")
+    typer.echo(f"registry  {found.registry_url}  (pid {found.registry_pid})")
+    typer.echo("next: `rollcall run lake-any-start` trains a policy, `rollcall serve` serves one,")
+    typer.echo("      `rollcall topics apply` makes the topics for workers of your own")
+
+
+def down(
+    wipe: Annotated[bool, typer.Option(help="Remove the log and the registry's data.")] = False,
+) -> None:
+    """Stop the embedded broker and registry; leaves no process behind."""
+    from compose.services.embedded import down as take_down
+
+    stopped = take_down(settings().state(), wipe=wipe)
+    for service in stopped:
+        typer.echo(f"stopped {service.name} (pid {service.pid})")
+    if not stopped:
+        typer.echo("nothing was running")
+    if wipe:
+        typer.echo("removed the log and the registry's data")
+
+
+def status() -> None:
+    """Say what is up; exit code 1 when something is not."""
+    from compose.services.embedded import status as ask
+
+    found = ask(settings().state())
+    for service in found:
+        where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
+        typer.echo(f"{service.name:<9} {where}")
+        if service.name == "kafka" and service.address:
+            typer.echo(f"topics    {_partitions(service.address)}")
+    if not all(service.pid for service in found):
+        raise typer.Exit(1)
+
+
+def _partitions(servers: str) -> str:
+    """How many a broker keeps: each costs it files and memory, used or not."""
+    from producers.admin import Admin
+    from schemas.errors import Unavailable
+
+    try:
+        found = Admin({"bootstrap.servers": servers}, timeout_s=5.0).partitions()
+    except Unavailable as error:
+        return str(error)
+    return f"{len(found)}, with {sum(found.values())} partitions"

@@ -1,0 +1,143 @@
+"""`rollcall worker`: one process of a group."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.cli.connection import cluster, settings
+from compose.extras import require
+
+if TYPE_CHECKING:
+    from compose.workers.build import Workshop
+    from compose.workers.shutdown import Stop
+
+Name = Annotated[str, typer.Option(help="What the worker is called in logs and events.")]
+Accept = Annotated[
+    bool,
+    typer.Option(
+        "--accept-truncation/--no-accept-truncation",
+        help="Go on from what is still there when retention has passed this group's position.",
+    ),
+]
+
+
+def agents(name: Name = "", accept_truncation: Accept = False) -> None:
+    """Start requests, fold journals, run agent programs."""
+    from compose.workers.readiness import patiently
+
+    workshop, worker, stop = _workshop("agents", name)
+    loop = patiently(lambda: workshop.agents(worker, accept=accept_truncation))
+    loop.run(stop, patient=stop.patient)
+
+
+def environments(name: Name = "", accept_truncation: Accept = False) -> None:
+    """Keep environment sessions and step them."""
+    from compose.workers.readiness import patiently
+
+    workshop, worker, stop = _workshop("environments", name)
+    loop = patiently(lambda: workshop.environments(worker, accept=accept_truncation))
+    loop.run(stop, patient=stop.patient)
+
+
+def rewards(
+    name: Name = "",
+    scorer: Annotated[
+        list[str] | None, typer.Option(help="name or module:function, optionally *weight.")
+    ] = None,
+    scoring_id: Annotated[str, typer.Option(help="Under which id the rewards are written.")] = "",
+    accept_truncation: Accept = False,
+) -> None:
+    """Score trajectories."""
+    from compose.workers.readiness import patiently
+
+    workshop, worker, stop = _workshop("rewards", name)
+    loop = patiently(
+        lambda: workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+    )
+    loop.run(stop, patient=stop.patient)
+
+
+def models(
+    name: Name = "",
+    run: Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")] = "",
+    policy: Annotated[str, typer.Option(help="Else the policy id ...")] = "",
+    directory: Annotated[Path | None, typer.Option(help="... and its directory.")] = None,
+    accept_truncation: Accept = False,
+) -> None:
+    """Serve one policy, adopting its versions as they are announced."""
+    from compose.runs import run_folder
+    from compose.workers.build import transformers_engine
+    from compose.workers.readiness import patiently
+    from schemas.errors import Refused
+
+    if run:
+        folder = run_folder.find(settings().state(), run)
+        policy, directory = folder.policy_id, folder.policy
+    if not policy or directory is None:
+        msg = "give --run, or --policy and --directory"
+        raise Refused(msg)
+    workshop, worker, stop = _workshop("models", name)
+    engine = transformers_engine(policy, directory, workshop.settings)
+    loop = patiently(lambda: workshop.models(worker, engine, accept=accept_truncation))
+    loop.run(stop, wedged_s=300.0, patient=stop.patient)
+
+
+def training(
+    run: Annotated[str, typer.Option(help="The run's id or folder.")],
+    name: Name = "",
+) -> None:
+    """Train one run's policy; a second process of the same run stands by for the first."""
+    from compose.runs import run_folder
+
+    workshop, worker, stop = _workshop("training", name)
+    folder = run_folder.find(workshop.settings.state(), run)
+    workshop.training(worker, folder, stop)
+
+
+def archive(
+    name: Name = "",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Else archive/ in the state directory.")
+    ] = None,
+    span: Annotated[int, typer.Option(min=1, help="Offsets of one partition in a file.")] = 1000,
+    accept_truncation: Accept = False,
+) -> None:
+    """Write trajectories and scores as Parquet, every full span of offsets once.
+
+    `rollcall query --dir DIR` reads it; what has not filled a span, `rollcall export` covers.
+
+    Example: rollcall worker archive --dir history --span 200
+    """
+    from schemas.errors import Refused
+
+    require("pyarrow")
+    where = directory or settings().archive()
+    if where.exists() and not where.is_dir():
+        msg = f"--dir {where} is a file; the tables need a directory"
+        raise Refused(msg)
+    workshop, worker, stop = _workshop("archive", name)
+    loop = workshop.archive(worker, where, span, accept=accept_truncation)
+    loop.run(stop, patient=stop.patient)
+
+
+def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
+    """What a worker process needs, once broker, registry and topics are there."""
+    from compose.log_setup import set_up
+    from compose.workers.build import Workshop
+    from compose.workers.readiness import patiently, wait_until_fit
+    from compose.workers.registry_fit import check_readable
+    from compose.workers.shutdown import Drained, Stop
+    from consumers.control_reader import ControlReader
+
+    worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
+    here = replace(cluster(), name=worker)
+    set_up(role, worker)
+    wait_until_fit(here)
+    patiently(lambda: check_readable(here))
+    control = patiently(lambda: ControlReader(here.log, here.codec, here.topics, from_end=True))
+    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    return shop, worker, Stop(Drained(worker, control))

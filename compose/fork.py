@@ -15,7 +15,9 @@ from compose.here import watched_world
 from compose.look import journal_of
 from compose.progress import Progress
 from compose.submission import Door, publish, watch
-from consumers.agents.fold import NO_POSITION, Journal, Rollout, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.rollout import Rollout
+from consumers.agents.fold.world import World
 from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
@@ -26,6 +28,7 @@ from sandbox.environment import make_environment
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import call_seed
 from schemas.messages import (
+    NO_POSITION,
     CallFailed,
     EnvironmentStepped,
     Event,
@@ -56,7 +59,7 @@ class Parent:
     def settled(self) -> Iterator[Event]:
         """What closed a wish of the last attempt, by position."""
         for event in sorted(self.story.outcomes(), key=attrgetter("position")):
-            if event.position >= 0 and event.position not in self.rollout.outstanding:
+            if event.position >= 0 and event.position not in self.rollout.attempt.outstanding:
                 yield event
 
 
@@ -117,7 +120,7 @@ def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:
         if entry.event is not None:
             journal.take(entry.event, entry.offset, entry.at_ms, silent=True)
     rollout = journal.open.get(request.rollout_id, journal.just_ended)
-    if rollout is None or rollout.broken or rollout.attempt != story.attempt:
+    if rollout is None or rollout.broken or rollout.attempt.number != story.attempt:
         raise _changed(request)
     return rollout
 
@@ -138,7 +141,7 @@ def forked(parent: Parent, turn: int, *, policy_id: str = "", seed: str = "") ->
     past = Past(
         request.agent,
         request.agent_config,
-        call_seed(parent.request.seed_key, parent.rollout.attempt, NO_POSITION),
+        call_seed(parent.request.seed_key, parent.rollout.attempt.number, NO_POSITION),
         turn,
         recorded,
     )
@@ -210,11 +213,11 @@ def _require_replayable(parent: Parent, position: int) -> None:
     """Actions are applied again: their environments must show the same. A reset shows it always."""
     acted = {
         step.session
-        for step in parent.rollout.steps
+        for step in parent.rollout.attempt.steps
         if step.action is not None and step.position < position
     }
     for session in sorted(acted):
-        opened = parent.rollout.sessions[session].reset
+        opened = parent.rollout.attempt.sessions[session]
         try:
             environment = make_environment(opened.environment, opened.environment_config)
         except WorkFailed as error:

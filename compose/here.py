@@ -4,7 +4,7 @@ import threading
 from random import Random
 from typing import TYPE_CHECKING
 
-from consumers.agents.fold import World
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.time_guard import Guard
 

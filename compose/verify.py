@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from compose.here import watched_world
 from compose.ranges import POLL_S, between
-from consumers.agents.fold import World
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
 from consumers.audit.audit import Audit

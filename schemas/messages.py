@@ -200,6 +200,8 @@ class RolloutStarted:
     program_digest: str = ""
 
 
+NO_POSITION = -1
+"""Of an entry that answers no command."""
 REPEATED = "repeated"
 """Code of a request for a rollout that was asked for before."""
 
@@ -330,6 +332,11 @@ class Event:
     body_digest: bytes
     written_by: str
     body: Body
+
+    @classmethod
+    def decision(cls, rollout_id: str, attempt: int, writer: str, body: Body) -> "Event":
+        """An entry about the rollout itself, which answers no command."""
+        return cls(rollout_id, attempt, NO_POSITION, 0, b"", b"", writer, body)
 
 
 @dataclass(frozen=True, slots=True)

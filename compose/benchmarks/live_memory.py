@@ -15,7 +15,7 @@ from pathlib import Path
 from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
-from consumers.agents.fold import Rollout
+from consumers.agents.fold.rollout import Rollout
 from schemas.codec import Codec, LocalRegistry
 from schemas.topics import Topics
 
@@ -62,12 +62,12 @@ def payload_bytes(rollout: Rollout) -> int:
     request = rollout.request
     texts = [request.rollout_id, request.task.environment, request.task.environment_config]
     size = 0
-    for conversation in rollout.conversations:
+    for conversation in rollout.attempt.conversations:
         texts += [message.content for message in conversation.messages]
         for answer in conversation.answers:
             packed = (answer.added_ids, answer.token_ids, answer.logprobs, answer.versions)
             size += sum(map(len, packed))
-    texts += [step.info for step in rollout.steps]
+    texts += [step.info for step in rollout.attempt.steps]
     return size + sum(len(text.encode()) for text in texts)
 
 

@@ -11,7 +11,9 @@ from random import Random
 
 import numpy as np
 
-from consumers.agents.fold import Effect, Journal, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.rollout import Effect
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.answers import event_of
 from inference.scripted import Script
@@ -140,7 +142,7 @@ class Player:
     def _start(self, asked: RolloutRequest) -> bytes:
         number, self._requests = self._requests, self._requests + 1
         started = RolloutStarted(asked, number, number)
-        return self._encode(Event(asked.rollout_id, 1, -1, 0, b"", b"", "bench", started))
+        return self._encode(Event.decision(asked.rollout_id, 1, "bench", started))
 
     def _encode(self, event: Event) -> bytes:
         return self.codec.encode(self.topics.events, event)

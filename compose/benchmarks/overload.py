@@ -86,7 +86,7 @@ class Overloaded:
         """Answers written and answers that counted so far, and rollouts by how they ended."""
         owned = self.inside.agents.owned.values()
         rollouts = [rollout for held in owned for rollout in held.journal.open.values()]
-        conversations = [c for rollout in rollouts for c in rollout.conversations]
+        conversations = [c for rollout in rollouts for c in rollout.attempt.conversations]
         counting = sum(len(conversation.answers) for conversation in conversations)
         return self.ended + Counter(counted=counting, written=self.engine.answered)
 

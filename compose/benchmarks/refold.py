@@ -14,7 +14,8 @@ from random import Random
 from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
-from consumers.agents.fold import Journal, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.loop.loop import COLLECT
 from schemas.codec import Codec, LocalRegistry

@@ -19,7 +19,9 @@ from compose.ranges import POLL_S
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from compose.verify import MOST, audit
-from consumers.agents.fold import Effect, Journal, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.rollout import Effect
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
 from consumers.log.protocols import Log, read_all
@@ -123,8 +125,8 @@ class Writer:
         at = next(self.requests[partition])
         self._send(self.topics.requests, asked.rollout_id, asked, partition)
         body = RolloutStarted(asked, at, at, self.digest)
-        place = (asked.rollout_id, 1, -1, 0, b"", b"", "bench")
-        pending: deque[Effect] = deque(self._append(Event(*place, body), partition))
+        start = Event.decision(asked.rollout_id, 1, "bench", body)
+        pending: deque[Effect] = deque(self._append(start, partition))
         while pending:
             effect = pending.popleft()
             if isinstance(effect, ModelCall | EnvironmentStep):

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from consumers.agents.fold import Rollout
+from consumers.agents.fold.rollout import Rollout
 
 
 class Quota:

@@ -18,7 +18,10 @@ from typing import Any
 
 import structlog
 
-from consumers.agents.fold import START, Command, Effect, Journal, Rollout, World
+from consumers.agents.fold.commands import Command
+from consumers.agents.fold.journal import START, Journal
+from consumers.agents.fold.rollout import Effect, Rollout
+from consumers.agents.fold.world import World
 from consumers.agents.lookback import Written
 from consumers.agents.programs import program_of
 from consumers.agents.quota import Quota
@@ -285,7 +288,7 @@ class Agents:
             owned.written.close()
         for rollout in owned.journal.open.values():
             self.quota.leave(rollout)
-            rollout.close_program()
+            rollout.attempt.close_program()
 
     def at_end(self, progress: Progress) -> None:
         if progress.topic == self.names.events:
@@ -490,7 +493,7 @@ class Agents:
     def _event_of(
         self, rollout_id: str, body: RolloutStarted | RolloutRefused, attempt: int = 1
     ) -> Event:
-        return Event(rollout_id, attempt, -1, 0, b"", b"", self.name, body)
+        return Event.decision(rollout_id, attempt, self.name, body)
 
     def _event(self, record: Record, event: Event) -> None:
         owned = self.owned[record.partition]
@@ -611,8 +614,9 @@ class Agents:
             return
         begins = isinstance(effect, Event) and isinstance(effect.body, AttemptStarted)
         body = RolloutFinished("failed", "broken", raised(error, REASON))
-        place = effect.rollout_id, effect.attempt - begins, -1, 0, b"", b""
-        self._write(Event(*place, self.name, body), partition, cause)
+        attempt = effect.attempt - begins
+        event = Event.decision(effect.rollout_id, attempt, self.name, body)
+        self._write(event, partition, cause)
 
     def _calls_topic(self, policy_id: str) -> str:
         topic = self._call_topics.get(policy_id)

@@ -35,7 +35,7 @@ I9  Answers of finished work to a command whose work had been answered before ar
 
 from collections.abc import Callable, Sequence
 
-from consumers.agents.fold import World
+from consumers.agents.fold.world import World
 from consumers.audit.case import Case
 from consumers.audit.columns import find_one, split
 from consumers.audit.commands import Commands

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from consumers.agents.fold import Journal, Rollout, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.rollout import Rollout
+from consumers.agents.fold.world import World
 from consumers.agents.recent_requests import WINDOW
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.audit.columns import Words, firsts, place, sort_together, split, word_of, words
@@ -396,9 +398,9 @@ class Strand:
         if life.dispute is not None and body.code != "determinism":
             history.report.add(life.dispute)
         if life.run_again and rollout is not None:
-            for waits in rollout.outstanding.values():
+            for waits in rollout.attempt.outstanding.values():
                 named = command_id(
-                    rollout.request.rollout_id, rollout.attempt, waits.position, waits.tries
+                    rollout.request.rollout_id, rollout.attempt.number, waits.position, waits.tries
                 )
                 history.asked.excused.add(word_of_id(named))
 
@@ -441,8 +443,8 @@ class Strand:
             self.history.asked.left(life.asked)
             if not life.run_again or not rollout.at_first_command():
                 continue
-            for waits in rollout.outstanding.values():
-                named = command_id(rollout_id, rollout.attempt, waits.position, waits.tries)
+            for waits in rollout.attempt.outstanding.values():
+                named = command_id(rollout_id, rollout.attempt.number, waits.position, waits.tries)
                 self.history.asked.excused.add(word_of_id(named))  # a quota may hold it back
 
     # Where a reader would go on

@@ -7,7 +7,7 @@ It is written apart from the fold, so that the two can be compared.
 
 from dataclasses import dataclass
 
-from consumers.agents.fold import FREE_FAILURES
+from consumers.agents.fold.attempt import FREE_FAILURES
 from schemas.messages import (
     AttemptStarted,
     CallFailed,

@@ -10,7 +10,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from consumers.agents.fold import END, START, Journal, Outstanding, Rollout, World
+from consumers.agents.fold.journal import START, Journal
+from consumers.agents.fold.outstanding import Outstanding
+from consumers.agents.fold.rollout import Rollout
+from consumers.agents.fold.trajectory import END
+from consumers.agents.fold.world import World
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import CallModel, Step
 from consumers.log.protocols import Record
@@ -218,7 +222,7 @@ class Waits:
         """Groups and their topics to look through for commands, and since when they were sent."""
         since: dict[tuple[str, str], int] = {}
         for rollout in self._open():
-            for waits in rollout.outstanding.values():
+            for waits in rollout.attempt.outstanding.values():
                 work = self._work(rollout, waits)
                 since[work] = min(since.get(work, waits.opened_ms), waits.opened_ms)
         return since
@@ -226,7 +230,9 @@ class Waits:
     def wanted_keys(self) -> set[bytes]:
         """The keys of those commands."""
         return {
-            rollout.request.rollout_id.encode() for rollout in self._open() if rollout.outstanding
+            rollout.request.rollout_id.encode()
+            for rollout in self._open()
+            if rollout.attempt.outstanding
         }
 
     def take_command(self, name: bytes, place: Place) -> None:
@@ -251,7 +257,7 @@ class Waits:
             if (run_id and request.run_id == run_id) or request.policy_id == policy_id
         }
         for rollout in self._open():
-            asked = (waits.sequence for waits in rollout.outstanding.values())
+            asked = (waits.sequence for waits in rollout.attempt.outstanding.values())
             if any(sequence and sequence.policy_id == policy_id for sequence in asked):
                 found.add(rollout.request.rollout_id)
         return found
@@ -281,7 +287,7 @@ class Waits:
                 what = _decided(rollout)
                 yield _wait(rollout.request, "decision", what, since, rollout.ends_ms(), journal)
             else:
-                for waits in rollout.outstanding.values():
+                for waits in rollout.attempt.outstanding.values():
                     yield self._outstanding(rollout, waits, journal)
 
     def _missing_program(self, name: str) -> str:
@@ -297,13 +303,13 @@ class Waits:
 
     def _outstanding(self, rollout: Rollout, waits: Outstanding, journal: Place) -> Wait:
         request = rollout.request
-        place = request.rollout_id, rollout.attempt, waits.position, waits.tries
-        sent = self._sent.get(command_id(*place).hex().encode())
+        place = rollout.attempt.number, waits.position, waits.tries
+        sent = self._sent.get(command_id(request.rollout_id, *place).hex().encode())
         if sent is None and rollout.at_first_command():
             what = "started, first command not sent: its user's quota, or its worker is gone"
             return _wait(request, "admission", what, waits.opened_ms, None, journal)
-        deadline = min(rollout.deadline_ms(waits), rollout.ends_ms())
-        what = f"{self._asked_for(rollout, waits)} {rollout.attempt}/{waits.position}/{waits.tries}"
+        deadline = min(waits.deadline_ms(), rollout.ends_ms())
+        what = f"{self._asked_for(rollout, waits)} {'/'.join(map(str, place))}"
         if sent is None:
             what += ", not sent yet"
         reason = "call" if isinstance(waits.wish, CallModel) else "step"
@@ -314,7 +320,7 @@ class Waits:
         wish = waits.wish
         if isinstance(wish, CallModel):
             return wish.policy_id or rollout.request.policy_id
-        opened = rollout.sessions[wish.session].reset if isinstance(wish, Step) else None
+        opened = rollout.attempt.sessions[wish.session] if isinstance(wish, Step) else None
         given = opened.environment if opened else getattr(wish, "environment", None)
         return str(given or rollout.request.task.environment)
 
@@ -393,7 +399,7 @@ def _decided(rollout: Rollout) -> str:
     if isinstance(body, RolloutFinished):
         return f"an agents worker has to write its end: {body.status} {body.code}".rstrip()
     reason = body.reason if isinstance(body, AttemptStarted) else ""
-    return f"an agents worker has to begin attempt {rollout.attempt + 1}: {reason:.200}"
+    return f"an agents worker has to begin attempt {rollout.attempt.number + 1}: {reason:.200}"
 
 
 def _some(names: Sequence[str]) -> str:

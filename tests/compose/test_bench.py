@@ -105,7 +105,7 @@ def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
         MemoryLog(wanted("rl.", [load.POLICY], partitions=1)),
         Codec(LocalRegistry()),
     )
-    stray = codec.encode(TOPICS.events, Event("x", 1, -1, 0, b"", b"", "w", AttemptStarted("?")))
+    stray = codec.encode(TOPICS.events, Event.decision("x", 1, "w", AttemptStarted("?")))
     for _ in range((FORGET_EVERY - 1) % JOURNALED):
         log.append(TOPICS.events, b"x", stray, 0)
 

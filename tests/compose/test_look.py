@@ -12,7 +12,7 @@ import pytest
 
 from compose.look import tail
 from compose.trajectory import show_trajectory
-from consumers.agents.fold import Journal
+from consumers.agents.fold.journal import Journal
 from consumers.history.counting import Counting
 from schemas.as_json import plain
 from schemas.errors import Refused

@@ -14,7 +14,7 @@ def cluster() -> MemoryCluster:
     return MemoryCluster()
 
 
-ENTRY = Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because"))
+ENTRY = Event.decision("r", 2, "w", AttemptStarted("because"))
 
 
 def write(world: MemoryCluster, value: bytes, partition: int = 0) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from compose.verify import audit
-from consumers.agents.fold import Rollout
+from consumers.agents.fold.rollout import Rollout
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
 from consumers.agents.worker import (
@@ -344,7 +344,7 @@ def test_an_id_is_never_refused_in_both_of_two_partitions() -> None:
     rig.clock.pass_by(0.001)
     rig.ask(request("r", ASKS), 1)
     body = RolloutRefused("repeated", "at 0@0", 0, 0)
-    rig.write(rig.topics.events, "r", Event("r", 0, -1, 0, b"", b"", "a0", body), 1)
+    rig.write(rig.topics.events, "r", Event.decision("r", 0, "a0", body), 1)
     rig.log.group("t.agents").committed[rig.topics.requests, 1] = 1, ""
     rig.settle(first)
 

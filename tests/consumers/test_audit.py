@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from compose.verify import Report, audit
-from consumers.agents.fold import NO_POSITION
 from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec, LocalRegistry
@@ -164,7 +163,7 @@ def test_a_start_of_a_request_that_is_not_there_breaks_i1(whole: Whole) -> None:
 
 def started(whole: Whole, number: int, begin: int, offset: int) -> None:
     body = RolloutStarted(crossing(number), begin, offset)
-    event = Event(f"r{number}", 1, NO_POSITION, 0, b"", b"", "hand", body)
+    event = Event.decision(f"r{number}", 1, "hand", body)
     whole.write(whole.topics.events, f"r{number}", event, 0)
 
 

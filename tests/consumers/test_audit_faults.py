@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consumers.agents.fold import PATIENCE
+from consumers.agents.fold.outstanding import PATIENCE
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answer
@@ -456,7 +456,7 @@ def test_a_rollout_whose_agents_were_away_all_night_is_not_yet_lost() -> None:
     rig = two_open()
     rig.clock.pass_by(12 * 3600)
     rig.ask(request("late", ASKS))
-    other = Event("late", 1, -1, 0, b"", b"", "a2", RolloutStarted(request("late", ASKS), 3, 3))
+    other = Event.decision("late", 1, "a2", RolloutStarted(request("late", ASKS), 3, 3))
     rig.write(rig.topics.events, "late", other, 0)
 
     assert audited(rig, drained=False).ok
@@ -551,7 +551,7 @@ def test_no_record_that_can_be_written_ends_the_audit(seed: int) -> None:
 def test_a_start_of_a_strangers_that_names_no_offset_ends_no_audit() -> None:
     rig = Rig()
     body = RolloutStarted(request("r", ASKS), -5, -5)
-    rig.write(rig.topics.events, "r", Event("r", 1, -1, 0, b"", b"", "stranger", body), 0)
+    rig.write(rig.topics.events, "r", Event.decision("r", 1, "stranger", body), 0)
 
     assert audited(rig).lost > 0
 

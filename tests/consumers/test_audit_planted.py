@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from compose.verify import Report
-from consumers.agents.fold import PATIENCE, Journal
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.outstanding import PATIENCE
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answers

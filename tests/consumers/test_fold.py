@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.fold import FEW_RECORDS, Journal
+from consumers.agents.fold.journal import FEW_RECORDS, Journal
 from consumers.agents.programs import program_of
 from consumers.agents.watermark import read_watermark
 from consumers.agents.wishes import (
@@ -342,9 +342,7 @@ def test_a_program_draws_from_a_generator_seeded_by_rollout_and_attempt() -> Non
         hand = Hand(draws)
         effects = hand.start("draws", rollout_id=rollout_id)
         if attempt == 2:
-            _, *effects = hand.read(
-                Event(rollout_id, 2, -1, 0, b"", b"", "w", AttemptStarted("again"))
-            )
+            _, *effects = hand.read(Event.decision(rollout_id, 2, "w", AttemptStarted("again")))
         return str(one(effects).messages[0].content)
 
     assert drawn("a") == drawn("a")
@@ -455,7 +453,7 @@ def test_a_lost_session_is_rebuilt_from_history_without_using_up_a_try() -> None
 
     assert (again.tries, again.index, again.history) == (1, 1, ("move 0",))
     assert one(effects).index == 2
-    assert one(list(hand.journal.open.values())).failures == 0
+    assert one(list(hand.journal.open.values())).attempt.failures == 0
 
 
 def test_history_asked_for_after_it_was_sent_is_a_failure() -> None:
@@ -494,7 +492,7 @@ def test_a_long_prefix_goes_by_length_and_digest_and_whole_when_it_is_needed() -
     assert named.prefix_length == whole.prefix_length == len(ids) // 4
     assert (whole.prefix_ids, whole.tries, whole.body_digest) == (ids, 1, named.body_digest)
     assert one(hand.fail(whole)).prefix_ids == ids
-    assert rollout_of(hand).failures == 1
+    assert rollout_of(hand).attempt.failures == 1
 
 
 def test_a_server_that_asks_for_every_prefix_is_soon_sent_them_whole() -> None:
@@ -563,7 +561,7 @@ def test_an_answer_to_an_earlier_try_is_ignored() -> None:
 def test_answers_to_an_older_attempt_are_ignored() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once"))
-    _, again = hand.read(Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+    _, again = hand.read(Event.decision("r", 2, "w", AttemptStarted("because")))
 
     assert hand.say(call, "late") == []
 
@@ -587,7 +585,7 @@ def test_nothing_counts_after_the_end() -> None:
 
     assert hand.say(call, "no") == []
     assert hand.read(decision) == []
-    assert hand.read(Event("r", 2, -1, 0, b"", b"", "z", AttemptStarted("zombie"))) == []
+    assert hand.read(Event.decision("r", 2, "z", AttemptStarted("zombie"))) == []
 
     assert hand.journal.ignored == {"not_open": 3}
 
@@ -596,7 +594,7 @@ def test_of_two_terminal_events_the_first_is_the_end() -> None:
     hand = Hand(asks_once)
     decision = one(hand.say(one(hand.start("asks_once")), "yes"))
 
-    trajectory, *_ = hand.read(Event("r", 1, -1, 0, b"", b"", "w", RolloutCancelled("enough")))
+    trajectory, *_ = hand.read(Event.decision("r", 1, "w", RolloutCancelled("enough")))
 
     assert trajectory.status == "cancelled"
     assert hand.read(decision) == []
@@ -605,7 +603,7 @@ def test_of_two_terminal_events_the_first_is_the_end() -> None:
 def test_a_finish_of_an_older_attempt_does_not_end_the_newer_one() -> None:
     hand = Hand(asks_once)
     decision = one(hand.say(one(hand.start("asks_once")), "yes"))
-    hand.read(Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+    hand.read(Event.decision("r", 2, "w", AttemptStarted("because")))
 
     assert hand.read(decision) == []
 
@@ -639,7 +637,7 @@ def test_a_lost_session_that_cannot_be_rebuilt_begins_a_new_attempt() -> None:
     step = one(hand.show(one(hand.start("plays_on"))))
 
     decision = one(hand.fail(step, "session_lost", retriable=False))
-    assert one(list(hand.journal.open.values())).attempt == 1
+    assert one(list(hand.journal.open.values())).attempt.number == 1
     close, reset = hand.read(decision)
 
     assert (decision.body, decision.attempt) == (AttemptStarted("it was session_lost"), 2)
@@ -657,7 +655,7 @@ def test_an_attempt_begins_when_it_is_read_and_only_once() -> None:
 
     assert hand.read(decision) == []
     assert hand.read(replace(decision, attempt=4)) == []
-    assert one(list(hand.journal.open.values())).attempt == 2
+    assert one(list(hand.journal.open.values())).attempt.number == 2
 
 
 def test_what_comes_after_a_lost_session_at_the_same_place_does_not_count() -> None:
@@ -668,7 +666,7 @@ def test_what_comes_after_a_lost_session_at_the_same_place_does_not_count() -> N
     assert hand.show(step, "a zombie's room") == []
 
     rollout = one(list(hand.journal.open.values()))
-    assert [taken.text for taken in rollout.steps] == ["a room"]
+    assert [taken.text for taken in rollout.attempt.steps] == ["a room"]
 
 
 def test_a_session_lost_in_the_last_attempt_is_the_programs_affair() -> None:
@@ -685,7 +683,7 @@ def test_a_new_attempt_forgets_what_the_old_one_learned() -> None:
     call = one(hand.show(one(hand.start()), "hall"))
     hand.say(call, "north")
 
-    *_, reset = hand.read(Event("r", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+    *_, reset = hand.read(Event.decision("r", 2, "w", AttemptStarted("because")))
     call = one(hand.show(reset, "attic"))
     decision = one(hand.show(one(hand.say(call, "up")), "roof", terminated=True))
     trajectory = hand.end(decision)
@@ -949,7 +947,7 @@ def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
     journal = Journal(0, replace(world_of({}), program_of=program_of), "w")
     body = RolloutStarted(request(agent=name), 0, 0)
 
-    decision = one(journal.take(Event("r", 1, -1, 0, b"", b"", "w", body), 0, 1))
+    decision = one(journal.take(Event.decision("r", 1, "w", body), 0, 1))
 
     assert (decision.body.status, decision.body.code) == ("failed", "unknown_program")
     assert name.partition(":")[0] in decision.body.reason
@@ -1245,7 +1243,7 @@ def started(
     rollout_id: str, from_offset: int, offset: int, body: Any = None, **fields: Any
 ) -> Event:
     body = body or RolloutStarted(request(rollout_id, "asks_once"), from_offset, offset)
-    return Event(rollout_id, 1, -1, 0, b"", b"", "w", body)
+    return Event.decision(rollout_id, 1, "w", body)
 
 
 def opened(hand: Hand) -> list[str]:
@@ -1383,7 +1381,7 @@ def test_nobody_may_begin_between_two_starts_of_one_open_rollout() -> None:
     """A reader that began at `y` would take the second start of `x` for its first."""
     hand = Hand(asks_once)
     hand.read(started("x", 0, 0))
-    _, call = hand.read(Event("x", 2, -1, 0, b"", b"", "w", AttemptStarted("because")))
+    _, call = hand.read(Event.decision("x", 2, "w", AttemptStarted("because")))
     hand.read(started("y", 1, 1))
     hand.read(started("x", 2, 2))
     hand.read(one(hand.say(call, "yes")))

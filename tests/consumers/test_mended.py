@@ -277,7 +277,7 @@ def test_a_gap_of_a_dead_namesake_does_not_stop_a_worker(rig: Rig) -> None:
         ask(rig, f"r{n}")
     for n in (0, 2):  # the second start was given up by the producer, then the process died
         body = RolloutStarted(request(f"r{n}", ASKS), n, n)
-        rig.write(rig.topics.events, f"r{n}", Event(f"r{n}", 1, -1, 0, b"", b"", "a1", body), 0)
+        rig.write(rig.topics.events, f"r{n}", Event.decision(f"r{n}", 1, "a1", body), 0)
     loop = rig.agents("a1")
     rig.log.group("t.agents").committed[rig.topics.events, 0] = 0, "1;0;"
     rig.settle(loop)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.fold import Effect
+from consumers.agents.fold.rollout import Effect
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Task, user
 from consumers.history.waits import Place, Scoring, Wait, Waits
@@ -341,7 +341,7 @@ def test_the_agents_worker_that_wrote_last_is_remembered() -> None:
     hand = Hand()
     (step,) = hand.start("react")
     body = AttemptStarted("again")
-    hand.read(Event("r", 2, -1, 0, b"", b"", "second", body))
+    hand.read(Event.decision("r", 2, "second", body))
     hand.show(step)
 
     assert waits_of(hand).writers == {PARTITION: "second"}
@@ -360,7 +360,7 @@ def test_wherever_a_journal_is_cut_exactly_its_open_rollouts_run(seed: int, shar
     journal, _ = fold(cut, world_of(DICED))
     running = Counter(wait.rollout_id for wait in waits.told())
     assert running == {
-        name: int(bool(rollout.decision or rollout.outstanding))
+        name: int(bool(rollout.decision or rollout.attempt.outstanding))
         for name, rollout in journal.open.items()
     }
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compose.verify import audit
-from consumers.agents.fold import World
+from consumers.agents.fold.world import World
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
@@ -82,7 +82,7 @@ def among_others(*bad: RolloutRequest, rig: Rig | None = None, started: bool = F
     rig.ask(request("after", ASKS))
     for number, each in enumerate(bad if started else ()):
         body = RolloutStarted(each, number, number)
-        event = Event(each.rollout_id, 1, -1, 0, b"", b"", "older", body)
+        event = Event.decision(each.rollout_id, 1, "older", body)
         rig.write(rig.topics.events, each.rollout_id, event, 0)
     models = rig.models(ScriptedEngine("p", lambda call: "yes"))
     environments = rig.environments()
@@ -270,7 +270,7 @@ def test_a_trajectory_that_is_too_large_twice_leaves_out_its_result_too() -> Non
 def test_a_trajectory_that_its_request_alone_fills_leaves_out_the_task() -> None:
     asked, rig = request("bad", ASKS, group_id="g", run_id="run"), Rig()
     body = RolloutStarted(asked, 1, 1, program_digest(asks))
-    start = rig.codec.encode("t", Event("bad", 1, -1, 0, b"", b"", "a1", body))
+    start = rig.codec.encode("t", Event.decision("bad", 1, "a1", body))
     room = VALUE_LIMIT_BYTES - len(start)
 
     among_others(replace(asked, task=replace(asked.task, prompt="a" * room)), rig=rig)

@@ -15,7 +15,8 @@ import pytest
 import structlog
 
 from compose.verify import audit
-from consumers.agents.fold import Journal, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from inference.scripted import ScriptedEngine
 from schemas.messages import (

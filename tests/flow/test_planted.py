@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import structlog
 
-from consumers.agents.fold import START, Command, Effect, Journal
+from consumers.agents.fold.commands import Command
+from consumers.agents.fold.journal import START, Journal
+from consumers.agents.fold.rollout import Effect
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.log.protocols import Held, Record
@@ -116,7 +118,7 @@ class AppliesLateAnswers(Journal):
 
     def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
         rollout = self.open.get(event.rollout_id)
-        waits = rollout.outstanding.get(event.position) if rollout else None
+        waits = rollout.attempt.outstanding.get(event.position) if rollout else None
         late = waits is not None and event.tries < waits.tries
         if late and waits and isinstance(event.body, ModelAnswered | EnvironmentStepped):
             event = replace(event, tries=waits.tries)

@@ -16,7 +16,7 @@ from random import Random
 
 import fastavro
 
-from consumers.agents.fold import Effect
+from consumers.agents.fold.rollout import Effect
 from consumers.agents.fork import Past, Said, Saw
 from schemas.codec import PREFIX, schema_text
 from schemas.ids import call_seed

@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 
 from compose.cluster import Cluster
-from consumers.agents.fold import Journal, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.log.protocols import Record, read_all
 from producers.submit import Submitter

@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from consumers.agents.fold import Effect, Journal, World
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.rollout import Effect
+from consumers.agents.fold.world import World
 from consumers.agents.programs import SHIPPED
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Program
@@ -117,7 +119,7 @@ class Hand:
             asked = request(agent=asked, **fields)
         body = RolloutStarted(asked, self._requests, self._requests)
         self._requests += 1
-        return self.read(Event(asked.rollout_id, 1, -1, 0, b"", b"", "owner", body))
+        return self.read(Event.decision(asked.rollout_id, 1, "owner", body))
 
     def say(self, command: Effect, text: str) -> list[Effect]:
         assert isinstance(command, ModelCall)
@@ -212,7 +214,7 @@ class Dice:
             rollout_id = f"r{number - 1}"  # one id, asked for twice
         if dice.random() < 0.1:
             body = RolloutRefused("unreadable", "bytes", number, number)
-            return [Event(rollout_id, 1, -1, 0, b"", b"", "starter", body)]
+            return [Event.decision(rollout_id, 1, "starter", body)]
         limits = Limits(
             max_turns=dice.choice((2, 4)),
             max_tokens=dice.choice((0, 12)),
@@ -221,7 +223,7 @@ class Dice:
         )
         asked = request(rollout_id, dice.choice(("react", *DICED)), limits=limits)
         body = RolloutStarted(asked, dice.randint(0, number), number)
-        return [Event(rollout_id, 1, -1, 0, b"", b"", "starter", body)]
+        return [Event.decision(rollout_id, 1, "starter", body)]
 
     def _work(self, command: Command) -> Event:
         """What some worker answers to a command; now and then it fails."""
@@ -252,15 +254,15 @@ class Dice:
             return again
         if kind == 1:  # a zombie opens an attempt
             body = AttemptStarted("zombie")
-            return Event(known.rollout_id, dice.randint(1, 4), -1, 0, b"", b"", "z", body)
+            return Event.decision(known.rollout_id, dice.randint(1, 4), "z", body)
         if kind == 2 and dice.random() < 0.3:  # an answer to what nobody asked
             return replace(known, position=known.position + dice.randrange(3), body_digest=b"?")
         if kind == 3 and dice.random() < 0.15:
             body = dice.choice((RolloutCancelled("enough"), DeadlinePassed(3600.0)))
-            return Event(known.rollout_id, 1, -1, 0, b"", b"", "z", body)
+            return Event.decision(known.rollout_id, 1, "z", body)
         if kind == 4:  # a zombie that ended an attempt which is no more
             body = RolloutFinished("finished", "", "", "zombie")
-            return Event(known.rollout_id, max(1, known.attempt - 1), -1, 0, b"", b"", "z", body)
+            return Event.decision(known.rollout_id, max(1, known.attempt - 1), "z", body)
         return known
 
 

@@ -175,4 +175,4 @@ class MemoryCluster:
 
     def start(self, request: RolloutRequest, request_offset: int = 0) -> None:
         body = RolloutStarted(request, request_offset, request_offset)
-        self.write(Event(request.rollout_id, 1, -1, 0, b"", b"", "agents-1", body))
+        self.write(Event.decision(request.rollout_id, 1, "agents-1", body))

@@ -1,0 +1,325 @@
+"""One attempt at a rollout: its program runs, wishes, waits and learns.
+
+Whatever a program does wrong comes back as ProgramFailed, by value: whoever runs the attempt
+decides what that means.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from hashlib import blake2b
+from typing import cast
+
+from consumers.agents.fold.checks import (
+    check_call,
+    check_finish,
+    check_messages,
+    check_reset,
+    check_step,
+    check_wishes,
+)
+from consumers.agents.fold.conversation import Conversation, conversation_for
+from consumers.agents.fold.outstanding import Outstanding
+from consumers.agents.fold.world import World
+from consumers.agents.wishes import (
+    WISHES,
+    Agent,
+    CallModel,
+    EnvironmentAnswer,
+    Finish,
+    ModelAnswer,
+    Program,
+    Reset,
+    Step,
+    Task,
+    WishFailed,
+)
+from schemas.errors import ProgramFailed
+from schemas.ids import call_seed
+from schemas.messages import (
+    NO_POSITION,
+    CallFailed,
+    EnvironmentStepped,
+    Message,
+    ModelAnswered,
+    RolloutRequest,
+    Sampling,
+    StepTaken,
+    maker,
+)
+from schemas.messages import Task as WireTask
+
+# Made for every turn.
+make_step_taken = maker(StepTaken)
+make_message = maker(Message)
+
+POSITIONS_PER_TURN = 8
+"""A program that never calls a model is ended after this many wishes per allowed turn."""
+FREE_FAILURES = {"history_needed", "prefix_needed"}
+"""Requests for more, not failures of work: they number a try but, the first time, use none up."""
+
+Answer = ModelAnswered | EnvironmentStepped | CallFailed
+Turn = list[Outstanding] | Finish | ProgramFailed
+"""What a program came to: wishes (none while it waits for others), its end, or its failure."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One environment of an attempt, as far as the journal tells."""
+
+    reset: Outstanding
+    """The wish that opened it, as it stood when it was answered."""
+    environment: str
+    environment_config: str
+    seed: int
+    actions: list[str]
+    done: bool = False
+
+
+class Attempt:
+    """One attempt at a rollout: its program, what it waits for, and what it has learned."""
+
+    __slots__ = (
+        "agent", "answers", "conversations", "due_ms", "failures", "model_calls", "next_position",
+        "number", "outstanding", "partition", "request", "sampled_tokens", "sessions", "steps",
+        "wished", "world",
+    )  # fmt: skip
+
+    def __init__(self, number: int, request: RolloutRequest, partition: int, world: World) -> None:
+        self.number = number
+        self.request = request
+        self.partition = partition
+        self.world = world
+        self.agent: Agent | None = None
+        self.outstanding: dict[int, Outstanding] = {}
+        self.wished: list[int] | int = []
+        """Where the wishes are that the program waits for; a number where it yielded no list."""
+        self.answers: dict[int, object] = {}
+        self.conversations: list[Conversation] = []
+        self.sessions: dict[str, Session] = {}
+        self.steps: list[StepTaken] = []
+        self.next_position = 0
+        self.model_calls = 0
+        self.sampled_tokens = 0
+        self.failures = 0
+        self.due_ms = 0
+        """Nothing is overdue before; most attempts need not be looked at when deadlines are due."""
+
+    def begin(self, program: Program, now_ms: int) -> Turn:
+        """Start the program; `now_ms` is the event's append time."""
+        task = self.request.task
+        seed = call_seed(self.request.seed_key, self.number, NO_POSITION)
+        program_task = Task(
+            prompt=task.prompt,
+            system=task.system,
+            environment=task.environment,
+            max_turns=self.request.limits.max_turns,
+            agent_config=self.request.agent_config,
+            drawn=cache(partial(self.world.random_of, seed)),
+        )
+        return self._advance(lambda: self._first_wish(program, program_task), now_ms)
+
+    def _first_wish(self, program: Program, task: Task) -> object:
+        self.agent = program(task)
+        if not hasattr(self.agent, "send"):
+            msg = f"program {self.request.agent!r} is no generator; it must yield its wishes"
+            raise ProgramFailed("rubbish", msg)
+        return next(self.agent)
+
+    def close_program(self) -> None:
+        """Let the generator go; whatever it does on the way out is its own affair."""
+        if self.agent is not None and hasattr(self.agent, "close"):
+            with suppress(ProgramFailed):
+                self.world.walled(self.request.agent, self.agent.close)
+        self.agent = None
+
+    def _advance(self, turn: Callable[[], object], now_ms: int) -> Turn:
+        """Run the program to its next wish, or to its end."""
+        first, calls = self.next_position, self.model_calls
+        try:
+            return self.world.walled(self.request.agent, lambda: self._wishes(turn, now_ms))
+        except ProgramFailed as error:
+            self._withdraw(first, calls)
+            return error
+
+    def _wishes(self, turn: Callable[[], object], now_ms: int) -> Turn:
+        try:
+            yielded = turn()
+        except StopIteration:
+            yielded = Finish()
+        if isinstance(yielded, Finish):
+            return check_finish(yielded)
+        if isinstance(yielded, WISHES):
+            self.wished = self.next_position
+            return [self._open(yielded, now_ms)]
+        first = self.next_position
+        wishes = check_wishes(yielded, self.request.agent, first)
+        opened = [self._open(wish, now_ms) for wish in wishes]
+        self.wished = list(range(first, self.next_position))
+        return opened
+
+    def _withdraw(self, first: int, model_calls: int) -> None:
+        """Forget wishes that were spoilt by another one or by their guard: nobody heard them."""
+        self.outstanding = {at: waits for at, waits in self.outstanding.items() if at < first}
+        self.next_position, self.model_calls = first, model_calls
+
+    def _open(self, wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
+        position = self.next_position
+        limits = self.request.limits
+        if position >= limits.max_turns * POSITIONS_PER_TURN + POSITIONS_PER_TURN:
+            msg = f"the program made {position} wishes, more than its limits allow"
+            raise ProgramFailed("position_limit", msg)
+        if isinstance(wish, CallModel):
+            waits = self._open_call(wish, now_ms)
+        elif isinstance(wish, Reset):
+            waits = self._open_reset(wish, now_ms)
+        else:
+            waits = self._open_step(wish, now_ms)
+        self.next_position += 1
+        self.outstanding[position] = waits
+        self.due_ms = min(self.due_ms, waits.deadline_ms())
+        return waits
+
+    def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
+        limits = self.request.limits
+        if self.model_calls >= limits.max_turns:
+            msg = f"the program asked for more than {limits.max_turns} model calls"
+            raise ProgramFailed("turn_limit", msg)
+        if limits.max_tokens and self.sampled_tokens >= limits.max_tokens:
+            msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
+            raise ProgramFailed("token_limit", msg)
+        check_call(wish)
+        check_messages(wish.messages[: wish.begun.messages if wish.begun else 0])
+        policy_id = wish.policy_id or self.request.policy_id
+        sequence = conversation_for(wish.messages, policy_id, wish.begun, self.conversations)
+        new = tuple(wish.messages[len(sequence.messages) :])
+        check_messages(new)
+        sampling = self._sampling(wish)
+        digest = _call_digest(wish, sequence, new, policy_id, sampling)
+        sequence.busy = True
+        self.model_calls += 1
+        timeout_s = limits.call_timeout_s
+        return Outstanding(
+            wish, self.next_position, digest, now_ms, timeout_s, sequence, new, sampling
+        )
+
+    def _sampling(self, wish: CallModel) -> Sampling:
+        sampling = wish.sampling or self.request.sampling
+        budget = self.request.limits.max_tokens
+        left = budget - self.sampled_tokens
+        return replace(sampling, max_tokens=left) if 0 < left < sampling.max_tokens else sampling
+
+    def _open_reset(self, wish: Reset, now_ms: int) -> Outstanding:
+        name, config, seed = environment_of(wish, self.request.task)
+        check_reset(wish, name, config, seed)
+        digest = _digest("reset", wish.session, name, config, seed)
+        timeout_s = self.request.limits.step_timeout_s
+        return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
+
+    def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
+        check_step(wish)
+        if wish.session not in self.sessions:
+            msg = f"Step into session {wish.session!r} before its Reset was answered"
+            raise ProgramFailed("rubbish", msg)
+        actions = len(self.sessions[wish.session].actions)
+        digest = _digest("step", wish.session, actions, wish.action)
+        timeout_s = self.request.limits.step_timeout_s
+        return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
+
+    def take(self, waits: Outstanding, answer: Answer, now_ms: int) -> Turn:
+        """Apply an answer that fits; the program goes on when all it waits for is answered."""
+        if isinstance(answer, ModelAnswered):
+            return self._settle(waits, self._answered(waits, answer), now_ms)
+        if isinstance(answer, EnvironmentStepped):
+            return self._settle(waits, self._observed(waits, answer), now_ms)
+        return self._failed(waits, answer, now_ms)
+
+    def _failed(self, waits: Outstanding, failure: CallFailed, now_ms: int) -> Turn:
+        free = failure.code in FREE_FAILURES and not waits.with_history
+        if waits.sequence is not None:
+            waits.sequence.misses += failure.code == "prefix_needed"
+        self.failures += not free
+        waits.failures += not free
+        if failure.retriable and waits.failures < self.request.limits.max_tries:
+            waits.with_history = waits.with_history or free
+            waits.try_again(now_ms)
+            self.due_ms = min(self.due_ms, waits.deadline_ms())
+            return [waits]
+        if waits.sequence is not None:
+            waits.sequence.busy = False
+        return self._settle(waits, WishFailed(failure.code, failure.message), now_ms)
+
+    def _answered(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
+        sequence = cast(Conversation, waits.sequence)
+        reply = make_message("assistant", body.text, body.tool_calls)
+        sequence.take(waits.new, body, reply, cast(Sampling, waits.sampling))
+        sequence.busy = False
+        self.sampled_tokens += len(body.token_ids) // 4
+        return ModelAnswer(reply, body.finish_reason)
+
+    def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
+        wish = cast("Reset | Step", waits.wish)
+        action = None
+        if isinstance(wish, Reset):
+            environment = environment_of(wish, self.request.task)
+            self.sessions[wish.session] = Session(waits, *environment, [])
+        else:
+            action = wish.action
+            self.sessions[wish.session].actions.append(action)
+        self.sessions[wish.session].done = body.terminated or body.truncated
+        self.steps.append(
+            make_step_taken(
+                waits.position,
+                wish.session,
+                action,
+                body.text,
+                body.reward,
+                body.terminated,
+                body.truncated,
+                body.info,
+            )
+        )
+        return EnvironmentAnswer(body.text, body.reward, body.terminated, body.truncated, body.info)
+
+    def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> Turn:
+        """Close one wish; when all that were made together are closed, the program goes on."""
+        del self.outstanding[waits.position]
+        agent = cast(Agent, self.agent)
+        if isinstance(self.wished, int):
+            if isinstance(answer, WishFailed):
+                return self._advance(lambda: agent.throw(answer), now_ms)
+            return self._advance(lambda: agent.send(answer), now_ms)
+        self.answers[waits.position] = answer
+        if any(position not in self.answers for position in self.wished):
+            return []
+        together = [self.answers.pop(position) for position in self.wished]
+        return self._advance(lambda: agent.send(together), now_ms)
+
+
+def environment_of(wish: Reset, task: WireTask) -> tuple[str, str, int]:
+    """Name, configuration and seed of the environment that a reset opens."""
+    config = task.environment_config if wish.environment_config is None else wish.environment_config
+    return (
+        task.environment if wish.environment is None else wish.environment,
+        config,
+        task.seed if wish.seed is None else wish.seed,
+    )
+
+
+def _digest(*parts: object) -> bytes:
+    return blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
+
+
+def _call_digest(
+    wish: CallModel,
+    sequence: Conversation,
+    new: Iterable[Message],
+    policy_id: str,
+    sampling: Sampling,
+) -> bytes:
+    said = "\1".join(f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new)
+    how = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop)
+    place = (policy_id, sequence.index, sequence.length, how, wish.tools, said)
+    begun = () if sequence.answers or not sequence.begun else (sequence.begun.hex(),)
+    return _digest("call", *place, *begun)

@@ -1,0 +1,111 @@
+"""What a program may yield. What cannot go on the wire must end its rollout here: later it would
+end the worker. Every check raises ProgramFailed(`rubbish`)."""
+
+from collections.abc import Sequence
+
+from consumers.agents.wishes import WISHES, Begun, CallModel, Finish, Reset, Step
+from schemas.errors import ProgramFailed
+from schemas.foreign_text import plain, shown
+from schemas.messages import Message, Sampling
+
+RESULT_CHARS = 200_000
+"""A result above this would not fit into the journal; it belongs into a file."""
+
+
+def check_wishes(
+    yielded: object, program_name: str, position: int
+) -> Sequence[Reset | CallModel | Step]:
+    """The wishes of a list that was yielded."""
+    wishes = yielded if isinstance(yielded, list | tuple) else ()
+    if not wishes or any(not isinstance(wish, WISHES) for wish in wishes):
+        msg = (
+            f"program {program_name!r} yielded {shown(yielded)} at position {position}; "
+            "it may yield CallModel, Step, Reset, Finish, or a list"
+        )
+        raise ProgramFailed("rubbish", msg)
+    return wishes
+
+
+def check_finish(finish: Finish) -> Finish:
+    """The same with a result that can be written; raises ProgramFailed(`result_too_large`)."""
+    result = plain(finish.result) if isinstance(finish.result, str) else shown(finish.result)
+    if len(result) > RESULT_CHARS:
+        msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
+        raise ProgramFailed("result_too_large", msg)
+    return Finish(result)
+
+
+def check_call(wish: CallModel) -> None:
+    """Anything but the messages themselves."""
+    messages, how = wish.messages, wish.sampling
+    if not isinstance(messages, (list, tuple)) or not messages:
+        msg = f"CallModel needs a list of Message, found {shown(messages)}"
+        raise ProgramFailed("rubbish", msg)
+    if wish.begun is not None and not _is_begun(wish.begun, len(messages)):
+        msg = f"CallModel needs as begun whole tokens of its first messages, found {shown(wish)}"
+        raise ProgramFailed("rubbish", msg)
+    if not _is_text(wish.tools, wish.policy_id or ""):
+        msg = f"CallModel needs texts as policy_id and tools, found {shown(wish)}"
+        raise ProgramFailed("rubbish", msg)
+    if how is not None and not (
+        isinstance(how, Sampling)
+        and isinstance(how.temperature, int | float)
+        and isinstance(how.top_p, int | float)
+        and _is_whole(how.top_k, 32)
+        and _is_whole(how.max_tokens, 32)
+        and isinstance(how.stop, list | tuple)
+        and _is_text(*how.stop)
+    ):
+        msg = f"CallModel needs a Sampling, found {shown(how)}"
+        raise ProgramFailed("rubbish", msg)
+
+
+def check_messages(messages: Sequence[object]) -> None:
+    for m in messages:
+        if not isinstance(m, Message) or not _is_text(
+            m.role, m.content, m.tool_calls, m.tool_call_id, m.name
+        ):
+            msg = f"CallModel needs a list of Message made of texts, found {shown(m)}"
+            raise ProgramFailed("rubbish", msg)
+
+
+def check_reset(wish: Reset, name: str, config: str, seed: int) -> None:
+    """A reset into the environment that it comes to mean."""
+    if not _is_text(wish.session, name, config) or not _is_whole(seed, 64):
+        msg = f"Reset needs texts and a 64-bit seed, found {shown(wish)}"
+        raise ProgramFailed("rubbish", msg)
+
+
+def check_step(wish: Step) -> None:
+    if not _is_text(wish.session, wish.action):
+        msg = f"Step needs texts that can be written as UTF-8, found {shown(wish)}"
+        raise ProgramFailed("rubbish", msg)
+
+
+def _is_text(*values: object) -> bool:
+    """Whether these are strings that can be written; a lone surrogate cannot."""
+    try:
+        for value in values:
+            if not isinstance(value, str):
+                return False
+            if not value.isascii():  # which costs nothing to ask
+                value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_whole(value: object, bits: int) -> bool:
+    return isinstance(value, int) and -(1 << bits - 1) <= value < 1 << bits - 1
+
+
+def _is_begun(begun: object, messages: int) -> bool:
+    """Whether these are tokens of fewer messages than there are."""
+    return (
+        isinstance(begun, Begun)
+        and isinstance(begun.ids, bytes)
+        and len(begun.ids) >= 4
+        and len(begun.ids) % 4 == 0
+        and _is_whole(begun.messages, 32)
+        and 0 < begun.messages < messages
+    )

@@ -1,0 +1,109 @@
+"""What is sent for a wish: the same place, the same bytes, however often it is put together."""
+
+from dataclasses import replace
+from typing import cast
+
+from consumers.agents.fold.attempt import Attempt, environment_of
+from consumers.agents.fold.conversation import Conversation
+from consumers.agents.fold.outstanding import Outstanding
+from consumers.agents.wishes import CallModel, Reset, Step
+from schemas.ids import call_seed, command_id
+from schemas.messages import EnvironmentStep, ModelCall, Sampling, maker
+
+Command = ModelCall | EnvironmentStep
+
+# Made for every turn.
+make_call = maker(ModelCall)
+make_step = maker(EnvironmentStep)
+
+
+def command(attempt: Attempt, waits: Outstanding) -> Command:
+    """The command of one outstanding wish, as it stands."""
+    wish = waits.wish
+    if isinstance(wish, CallModel):
+        return _call(attempt, waits, wish)
+    if isinstance(wish, Reset):
+        return _reset(attempt, waits, wish)
+    return _step(attempt, waits, cast(Step, wish))
+
+
+def place(attempt: Attempt, waits: Outstanding) -> tuple[str, int, int, int, bytes, bytes]:
+    """What names a command, and the event that answers it."""
+    rollout_id, position = attempt.request.rollout_id, waits.position
+    named = command_id(rollout_id, attempt.number, position, waits.tries)
+    return rollout_id, attempt.number, position, waits.tries, named, waits.digest
+
+
+def courtesy(attempt: Attempt) -> list[Command]:
+    """Close what is open elsewhere: saves work, never needed for history."""
+    closing: list[Command] = [
+        replace(command(attempt, session.reset), kind="close")
+        for session in attempt.sessions.values()
+        if not session.done
+    ]
+    for waits in attempt.outstanding.values():
+        sent = command(attempt, waits)
+        if isinstance(sent, ModelCall):
+            aborted = replace(sent, kind="abort", messages=(), prefix_ids=None, prefix_length=0)
+            closing.append(aborted)
+        elif sent.kind == "reset":
+            closing.append(replace(sent, kind="close"))
+    return closing
+
+
+def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
+    request = attempt.request
+    sequence = cast(Conversation, waits.sequence)
+    named = sequence.held() and not waits.with_history
+    # A pinned version is one of the request's own policy.
+    pinned = request.policy_version if sequence.policy_id == request.policy_id else -1
+    return make_call(
+        *place(attempt, waits),
+        attempt.partition,
+        waits.not_after_ms(),
+        "sample",
+        sequence.policy_id,
+        sequence.index,
+        waits.new,
+        cast(Sampling, waits.sampling),
+        call_seed(request.seed_key, attempt.number, waits.position),
+        None if named else sequence.packed(),
+        sequence.length,
+        sequence.hash.digest() if named else b"",
+        tools=wish.tools,
+        min_policy_version=request.min_policy_version,
+        policy_version=pinned,
+    )
+
+
+def _reset(attempt: Attempt, waits: Outstanding, wish: Reset) -> EnvironmentStep:
+    name, config, seed = environment_of(wish, attempt.request.task)
+    return make_step(
+        *place(attempt, waits),
+        attempt.partition,
+        waits.not_after_ms(),
+        "reset",
+        name,
+        wish.session,
+        config,
+        seed,
+        timeout_s=waits.timeout_s,
+    )
+
+
+def _step(attempt: Attempt, waits: Outstanding, wish: Step) -> EnvironmentStep:
+    session = attempt.sessions[wish.session]
+    return make_step(
+        *place(attempt, waits),
+        attempt.partition,
+        waits.not_after_ms(),
+        "step",
+        session.environment,
+        wish.session,
+        session.environment_config,
+        session.seed,
+        len(session.actions),
+        wish.action,
+        tuple(session.actions) if waits.with_history else None,
+        waits.timeout_s,
+    )

@@ -1,0 +1,94 @@
+"""Conversations: token sequences that are only ever extended, and the same as messages."""
+
+from collections.abc import Sequence
+
+from consumers.agents.wishes import Begun
+from schemas.ids import prefix_hash
+from schemas.messages import Message, ModelAnswered, Sampling
+
+LONG_PREFIX = 1024
+"""Tokens; where a prefix is longer, a call names it, for the server that answered last holds it."""
+MISS_EVERY = 16
+"""Answers to a question for a prefix; servers that ask more often, or always, are sent it whole."""
+
+
+class Conversation:
+    """One token sequence that is only ever extended, and the same as messages."""
+
+    __slots__ = (
+        "answers", "begun", "busy", "hash", "index", "length", "messages", "misses", "policy_id",
+        "samplings",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b""
+    ) -> None:
+        self.index = index
+        self.policy_id = policy_id
+        self.messages: list[Message] = list(messages)
+        self.answers: list[ModelAnswered] = []
+        self.samplings: list[Sampling] = []
+        """How each answer was asked for."""
+        self.begun = begun
+        """Tokens that were there before the first answer; they stand for the first messages."""
+        self.length = len(begun) // 4
+        self.hash = prefix_hash(begun)
+        """Of all its tokens: a long one is named at every turn, and not gone through for that."""
+        self.busy = False
+        self.misses = 0
+        """How often its prefix was asked for."""
+
+    def extended_by(self, messages: Sequence[Message], policy_id: str) -> bool:
+        """Whether the messages are the known ones first, then at least one new."""
+        known = len(self.messages)
+        return (
+            not self.busy
+            and policy_id == self.policy_id
+            and len(messages) > known
+            and list(messages[:known]) == self.messages
+        )
+
+    def take(
+        self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling
+    ) -> None:
+        """Extend it by what was new in a call and by what the model answered."""
+        self.messages += (*new, reply)
+        self.answers.append(answer)
+        self.samplings.append(sampling)
+        self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
+        self.hash.update(answer.added_ids)
+        self.hash.update(answer.token_ids)
+
+    def held(self) -> bool:
+        """Whether its server may be expected to hold it."""
+        answered = len(self.answers)
+        seldom = self.misses * MISS_EVERY <= answered + MISS_EVERY
+        return self.length >= LONG_PREFIX and answered > 0 and seldom
+
+    def packed(self) -> bytes:
+        """All token ids; put together anew, for the answers hold them already."""
+        ids = [packed for a in self.answers for packed in (a.added_ids, a.token_ids)]
+        return b"".join([self.begun, *ids])
+
+
+def conversation_for(
+    messages: Sequence[Message],
+    policy_id: str,
+    begun: Begun | None,
+    conversations: list[Conversation],
+) -> Conversation:
+    """The longest one that the messages extend, the latest among equals; else a new one.
+
+    Tokens that a call begins with begin a new one, unless one that is known reaches as far.
+    """
+    known = [c for c in conversations if c.extended_by(messages, policy_id)]
+    if begun is not None:
+        known = [c for c in known if len(c.messages) >= begun.messages]
+    if len(known) == 1:
+        return known[0]
+    if known:
+        return max(known, key=lambda c: (len(c.messages), c.index))
+    first, ids = (messages[: begun.messages], begun.ids) if begun else ((), b"")
+    fresh = Conversation(len(conversations), policy_id, first, ids)
+    conversations.append(fresh)
+    return fresh

@@ -1,0 +1,155 @@
+"""One journal partition, folded: its open rollouts and its chain of starts."""
+
+from collections import Counter, deque
+from heapq import nsmallest
+from itertools import islice
+
+from consumers.agents.fold.rollout import Effect, Rollout
+from consumers.agents.fold.trajectory import END, refused_trajectory
+from consumers.agents.fold.world import World
+from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
+from schemas.messages import Event, RolloutFinished, RolloutRefused, RolloutStarted
+
+START = (RolloutStarted, RolloutRefused)
+FEW_RECORDS = 20_000
+"""Folded in a second; a reader that has no more to read needs no stragglers named."""
+
+
+class Journal:
+    """The fold of one partition of rollout.events: its open rollouts and its chain of starts."""
+
+    def __init__(
+        self,
+        partition: int,
+        world: World,
+        writer: str,
+        begin: Watermark | None = None,
+        *,
+        few: int = FEW_RECORDS,
+    ) -> None:
+        self.few = few
+        self.partition = partition
+        self.world = world
+        self.writer = writer
+        begin = begin or Watermark(0)
+        self.last = begin.last
+        """The last counted request offset; None where none has been counted."""
+        self.bulk_low = begin.bulk_low
+        """Below this, only stragglers are read, and whether they count is known."""
+        self.open: dict[str, Rollout] = {}
+        self.just_ended: Rollout | None = None
+        self.ignored: Counter[str] = Counter()
+        self._stragglers = frozenset(begin.stragglers)
+        self._keys: set[bytes | None] = set()
+        self._starts: deque[tuple[int, int | None]] = deque()
+        self._twice: deque[tuple[int, int]] = deque()
+        self._ended: deque[tuple[int, Rollout]] = deque()
+
+    def needs(self, offset: int, key: bytes | None) -> bool:
+        """Whether a record has to be folded; asked in log order, it decides without decoding."""
+        if offset >= self.bulk_low:
+            return True
+        if offset in self._stragglers:
+            self._keys.add(key)
+        return key in self._keys
+
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
+        """Apply one event, in log order. `now_ms` is its append time.
+
+        Silently, answers give rise to no commands: for readers that would not send them.
+        """
+        body = event.body
+        if isinstance(body, START):
+            return self._start(event, body, offset, now_ms)
+        rollout = self.open.get(event.rollout_id)
+        if rollout is None:
+            self.ignored["not_open"] += 1
+            return []
+        if isinstance(body, RolloutFinished) and event.attempt != rollout.attempt.number:
+            self.ignored["older_attempt"] += 1
+            return []
+        if isinstance(body, END):
+            del self.open[event.rollout_id]
+            self._ended.append((offset, rollout))
+            self.just_ended = rollout
+            return rollout.end(body, offset, now_ms)
+        try:
+            outcomes = rollout.take(event, now_ms)
+            if outcomes is None:
+                self.ignored["late_or_twice"] += 1
+                return []
+            return rollout.effects(outcomes, silent=silent)
+        except Exception as error:
+            return [rollout.give_up(error)]
+
+    def _start(
+        self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
+    ) -> list[Effect]:
+        """Open a rollout, if its start counts."""
+        if not self._counts(body, offset):
+            return []
+        if event.rollout_id in self.open:
+            self.ignored["already_open"] += 1
+            self._twice.append((self.open[event.rollout_id].first_offset, offset))
+            return []
+        if isinstance(body, RolloutRefused):
+            return [refused_trajectory(event, body, self.partition, offset, now_ms)]
+        rollout = Rollout(
+            body.request,
+            partition=self.partition,
+            offset=offset,
+            started_ms=now_ms,
+            world=self.world,
+            writer=self.writer,
+        )
+        self.open[event.rollout_id] = rollout
+        try:
+            return rollout.effects(rollout.begin(now_ms), silent=False)
+        except Exception as error:
+            return [rollout.give_up(error)]
+
+    def _counts(self, body: RolloutStarted | RolloutRefused, offset: int) -> bool:
+        """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""
+        if offset < self.bulk_low:
+            return offset in self._stragglers
+        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
+            late = body.request_offset <= self.last
+            self.ignored["started_before" if late else "start_after_gap"] += 1
+            return False
+        before, self.last = self.last, body.request_offset
+        self._starts.append((offset, before))
+        return True
+
+    def _firsts(self, commit: int, most: int) -> list[int]:
+        """First offsets below `commit` of the oldest rollouts that count as open there."""
+        known = {
+            *(rollout.first_offset for _, rollout in self._ended),
+            *(first for first, _ in self._twice),
+            *(rollout.first_offset for rollout in islice(self.open.values(), most)),
+        }
+        return nsmallest(most, (first for first in known if first < commit))
+
+    def watermark(self, commit: int) -> Watermark:
+        """Where a reader must begin to know all that is open at `commit`; commits go up only.
+
+        A rollout whose end lies at or above the commit counts as open: its end will be read again.
+        So does one that was started twice while it was open, as long as the second start is read:
+        without the first it would count. Stragglers are named where that at least halves what has
+        to be read; `bulk_low` never goes back, for what lies below it may be unknown here.
+        """
+        while self._ended and self._ended[0][0] < commit:
+            self._ended.popleft()
+        firsts = self._firsts(commit, 1)
+        lows = [*firsts, commit]
+        if lows[0] < max(commit - self.few, self.bulk_low):
+            firsts = self._firsts(commit, MOST_STRAGGLERS + 1)
+            lows = [*firsts, commit][: MOST_STRAGGLERS + 1]
+        near = commit - max(self.few, 2 * (commit - lows[-1]))
+        named = next(n for n, low in enumerate(lows) if low >= max(near, self.bulk_low))
+        self.bulk_low = low = lows[named]
+        while self._twice and self._twice[0][1] < low:
+            self._twice.popleft()
+        while self._starts and self._starts[0][0] < low:
+            self._starts.popleft()
+        last = self._starts[0][1] if self._starts else self.last
+        return Watermark(low, last, tuple(firsts[:named]))

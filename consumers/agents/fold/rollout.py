@@ -1,0 +1,247 @@
+"""One open rollout: its attempts, what is decided about it, and its end.
+
+What is decided is written now and acted upon when it is read.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
+
+from consumers.agents.fold.attempt import Attempt, Turn
+from consumers.agents.fold.commands import Command, command, courtesy, place
+from consumers.agents.fold.outstanding import PATIENCE, Outstanding, whole_ms
+from consumers.agents.fold.trajectory import Terminal, ended_trajectory
+from consumers.agents.fold.world import World
+from consumers.agents.wishes import Finish
+from schemas.errors import DeterminismError, Refused
+from schemas.foreign_text import REASON_CHARS, plain, raised
+from schemas.messages import (
+    AttemptStarted,
+    Body,
+    CallFailed,
+    DeadlinePassed,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRequest,
+    Trajectory,
+)
+
+Effect = Command | Event | Trajectory
+Outcome = Outstanding | Effect
+"""What an event gives rise to, as long as wishes have not been made into commands."""
+
+
+class Rollout:
+    """One open rollout: its present attempt, and what was decided about it."""
+
+    __slots__ = (
+        "admitted", "attempt", "broken", "deadline_written", "decision", "first_offset", "heard_ms",
+        "partition", "request", "runs_ms", "started_ms", "world", "writer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: RolloutRequest,
+        *,
+        partition: int,
+        offset: int,
+        started_ms: int,
+        world: World,
+        writer: str,
+    ) -> None:
+        self.request = request
+        self.partition = partition
+        self.first_offset = offset
+        self.started_ms = started_ms
+        self.world = world
+        self.writer = writer
+        self.deadline_written = False
+        self.admitted = False
+        """Whether its user's quota lets it run; the worker's affair, not history's."""
+        self.runs_ms = started_ms
+        """Since when its own deadline counts: not while a quota holds it."""
+        self.heard_ms = 0
+        """When the first answer came that counts; 0 before."""
+        self._open_attempt(1)
+
+    def _open_attempt(self, number: int) -> None:
+        self.attempt = Attempt(number, self.request, self.partition, self.world)
+        self.broken = False
+        self.decision: Event | None = None
+        """What was decided last, until it is read or another attempt begins."""
+
+    def begin(self, now_ms: int) -> Sequence[Outcome]:
+        """Start the program of the current attempt; `now_ms` is the event's append time."""
+        try:
+            program = self.world.program_of(self.request.agent)
+        except Refused as error:
+            return self._fail("unknown_program", str(error))
+        return self._outcomes(self.attempt.begin(program, now_ms))
+
+    def take(self, event: Event, now_ms: int) -> Sequence[Outcome] | None:
+        """Apply one answer or AttemptStarted; None when it does not count."""
+        body = event.body
+        if isinstance(body, AttemptStarted):
+            return self._new_attempt(event.attempt, now_ms)
+        attempt = self.attempt
+        if event.attempt != attempt.number or self.broken:
+            return None
+        waits = attempt.outstanding.get(event.position)
+        if waits is None and event.position < attempt.next_position:
+            return None
+        if waits is not None and event.tries < waits.tries:
+            return None
+        if waits is None or not waits.fits(event):
+            return self._broken(_disagreement(event, waits, attempt))
+        self.heard_ms = self.heard_ms or now_ms
+        answer = cast("ModelAnswered | EnvironmentStepped | CallFailed", body)
+        if isinstance(answer, CallFailed) and answer.code == "session_lost" and self._may_retry():
+            del attempt.outstanding[waits.position]  # answered: nothing counts here any more
+            return self._retry(answer.message)
+        return self._outcomes(attempt.take(waits, answer, now_ms))
+
+    def _outcomes(self, turn: Turn) -> Sequence[Outcome]:
+        """What the program came to; where that is its end, the decision to write it."""
+        if isinstance(turn, list):
+            return turn
+        if isinstance(turn, Finish):
+            return self._finish("finished", result=turn.result)
+        return self._fail(turn.code, str(turn))
+
+    def effects(self, outcomes: Sequence[Outcome], *, silent: bool) -> list[Effect]:
+        """With the commands made of what was wished for; silently none is, as none will be sent."""
+        return [
+            command(self.attempt, outcome) if isinstance(outcome, Outstanding) else outcome
+            for outcome in outcomes
+            if not (silent and isinstance(outcome, Outstanding))
+        ]
+
+    def resend(self) -> list[Effect]:
+        """What this rollout has asked for and has no answer to, and its undelivered decision."""
+        attempt = self.attempt
+        sent: list[Effect] = [command(attempt, waits) for waits in attempt.outstanding.values()]
+        return [*sent, self.decision] if self.decision else sent
+
+    def at_first_command(self) -> bool:
+        """Whether nothing has been answered yet."""
+        return self.attempt.number == 1 and 0 in self.attempt.outstanding
+
+    def restart_clock(self, now_ms: int) -> None:
+        """Let all deadlines begin now: the first command was held back until now."""
+        self.runs_ms = now_ms
+        for waits in self.attempt.outstanding.values():
+            waits.opened_ms = now_ms
+
+    def ends_ms(self) -> int:
+        """When it is too late for the rollout."""
+        return self.runs_ms + whole_ms(self.request.limits.rollout_timeout_s)
+
+    def overdue(self, now_ms: int) -> list[Event]:
+        """What has to be written because a deadline has passed; each only once."""
+        attempt = self.attempt
+        if now_ms < attempt.due_ms:
+            return []
+        if now_ms >= self.ends_ms():
+            if self.deadline_written:
+                return []
+            self.deadline_written = True
+            return [self._event(DeadlinePassed(self.request.limits.rollout_timeout_s))]
+        unwritten = [w for w in attempt.outstanding.values() if not w.deadline_written]
+        due = [(waits.deadline_ms(), waits) for waits in unwritten]
+        attempt.due_ms = min([self.ends_ms(), *(at for at, _ in due if now_ms < at)])
+        return [self._late(waits) for at, waits in due if now_ms >= at]
+
+    def _late(self, waits: Outstanding) -> Event:
+        waits.deadline_written = True
+        reason = f"no answer within {PATIENCE * waits.timeout_s:g} s"
+        body = CallFailed("deadline", reason, True)
+        return Event(*place(self.attempt, waits), self.writer, body)
+
+    def cancelled(self, reason: str, by: str = "") -> Event:
+        """The event that ends this rollout when it is read back."""
+        return self._event(RolloutCancelled(reason[:REASON_CHARS], by))
+
+    def give_up(self, error: Exception) -> Event:
+        """The decision to end a rollout that cannot be gone on with, whatever the reason is.
+
+        Its state stays as it is: answers count on until the end is read, here and elsewhere.
+        """
+        self._fail("broken", f"it cannot be gone on with: {raised(error)}")
+        return cast(Event, self.decision)
+
+    def _event(self, body: Body) -> Event:
+        return Event.decision(self.request.rollout_id, self.attempt.number, self.writer, body)
+
+    def _decide(self, decision: Event) -> list[Outcome]:
+        self.decision = decision
+        return [decision]
+
+    def _finish(
+        self, status: str, *, code: str = "", reason: str = "", result: str = ""
+    ) -> list[Outcome]:
+        positions = self.attempt.next_position
+        reason = plain(reason, REASON_CHARS)
+        return self._decide(
+            self._event(RolloutFinished(status, plain(code), reason, result, positions))
+        )
+
+    def _fail(self, code: str, reason: str) -> list[Outcome]:
+        return self._finish("failed", code=code, reason=reason)
+
+    def _may_retry(self) -> bool:
+        """Whether its limits allow another attempt."""
+        return self.attempt.number < self.request.limits.max_attempts
+
+    def _retry(self, reason: str) -> list[Outcome]:
+        number, body = self.attempt.number + 1, AttemptStarted(reason[:REASON_CHARS])
+        return self._decide(Event.decision(self.request.rollout_id, number, self.writer, body))
+
+    def _broken(self, error: DeterminismError) -> list[Outcome]:
+        self.broken = True
+        if self._may_retry():
+            return self._retry(str(error))
+        return self._fail("determinism", str(error))
+
+    def _new_attempt(self, number: int, now_ms: int) -> list[Outcome] | None:
+        if number != self.attempt.number + 1:
+            return None
+        closing = courtesy(self.attempt)
+        self.attempt.close_program()
+        self._open_attempt(number)
+        return [*closing, *self.begin(now_ms)]
+
+    def end(self, body: Terminal, offset: int, now_ms: int) -> list[Effect]:
+        """Everything that a counted terminal event gives rise to."""
+        closing: list[Command] = []
+        with suppress(Exception):  # it saves work, no more
+            closing = courtesy(self.attempt)
+        self.attempt.close_program()
+        trajectory = ended_trajectory(
+            self.attempt,
+            body,
+            first_offset=self.first_offset,
+            last_offset=offset,
+            started_ms=self.started_ms,
+            ended_ms=now_ms,
+        )
+        return [trajectory, *closing]
+
+
+def _disagreement(event: Event, waits: Outstanding | None, attempt: Attempt) -> DeterminismError:
+    """The journal answers what the program does not ask."""
+    found = type(event.body).__name__
+    if waits is None:
+        wishes = f"has made {attempt.next_position} wishes"
+    elif event.body_digest != waits.digest or event.tries > waits.tries:
+        wishes = f"wishes {type(waits.wish).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
+    else:
+        wishes = f"wishes {type(waits.wish).__name__}"
+    return DeterminismError(
+        f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}: the "
+        f"journal answers {found} {event.body_digest.hex()[:8]}, try {event.tries}, but "
+        f"program {attempt.request.agent!r} {wishes}; has the program changed? run it under a new "
+        "name"
+    )

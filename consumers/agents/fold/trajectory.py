@@ -1,0 +1,139 @@
+"""What is written at an end: the trajectory of a rollout that has ended or was refused."""
+
+from consumers.agents.fold.attempt import Attempt
+from consumers.agents.fold.conversation import Conversation
+from consumers.agents.wishes import CallModel
+from schemas.foreign_text import raised
+from schemas.messages import (
+    DeadlinePassed,
+    Event,
+    RolloutCancelled,
+    RolloutFinished,
+    RolloutRefused,
+    Sampling,
+    Sequence,
+    Trajectory,
+)
+
+Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
+# As a tuple: `isinstance` with A | B makes the union anew each time.
+END = (RolloutFinished, RolloutCancelled, DeadlinePassed)
+
+
+def ended_trajectory(
+    attempt: Attempt,
+    body: Terminal,
+    *,
+    first_offset: int,
+    last_offset: int,
+    started_ms: int,
+    ended_ms: int,
+) -> Trajectory:
+    """The attempt as it stands, under the status of the event that ended it.
+
+    Calls without an answer are not counted: that a program made them may be its guard's decision.
+    """
+    status, code, reason, result = _ending(body)
+    waiting = sum(isinstance(w.wish, CallModel) for w in attempt.outstanding.values())
+    answered = [c for c in attempt.conversations if c.answers]
+    policies = sorted({c.policy_id for c in answered})
+    sequences, broken = _sequences(answered, policies, attempt.request.sampling)
+    if broken:
+        code, reason = "broken", broken
+    return Trajectory(
+        rollout_id=attempt.request.rollout_id,
+        attempt=attempt.number,
+        status=status,
+        request=attempt.request,
+        policies=tuple(policies),
+        sequences=sequences,
+        steps=None if broken else tuple(attempt.steps),
+        model_calls=attempt.model_calls - waiting,
+        sampled_tokens=attempt.sampled_tokens,
+        failures=attempt.failures,
+        journal_partition=attempt.partition,
+        first_offset=first_offset,
+        last_offset=last_offset,
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        code=code,
+        reason=reason,
+        result=result,
+    )
+
+
+def refused_trajectory(
+    event: Event, body: RolloutRefused, partition: int, offset: int, now_ms: int
+) -> Trajectory:
+    """The trajectory of a request that was refused: it ends where it begins, with nothing in it."""
+    return Trajectory(
+        rollout_id=event.rollout_id,
+        attempt=event.attempt,
+        status="refused",
+        request=body.request,
+        policies=(),
+        sequences=(),
+        steps=(),
+        model_calls=0,
+        sampled_tokens=0,
+        failures=0,
+        journal_partition=partition,
+        first_offset=offset,
+        last_offset=offset,
+        started_ms=now_ms,
+        ended_ms=now_ms,
+        code=body.code,
+        reason=body.reason,
+    )
+
+
+def _ending(body: Terminal) -> tuple[str, str, str, str]:
+    if isinstance(body, RolloutFinished):
+        return body.status, body.code, body.reason, body.result
+    if isinstance(body, RolloutCancelled):
+        return "cancelled", "cancelled", body.reason, ""
+    return "timed_out", "deadline", f"not finished within {body.timeout_s:g} s", ""
+
+
+def _sequences(
+    conversations: list[Conversation], policies: list[str], asked: Sampling
+) -> tuple[tuple[Sequence, ...] | None, str]:
+    """One sequence for each conversation, or why they cannot be put together."""
+    try:
+        return tuple(_sequence(c, policies.index(c.policy_id), asked) for c in conversations), ""
+    except Exception as error:
+        return None, f"its sequences cannot be put together: {raised(error)}"
+
+
+def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) -> Sequence:
+    """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes."""
+    begun = len(conversation.begun) // 4
+    ids, mask, logprobs = [conversation.begun], [b"\0" * begun], [bytes(4 * begun)]
+    versions, policy = [b"\xff" * (4 * begun)], [b"\xff" * begun]
+    for answer in conversation.answers:
+        added, sampled = len(answer.added_ids) // 4, len(answer.token_ids) // 4
+        ids += [answer.added_ids, answer.token_ids]
+        mask += [b"\0" * added, b"\1" * sampled]
+        logprobs += [bytes(4 * added), answer.logprobs]
+        versions += [b"\xff" * (4 * added), answer.versions]
+        policy += [b"\xff" * added, bytes([policy_index]) * sampled]
+    last = conversation.answers[-1]
+    samplings = conversation.samplings
+    as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
+    return Sequence(
+        token_ids=b"".join(ids),
+        loss_mask=b"".join(mask),
+        behaviour_logprobs=b"".join(logprobs),
+        versions=b"".join(versions),
+        policy_index=b"".join(policy),
+        messages=tuple(conversation.messages),
+        engine=last.engine,
+        precision=last.precision,
+        template_digest=last.template_digest,
+        samplings=() if as_asked else tuple(samplings),
+    )
+
+
+def _drawn(sampling: Sampling) -> tuple[float, float, int]:
+    """What decides the distribution that tokens are drawn from."""
+    return sampling.temperature, sampling.top_p, sampling.top_k

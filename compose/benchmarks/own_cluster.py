@@ -1,9 +1,6 @@
 """A broker and a registry of one's own, and processes that are measured on them."""
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -13,14 +10,15 @@ from pathlib import Path
 
 from compose.benchmarks.load import POLICY
 from compose.cluster import Cluster, answers
+from compose.processes import Process, end, holds_within, module, spawn
 from compose.services import embedded
 from compose.services.service_errors import ServicesError, last_lines
 from compose.settings import Settings
-from compose.workers.supervisor import die_with_parent
 from consumers.log.protocols import Record, read_all
 from producers import provision
 from schemas.topics import wanted
 
+GRACE_S = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")
 MAIN = "compose.benchmarks.measured_process"
 WITHOUT_WAITING = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -58,18 +56,11 @@ def processes(
         "ROLLCALL_PREFIX": cluster.settings.prefix,
         "ROLLCALL_AGENTS__MAX_LIVE": str(cluster.settings.agents.max_live),
     }
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    running: dict[str, Process] = {}
     try:
         for command in commands:
-            with (logs / f"{command[0]}.log").open("ab") as out:
-                running[command[0]] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", MAIN, *command],
-                    stdout=out,
-                    stderr=out,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                    preexec_fn=die_with_parent,
-                )
+            log = logs / f"{command[0]}.log"
+            running[command[0]] = spawn(module(MAIN, *command), log, environment=environment)
         try:
             yield {name: process.pid for name, process in running.items()}
         except TimeoutError as error:
@@ -77,14 +68,7 @@ def processes(
         if said := _last_words(running, logs, doomed):
             raise ServicesError(said)
     finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)
-        for process in running.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end(running.values(), GRACE_S)
 
 
 def logs_of(cluster: Cluster) -> Path:
@@ -92,9 +76,7 @@ def logs_of(cluster: Cluster) -> Path:
     return cluster.settings.state() / "bench"
 
 
-def _last_words(
-    running: dict[str, subprocess.Popen[bytes]], logs: Path, doomed: Collection[str]
-) -> str:
+def _last_words(running: dict[str, Process], logs: Path, doomed: Collection[str]) -> str:
     """What the processes that have ended said at last; empty while all live."""
     return "\n".join(
         f"{name} ended while it was measured; its last words:\n{last_lines(logs / f'{name}.log')}"
@@ -155,10 +137,14 @@ def wait_for(
     condition: Callable[[], bool], what: str, pids: Iterable[int], timeout_s: float = 90.0
 ) -> None:
     """Ask until it holds; raises TimeoutError, at once when a process of `pids` has ended."""
-    until = time.monotonic() + timeout_s
-    while not condition():
-        ended = any(os.waitid(os.P_PID, pid, WITHOUT_WAITING) for pid in pids)
-        if ended or time.monotonic() > until:
-            msg = f"{what}: not within {timeout_s:g} s"
-            raise TimeoutError(msg)
-        time.sleep(0.02)
+    late = TimeoutError(f"{what}: not within {timeout_s:g} s")
+
+    def holds() -> bool:
+        if condition():
+            return True
+        if any(os.waitid(os.P_PID, pid, WITHOUT_WAITING) for pid in pids):
+            raise late
+        return False
+
+    if not holds_within(holds, timeout_s):
+        raise late

@@ -6,7 +6,6 @@ from its process's start to its first answer: no download, no format, no locks.
 
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,12 +14,15 @@ from pathlib import Path
 
 from compose.benchmarks.figure import Figure
 from compose.cluster import answers
+from compose.processes import end, spawn
 from compose.services import embedded
 from compose.services.kafka_broker import KafkaBroker
-from compose.services.schema_registry import Registry
+from compose.services.ports import free_port
+from compose.services.schema_registry import SchemaRegistry
 from compose.settings import Settings
 
 TIMES = 3
+GRACE_S = 30.0
 
 
 def up_cold(settings: Settings) -> Figure:
@@ -73,9 +75,9 @@ def _up(state: Path, cache: Path) -> float:
 def _alone(state: Path, cache: Path) -> float:
     """The slower of the two services of a state directory, one after the other."""
     home = state.absolute() / "services"
-    ports = iter([embedded._old_or_new(None, ()) for _ in range(4)])
+    ports = iter([free_port(()) for _ in range(4)])
     kafka = KafkaBroker(home / "kafka", next(ports), next(ports), cache, answers, {})
-    registry = Registry(home / "registry", next(ports), next(ports), cache)
+    registry = SchemaRegistry(home / "registry", next(ports), next(ports), cache)
     return max(
         statistics.median(_start(service) for _ in range(TIMES)) for service in (kafka, registry)
     )
@@ -84,13 +86,11 @@ def _alone(state: Path, cache: Path) -> float:
 def _start(service: embedded.Service) -> float:
     """Seconds from one process's start to its first answer."""
     command = service.prepare()
-    with (service.home / "alone.log").open("ab") as out:
-        began = time.monotonic()
-        process = subprocess.Popen(command, cwd=service.home, stdout=out, stderr=out)
-        try:
-            while process.poll() is None and not service.is_ready():
-                time.sleep(0.01)
-            return time.monotonic() - began
-        finally:
-            process.terminate()
-            process.wait(30)
+    began = time.monotonic()
+    process = spawn(command, service.home / "alone.log", directory=service.home)
+    try:
+        while process.poll() is None and not service.is_ready():
+            time.sleep(0.01)
+        return time.monotonic() - began
+    finally:
+        end([process], GRACE_S)

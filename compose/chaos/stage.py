@@ -19,6 +19,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder
 from compose.services import embedded
+from compose.services.ports import free_port
 from compose.settings import Kafka, Registry, Settings
 from producers import provision
 from schemas.topics import wanted
@@ -168,4 +169,4 @@ def _links(
 
 def _free(links: Mapping[str, Ports], *taken: int) -> int:
     used = [port for link in links.values() for port in (link.entry, link.broker)]
-    return embedded.free_port([*used, *taken])
+    return free_port([*used, *taken])

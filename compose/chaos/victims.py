@@ -9,9 +9,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +27,9 @@ from compose.chaos.faults import (
 )
 from compose.chaos.proxy import Proxy
 from compose.cluster import answers
+from compose.processes import Process, holds_within, module, spawn
 from compose.services import embedded
 from compose.services.service_errors import ServicesError
-from compose.workers.supervisor import die_with_parent
 
 FLAP_S = 0.4
 """A flapping link is up for so long, then down for so long."""
@@ -92,7 +91,7 @@ class Worker:
     """Which of them it is now."""
     fell: list[int] = field(default_factory=list)
     """Exit codes of those that ended by themselves."""
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     owned: set[int] = field(default_factory=set)
     _stopping: bool = False
     _joined: bool = False
@@ -108,18 +107,13 @@ class Worker:
         """Must be called by the thread that lives longest: the child dies with it."""
         self.owned.clear()
         self._joined, self._started = False, time.monotonic()
-        with self.log.open("ab") as out:
-            self._read = out.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *self.command],
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                env={**self.environment, **self._path()},
-                cwd=self.log.parent,  # where no release finds the packages of another
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self._read = self.log.stat().st_size if self.log.exists() else 0
+        self.process = spawn(
+            module(*self.command),
+            self.log,
+            environment={**self.environment, **self._path()},
+            directory=self.log.parent,  # where no release finds the packages of another
+        )
 
     def _path(self) -> dict[str, str]:
         """Where its modules are looked for, if not where ours are."""
@@ -196,7 +190,7 @@ class Worker:
     def _send(self, number: int) -> None:
         self._process().send_signal(number)
 
-    def _process(self) -> subprocess.Popen[bytes]:
+    def _process(self) -> Process:
         if self.process is None:
             msg = f"{self.name} was never started"
             raise ServicesError(msg)
@@ -268,7 +262,12 @@ class Service:
             raise ServicesError(msg)
         os.kill(pid, signal.SIGKILL if fault.kind == KILL else signal.SIGSTOP)
         if fault.kind == KILL:
-            wait_for(lambda: self._pid() is None, GONE_S, f"{self.name} outlives SIGKILL")
+            self._wait_until_gone()
+
+    def _wait_until_gone(self) -> None:
+        if not holds_within(lambda: self._pid() is None, GONE_S):
+            msg = f"{self.name} outlives SIGKILL"
+            raise ServicesError(msg)
 
     def during(self, fault: Fault, since_s: float) -> None:
         """Nothing changes meanwhile."""
@@ -286,12 +285,3 @@ class Service:
         wanted = {"broker": "kafka"}.get(self.name, self.name)
         found = embedded.status(self.stack.state_dir)
         return next(each.pid for each in found if each.name == wanted)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Return as soon as it holds; raises ServicesError, saying what, after the timeout."""
-    until = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > until:
-            raise ServicesError(what)
-        time.sleep(0.02)

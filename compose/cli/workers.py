@@ -128,8 +128,7 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """What a worker process needs, once broker, registry and topics are there."""
     from compose.log_setup import set_up
     from compose.workers.build import Workshop
-    from compose.workers.readiness import patiently, wait_until_fit
-    from compose.workers.registry_fit import check_readable
+    from compose.workers.readiness import check_readable, patiently, wait_until_fit
     from compose.workers.shutdown import Drained, Stop
     from consumers.control_reader import ControlReader
 

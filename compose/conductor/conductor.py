@@ -23,12 +23,13 @@ from compose.conductor.live_panel import line, render
 from compose.curves import Curve, draw
 from compose.extras import require
 from compose.files import refuse_no_folder
+from compose.processes import memory_bytes
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.runs.run_folder import RunFolder
 from compose.settings import Settings
 from compose.workers.shutdown import Drained
-from compose.workers.supervisor import Supervisor, peak_rss_bytes
+from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
 from consumers.heldout import HeldOut
 from consumers.history.run_figures import Console, Figures
@@ -206,7 +207,7 @@ def _look(run: Conducted) -> None:
     """Keep workers alive, measure memory, ask for lag."""
     run.supervisor.keep_alive()
     pids = [*run.supervisor.pids().values(), *run.service_pids]
-    run.peak_rss = max(run.peak_rss, peak_rss_bytes(pids))
+    run.peak_rss = max(run.peak_rss, memory_bytes(pids))
     with suppress(Unavailable):
         run.lag = _lag(run.cluster, run.folder)
 

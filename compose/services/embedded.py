@@ -1,36 +1,28 @@
 """Broker and registry of one state directory: put up, looked at, taken down.
 
-The law: at most one of each lives per state directory, and no other process is ever signalled. A
-process is known by pid *and* start time, so a pid that was dealt again is nobody's. What runs where
-is in `<state_dir>/services/<name>/process.json`, written before the process is waited for: whoever
-is killed in here leaves nothing that the next call does not find. `up` and `down` of one state
-directory wait for one another.
+The law: at most one of each lives per state directory, and no other process is ever signalled. What
+runs where is on record before the process is waited for: whoever is killed in here leaves nothing
+that the next call does not find. `up` and `down` of one state directory wait for one another.
 """
 
-import contextlib
-import json
-import os
-import random
 import shutil
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from compose.processes import holds_within, spawn, started
 from compose.services.artifacts import exclusive, require_space
 from compose.services.kafka_broker import KafkaBroker
-from compose.services.schema_registry import Registry
+from compose.services.ports import is_free, kept_or_free
+from compose.services.schema_registry import SchemaRegistry
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
-from schemas.whole_files import write_whole
+from compose.services.service_process import ServiceProcess, on_record
 
 STATE_BYTES = 1 << 30
 READY_DEADLINE_S = 60.0
-GRACE_S = 20.0
 NAMES = ("kafka", "registry")
 
 
@@ -64,22 +56,6 @@ class Stopped:
     killed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The last process of a service; its ports outlive it, so that clients find the next one."""
-
-    pid: int
-    started: str
-    port: int
-    side_port: int
-    """The controller's, or the management port."""
-    properties: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def lives(self) -> bool:
-        return started(self.pid) == self.started
-
-
 class Service(Protocol):
     @property
     def name(self) -> str: ...
@@ -110,23 +86,23 @@ def up(
         kafka = _plan(home, kafka_port, broker_properties, taken=())
         taken = (kafka.port, kafka.side_port)
         registry = _plan(registry_home, registry_port, {}, taken=taken)
-        services: list[tuple[Service, Record]] = [
+        services: list[tuple[Service, ServiceProcess]] = [
             (KafkaBroker(home, *taken, cache_dir, ready, kafka.properties), kafka),
-            (Registry(registry_home, registry.port, registry.side_port, cache_dir), registry),
+            (SchemaRegistry(registry_home, registry.port, registry.side_port, cache_dir), registry),
         ]
         with ThreadPoolExecutor(max_workers=len(services)) as pool:
             raised = [pool.submit(_raise, *each) for each in services]
         _all_or_none(raised)
-    found = endpoints(state_dir)
-    if found is None:
+    both = endpoints(state_dir)
+    if both is None:
         msg = f"a service ended just after it had answered; see the logs below {state_dir}"
         raise ServicesError(msg)
-    return found
+    return both
 
 
 def endpoints(state_dir: Path) -> Endpoints | None:
     """Where the services are, None unless both live. Reads only; says nothing about readiness."""
-    kafka, registry_ = (_read(_home(state_dir, name)) for name in NAMES)
+    kafka, registry_ = (on_record(_home(state_dir, name)) for name in NAMES)
     if kafka is None or registry_ is None or not (kafka.lives and registry_.lives):
         return None
     return Endpoints(
@@ -170,7 +146,7 @@ def _address(name: str, port: int) -> str:
 
 
 def _status(name: str, home: Path) -> ServiceStatus:
-    record, log = _read(home), home / f"{name}.log"
+    record, log = on_record(home), home / f"{name}.log"
     if record is None or not record.lives:
         return ServiceStatus(name, None, None, log)
     return ServiceStatus(name, record.pid, _address(name, record.port), log)
@@ -183,12 +159,12 @@ def _sweep(state_dir: Path) -> None:
 
 def _plan(
     home: Path, port: int | None, properties: Mapping[str, str], *, taken: Collection[int]
-) -> Record:
+) -> ServiceProcess:
     """The process as it lives, or, with pid 0, as it is to be started.
 
     All ports are dealt before anything runs side by side. Old ones are kept where they are free.
     """
-    old = _read(home)
+    old = on_record(home)
     if old is not None and old.lives:
         _refuse_change(home.name, old, port, properties)
         return old
@@ -198,13 +174,14 @@ def _plan(
             f"that one or choose another {home.name} port"
         )
         raise ServicesError(msg)
-    port = port or _old_or_new(old.port if old else None, taken)
-    side_port = _old_or_new(old.side_port if old else None, {*taken, port})
-    return Record(0, "never", port, side_port, dict(properties) or (old.properties if old else {}))
+    port = port or kept_or_free(old.port if old else None, taken)
+    side_port = kept_or_free(old.side_port if old else None, {*taken, port})
+    remembered = old.properties if old else {}
+    return ServiceProcess(0, "never", port, side_port, dict(properties) or remembered)
 
 
 def _refuse_change(
-    name: str, live: Record, port: int | None, properties: Mapping[str, str]
+    name: str, live: ServiceProcess, port: int | None, properties: Mapping[str, str]
 ) -> None:
     """What lives cannot be moved or set otherwise."""
     if port not in (None, live.port):
@@ -220,11 +197,11 @@ def _refuse_change(
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    record: Record
+    process: ServiceProcess
     is_new: bool
 
 
-def _raise(service: Service, plan: Record) -> _Raised:
+def _raise(service: Service, plan: ServiceProcess) -> _Raised:
     """Start a service unless it lives, and wait until it answers."""
     log = service.home / f"{service.name}.log"
     if plan.lives:
@@ -240,15 +217,24 @@ def _raise(service: Service, plan: Record) -> _Raised:
     require_space(service.home, STATE_BYTES, shutil.disk_usage(service.home).free)
     command = service.prepare()
     since = log.stat().st_size if log.exists() else 0
-    pid = _spawn(command, service.home, log)
-    record = replace(plan, pid=pid, started=started(pid) or "ended")
-    _write(service.home, record)
+    process = _start(plan, command, service.home, log)
     try:
-        _wait_until_ready(service, record, log, since=since)
+        _wait_until_ready(service, process, log, since=since)
     except BaseException:
-        _stop(record)
+        process.end()
         raise
-    return _Raised(record, is_new=True)
+    return _Raised(process, is_new=True)
+
+
+def _start(plan: ServiceProcess, command: list[str], home: Path, log: Path) -> ServiceProcess:
+    """Start what is planned, and put it on record at once."""
+    try:
+        pid = spawn(command, log, directory=home, outlives_us=True).pid
+    except OSError as error:
+        raise cannot_run(Path(command[0]), error) from error
+    process = replace(plan, pid=pid, started=started(pid) or "ended")
+    process.note(home)
+    return process
 
 
 def _all_or_none(raised: list[Future[_Raised]]) -> None:
@@ -257,138 +243,40 @@ def _all_or_none(raised: list[Future[_Raised]]) -> None:
     if failures:
         for each in raised:
             if each.exception() is None and each.result().is_new:
-                _stop(each.result().record)
+                each.result().process.end()
         raise failures[0]
 
 
-def _wait_until_ready(service: Service, record: Record, log: Path, *, since: int) -> None:
+def _wait_until_ready(service: Service, process: ServiceProcess, log: Path, *, since: int) -> None:
     """Race the first answer against the end of the process; an answer of a dead one is no answer.
 
     It may come from a stranger who took the port between our look and the start.
     """
-    deadline = time.monotonic() + READY_DEADLINE_S
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         answered = service.is_ready()
-        if not record.lives:
+        if not process.lives:
             msg = (
                 f"{service.name} ended before it was ready; the end of {log}:\n"
                 f"{last_lines(log, since=since)}"
             )
             raise ServicesError(msg)
-        if answered:
-            return
-        time.sleep(0.05)
-    msg = (
-        f"{service.name} (pid {record.pid}) lives but has not answered for {READY_DEADLINE_S:.0f} "
-        f"s; take it down, then up again. The end of {log}:\n{last_lines(log, since=since)}"
-    )
-    raise ServicesError(msg)
+        return answered
 
-
-def _old_or_new(old: int | None, taken: Collection[int]) -> int:
-    if old is None or old in taken or not is_free(old):
-        return free_port(taken)
-    return old
-
-
-def free_port(taken: Collection[int]) -> int:
-    """Drawn below the ports that the kernel deals to outgoing connections: a client that keeps
-    calling a port of those while nobody listens can end up connected to itself, and hold it.
-    """
-    draw = random.SystemRandom()
-    while (port := draw.randrange(20_000, 32_000)) in taken or not is_free(port):
-        pass
-    return port
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As Java does: a port in TIME_WAIT counts as free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
-"""The processes that this very process has started; somebody must collect them when they end."""
-
-
-def _spawn(command: list[str], home: Path, log: Path) -> int:
-    """Start a process that a Ctrl-C at our terminal does not reach."""
-    try:
-        with log.open("ab") as output:
-            child = subprocess.Popen(
-                command,
-                cwd=home,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise cannot_run(Path(command[0]), error) from error
-    _CHILDREN[child.pid] = child
-    return child.pid
-
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def started(pid: int) -> str | None:
-    """When a process started: boot id and clock ticks since. None when it has ended.
-
-    A pid alone names nobody for long, pids are dealt again.
-    """
-    child = _CHILDREN.get(pid)
-    if child is not None and child.poll() is not None:
-        return None
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        threads = len(os.listdir(f"/proc/{pid}/task"))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, *rest = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    # While other threads of a dying process run on, it holds its ports, whatever its state says
-    if state in "ZX" and threads <= 1 and child is None:
-        return None
-    return f"{_BOOT.read_text().strip()}/{rest[18]}"
-
-
-def _stop(record: Record, *, grace_s: float = GRACE_S) -> bool | None:
-    """End a process; True if it took SIGKILL, None if there was nothing to end."""
-    if not record.lives:
-        return None
-    for sent, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record.pid, sent)
-        deadline = time.monotonic() + wait_s
-        while record.lives and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if not record.lives:
-            return sent is signal.SIGKILL
-    msg = f"process {record.pid} outlives SIGKILL; it hangs in the kernel, look at its disk"
-    raise ServicesError(msg)
+    if not holds_within(answers, READY_DEADLINE_S, every_s=0.05):
+        msg = (
+            f"{service.name} (pid {process.pid}) lives but has not answered for "
+            f"{READY_DEADLINE_S:.0f} s; take it down, then up again. The end of {log}:\n"
+            f"{last_lines(log, since=since)}"
+        )
+        raise ServicesError(msg)
 
 
 def _take_down(home: Path) -> Stopped | None:
     """Its ports stay on record for the next start, its properties do not."""
-    record = _read(home)
+    record = on_record(home)
     if record is None:
         return None
-    killed = _stop(record)
-    _write(home, replace(record, properties={}))
+    killed = record.end()
+    replace(record, properties={}).note(home)
     return None if killed is None else Stopped(home.name, record.pid, killed)
-
-
-def _write(home: Path, record: Record) -> None:
-    write_whole(home / "process.json", json.dumps(asdict(record)))
-
-
-def _read(home: Path) -> Record | None:
-    try:
-        return Record(**json.loads((home / "process.json").read_text()))
-    except FileNotFoundError:
-        return None

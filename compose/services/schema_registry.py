@@ -62,7 +62,7 @@ def _is_as_unpacked(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Registry:
+class SchemaRegistry:
     """What it takes to run the registry in its folder `home`; relative paths lie in there."""
 
     home: Path

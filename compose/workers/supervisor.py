@@ -1,14 +1,10 @@
 """A small supervisor: one process per worker, restarted when it dies, all ended together.
 
-Children get their own session, so a Ctrl-C reaches the supervisor alone, which then ends them in
-order; and they die with the supervisor, also when that is killed (PR_SET_PDEATHSIG).
+A Ctrl-C reaches the supervisor alone, which then ends them in order; and they die with it, also
+when it is killed.
 """
 
-import ctypes
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +12,12 @@ from pathlib import Path
 
 import structlog
 
+from compose.processes import Process, end, module, spawn
 from schemas.errors import Unfit
 
 GRACE_S = 25.0
 RESTART_S = 1.0
 MAX_RESTARTS = 20
-PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger()
 
@@ -33,7 +29,7 @@ class Child:
     name: str
     arguments: Sequence[str]
     log_path: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     restarts: int = 0
     started: float = 0.0
     finished: bool = False
@@ -57,16 +53,9 @@ class Supervisor:
 
     def _spawn(self, child: Child) -> None:
         child.started = time.monotonic()
-        with child.log_path.open("ab") as out:
-            child.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "compose.cli", *child.arguments],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        environment = {**os.environ, **self.environment}
+        command = module("compose.cli", *child.arguments)
+        child.process = spawn(command, child.log_path, environment=environment)
 
     def keep_alive(self) -> None:
         """Restart what has died; raises Unfit, with its last words, for one that keeps dying."""
@@ -111,35 +100,4 @@ class Supervisor:
 
     def stop(self) -> None:
         """SIGTERM to all, some time to finish, then SIGKILL; nothing is left running."""
-        alive = [
-            c.process for c in self.children.values() if c.process and c.process.poll() is None
-        ]
-        for process in alive:
-            process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + GRACE_S
-        for process in alive:
-            try:
-                process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def die_with_parent() -> None:
-    """What a child does between fork and exec."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def peak_rss_bytes(pids: Sequence[int]) -> int:
-    """The sum of the processes' resident memory now, shared pages counted once each (PSS)."""
-    return sum(_pss(pid) for pid in pids)
-
-
-def _pss(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        return 0
-    return 0
+        end([child.process for child in self.children.values() if child.process], GRACE_S)

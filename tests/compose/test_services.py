@@ -16,8 +16,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from compose.services.embedded import Endpoints, Record, down, endpoints, started, status, up
+from compose.processes import started
+from compose.services.embedded import Endpoints, down, endpoints, status, up
 from compose.services.service_errors import ServicesError
+from compose.services.service_process import ServiceProcess
 from producers.admin import Admin
 from tests.compose.conftest import lists_its_topics
 from tests.support.crew import until
@@ -109,7 +111,7 @@ def ask(endpoints: Endpoints, verb: str, path: str, schema: object = None) -> An
 
 
 def test_a_pid_that_was_dealt_again_is_not_our_process() -> None:
-    ours = Record(os.getpid(), started(os.getpid()) or "", port=1, side_port=2)
+    ours = ServiceProcess(os.getpid(), started(os.getpid()) or "", port=1, side_port=2)
 
     assert ours.lives
     assert not replace(ours, started="some-boot/17").lives
@@ -249,7 +251,7 @@ def test_a_log_that_was_removed_by_hand_is_missed_and_not_formatted_anew(unborn:
 
 
 def test_a_stale_pid_file_names_nobody_and_its_stranger_is_left_alone(unborn: Machine) -> None:
-    us = Record(os.getpid(), "an-earlier-boot/17", port=1, side_port=2)
+    us = ServiceProcess(os.getpid(), "an-earlier-boot/17", port=1, side_port=2)
     for name in ("kafka", "registry"):
         home = unborn.state_dir / "services" / name
         home.mkdir(parents=True)

@@ -28,6 +28,7 @@ from compose.chaos.proxy import HOST, Ports, Proxy, listeners
 from compose.chaos.run import run_chaos
 from compose.chaos.watch import ON_THE_WIRE_MS, Progress
 from compose.services import embedded
+from compose.services.ports import free_port
 from compose.settings import Settings
 from inference.scripted import ScriptedEngine
 from schemas.errors import Refused
@@ -188,8 +189,8 @@ class Echo:
 def links() -> Iterator[tuple[Proxy, dict[str, Ports]]]:
     """Two links to one echo."""
     echo = Echo()
-    first = embedded.free_port([echo.port])
-    ports = {"a": Ports(first, echo.port), "b": Ports(embedded.free_port([first]), echo.port)}
+    first = free_port([echo.port])
+    ports = {"a": Ports(first, echo.port), "b": Ports(free_port([first]), echo.port)}
     proxy = Proxy(ports)
     yield proxy, ports
     proxy.close()
@@ -259,7 +260,7 @@ def test_a_broker_that_is_away_is_seen_as_a_closed_connection(
     links: tuple[Proxy, dict[str, Ports]],
 ) -> None:
     _, ports = links
-    nobody = Ports(embedded.free_port([ports["a"].entry]), embedded.free_port([]))
+    nobody = Ports(free_port([ports["a"].entry]), free_port([]))
     proxy = Proxy({"a": nobody})
     with connect(nobody) as client:
         assert gone(client)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from compose.cluster import Cluster, answers
-from compose.services.embedded import Endpoints, down, started, up
+from compose.processes import started
+from compose.services.embedded import Endpoints, down, up
 from compose.settings import Kafka, Registry, Settings
 from producers import provision
 from schemas.topics import wanted

@@ -1,20 +1,41 @@
-"""A registry that was emptied while the log stays (F25)."""
+"""A worker's start: waiting for who is away; a registry that was emptied while the log stays."""
 
 import pytest
 
-from compose.workers.registry_fit import check_readable
+from compose.workers.readiness import check_readable, patiently
 from schemas.codec import PREFIX
-from schemas.errors import RegistryEmptied
+from schemas.errors import RegistryEmptied, TopicsDiffer, Unavailable
 from schemas.messages import AttemptStarted, Control, Event
 from tests.support.memory_cluster import MemoryCluster
+
+ENTRY = Event.decision("r", 2, "w", AttemptStarted("because"))
+
+
+def test_what_is_away_for_a_moment_is_waited_for() -> None:
+    answers = [Unavailable("no broker"), Unavailable("no registry"), "a worker"]
+
+    def build() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return str(answer)
+
+    assert patiently(build, retry_s=0.0) == "a worker"
+    assert answers == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("no broker"), TopicsDiffer("no such topic")])
+def test_what_stays_away_or_will_never_come_ends_the_wait(error: Exception) -> None:
+    def build() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        patiently(build, retry_s=0.0, give_up_s=0.0 if isinstance(error, Unavailable) else 60.0)
 
 
 @pytest.fixture
 def cluster() -> MemoryCluster:
     return MemoryCluster()
-
-
-ENTRY = Event.decision("r", 2, "w", AttemptStarted("because"))
 
 
 def write(world: MemoryCluster, value: bytes, partition: int = 0) -> None:

@@ -1,0 +1,116 @@
+"""Processes of this machine: started, waited for, ended, told from others, weighed."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+
+Process = subprocess.Popen[bytes]
+PR_SET_PDEATHSIG = 1
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_CHILDREN: dict[int, Process] = {}
+"""The processes that this very process has started; somebody must collect them when they end."""
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this Python; the directory it stands in is not looked at.
+
+    What is spawned must find the packages that its parent has, wherever it works.
+    """
+    return [sys.executable, "-P", "-m", name, *arguments]
+
+
+def spawn(
+    command: list[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    outlives_us: bool = False,
+) -> Process:
+    """Start a process that hears nothing and writes to the end of a log; raises OSError.
+
+    It has a session of its own, so that a Ctrl-C at our terminal does not reach it, and unless it
+    outlives us it is killed when the thread that starts it ends, whatever ends that.
+    """
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+            preexec_fn=None if outlives_us else _die_with_parent,
+        )
+    _CHILDREN[child.pid] = child
+    return child
+
+
+def _die_with_parent() -> None:
+    """What a child does between fork and exec."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end(running: Collection[Process], grace_s: float) -> None:
+    """SIGTERM to all, some time to finish, then SIGKILL; nothing is left running."""
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + grace_s
+    for process in running:
+        try:
+            process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def holds_within(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> bool:
+    """Ask until it holds, and wait a little between; False where it has not held in time."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def started(pid: int) -> str | None:
+    """When a process started: boot id and clock ticks since. None when it has ended.
+
+    A pid alone names nobody for long, pids are dealt again.
+    """
+    child = _CHILDREN.get(pid)
+    if child is not None and child.poll() is not None:
+        return None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        threads = len(os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *rest = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    # While other threads of a dying process run on, it holds its ports, whatever its state says
+    if state in "ZX" and threads <= 1 and child is None:
+        return None
+    return f"{BOOT_ID.read_text().strip()}/{rest[18]}"
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """The sum of the processes' resident memory now, shared pages counted once each (PSS)."""
+    return sum(_pss(pid) for pid in pids)
+
+
+def _pss(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return 0
+    return 0

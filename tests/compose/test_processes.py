@@ -1,0 +1,72 @@
+"""Processes that are started, ended and told from others, for real."""
+
+import os
+import signal
+from pathlib import Path
+
+from compose.processes import end, holds_within, memory_bytes, module, spawn, started
+
+ROOT = Path(__file__).parents[2]
+
+
+def lines_of(log: Path) -> list[str]:
+    return log.read_text().splitlines()
+
+
+def test_a_process_hears_nothing_and_writes_to_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    code = "import os, sys; print(sys.stdin.read() == '', os.getsid(0) == os.getpid())"
+
+    process = spawn(["python3", "-c", code], log)
+
+    assert process.wait(20) == 0
+    assert lines_of(log) == ["before", "True True"]
+
+
+def test_ending_gives_time_to_finish_and_then_kills(tmp_path: Path) -> None:
+    code = "import signal, sys, time; signal.signal(15, {}); print(1, flush=True); time.sleep(60)"
+    logs = [tmp_path / "polite", tmp_path / "deaf"]
+    handlers = ["lambda *_: sys.exit(0)", "signal.SIG_IGN"]
+    both = [
+        spawn(["python3", "-c", code.format(handler)], log)
+        for log, handler in zip(logs, handlers, strict=True)
+    ]
+    assert holds_within(lambda: all(log.exists() and lines_of(log) for log in logs), 20)
+    assert memory_bytes([both[0].pid]) > 1_000_000
+
+    end(both, grace_s=1.0)
+
+    assert [process.returncode for process in both] == [0, -signal.SIGKILL]
+    assert [started(process.pid) for process in both] == [None, None]
+    assert memory_bytes([process.pid for process in both]) == 0
+
+
+def test_a_child_dies_with_its_parent_unless_it_is_to_outlive_it(tmp_path: Path) -> None:
+    parent = f"""
+from pathlib import Path
+from compose.processes import spawn
+for name, outlives in (("dies", False), ("outlives", True)):
+    child = spawn(["sleep", "60"], Path({str(tmp_path)!r}) / name, outlives_us=outlives)
+    print(child.pid, flush=True)
+"""
+    log = tmp_path / "parent"
+    (tmp_path / "parent_module.py").write_text(parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+    process = spawn(module("parent_module"), log, environment=environment)
+
+    assert process.wait(20) == 0
+    dying, living = (int(line) for line in lines_of(log))
+    try:
+        assert holds_within(lambda: started(dying) is None, 10)
+        assert started(living) is not None
+    finally:
+        os.kill(living, signal.SIGKILL)
+
+
+def test_what_does_not_come_to_hold_is_given_up() -> None:
+    asked: list[int] = []
+
+    assert not holds_within(lambda: bool(asked.append(1)), 0.05, every_s=0.0)
+    assert asked

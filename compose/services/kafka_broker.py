@@ -27,6 +27,7 @@ controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
+offsets.topic.segment.bytes=1048576
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
@@ -61,7 +62,9 @@ def properties(port: int, controller_port: int, extra: Mapping[str, str]) -> dic
 
     A killed member's partitions stand still for group.consumer.session.timeout.ms, 45 s unless
     set. A killed broker cannot register again before its own broker.session.timeout.ms is over, 9 s
-    unless set.
+    unless set. The commits' topic is compacted early: a killed broker takes it for its own still,
+    begins to load it, loses it for a moment and begins again; where the first load ends during the
+    second, Kafka 4.3.1 serves groups of which it knows nothing yet, and expires none of their dead.
     """
     fixed = dict(line.split("=", 1) for line in _FIXED.splitlines())
     plain, controller = f"127.0.0.1:{port}", f"127.0.0.1:{controller_port}"

@@ -54,6 +54,7 @@ NORMAL_REFUSALS = {
     KafkaError._NO_OFFSET,
 }
 ENDING = {
+    KafkaError._FATAL,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -138,7 +139,7 @@ class _Polling:
         error = message.error()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             return
-        where = f"{message.topic()} {message.partition()}"
+        where = f"{message.topic()} {message.partition()}" if message.topic() else "as a member"
         if error.fatal() or error.code() in ENDING:
             msg = f"reading {where} failed: {error.str()}"
             raise Unfit(msg)
@@ -190,10 +191,12 @@ class KafkaSource(_Polling):
         records = []
         for message in self._messages(timeout_s, most):
             tp = message.topic() or "", message.partition() or 0
+            error = message.error()
+            if not message.topic():  # of the member itself: it may be one no more
+                self._error(message)
             if tp not in self._owned:
                 continue
             self._fresh.discard(tp)
-            error = message.error()
             if error is None:
                 records.append(_record(message, tp))
             elif error.code() == KafkaError._PARTITION_EOF:

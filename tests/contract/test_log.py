@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 
+from compose.services.embedded import Endpoints
+from consumers.log.kafka_log import KafkaLog
 from consumers.log.protocols import Commit, Held, Record, TopicPartition, read_all
 from consumers.loop.loop import Loop, Progress
 from schemas.codec import Codec, LocalRegistry
-from schemas.errors import DeliveryFailed, JournalGone, Refused, TooLarge, TopicsDiffer, WorkFailed
+from schemas.errors import (
+    DeliveryFailed,
+    JournalGone,
+    Refused,
+    TooLarge,
+    TopicsDiffer,
+    Unfit,
+    WorkFailed,
+)
 from schemas.messages import Control
 from schemas.topics import Topics
 from tests.support.rig import InHand
@@ -793,3 +803,20 @@ class TestLog:
 
         with pytest.raises(JournalGone, match="retention has passed it"):
             until(lambda: False, [lambda: loop.turn(POLL_S)])
+
+
+@pytest.mark.broker
+def test_a_member_that_the_broker_will_never_take_ends_its_process(
+    kafka_log: Any, services: Endpoints, named: Named
+) -> None:
+    # Given an assignor of which no broker knows: the client calls that error fatal
+    topic = named("t")
+    kafka_log.create(topic, 1)
+    settings = {"bootstrap.servers": services.bootstrap_servers}
+    log = KafkaLog({**settings, "group.remote.assignor": "nobody-knows-it"})
+    member = Member(log, named("g"), [topic])
+
+    with pytest.raises(Unfit, match="as a member failed"):
+        until(lambda: False, [member])
+
+    log.close()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from producers.admin import Admin
-from schemas.codec import schema_text
+from schemas.avro_schemas import schema_text
 from schemas.errors import TopicsDiffer
 from schemas.registry import HttpRegistry, subject_of
 from schemas.topics import WantedTopic

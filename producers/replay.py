@@ -14,7 +14,6 @@ import re
 
 import orjson
 
-from schemas.codec import message_of
 from schemas.errors import Refused
 from schemas.ids import digest
 from schemas.messages import RolloutRequest
@@ -53,6 +52,6 @@ def replayed(request: RolloutRequest, name: str) -> RolloutRequest:
 
 def line_of(request: RolloutRequest) -> bytes:
     """One line of JSON that `rollcall submit` reads back as the same request."""
-    values = message_of(request)
+    values = dataclasses.asdict(request)
     del values["claim"]
     return orjson.dumps(values)

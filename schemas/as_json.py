@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.codec import schema_of
+from schemas.avro_schemas import schema_of
 from schemas.packed import IDS, LOGPROBS, MASK
 
 PACKED: Mapping[str, Any] = {"int32le": IDS, "float32le": LOGPROBS, "uint8": MASK}

@@ -10,7 +10,8 @@ from compose.verify import audit
 from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
-from schemas.codec import PREFIX, Codec, LocalRegistry, schema_text
+from schemas.avro_schemas import schema_text
+from schemas.codec import PREFIX, Codec, LocalRegistry
 from schemas.errors import StormOfDeadLetters, UnknownSchema
 from schemas.headers import Headers
 from schemas.messages import Control, Event, RolloutRefused, Trajectory

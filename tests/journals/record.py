@@ -18,7 +18,8 @@ import fastavro
 
 from consumers.agents.fold.rollout import Effect
 from consumers.agents.fork import Past, Said, Saw
-from schemas.codec import PREFIX, schema_text
+from schemas.avro_schemas import schema_text
+from schemas.codec import PREFIX
 from schemas.ids import call_seed
 from schemas.messages import Event, ModelAnswered, Trajectory
 from tests.journals.programs import DICED as PROGRAMS

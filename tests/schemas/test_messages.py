@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import messages
-from schemas.codec import NAMESPACE
+from schemas.avro_schemas import NAMESPACE
 from schemas.errors import LengthsDisagree
 from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
 from tests.support.avro_messages import (

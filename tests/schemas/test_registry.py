@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import Codec, schema_text
+from schemas.avro_schemas import schema_text
+from schemas.codec import Codec
 from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit, UnknownSchema
 from schemas.messages import Control
 from schemas.registry import TIMEOUT_S, HttpRegistry, subject_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import schema_text
+from schemas.avro_schemas import schema_text
 from schemas.messages import Event, TrainStep, Trajectory
 from schemas.topics import manifest
 from tests.schemas.release import (
@@ -88,7 +88,10 @@ def test_the_schema_of_today_is_the_newest_released_one(record: type) -> None:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_every_process_registers_the_same_text_whatever_its_hashes_are(seed: str) -> None:
-    code = "from schemas import codec, messages; print(codec.schema_text(messages.TrainStep))"
+    code = (
+        "from schemas import avro_schemas, messages; "
+        "print(avro_schemas.schema_text(messages.TrainStep))"
+    )
     environment = {**os.environ, "PYTHONHASHSEED": seed}
 
     printed = subprocess.run(

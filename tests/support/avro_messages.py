@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -11,8 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from schemas import messages
+from schemas.avro_schemas import NAMESPACE
 from schemas.claims import checked, claim_of
-from schemas.codec import NAMESPACE, Codec, LocalRegistry
+from schemas.codec import PREFIX, Codec, LocalRegistry
 from schemas.errors import ObjectLost, TopicsDiffer, Unavailable, UnknownSchema
 from schemas.messages import Claim
 from schemas.topics import manifest
@@ -276,6 +278,28 @@ class Shelf:
         if self.away:
             msg = "the shelf is away"
             raise Unavailable(msg)
+
+
+def damaged(value: bytes, rng: random.Random) -> bytes:
+    """The value after one or two of what happens to bytes, and of what fastavro lets pass."""
+    for _ in range(rng.choice((1, 1, 2))):
+        at = rng.randrange(PREFIX.size, len(value) + 1)
+        to = min(len(value), at + rng.randrange(1, 4))
+        piece = value[at:to]
+        put = rng.choice(
+            (
+                bytes(b ^ 1 << rng.randrange(8) for b in piece),
+                rng.randbytes(len(piece)),
+                b"",
+                piece * 2,
+                rng.randbytes(1) + piece,
+                bytes(b | 128 for b in piece[:1]) + b"\0" + piece[1:],
+                bytes(b + 1 & 255 for b in piece),
+                rng.choice((b"\0", b"\1", b"\2", b"\x7f", b"\x80\0", b"\xff" * 9 + b"\1")),
+            )
+        )
+        value = value[:at] + put + value[to:]
+    return value
 
 
 def codec_for(record: type) -> Codec:

@@ -1,0 +1,115 @@
+"""Numbers, lengths and indices of Avro's binary encoding: what generated code calls.
+
+Reading takes nothing on trust: what is read would be written as the same bytes. A ValueError says
+what is wrong with them; an IndexError or a struct.error, that they end early.
+"""
+
+import struct
+from operator import index
+from typing import NoReturn
+
+NUMBERS = [(n >> 1) ^ -(n & 1) for n in range(128)]
+"""By its one byte a number."""
+LENGTHS = [n >> 1 if n < 128 and not n & 1 else -1 for n in range(256)]
+"""By its first byte the length of a text, -1 where it takes more than that byte to say."""
+KNOWN_LENGTHS = 4096
+GET_FLOAT, PUT_FLOAT = struct.Struct("<f").unpack_from, struct.Struct("<f").pack
+GET_DOUBLE, PUT_DOUBLE = struct.Struct("<d").unpack_from, struct.Struct("<d").pack
+
+
+def number(d: bytes, i: int) -> tuple[int, int]:
+    """A number of any length, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = d[i]
+        i += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+        if shift > 63:
+            msg = "a number of more than 64 bits"
+            raise ValueError(msg)
+    if (shift and not byte) or value >> 64:
+        msg = f"a number written in {shift // 7 + 1} bytes that it does not need, or cannot fill"
+        raise ValueError(msg)
+    return (value >> 1) ^ -(value & 1), i
+
+
+def length(d: bytes, i: int) -> tuple[int, int]:
+    """How long a text is, or how many items there are; each takes a byte, or there are too many."""
+    if not d[i] & 1 and 0 < d[i + 1] < 128 <= d[i]:
+        n, i = d[i + 1] << 6 | (d[i] & 127) >> 1, i + 2
+    else:
+        n, i = number(d, i)
+    if n < 0:
+        msg = f"a length of {n}, or a block with its size before it; there is one block, without"
+        raise ValueError(msg)
+    if n > len(d):
+        msg = f"a length of {n} in a value of {len(d)} bytes"
+        raise ValueError(msg)
+    return n, i
+
+
+def varint(n: int) -> bytes:
+    """The bytes of a whole number; raises OverflowError where it needs more than 64 bits."""
+    n = index(n)  # numpy's own numbers overflow in silence
+    if not -(1 << 63) <= n < 1 << 63:
+        msg = f"a number of more than 64 bits: {n}"
+        raise OverflowError(msg)
+    rest, written = (n << 1) ^ (n >> 63), bytearray()
+    while rest > 127:
+        written.append(rest & 127 | 128)
+        rest >>= 7
+    written.append(rest)
+    return bytes(written)
+
+
+class Lengths(dict[int, bytes]):
+    """The bytes of a length; of the most frequent ones they are known."""
+
+    def __missing__(self, n: int) -> bytes:
+        return varint(n)
+
+
+SMALL = [varint(n) for n in (*range(64), *range(-64, 0))]
+"""Numbers of one byte by themselves: the negative ones are at the end of the list."""
+PUT_LENGTH = Lengths((n, varint(n)) for n in range(KNOWN_LENGTHS))
+
+
+class Symbols(dict[int, str]):
+    """The symbols of an enum by the byte that stands for each."""
+
+    def __missing__(self, n: int) -> NoReturn:
+        msg = f"an enum of {len(self)} symbols has none for byte {n}"
+        raise ValueError(msg)
+
+
+def no_boolean(n: int) -> NoReturn:
+    """Refuse a byte that is neither true nor false."""
+    msg = f"a boolean of {n}"
+    raise ValueError(msg)
+
+
+def no_branch(n: int) -> NoReturn:
+    """Refuse a byte that names no branch of a union."""
+    msg = f"a union that has no branch for byte {n}"
+    raise ValueError(msg)
+
+
+def second_block() -> NoReturn:
+    """Refuse an array or a map that goes on in another block."""
+    msg = "an array or a map in more than one block; write it as one"
+    raise ValueError(msg)
+
+
+def misplaced(key: str) -> NoReturn:
+    """Refuse a key of a map that is there twice or out of order."""
+    msg = f"a map with {key!r} twice, or out of order; keys ascend"
+    raise ValueError(msg)
+
+
+def no_bytes(value: object) -> NoReturn:
+    """Refuse what is no bytes: of other buffers the length is another."""
+    msg = f"a bytes-like object is required, not {type(value).__name__!r}"
+    raise TypeError(msg)

@@ -1,0 +1,86 @@
+"""The schemas of our records, as they lie in the `.avsc` files, and the classes that read them."""
+
+import json
+from collections.abc import Callable
+from functools import cache as untyped_cache
+from importlib.resources import files
+from typing import Any, TypeVar, cast
+
+import fastavro
+from fastavro.schema import load_schema, to_parsing_canonical_form
+
+from schemas import messages
+
+F = TypeVar("F", bound=Callable[..., Any])
+Avro = Any
+"""Any type of a schema: a name, a list of branches, or a dictionary that says more."""
+Schema = dict[str, Any]
+"""That of a record."""
+
+NAMESPACE = "rollcall."
+
+
+def cache(function: F) -> F:
+    """`functools.cache` that keeps the signature: types are hashable, mypy doubts it."""
+    return cast(F, untyped_cache(function))
+
+
+def class_of(name: str) -> type:
+    """The class of a record, by its full name; raises AttributeError where there is none."""
+    return cast(type, getattr(messages, name.removeprefix(NAMESPACE)))
+
+
+@cache
+def schema_of(record: type) -> Schema:
+    """The parsed, self-contained schema of a message type."""
+    path = files("schemas") / "avro" / f"{NAMESPACE}{record.__name__}.avsc"
+    return cast(Schema, load_schema(str(path)))
+
+
+@cache
+def schema_text(record: type) -> str:
+    """What is registered: the schema with all it names in place, as compact JSON.
+
+    Keys are sorted, since fastavro leaves them in another order in every process.
+    """
+    bare = _bare(schema_of(record))
+    return json.dumps(bare, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
+@cache
+def canonical(record: type) -> str:
+    """What fixes the bytes of a record; registries spell the rest their own way."""
+    return str(to_parsing_canonical_form(schema_of(record)))
+
+
+@cache
+def picked(record: type, paths: tuple[str, ...]) -> Schema:
+    """A reader's schema of nothing but these fields; what it does not name is skipped unread."""
+    return cast(Schema, fastavro.parse_schema(_pick(schema_of(record), paths)))
+
+
+def _pick(schema: Schema, paths: tuple[str, ...]) -> Schema:
+    within: dict[str, list[str]] = {}
+    for path in paths:
+        name, _, rest = path.partition(".")
+        within.setdefault(name, []).extend([rest] if rest else [])
+    fields = []
+    for field in schema["fields"]:
+        if field["name"] in within:
+            avro, rest_of = field["type"], tuple(within[field["name"]])
+            inner = _pick(schema_of(class_of(branch_name(avro))), rest_of) if rest_of else None
+            fields.append({"name": field["name"], "type": inner or _bare(avro)})
+    return {"type": "record", "name": schema["name"], "fields": fields}
+
+
+def branch_name(avro: Avro) -> str:
+    """What fastavro calls one type of a union: records by their name, others by their kind."""
+    if isinstance(avro, dict):
+        return str(avro["name"] if "name" in avro else avro["type"])
+    return str(avro)
+
+
+def _bare(schema: Avro) -> Avro:
+    if isinstance(schema, dict):
+        return {k: _bare(v) for k, v in schema.items() if not k.startswith("__")}
+    return [_bare(item) for item in schema] if isinstance(schema, list) else schema

@@ -24,6 +24,7 @@ from consumers.history.reading import to_the_end
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.names import unknown
+from trainer.branches import descent
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -61,12 +62,7 @@ class Curve:
     ) -> "Curve":
         """From every step that was written, those of abandoned branches among them."""
         by_version = {step.version: step for step in steps}
-        kept = []
-        step = by_version.get(max(by_version, default=-1))
-        while step is not None:
-            kept.append(step)
-            step = by_version.get(step.parent) if step.parent < step.version else None
-        kept.reverse()
+        kept = list(descent(by_version))[::-1]
         abandoned = len(by_version) - len(kept)
         measured = heldout.curve() if heldout else []
         return cls(run_id, kept, measured, dict(at_ms or {}), abandoned)

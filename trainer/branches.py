@@ -4,11 +4,41 @@ A trainer that went on from an older checkpoint has abandoned what was announced
 step has two records. Versions name their parents, so one version names one branch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from schemas.errors import Refused
 from schemas.messages import TrainStep
+
+
+class Parented(Protocol):
+    """A step as far as its version and the one that it was made from."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def parent(self) -> int: ...
+
+
+S = TypeVar("S", bound=Parented)
+
+
+def descent(
+    by_version: Mapping[int, S], tip: int | None = None, *, over_gaps: bool = False
+) -> Iterator[S]:
+    """The steps that a version descends from, its own first; by default those of the newest.
+
+    They end before a step that has no record, unless gaps are passed over: then the newest one
+    recorded below comes next.
+    """
+    at = max(by_version, default=-1) if tip is None else tip
+    while at in by_version:
+        step = by_version[at]
+        yield step
+        at = min(step.parent, at - 1)
+        if over_gaps and at not in by_version:
+            at = max((version for version in by_version if version < at), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +85,18 @@ def branch_of(steps: Iterable[TrainStep], version: int | None = None) -> Branch:
 
     `steps` are those of one run and must not be empty.
     """
-    made = {step.version: step for step in steps}
-    tip = max(made) if version is None else version
-    if tip not in made:
-        msg = f"no step made version {tip}; there are versions {_listed(sorted(made))}"
+    by_version = {step.version: step for step in steps}
+    tip = max(by_version) if version is None else version
+    if tip not in by_version:
+        msg = f"no step made version {tip}; there are versions {_listed(sorted(by_version))}"
         raise Refused(msg)
-    line, at = [], tip
-    while at in made:
-        line.append(made[at])
-        at = made[at].parent
+    line = list(descent(by_version, tip))
     ours = {step.step: step for step in reversed(line)}
     abandoned: dict[int, tuple[int, ...]] = {}
-    for step in made.values():
+    for step in by_version.values():
         if ours.get(step.step) is not step:
             abandoned[step.step] = (*abandoned.get(step.step, ()), step.version)
-    return Branch(tip, at, ours, abandoned)
+    return Branch(tip, line[-1].parent, ours, abandoned)
 
 
 def _listed(numbers: list[int]) -> str:

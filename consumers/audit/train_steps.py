@@ -12,6 +12,7 @@ from consumers.audit.report import Breach
 from consumers.log.protocols import Record
 from schemas.messages import TrainStep, Trajectory, TrajectoryRef
 from schemas.trajectory_refs import refs_of
+from trainer.branches import descent
 
 TopicPlace = tuple[int, int]
 TRAIN = "train"
@@ -36,16 +37,8 @@ class _Run:
     steps: dict[int, _Step] = field(default_factory=dict)
 
     def living(self) -> Iterable[_Step]:
-        """The steps that the newest version descends from; others were abandoned in a restart.
-
-        Where a record is missing in between, the newest one below it comes next.
-        """
-        version: int | None = max(self.steps, default=None)
-        while version is not None:
-            step = self.steps[version]
-            yield step
-            most = min(step.parent, version - 1)
-            version = most if most in self.steps else self.below(most)
+        """The steps that the newest version descends from; others were abandoned in a restart."""
+        return descent(self.steps, over_gaps=True)
 
     def below(self, version: int) -> int | None:
         """The newest version that is recorded below one."""

@@ -3,8 +3,6 @@
 import os
 import re
 import socket
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -15,36 +13,7 @@ import pytest
 from compose.cli.app import PANELS, app
 from compose.cluster import Cluster
 from compose.extras import EXTRAS
-
-ROOT = Path(__file__).parents[2]
-
-
-def rollcall(
-    *words: str, cwd: Path, stdin: str = "", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if "ROLLCALL" not in name}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "compose.cli", *words],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        env={**environment, "PYTHONPATH": str(ROOT), **variables},
-    )
-
-
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line with which a command was refused."""
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-def addresses(cluster: Cluster) -> dict[str, str]:
-    return {**cluster.environment(), "ROLLCALL_PREFIX": cluster.settings.prefix}
+from tests.support.command_line import ROOT, addresses, refused, rollcall
 
 
 def test_without_a_broker_a_command_says_how_to_get_one(tmp_path: Path) -> None:

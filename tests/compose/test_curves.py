@@ -20,7 +20,7 @@ from compose.workers.build import sole_trainer
 from consumers.heldout import MARK
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
-from tests.compose.test_cli import addresses, refused, rollcall
+from tests.support.command_line import addresses, refused, rollcall
 from tests.support.memory_cluster import PREFIX, MemoryCluster
 
 RUN = "lake-20260101-000000-s7"

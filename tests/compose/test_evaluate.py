@@ -21,10 +21,10 @@ from schemas.messages import (
     Trajectory,
     WeightsFile,
 )
-from tests.consumers.test_training import World
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 from tests.support.recorded_run import page, recorded, scored
 from tests.support.scored_trajectories import sequence
+from tests.support.tiny_run import World
 from trainer.samples import OUTSIDE, Curation, judge
 
 REQUESTS = "t.rollout.requests"

@@ -15,7 +15,7 @@ from compose.workers.build import sole_trainer
 from consumers.log.protocols import Held
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, TrainStep
-from tests.compose.test_cli import addresses, refused, rollcall
+from tests.support.command_line import addresses, refused, rollcall
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 CALLS = "t.model.calls.p"

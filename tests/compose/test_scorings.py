@@ -13,7 +13,7 @@ from consumers.log.protocols import Commit
 from consumers.scoring_retirement import RETIRED, retired, retired_word
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
-from tests.compose.test_cli import refused, rollcall
+from tests.support.command_line import refused, rollcall
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 

@@ -16,13 +16,13 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from compose.cluster import answers
 from compose.processes import started
 from compose.services.embedded import Endpoints, down, endpoints, status, up
 from compose.services.service_errors import ServicesError
 from compose.services.service_process import ServiceProcess
 from producers.admin import Admin
-from tests.compose.conftest import lists_its_topics
-from tests.support.crew import until
+from tests.support.waiting import until
 
 SESSION = {"group.consumer.session.timeout.ms": "6000"}
 
@@ -34,7 +34,7 @@ class Machine:
         self.state_dir, self.cache_dir = state_dir, cache_dir
 
     def up(self, **asked: Any) -> Endpoints:
-        return up(self.state_dir, self.cache_dir, ready=lists_its_topics, **asked)
+        return up(self.state_dir, self.cache_dir, ready=answers, **asked)
 
     def down(self, *, wipe: bool = False) -> list[str]:
         return [each.name for each in down(self.state_dir, wipe=wipe)]

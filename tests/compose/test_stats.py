@@ -11,7 +11,7 @@ from compose.cluster import Cluster
 from compose.stats import Stats, measure, show
 from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import Refused
-from tests.compose.test_cli import addresses, refused, rollcall
+from tests.support.command_line import addresses, refused, rollcall
 from tests.support.crew import lake_requests, publish
 from tests.support.memory_cluster import MemoryCluster
 

@@ -23,9 +23,10 @@ from schemas.messages import (
     Trajectory,
     TrajectoryRef,
 )
-from tests.compose.test_cli import addresses, refused, rollcall
-from tests.support.crew import Crew, Seen, everything, lake_requests, publish, until
+from tests.support.command_line import addresses, refused, rollcall
+from tests.support.crew import Crew, Seen, everything, lake_requests, publish
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
+from tests.support.waiting import until
 
 
 @pytest.fixture

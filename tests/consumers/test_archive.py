@@ -65,11 +65,6 @@ def spans(count: int) -> Told:
     )
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
 def test_full_spans_are_written_and_committed_and_the_rest_is_not(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 8)

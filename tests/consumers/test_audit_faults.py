@@ -30,17 +30,12 @@ from schemas.messages import (
     TrainStep,
     TrajectoryRef,
 )
-from tests.consumers.test_audit import Whole, audited, found, whole
-from tests.flow.test_memory_flow import crossing, walk
 from tests.support import programs
 from tests.support.journals import request
+from tests.support.lake import crossing, walk
+from tests.support.programs import ASKS, EXAMPLES, TWICE
 from tests.support.rig import Rig, role_of, source_of
-
-__all__ = ["whole"]
-
-ASKS = f"{programs.__name__}:asks"
-TWICE = f"{programs.__name__}:asks_twice"
-EXAMPLES = f"{programs.__name__}:shows_examples"
+from tests.support.whole_log import Whole, audited, found
 
 
 def yes(call: ModelCall) -> str:

@@ -26,13 +26,12 @@ from schemas.messages import (
     RolloutRequest,
     RolloutStarted,
 )
-from tests.consumers.test_audit import audited
-from tests.flow.test_memory_flow import crossing, walk
-from tests.support import programs
 from tests.support.journals import request
+from tests.support.lake import crossing, walk
+from tests.support.programs import ASKS
 from tests.support.rig import Rig, role_of, source_of
+from tests.support.whole_log import audited
 
-ASKS = f"{programs.__name__}:asks"
 Place = tuple[str, str, int, str]
 EVENTS, REQUESTS, TRAJECTORIES = "t.rollout.events", "t.rollout.requests", "t.trajectories"
 

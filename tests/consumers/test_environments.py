@@ -82,11 +82,6 @@ def make(gate: threading.Event) -> Maker:
     return Maker(gate)
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
 def step_of(
     rollout_id: str = "r",
     position: int = 0,

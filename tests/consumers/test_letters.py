@@ -15,8 +15,9 @@ from schemas.codec import PREFIX, Codec, LocalRegistry
 from schemas.errors import StormOfDeadLetters, UnknownSchema
 from schemas.headers import Headers
 from schemas.messages import Control, Event, RolloutRefused, Trajectory
-from tests.consumers.test_agents_worker import ASKS, ask
+from tests.support.hand_answers import ask
 from tests.support.journals import request
+from tests.support.programs import ASKS
 from tests.support.rig import Rig, role_of, source_of
 
 AGENTS = "t.agents"
@@ -61,11 +62,6 @@ class Denied(Rig):
     def knows(self) -> None:
         self.registry.denied = set()
         self.clock.pass_by(1.1)
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
 
 
 def garbage(rig: Rig, topic: str, count: int) -> None:
@@ -249,7 +245,7 @@ def test_what_was_folded_once_is_waited_for_after_a_takeover_too() -> None:
     rig = Denied()
     agents = rig.agents()
     rig.until_answered(agents)
-    ask(rig, "other", "tests.consumers.test_agents_worker:walks")
+    ask(rig, "other", "tests.support.programs:walks")
     source_of(agents).kill()
     rig.registry.denied = set()
     agents = rig.agents("a2")

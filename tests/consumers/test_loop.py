@@ -16,16 +16,18 @@ from consumers.loop.loop import METADATA_BYTES, SPAN, Loop, Progress, above_comm
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
-from schemas.messages import CallFailed, Control, Event, ModelAnswered, ScoredTrajectory, Trajectory
+from schemas.messages import (
+    CallFailed,
+    Control,
+    Event,
+    ModelAnswered,
+    ScoredTrajectory,
+    Trajectory,
+)
 from tests.support.journals import request
 from tests.support.rig import InHand, Rig, role_of, source_of
 
 TOPIC, ANSWERS = "t.control", "t.train.steps"
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
 
 
 def working(rig: Rig, group: str = "g", **options: Any) -> tuple[Loop, InHand]:
@@ -532,7 +534,7 @@ def test_a_decode_step_of_twenty_seconds_is_a_turn_of_its_own() -> None:
     engine.step = lambda: (rig.clock.pass_by(20.0), step())[1]  # type: ignore[method-assign]
     agents, models = rig.agents(), rig.models(engine)
     for n in range(30):
-        rig.ask(request(f"r{n}", "tests.consumers.test_agents_worker:asks"))
+        rig.ask(request(f"r{n}", "tests.support.programs:asks"))
     rig.settle(agents)
 
     # When it serves them, then no turn holds more than one step
@@ -630,7 +632,7 @@ def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_bac
     rig = Rig()
     first = rig.agents("a1")
     for n in range(3):
-        rig.ask(request(f"r{n}", "tests.consumers.test_agents_worker:asks"))
+        rig.ask(request(f"r{n}", "tests.support.programs:asks"))
     rig.settle(first)
     rig.commit(first)
     rig.commit(first)
@@ -741,7 +743,7 @@ def test_a_congested_partition_is_paused_and_resumed_at_half(rig: Rig) -> None:
 
 
 def asked(rig: Rig, agents: Loop, *more: Loop) -> None:
-    rig.ask(request("r", "tests.consumers.test_agents_worker:asks"))
+    rig.ask(request("r", "tests.support.programs:asks"))
     rig.settle(agents, *more)
 
 
@@ -768,7 +770,7 @@ def test_a_step_above_a_limit_that_was_lowered_has_failed(rig: Rig) -> None:
     agents = rig.agents()
     rig.log.limit(rig.topics.steps, 50)
 
-    rig.ask(request("r", "tests.consumers.test_agents_worker:walks"))
+    rig.ask(request("r", "tests.support.programs:walks"))
     rig.settle(agents)
 
     assert [e.body.code for e in rig.events(CallFailed)] == ["too_large"]
@@ -814,3 +816,46 @@ def test_what_nothing_can_stand_for_ends_the_worker_with_a_name(rig: Rig) -> Non
 
     with pytest.raises(DeliveryFailed, match=f"for {rig.topics.events} is above the limit"):
         asked(rig, agents)
+
+
+def test_bad_records_among_good_ones_are_no_storm(rig: Rig) -> None:
+    for n in range(480):
+        if n % 9 == 8:
+            rig.log.append("t.control", None, b"bad", 0)
+        else:
+            rig.order("pause")
+    rig.log.append("t.control", None, b"bad", 0)
+    role = InHand("t.control")
+    loop = rig.loop(role, rig.log.publisher(), "g")
+
+    loop.turn(0.0)
+
+    assert len(rig.log.all("t.dead.letters")) == 54
+
+
+def test_a_refused_commit_is_made_again(rig: Rig) -> None:
+    rig.order("pause")
+    role = InHand("t.control")
+    loop = rig.loop(role, rig.log.publisher(), "g")
+    loop.turn(0.0)
+    role.close()
+    members = rig.log.group("g").members
+    members.clear()  # the coordinator refuses: a stale epoch
+    rig.commit(loop)
+    assert source_of(loop).refused == 1
+    members.append(source_of(loop))
+    rig.commit(loop)
+    loop.stop()
+    assert rig.committed("g", "t.control") == 1
+
+
+def test_a_hole_behind_the_last_record_is_committed(rig: Rig) -> None:
+    rig.order("pause")
+    rig.log.hole("t.control", 0)
+    role = InHand("t.control")
+    loop = rig.loop(role, rig.log.publisher(), "g")
+    loop.turn(0.0)
+    role.close()
+    for _ in range(4):
+        rig.commit(loop)
+    assert rig.committed("g", "t.control") == 2

@@ -17,78 +17,19 @@ from inference.scripted import ScriptedEngine
 from schemas import messages
 from schemas.codec import Codec
 from schemas.errors import Unavailable, WeightsMissing, WorkFailed
-from schemas.ids import command_id, prefix_digest
+from schemas.ids import prefix_digest
 from schemas.messages import (
     CallFailed,
     Event,
     Limits,
-    Message,
     ModelAnswered,
     ModelCall,
     PolicyVersion,
     RolloutRequest,
-    Sampling,
-    WeightsFile,
 )
 from schemas.packed import ids_of, pack_ids
+from tests.support.model_calls import Counting, announce, answers, call_of, send
 from tests.support.rig import Rig, role_of, source_of
-
-FAR_MS = 2_000_000_000_000
-
-
-class Counting(ScriptedEngine):
-    """Counts what it is asked; may wait with its answers, and fail to adopt."""
-
-    def __init__(self, version: int = 0, policy_id: str = "p") -> None:
-        super().__init__(policy_id, lambda call: f"to {call.position}", version=version)
-        self.added: list[ModelCall] = []
-        self.adopted: list[int] = []
-        self.asleep = False
-        self.trouble: Exception | None = None
-
-    def add(self, call: ModelCall) -> None:
-        self.added.append(call)
-        super().add(call)
-
-    def busy(self) -> bool:
-        return not self.asleep and super().busy()
-
-    def adopt(self, version: PolicyVersion) -> None:
-        if self.trouble:
-            raise self.trouble
-        self.adopted.append(version.version)
-        super().adopt(version)
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
-def call_of(rollout_id: str = "r", position: int = 0, tries: int = 0, **fields: Any) -> ModelCall:
-    place = rollout_id, 1, position, tries
-    call = ModelCall(
-        *place, command_id(*place), b"digest", 0, FAR_MS, "sample", "p", 0,
-        (Message("user", "hi"),), Sampling(), 5, b"",
-    )  # fmt: skip
-    return replace(call, **fields)
-
-
-def send(rig: Rig, *calls: ModelCall) -> None:
-    for call in calls:
-        rig.write(rig.topics.calls("p"), call.rollout_id, call, 0)
-
-
-def announce(rig: Rig, version: int, policy_id: str = "p", weights_digest: str = "") -> None:
-    weights = WeightsFile("file:///nowhere", "", 0, "", version)
-    word = PolicyVersion(
-        policy_id, version, version - 1, "run", 0, weights_digest, weights, b"\0" * 4, b""
-    )
-    rig.write(rig.topics.versions, policy_id, word, 0)
-
-
-def answers(rig: Rig) -> list[Any]:
-    return [event.body for event in rig.read(rig.topics.events, Event)]
 
 
 def test_a_call_is_answered_into_the_partition_that_it_names() -> None:
@@ -686,3 +627,26 @@ def test_a_server_with_its_hands_full_pauses_and_goes_on(rig: Rig) -> None:
     assert not loop.partitions[rig.topics.calls("p"), 0].paused
     assert all(isinstance(body, ModelAnswered) for body in answers(rig))
     assert len(answers(rig)) == 20
+
+
+def test_an_abort_closes_every_call_of_its_rollout(rig: Rig) -> None:
+    engine = Counting()
+    engine.asleep = True
+    loop = rig.models(engine)
+    first, second = call_of(tries=0), call_of(tries=1)
+    send(rig, first, second)
+    loop.turn(0.0)
+    send(rig, replace(second, kind="abort"))
+    loop.turn(0.0)
+    rig.commit(loop)
+    assert (role_of(loop).in_flight(), rig.committed("t.models.p", rig.topics.calls("p"))) == (0, 3)
+
+
+def test_a_restarted_server_serves_nothing_before_the_newest_version(rig: Rig) -> None:
+    engine = Counting(version=0)
+    engine.trouble = Unavailable("no such disk")
+    announce(rig, 5)
+    loop = rig.models(engine)
+    send(rig, call_of())
+    rig.settle(loop)
+    assert answers(rig) == []

@@ -9,7 +9,7 @@ from inference.scripted import ScriptedEngine
 from schemas.errors import Unavailable, WeightsMissing, WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
 from schemas.packed import ids_of
-from tests.consumers.test_models import announce, answers, call_of, send
+from tests.support.model_calls import announce, answers, call_of, send
 from tests.support.rig import Clock, Rig, role_of
 
 
@@ -26,11 +26,6 @@ class Slow(ScriptedEngine):
         if self.trouble:
             raise self.trouble
         super().adopt(version)
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
 
 
 def served(rig: Rig) -> list[set[int]]:

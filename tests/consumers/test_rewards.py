@@ -3,15 +3,15 @@
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from producers.publisher import VALUE_LIMIT_BYTES
-from schemas.errors import Unavailable, WorkFailed
+from schemas.errors import ProgramFailed, Unavailable, WorkFailed
 from schemas.interrupts import interrupt
-from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
+from schemas.messages import ScoredTrajectory, StepTaken, Trajectory
 from tests.support.rig import Rig, role_of, source_of
+from tests.support.scored_trajectories import ended
 
 
 def length(trajectory: Trajectory) -> float:
@@ -56,21 +56,6 @@ def answers_oddly(trajectory: Trajectory) -> float:
 
 ODD: list[object] = [10**400, "1e999", None, 1j, [], "\udce9", b"7", 10**5000]
 HERE = "tests.consumers.test_rewards"
-
-
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
-def ended(rollout_id: str = "r", status: str = "finished", **fields: Any) -> Trajectory:
-    steps = (
-        StepTaken(0, "main", None, "hall", 0.25, False, False),
-        StepTaken(1, "main", "on", "attic", 1.0, True, False),
-    )
-    asked = RolloutRequest(rollout_id, Task(), group_id="g")
-    trajectory = Trajectory(rollout_id, 1, status, asked, (), (), steps, 0, 0, 0, 0, 3, 9, 100, 200)
-    return replace(trajectory, **fields)
 
 
 def send(rig: Rig, *trajectories: Trajectory) -> None:
@@ -227,3 +212,14 @@ def test_two_scoring_ids_are_two_groups(rig: Rig) -> None:
     rig.settle(loops[0], other)
 
     assert len(scored(rig)) == 2
+
+
+def stuck(trajectory: Trajectory) -> float:
+    """What the time guard raises in a scorer."""
+    raise ProgramFailed("stuck", "the scorer did not come back within 30 s")
+
+
+def test_a_scorer_that_does_not_come_back_gives_no_reward(rig: Rig) -> None:
+    send(rig, ended())
+    rig.settle(rig.rewards(scorers=["tests.consumers.test_rewards:stuck"]))
+    assert scored(rig)[0].total is None

@@ -67,11 +67,6 @@ class DeadlyLater(InHand):
             self.close(self.hand[0].offset)
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
-
-
 def words(rig: Rig, count: int) -> None:
     for n in range(count):
         rig.order("pause", reason=str(n))
@@ -378,7 +373,7 @@ def test_a_request_that_kills_is_refused(rig: Rig) -> None:
 def test_commands_that_kill_are_answered_as_failed(rig: Rig) -> None:
     agents = rig.agents()
     rig.ask(prompted("r", "live"))
-    rig.ask(request("walks", "tests.consumers.test_agents_worker:walks"))
+    rig.ask(request("walks", "tests.support.programs:walks"))
     rig.settle(agents)
     condemn(rig, "t.models.p", rig.topics.calls("p"))
     condemn(rig, "t.environments", rig.topics.steps)

@@ -36,17 +36,13 @@ from schemas.messages import (
     Sampling,
 )
 from tests.support.journals import Hand, request
+from tests.support.programs import ASKS, asks
 from tests.support.rig import Rig, source_of
 from tests.support.rubbish_program import RUBBISH, YIELDED
 
 HERE = "tests.consumers.test_wall"
-ASKS, TALKS = f"{HERE}:asks", f"{HERE}:talks"
+TALKS = f"{HERE}:talks"
 NAN, INF = float("nan"), float("inf")
-
-
-def asks(task: Task) -> Agent:
-    answer = yield CallModel([user(task.prompt)])
-    yield Finish(answer.text)
 
 
 def talks(task: Task) -> Agent:

@@ -10,8 +10,9 @@ import pytest
 
 from compose.cluster import Cluster
 from compose.verify import verify
-from tests.compose.test_cli import addresses, refused, rollcall
-from tests.support.crew import Crew, Seen, lake_requests, publish, until
+from tests.support.command_line import addresses, refused, rollcall
+from tests.support.crew import Crew, Seen, lake_requests, publish
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 ROLLOUTS = 32

@@ -11,8 +11,8 @@ import pytest
 
 from compose.chaos.beside import unpack
 from schemas.errors import Refused
-from tests.flow.test_chaos_command import chaos
-from tests.support.crew import ROOT
+from tests.support.chaos_command import chaos
+from tests.support.command_line import ROOT
 
 RELEASED = "2be306df021ae9130a9c46f41cb0737f69c85de6"
 """The commit of the release that must go on working beside ours."""

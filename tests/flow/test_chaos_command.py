@@ -1,15 +1,11 @@
 """`rollcall chaos`: its parts one by one, and a short run of it all."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,34 +29,11 @@ from compose.settings import Settings
 from inference.scripted import ScriptedEngine
 from schemas.errors import Refused
 from schemas.messages import ModelCall, Sampling
-from tests.conftest import users_cache
-from tests.support.crew import ROOT, until
+from tests.support.chaos_command import chaos
 from tests.support.rig import Rig
+from tests.support.waiting import until
 
 EVERYBODY = ",".join(ROLES)
-
-
-@contextmanager
-def chaos(*words: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the command; whatever becomes of the test, it takes its processes down."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "compose.cli", "chaos", *words],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "ROLLCALL_CACHE_DIR": str(users_cache()),
-            "TMPDIR": str(cwd),
-        },
-    ) as run:
-        try:
-            yield run
-        finally:
-            run.send_signal(signal.SIGINT)
-            run.communicate()
 
 
 # The door

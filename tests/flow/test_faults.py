@@ -21,7 +21,7 @@ from compose.services.embedded import Endpoints, down, up
 from compose.settings import Kafka, Registry, Settings
 from producers import provision
 from schemas.topics import wanted
-from tests.conftest import BROKER, users_cache
+from tests.support.broker import BROKER, users_cache
 from tests.support.crew import (
     Crew,
     Seen,
@@ -30,15 +30,14 @@ from tests.support.crew import (
     lake_requests,
     publish,
     reach,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 
 HERE = "tests/flow/test_faults.py"
 LOOP = "tests/consumers/test_loop.py"
 WORKER = "tests/consumers/test_agents_worker.py"
-MENDED = "tests/consumers/test_mended.py"
 MEMORY = "tests/flow/test_memory_flow.py"
 CONTRACT = "tests/contract/test_log.py"
 CHAOS = "tests/flow/test_chaos_command.py"
@@ -94,7 +93,7 @@ FAULTS: dict[str, list[str]] = {
     ],
     "F18": [
         f"{CONTRACT}::test_a_role_that_needs_what_retention_took_stops_its_worker",
-        f"{MENDED}::test_accepted_truncation_keeps_the_rollouts_that_are_still_there",
+        f"{WORKER}::test_accepted_truncation_keeps_the_rollouts_that_are_still_there",
     ],
     "F19": [f"{HERE}::test_a_compacted_topic_is_read_to_its_end"],
     "F20": [
@@ -108,7 +107,7 @@ FAULTS: dict[str, list[str]] = {
     ],
     "F23": [f"{CONTRACT}::test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back"],
     "F24": [
-        f"{MENDED}::test_a_refused_commit_is_made_again",
+        f"{LOOP}::test_a_refused_commit_is_made_again",
         f"{WORKER}::test_a_commit_that_somebody_else_wrote_is_treated_as_none",
         f"{WORKER}::test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again",
     ],

@@ -14,8 +14,8 @@ from tests.support.crew import (
     lake_requests,
     publish,
     reach,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 ROLES = ("agents", "models", "environments", "rewards")

@@ -3,7 +3,6 @@
 A schedule that fails names its seed; `Chaos(seed).run().check()` repeats it.
 """
 
-import json
 import logging
 import os
 from collections import Counter
@@ -22,15 +21,13 @@ from inference.scripted import ScriptedEngine
 from schemas.messages import (
     EnvironmentStep,
     Event,
-    Limits,
     ModelCall,
-    RolloutRequest,
     RolloutStarted,
     ScoredTrajectory,
-    Task,
     Trajectory,
 )
-from tests.support.chaos_schedule import KINDS, LAKE, Chaos
+from tests.support.chaos_schedule import KINDS, Chaos
+from tests.support.lake import crossing, walk
 from tests.support.rig import Rig
 
 SCHEDULES = int(os.environ.get("ROLLCALL_SCHEDULES", "360"))
@@ -46,20 +43,6 @@ def _quiet() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
-
-
-def crossing(number: int, group: str = "") -> RolloutRequest:
-    return RolloutRequest(
-        f"r{number}",
-        Task("gymnasium", json.dumps(LAKE), seed=number, system="Cross the lake."),
-        policy_id="p",
-        group_id=group,
-        limits=Limits(max_turns=6),
-    )
-
-
-def walk(call: ModelCall) -> str:
-    return "RRDDLU"[call.position // 2 % 6]
 
 
 # In peace
@@ -224,3 +207,31 @@ def test_an_audit_of_a_log_that_is_being_written_finds_nothing_that_will_still_c
 
     assert audits == 240
     assert pending > 100
+
+
+@pytest.mark.parametrize("seed", [12, 21, 48, 62, 65, 66])
+def test_schedules_with_small_batches_end_in_one_history(seed: int) -> None:
+    Chaos(seed, small_batches=True).run().check()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_producer_that_asks_again_runs_every_rollout_once(seed: int) -> None:
+    chaos = Chaos(seed, again=3.0).run()
+    report = chaos.report()
+
+    assert chaos.unexplained(report) == []
+    ran, repeated = set(), set()
+    for trajectory in chaos.rig.trajectories():
+        mine = repeated if trajectory.code == "repeated" else ran
+        mine.add((trajectory.rollout_id, trajectory.attempt > 0, trajectory.last_offset))
+    assert sorted(rollout_id for rollout_id, _, _ in ran) == sorted(chaos.homes)
+    assert all(attempted for _, attempted, _ in ran)
+    assert not any(attempted for _, attempted, _ in repeated)
+    assert report.ended == report.accepted == len(ran) + len(repeated)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_small_workers_and_quotas_end_in_one_history(seed: int) -> None:
+    Chaos(
+        seed, rollouts=6, small_batches=True, quotas=(0, 1, 2), most_live=(1, 2, 4000)
+    ).run().check()

@@ -10,8 +10,8 @@ from compose.cluster import Cluster
 from compose.ranges import Range, parse
 from schemas.errors import Refused
 from schemas.messages import Trajectory
-from tests.conftest import BrokerLog
-from tests.consumers.test_rewards import ended
+from tests.support.broker import BrokerLog
+from tests.support.scored_trajectories import ended
 
 pytestmark = pytest.mark.broker
 

@@ -16,9 +16,10 @@ from compose.retrain import retrain
 from compose.runs import run_folder
 from consumers.log.protocols import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
-from tests.compose.test_cli import addresses, rollcall
-from tests.support.crew import ROOT, everything, until
+from tests.support.command_line import ROOT, addresses, rollcall
+from tests.support.crew import everything, workers_of
 from tests.support.tiny_run import RECIPE
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 ROLES = ("training", "models", "agents", "environments", "rewards")
@@ -28,20 +29,6 @@ def larger(text: str) -> str:
     return text.replace("steps = 4", "steps = 6").replace(
         "groups_per_step = 2\ngroup_size = 4", "groups_per_step = 12\ngroup_size = 8"
     )
-
-
-def workers_of(conductor: int) -> dict[str, int]:
-    """The worker processes of a run by name, from /proc."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().decode().split("\0")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if parent == conductor and "--name" in words:
-            found[words[words.index("--name") + 1]] = int(path.name)
-    return found
 
 
 class Steps:

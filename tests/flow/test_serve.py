@@ -12,10 +12,10 @@ import pytest
 from compose.cluster import Cluster
 from compose.runs.recipe import parse_recipe
 from inference.policy_dir import make_policy
-from tests.compose.test_cli import addresses, refused, rollcall
-from tests.flow.test_run import workers_of
-from tests.support.crew import ROOT, until
+from tests.support.command_line import ROOT, addresses, refused, rollcall
+from tests.support.crew import workers_of
 from tests.support.tiny_run import RECIPE
+from tests.support.waiting import until
 
 ASKED = '{"agent": "single_turn", "task": {"prompt": "s7"}, "sampling": {"max_tokens": 1}}\n'
 

@@ -19,8 +19,8 @@ from tests.support.crew import (
     everything,
     lake_requests,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 

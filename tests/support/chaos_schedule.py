@@ -30,14 +30,9 @@ from schemas.messages import (
     ScoredTrajectory,
     Task,
 )
+from tests.support.lake import LAKE
 from tests.support.rig import Rig
 
-LAKE = {
-    "id": "FrozenLake-v1",
-    "kwargs": {"desc": ["SFF", "FHF", "FFG"], "is_slippery": False, "max_episode_steps": 6},
-    "observation": "s{observation}",
-    "actions": ["L", "D", "R", "U"],
-}
 KINDS = ("agents", "models", "environments", "rewards")
 AGENTS = (
     "react",

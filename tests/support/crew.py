@@ -4,9 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,18 +16,16 @@ from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.log.protocols import Record, read_all
 from producers.submit import Submitter
-from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Task, Trajectory
+from schemas.messages import (
+    Event,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+)
+from tests.support.command_line import ROOT
 from tests.support.lake import LAKE_ANY_START
-
-ROOT = Path(__file__).parents[2]
-
-
-def until(condition: Callable[[], bool], deadline_s: float, describe: Callable[[], str]) -> None:
-    """Return as soon as the condition holds; fail with the last state after the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"after {deadline_s:g} s: {describe()}"
-        time.sleep(0.02)
+from tests.support.waiting import until
 
 
 class Crew:
@@ -178,3 +175,17 @@ def assert_nothing_lost_or_doubled(cluster: Cluster, requests: Iterable[RolloutR
         first = written.setdefault(trajectory.rollout_id, trajectory)
         assert trajectory == first, "a trajectory written again is the same trajectory"
     assert written == {rollout_id: ends[0] for rollout_id, ends in ended.items()}
+
+
+def workers_of(conductor: int) -> dict[str, int]:
+    """The worker processes of a run by name, from /proc."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        if parent == conductor and "--name" in words:
+            found[words[words.index("--name") + 1]] = int(path.name)
+    return found

@@ -1,12 +1,25 @@
 """Scored trajectories made by hand."""
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Any
 
-from schemas.messages import RolloutRequest, Sampling, ScoredTrajectory, Sequence, Task, Trajectory
+import numpy as np
+
+from schemas.messages import (
+    RolloutRequest,
+    Sampling,
+    ScoredTrajectory,
+    Sequence,
+    StepTaken,
+    Task,
+    Trajectory,
+)
 from schemas.packed import pack_ids, pack_logprobs
 from trainer.samples import Curation, Sample, judge
 
 CURATION = Curation("run", "policy")
+VOCABULARY = 12
 
 
 def sequence(
@@ -84,4 +97,30 @@ def scored(
 def sample(record: ScoredTrajectory, offset: int = 0) -> Sample:
     made = judge(record, 0, offset, CURATION).sample
     assert made is not None
+    return made
+
+
+def ended(rollout_id: str = "r", status: str = "finished", **fields: Any) -> Trajectory:
+    steps = (
+        StepTaken(0, "main", None, "hall", 0.25, False, False),
+        StepTaken(1, "main", "on", "attic", 1.0, True, False),
+    )
+    asked = RolloutRequest(rollout_id, Task(), group_id="g")
+    trajectory = Trajectory(rollout_id, 1, status, asked, (), (), steps, 0, 0, 0, 0, 3, 9, 100, 200)
+    return replace(trajectory, **fields)
+
+
+def some_samples(seed: int, count: int = 12, temperature: float = 1.0) -> list[Sample]:
+    """Rollouts of random tokens and lengths, two turns each."""
+    random = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        first, second = random.integers(1, 5, size=2)
+        mask = [0, 0] + [1] * first + [0] + [1] * second
+        ids = random.integers(0, VOCABULARY, size=len(mask))
+        logprobs = [-2.5 * m for m in mask]
+        record = scored(
+            f"{seed}-{number}", float(number % 3), sequences=(sequence(ids, mask, logprobs),)
+        )
+        made.append(sample(record, number))
     return made

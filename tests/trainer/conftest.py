@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
-VOCABULARY = 12
+from tests.support.scored_trajectories import VOCABULARY
 
 
 @pytest.fixture(scope="session")

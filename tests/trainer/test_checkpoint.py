@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import Refused
 from schemas.messages import Consumed
-from tests.trainer.test_step import some_samples
+from tests.support.scored_trajectories import some_samples
 from trainer.accounts import Book
 from trainer.checkpoint import (
     MANIFEST,

@@ -9,8 +9,7 @@ import torch
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import ids_of, logprobs_of
 from schemas.weights import RawTensor
-from tests.support.scored_trajectories import sample, scored, sequence
-from tests.trainer.conftest import VOCABULARY
+from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
 from trainer.config import LearnerConfig
 from trainer.loss import LOSSES
 from trainer.samples import Sample
@@ -18,22 +17,6 @@ from trainer.step import Learner
 from trainer.tensors import raw_of, tensor_of
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
-
-
-def some_samples(seed: int, count: int = 12, temperature: float = 1.0) -> list[Sample]:
-    """Rollouts of random tokens and lengths, two turns each."""
-    random = np.random.default_rng(seed)
-    made = []
-    for number in range(count):
-        first, second = random.integers(1, 5, size=2)
-        mask = [0, 0] + [1] * first + [0] + [1] * second
-        ids = random.integers(0, VOCABULARY, size=len(mask))
-        logprobs = [-2.5 * m for m in mask]
-        record = scored(
-            f"{seed}-{number}", float(number % 3), sequences=(sequence(ids, mask, logprobs),)
-        )
-        made.append(sample(record, number))
-    return made
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:

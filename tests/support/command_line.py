@@ -1,0 +1,38 @@
+"""The command line, run as a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from compose.cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def rollcall(
+    *words: str, cwd: Path, stdin: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "ROLLCALL" not in name}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "compose.cli", *words],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env={**environment, "PYTHONPATH": str(ROOT), **variables},
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line with which a command was refused."""
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def addresses(cluster: Cluster) -> dict[str, str]:
+    return {**cluster.environment(), "ROLLCALL_PREFIX": cluster.settings.prefix}

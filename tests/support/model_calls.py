@@ -1,0 +1,68 @@
+"""Calls to a model server by hand, and an engine that counts what it is asked."""
+
+from dataclasses import replace
+from typing import Any
+
+from inference.scripted import ScriptedEngine
+from schemas.ids import command_id
+from schemas.messages import (
+    Event,
+    Message,
+    ModelCall,
+    PolicyVersion,
+    Sampling,
+    WeightsFile,
+)
+from tests.support.rig import Rig
+
+FAR_MS = 2_000_000_000_000
+
+
+class Counting(ScriptedEngine):
+    """Counts what it is asked; may wait with its answers, and fail to adopt."""
+
+    def __init__(self, version: int = 0, policy_id: str = "p") -> None:
+        super().__init__(policy_id, lambda call: f"to {call.position}", version=version)
+        self.added: list[ModelCall] = []
+        self.adopted: list[int] = []
+        self.asleep = False
+        self.trouble: Exception | None = None
+
+    def add(self, call: ModelCall) -> None:
+        self.added.append(call)
+        super().add(call)
+
+    def busy(self) -> bool:
+        return not self.asleep and super().busy()
+
+    def adopt(self, version: PolicyVersion) -> None:
+        if self.trouble:
+            raise self.trouble
+        self.adopted.append(version.version)
+        super().adopt(version)
+
+
+def call_of(rollout_id: str = "r", position: int = 0, tries: int = 0, **fields: Any) -> ModelCall:
+    place = rollout_id, 1, position, tries
+    call = ModelCall(
+        *place, command_id(*place), b"digest", 0, FAR_MS, "sample", "p", 0,
+        (Message("user", "hi"),), Sampling(), 5, b"",
+    )  # fmt: skip
+    return replace(call, **fields)
+
+
+def send(rig: Rig, *calls: ModelCall) -> None:
+    for call in calls:
+        rig.write(rig.topics.calls("p"), call.rollout_id, call, 0)
+
+
+def announce(rig: Rig, version: int, policy_id: str = "p", weights_digest: str = "") -> None:
+    weights = WeightsFile("file:///nowhere", "", 0, "", version)
+    word = PolicyVersion(
+        policy_id, version, version - 1, "run", 0, weights_digest, weights, b"\0" * 4, b""
+    )
+    rig.write(rig.topics.versions, policy_id, word, 0)
+
+
+def answers(rig: Rig) -> list[Any]:
+    return [event.body for event in rig.read(rig.topics.events, Event)]

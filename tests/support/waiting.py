@@ -1,0 +1,12 @@
+"""Waiting for a condition, with a deadline."""
+
+import time
+from collections.abc import Callable
+
+
+def until(condition: Callable[[], bool], deadline_s: float, describe: Callable[[], str]) -> None:
+    """Return as soon as the condition holds; fail with the last state after the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"after {deadline_s:g} s: {describe()}"
+        time.sleep(0.02)

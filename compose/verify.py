@@ -20,8 +20,8 @@ from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
 from consumers.audit.audit import Audit
-from consumers.audit.journal_facts import Window
 from consumers.audit.report import Breach, Report
+from consumers.audit.window import Window
 from consumers.log.protocols import Commit, Log, Record, TopicPartition
 from consumers.loop.dead_letters import passed_in_journal
 from consumers.loop.loop import COLLECT

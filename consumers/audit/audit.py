@@ -39,11 +39,12 @@ from consumers.agents.fold.world import World
 from consumers.audit.case import Case
 from consumers.audit.columns import find_one, split
 from consumers.audit.commands import Commands
-from consumers.audit.journal_facts import History, Window
+from consumers.audit.journal_facts import JournalFacts
 from consumers.audit.report import Breach, Report
 from consumers.audit.requests import Requests
 from consumers.audit.train_steps import Lineage
 from consumers.audit.trajectories import Outcomes
+from consumers.audit.window import Window
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import origin_of, skip_of
 from schemas.codec import Codec
@@ -73,8 +74,8 @@ class Audit:
         self.most_repeated = most_repeated
         self.most_rewritten = most_rewritten
         self.report = Report()
-        self.history = History(codec, topics, world, runnable, window, self.report)
-        self.case = Case(codec, topics, window, self.history, self.report, drained, scorings)
+        self.journal = JournalFacts(codec, topics, world, runnable, window, self.report)
+        self.case = Case(codec, topics, window, self.journal, self.report, drained, scorings)
         self.lineage = Lineage(self.case)
 
     def stages(self, there: Sequence[str]) -> list[list[str]]:
@@ -97,7 +98,7 @@ class Audit:
 
     def _take(self, topic: str, records: Sequence[Record]) -> None:
         if topic == self.topics.events:
-            self.history.take(records)
+            self.journal.take(records)
         elif topic == self.topics.train_steps:
             self.lineage.take(records)
         elif topic == self.topics.requests:
@@ -124,7 +125,7 @@ class Audit:
     def stage_ended(self, stage: Sequence[str]) -> None:
         """The topics of a stage have been read to their ends."""
         if self.topics.events in stage:
-            self.history.close()
+            self.journal.close()
             self.requests = Requests(self.case)
             self.commands = Commands(self.case)
             self.outcomes = Outcomes(self.case, self.lineage)
@@ -146,19 +147,19 @@ class Audit:
 
     def _open(self) -> None:
         self.report.checked["I1"] += self.report.accepted
-        for partition, strand in sorted(self.history.strands.items()):
+        for number, partition in sorted(self.journal.partitions.items()):
             if self.drained:
-                for rollout_id in strand.lives:
+                for rollout_id in partition.open:
                     text = f"rollout {rollout_id} began here and has not ended"
-                    offset = strand.journal.open[rollout_id].first_offset
-                    self._lost("I1", text, partition, offset)
+                    offset = partition.journal.open[rollout_id].first_offset
+                    self._lost("I1", text, number, offset)
                 continue
-            for rollout_id, offset, minutes in strand.overdue():
+            for rollout_id, offset, minutes in partition.overdue():
                 text = (
                     f"rollout {rollout_id} began here and is open {minutes} minutes past its own "
                     "deadline, though agents were at work"
                 )
-                self._lost("I1", text, partition, offset)
+                self._lost("I1", text, number, offset)
 
     def _lost(self, invariant: str, text: str, partition: int, offset: int) -> None:
         """A breach at an entry of the journal."""
@@ -166,19 +167,19 @@ class Audit:
 
     def _forgotten(self) -> None:
         """Whoever goes on from the agents' commit must know what is open, and what was started."""
-        for partition, strand in sorted(self.history.strands.items()):
-            low = strand.low
+        for number, partition in sorted(self.journal.partitions.items()):
+            low = partition.low.watermark
             if low is None:
                 continue
-            self.report.checked["I6"] += 1 + len(strand.lives)
-            for rollout_id, offset in strand.forgotten():
+            self.report.checked["I6"] += 1 + len(partition.open)
+            for rollout_id, offset in partition.forgotten():
                 text = (
                     f"rollout {rollout_id} began here and is open, but the agents' commit says "
                     f"that nothing below {low.bulk_low} is, its {len(low.stragglers)} stragglers "
                     "aside: whoever goes on from it will never know of this one"
                 )
-                self._lost("I6", text, partition, offset)
-            self._check_chain(partition, low.bulk_low, low.last, strand.last_at_low)
+                self._lost("I6", text, number, offset)
+            self._check_chain(number, low.bulk_low, low.last, partition.low.last)
 
     def _check_chain(self, partition: int, low: int, said: int | None, last: int | None) -> None:
         if said is None or said == last or (self.topics.events, partition) in self.window.starts:
@@ -206,7 +207,7 @@ class Audit:
         most, seen = self.most_repeated, self.report.repeated
         if most is not None and seen > most:
             text = f"{seen} answers repeat work done before, {most} are allowed; the last is here"
-            place = self.topics.events, *split(self.history.asked.last_repeated)
+            place = self.topics.events, *split(self.journal.implied.last_repeated)
             self.report.add(Breach("I9", text, *place, "doubled"))
         most, seen, last = self.most_rewritten, self.report.duplicates, self.report.last_duplicate
         if most is not None and seen > most and last is not None:
@@ -215,7 +216,7 @@ class Audit:
 
     def _before_window(self) -> None:
         """Rollouts that the journal speaks of and that began before it is read."""
-        for owner, first in self.history.strays.items():
+        for owner, first in self.journal.strays.items():
             cut = (self.topics.events, split(first)[0]) in self.window.starts
-            if cut and find_one(self.history.owners, owner) < 0:
+            if cut and find_one(self.journal.starts.owners, owner) < 0:
                 self.report.before_window += 1

@@ -1,12 +1,13 @@
-"""What every part of the audit needs: the window, the history, and where findings go."""
+"""What every part of the audit needs: the window, the journal, and where findings go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from consumers.audit.columns import find_one, place, split, word_of
-from consumers.audit.journal_facts import History, Window, unreadable
+from consumers.audit.journal_facts import JournalFacts
 from consumers.audit.report import Breach, Report
+from consumers.audit.window import Window
 from consumers.log.protocols import Record, TopicPartition
 from consumers.loop.dead_letters import Skip
 from consumers.loop.loop import finished_above
@@ -24,7 +25,7 @@ class Case:
     codec: Codec
     topics: Topics
     window: Window
-    history: History
+    journal: JournalFacts
     report: Report
     drained: bool
     scorings: Sequence[str] | None = None
@@ -44,7 +45,7 @@ class Case:
         try:
             return self.codec.decode(record.value, kind)
         except WireError as error:
-            unreadable(self.report, record, error)
+            self.report.note_unreadable(record.topic, record.partition, record.offset, error)
             return None
 
     def picked(self, record: Record, kind: type, *paths: str) -> tuple[Any, ...] | None:
@@ -52,7 +53,7 @@ class Case:
         try:
             return self.codec.pick(record.value, kind, *paths)
         except WireError as error:
-            unreadable(self.report, record, error)
+            self.report.note_unreadable(record.topic, record.partition, record.offset, error)
             return None
 
     def commit(self, group: str, topic: str, partition: int) -> int:
@@ -112,7 +113,7 @@ class Case:
         if (self.topics.events, partition) not in self.window.starts:
             return False
         owner = word_of(rollout_id.encode())
-        if find_one(self.history.owners, owner) >= 0:
+        if find_one(self.journal.starts.owners, owner) >= 0:
             return False
-        self.history.strays.setdefault(owner, place(partition, 0))
+        self.journal.strays.setdefault(owner, place(partition, 0))
         return True

@@ -11,8 +11,8 @@ import numpy as np
 
 from consumers.audit.case import Case
 from consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
+from consumers.audit.ends import OPTIONAL
 from consumers.audit.implied import COURTESY, UNKNOWN, Command, content_of, word_of_id
-from consumers.audit.journal_facts import OPTIONAL
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
 from schemas.messages import EnvironmentStep, ModelCall
@@ -32,9 +32,9 @@ class Commands:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.asked = case.history.asked
-        self._seen = np.zeros(len(self.asked.ids), bool)
-        self._silent = words(sorted(self.asked.unanswered))
+        self.implied = case.journal.implied
+        self._seen = np.zeros(len(self.implied.ids), bool)
+        self._silent = words(sorted(self.implied.unanswered))
         self._unanswered: list[_Unanswered] = []
         self._aborted: dict[int, int] = {}
         """By owner the last attempt whose calls were called off."""
@@ -47,12 +47,12 @@ class Commands:
         self.case.report.checked["I3"] += len(read)
         ids = np.fromiter((word_of_id(c.command_id) for c, _ in read), np.uint64, len(read))
         contents = np.fromiter((content_of(c) for c, _ in read), np.uint32, len(read))
-        rows = find(self.asked.ids, ids)
+        rows = find(self.implied.ids, ids)
         self._seen[rows[rows >= 0]] = True
         for at in np.flatnonzero(rows < 0).tolist():
             self._not_implied(*read[at])
-        if len(self.asked.ids):
-            implied = self.asked.contents[rows]
+        if len(self.implied.ids):
+            implied = self.implied.contents[rows]
             other = (rows >= 0) & (contents != implied) & (contents != UNKNOWN)
             other &= implied != UNKNOWN
             for at in np.flatnonzero(other).tolist():
@@ -65,7 +65,7 @@ class Commands:
         if self.case.after(record):
             return
         owner = word_of(command.rollout_id.encode())
-        if find_one(self.case.history.owners_not_run, owner) >= 0:
+        if find_one(self.case.journal.owners_not_run, owner) >= 0:
             return
         if self.case.before(command.rollout_id, command.answer_partition):
             return
@@ -106,10 +106,10 @@ class Commands:
 
     def finish(self) -> None:
         self._finish_answers()
-        optional = (marks(self.asked.places) & np.uint64(OPTIONAL)) > 0
+        optional = (marks(self.implied.places) & np.uint64(OPTIONAL)) > 0
         for row in np.flatnonzero(~self._seen & ~optional):
-            cause, word = int(self.asked.places[row]), int(self.asked.ids[row])
-            if word in self.asked.excused or not self.case.owed(cause):
+            cause, word = int(self.implied.places[row]), int(self.implied.ids[row])
+            if word in self.implied.excused or not self.case.owed(cause):
                 continue
             text = f"the journal implies command {word:016x} here, but it is on no work topic"
             self.case.report.add(Breach("I3", text, self.case.topics.events, *split(cause), "lost"))

@@ -21,7 +21,7 @@ UNKNOWN = 0
 """Content of a courtesy, and of a command that stands for several: one id was asked for again."""
 
 # What became of a command, best last.
-ASKED = 0
+IMPLIED = 0
 LATE = 1
 """Its deadline was written, perhaps by its owner; no worker has said anything."""
 FAILED = 2
@@ -43,10 +43,10 @@ def content_of(command: Command) -> int:
         command.rollout_id, command.attempt, command.position, command.tries,
         command.body_digest, command.answer_partition,
     )  # fmt: skip
-    return (hash((place, _said(command))) & CONTENT) or 1
+    return (hash((place, _content(command))) & CONTENT) or 1
 
 
-def _said(command: Command) -> tuple[object, ...]:
+def _content(command: Command) -> tuple[object, ...]:
     if isinstance(command, ModelCall):
         how = command.sampling
         return (
@@ -72,7 +72,7 @@ def _number(value: float) -> float | None:
     return value if value == value else None
 
 
-class Asked:
+class ImpliedCommands:
     """All commands of all journal partitions."""
 
     def __init__(self) -> None:
@@ -98,23 +98,23 @@ class Asked:
         self._places.append(place)
         self._contents.append(content_of(command))
 
-    def failure(self, asked: dict[bytes, int], event: Event, body: CallFailed) -> None:
+    def failure(self, implied: dict[bytes, int], event: Event, body: CallFailed) -> None:
         """A failure was written about a command of an open rollout."""
-        state = asked[event.command_id]
+        state = implied[event.command_id]
         if body.code != DEADLINE:
-            asked[event.command_id] = max(state, FAILED)
+            implied[event.command_id] = max(state, FAILED)
         elif state <= LATE:
-            asked[event.command_id] = LATE
-            self._told_late(event)
+            implied[event.command_id] = LATE
+            self._note_deadline(event)
 
-    def _told_late(self, event: Event) -> None:
+    def _note_deadline(self, event: Event) -> None:
         self._late_by.setdefault(word_of_id(event.command_id), set()).add(event.written_by)
 
-    def answer(self, asked: dict[bytes, int], event: Event, place: int) -> None:
+    def answer(self, implied: dict[bytes, int], event: Event, place: int) -> None:
         """The work of a command of an open rollout was answered."""
-        if asked[event.command_id] == DONE:
+        if implied[event.command_id] == DONE:
             self.repeat(place)
-        asked[event.command_id] = DONE
+        implied[event.command_id] = DONE
 
     def repeat(self, place: int) -> None:
         self.repeated += 1
@@ -128,18 +128,18 @@ class Asked:
             self._late_places.append(place)
         if isinstance(event.body, CallFailed) and event.body.code == DEADLINE:
             if word in self.unanswered:
-                self._told_late(event)
+                self._note_deadline(event)
         else:
             self.unanswered.discard(word)
 
-    def ended(self, asked: dict[bytes, int]) -> None:
+    def ended(self, implied: dict[bytes, int]) -> None:
         """A rollout has ended: only what was not done, or not answered, is remembered."""
-        self._undone.update(word_of_id(i) for i, state in asked.items() if state != DONE)
-        self.left(asked)
+        self._undone.update(word_of_id(i) for i, state in implied.items() if state != DONE)
+        self.left(implied)
 
-    def left(self, asked: dict[bytes, int]) -> None:
+    def left(self, implied: dict[bytes, int]) -> None:
         """A rollout is open where the journal ends."""
-        self.unanswered.update(word_of_id(i) for i, state in asked.items() if state <= LATE)
+        self.unanswered.update(word_of_id(i) for i, state in implied.items() if state <= LATE)
 
     def close(self, owners: set[str]) -> None:
         """The journal is read: sort what is joined. A deadline that is no owner's is an answer."""

@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from schemas.errors import WireError
+
 INVARIANTS = {
     "I1": "every request starts once and every rollout ends once",
     "I2": "every reader counts the same events",
@@ -19,6 +21,7 @@ INVARIANTS = {
 
 LISTED = 100_000
 """So many breaches are kept with their places; the rest is counted."""
+UNREADABLE_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,14 @@ class Report:
         self.kinds[breach.kind] += 1
         if len(self.breaches) < LISTED:
             self.breaches.append(breach)
+
+    def note_unreadable(self, topic: str, partition: int, offset: int, error: WireError) -> None:
+        """Count a record that no schema can read."""
+        self.unreadable[topic] = self.unreadable.get(topic, 0) + 1
+        if len(self.unread) < LISTED:
+            self.unread.append((topic, partition, offset))
+        if len(self.first_unreadable) < UNREADABLE_TOLD:
+            self.first_unreadable.append(f"{topic} {partition}@{offset}: {error}")
 
     def duplicate(self, topic: str, partition: int, offset: int) -> None:
         """A record says again what another one had said."""

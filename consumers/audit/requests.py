@@ -16,13 +16,13 @@ class Requests:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._next_start: dict[int, int] = {}
-        self._again = case.history.again
+        self._second = case.journal.starts.second
 
     def take(self, records: Sequence[Record]) -> None:
         for record in records:
             self.case.report.checked["I1"] += 1
-            strand = self.case.history.strands.get(record.partition)
-            started = strand.requests if strand else array("q")
+            partition = self.case.journal.partitions.get(record.partition)
+            started = partition.requests if partition else array("q")
             at = self._next_start.get(record.partition, 0)
             while at < len(started) and started[at] < record.offset:
                 self._without_request(record.partition, started[at])
@@ -32,24 +32,24 @@ class Requests:
             else:
                 self._not_started(record, started[-1] if started else -1)
             self._next_start[record.partition] = at
-            if self._again and (record.partition, record.offset) in self._again:
-                self._judge_again(record)
+            if self._second and (record.partition, record.offset) in self._second:
+                self._judge_second(record)
 
-    def _judge_again(self, record: Record) -> None:
-        """A rollout runs once, unless an operator sends its request again.
+    def _judge_second(self, record: Record) -> None:
+        """A rollout runs once, unless an operator sends its request second.
 
         Workers know a repeated request by its key; under another one it may be a stranger's.
         """
-        again = self._again[record.partition, record.offset]
+        second = self._second[record.partition, record.offset]
         replayed = any(name == REPLAYED_FROM for name, _ in record.headers or ())
-        if replayed or not record.key or word_of(record.key) != again.owner:
+        if replayed or not record.key or word_of(record.key) != second.owner:
             return
         text = (
             f"rollout {record.key.decode(errors='replace')} is started a second time here, asked "
             f"for at {record.partition}@{record.offset}; the first start is at "
-            f"{again.before[0]}@{again.before[1]}"
+            f"{second.before[0]}@{second.before[1]}"
         )
-        self.case.report.add(Breach("I1", text, self.case.topics.events, *again.here, "doubled"))
+        self.case.report.add(Breach("I1", text, self.case.topics.events, *second.here, "doubled"))
 
     def _not_started(self, record: Record, last: int) -> None:
         if record.offset < self.case.window.first_request.get(record.partition, 0):
@@ -75,6 +75,6 @@ class Requests:
             self.case.report.add(Breach("I1", text, self.case.topics.requests, partition, offset))
 
     def finish(self) -> None:
-        for partition, strand in self.case.history.strands.items():
-            for offset in strand.requests[self._next_start.get(partition, 0) :]:
-                self._without_request(partition, offset)
+        for number, partition in self.case.journal.partitions.items():
+            for offset in partition.requests[self._next_start.get(number, 0) :]:
+                self._without_request(number, offset)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from consumers.audit.case import Case
 from consumers.audit.columns import find, find_one, place, place_of, split, word_of
-from consumers.audit.journal_facts import OPTIONAL
+from consumers.audit.ends import OPTIONAL
 from consumers.audit.report import Breach
 from consumers.audit.train_steps import Lineage
 from consumers.log.protocols import Record
@@ -44,7 +44,7 @@ class Outcomes:
     def __init__(self, case: Case, lineage: Lineage) -> None:
         self.case = case
         self.lineage = lineage
-        ends = case.history.ends
+        ends = case.journal.ends
         self._by_body = np.argsort(ends.bodies, kind="stable")
         self._bodies = ends.bodies[self._by_body]
         self._first = np.zeros(len(ends.places), np.uint64)
@@ -105,7 +105,7 @@ class Outcomes:
 
     def _row_of(self, trajectory: Trajectory | _Named, record: Record) -> int:
         """The row of the terminal event that a trajectory names; a breach where there is none."""
-        ends = self.case.history.ends
+        ends = self.case.journal.ends
         named = place_of(trajectory.journal_partition, trajectory.last_offset)
         row = -1 if named is None else find_one(ends.places, named)
         if row >= 0 and ends.owners[row] == word_of(trajectory.rollout_id.encode()):
@@ -115,8 +115,8 @@ class Outcomes:
 
     def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
         """A breach where a trajectory is not what its journal gives."""
-        ends = self.case.history.ends
-        if body in (ends.bodies[row], self.case.history.older.get(int(ends.places[row]))):
+        ends = self.case.journal.ends
+        if body in (ends.bodies[row], self.case.journal.ends.older.get(int(ends.places[row]))):
             return
         counted = int(ends.applied[row])
         bare = trajectory.sequences is None and trajectory.steps is None
@@ -124,7 +124,7 @@ class Outcomes:
             if not bare:
                 self._check_applied(trajectory, counted, record)
                 ends.bodies[row] = body  # whatever follows must be the same
-        elif bare and (wanted := self.case.history.bare.get(int(ends.places[row]))):
+        elif bare and (wanted := self.case.journal.ends.bare.get(int(ends.places[row]))):
             if self._encoded(replace(trajectory, code="", reason="")) not in wanted:
                 self._differs(trajectory, record)
         elif self._check_applied(trajectory, counted, record):
@@ -180,7 +180,7 @@ class Outcomes:
             self.case.report.checked["I8"] += 1
             self.case.report.checked["I5"] += 1
             scores = self._scores.setdefault(
-                named.scoring_id, np.zeros(len(self.case.history.ends.places), bool)
+                named.scoring_id, np.zeros(len(self.case.journal.ends.places), bool)
             )
             if scores[row]:
                 self.case.report.duplicate(record.topic, record.partition, record.offset)
@@ -211,7 +211,7 @@ class Outcomes:
 
         Where they do not, nothing is said: the id may be long, the schema another.
         """
-        ends = self.case.history.ends
+        ends = self.case.journal.ends
         begin = PREFIX + 1 + len(scoring_id.encode())
         inside = memoryview(record.value or b"")[begin : begin + int(ends.sizes[row])]
         return bool(ends.bodies[row]) and word_of(inside) == ends.bodies[row]
@@ -239,7 +239,7 @@ class Outcomes:
         return owing
 
     def _missing_trajectories(self) -> None:
-        ends = self.case.history.ends
+        ends = self.case.journal.ends
         for row in np.flatnonzero(~self._written & (ends.marks != OPTIONAL)):
             cause = int(ends.places[row])
             if self.case.owed(cause):

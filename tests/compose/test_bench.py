@@ -9,7 +9,7 @@ from compose.benchmarks import echo, live_memory, load, overload, scan, suite, w
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.verify import audit
-from consumers.audit.journal_facts import FORGET_EVERY
+from consumers.audit.partition_facts import FORGET_EVERY
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused

@@ -1,0 +1,87 @@
+"""The ends of all rollouts: where the journal says so, and what trajectory each implies."""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+
+from consumers.audit.columns import Words, sort_together, word_of
+from consumers.bare_trajectory import barer
+from schemas.codec import PREFIX, Codec
+from schemas.errors import WireError
+from schemas.messages import Trajectory
+from schemas.topics import Topics
+
+OPTIONAL = 1
+"""Mark: other topics need not hold what this entry implies, it lies before their beginning."""
+LARGE_BYTES = 100_000
+"""Only a trajectory above this can have been written without its sequences and steps."""
+
+
+class Ends:
+    """One row for each counted terminal event; the columns are there once the journal is read."""
+
+    places: Words
+    """Sorted by this one."""
+    owners: Words
+    bodies: Words
+    """Digest of the trajectory that it implies; 0 where the program was not run."""
+    applied: Words
+    """Answers counted in the attempt that ended."""
+    sizes: Words
+    """Bytes of the trajectory."""
+    marks: Words
+
+    def __init__(self, codec: Codec, topics: Topics) -> None:
+        self.codec = codec
+        self.topic = topics.trajectories
+        self.bare: dict[int, frozenset[int]] = {}
+        """By place, digests of what may stand for a trajectory that is too large."""
+        self.older: dict[int, int] = {}
+        """By place, the digest of what a worker of the first release writes of it."""
+        self._columns = tuple(array("Q") for _ in range(6))
+
+    def note(self, trajectory: object, at: int, owner: int, applied: int, mark: int) -> None:
+        """A rollout ends at a place; the trajectory is None where its program was not run."""
+        body = size = 0
+        if isinstance(trajectory, Trajectory):
+            body, size = self._digest(trajectory, at)
+        for column, word in zip(self._columns, (at, owner, body, applied, size, mark), strict=True):
+            column.append(word)
+
+    def close(self) -> None:
+        """Sort what is joined."""
+        ordered = sort_together(*self._columns)
+        self.places, self.owners, self.bodies, self.applied, self.sizes, self.marks = ordered
+
+    def _digest(self, trajectory: Trajectory, at: int) -> tuple[int, int]:
+        """The word of what an end implies, 0 where it cannot be written whole; and its size."""
+        try:
+            encoded = self.codec.encode(self.topic, trajectory)
+        except WireError:
+            return 0, 0
+        size = len(encoded) - PREFIX.size
+        older = of_first_release(trajectory)
+        if older != trajectory:
+            self.older[at] = self._word(older)
+        if size > LARGE_BYTES:
+            both = (trajectory, older)
+            self.bare[at] = frozenset(word for each in both for word in self._bare_words(each))
+        return word_of(memoryview(encoded)[PREFIX.size :]), size
+
+    def _bare_words(self, trajectory: Trajectory) -> Iterator[int]:
+        """A trajectory as it may be written where it cannot be whole, its reason aside."""
+        for bare in barer(replace(trajectory, code="", reason="")):
+            yield self._word(bare)
+
+    def _word(self, trajectory: Trajectory) -> int:
+        return word_of(memoryview(self.codec.encode(self.topic, trajectory))[PREFIX.size :])
+
+
+def of_first_release(trajectory: Trajectory) -> Trajectory:
+    """Without what a worker of the first release does not know and so leaves out."""
+    request, sequences = trajectory.request, trajectory.sequences
+    return replace(
+        trajectory,
+        request=request and replace(request, policy_version=-1),
+        sequences=sequences and tuple(replace(each, samplings=()) for each in sequences),
+    )

@@ -1,0 +1,320 @@
+"""One partition of the journal, read twice over.
+
+Once by the fold, which runs the programs again, and once by the law of counting, which needs none.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.rollout import Rollout
+from consumers.agents.watermark import Watermark, read_watermark
+from consumers.audit.columns import place, word_of
+from consumers.audit.ends import OPTIONAL
+from consumers.audit.implied import IMPLIED, NEVER_SENT, word_of_id
+from consumers.audit.report import Breach
+from consumers.audit.starts import REFUSED
+from consumers.audit.window import Window
+from consumers.history.counting import JOINED, STARTS, Counting, Law
+from schemas.ids import command_id
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    EnvironmentStep,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutStarted,
+)
+from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    from consumers.audit.journal_facts import JournalFacts
+
+ANSWERS = (ModelAnswered, EnvironmentStepped)
+PLACED = (ModelAnswered, EnvironmentStepped, CallFailed)
+FORGET_EVERY = 1000
+MINUTE_MS = 60_000
+NEVER_MS = 1 << 60
+FAR_MINUTES = 15
+"""An owner that has been at work for so long has ended what was over before."""
+MISMATCH = (
+    "the law of counting {} answer {} of attempt {} of rollout {}, the fold of its program {}; "
+    "the rollout went on and ended all the same"
+)
+
+
+@dataclass(slots=True)
+class OpenRollout:
+    """An open rollout, as far as the audit needs more than fold and law."""
+
+    run_again: bool
+    counting: Counting
+    implied: dict[bytes, int] = field(default_factory=dict)
+    """Command ids that the journal implies, and what became of them."""
+    dispute: Breach | None = None
+    """Where law and fold differ; a new attempt settles it."""
+
+
+class CommittedLow:
+    """What the agents' commit says must be read to know all that is open, and the chain there."""
+
+    def __init__(self, window: Window, topics: Topics, partition: int) -> None:
+        self.watermark = _committed_watermark(window, topics, partition)
+        """None where what is read does not go as far as the commit, or the commit does not say."""
+        self.ahead = -1 if self.watermark is None else self.watermark.bulk_low
+        """The offset that is still to be reached; below 0 once it is."""
+        self.last: int | None = None
+        """The last request that was started below it."""
+
+    def reach(self, last: int | None) -> None:
+        """All below is read: that is how the chain of starts stands."""
+        if self.ahead >= 0:
+            self.ahead, self.last = -1, last
+
+
+def _committed_watermark(window: Window, topics: Topics, partition: int) -> Watermark | None:
+    here = topics.events, partition
+    commit = window.commits.get(topics.group("agents"), {}).get(here)
+    if commit is None or commit.offset > window.ends.get(here, 0):
+        return None
+    return read_watermark(commit.metadata)
+
+
+class PartitionFacts:
+    """One journal partition."""
+
+    def __init__(self, journal_facts: "JournalFacts", partition: int) -> None:
+        self.facts = journal_facts
+        self.partition = partition
+        window = journal_facts.window
+        first = window.first_request.get(partition)
+        last = None if first is None else first - 1
+        self.law = Law(last)
+        self.journal = Journal(partition, journal_facts.world, "audit", Watermark(0, last))
+        self.open: dict[str, OpenRollout] = {}
+        self.requests = array("q")
+        """Offsets of the counted requests, rising."""
+        self.low = CommittedLow(window, journal_facts.topics, partition)
+        self._ignored = 0
+        self._events = 0
+
+    def take(self, event: Event, offset: int, at_ms: int) -> None:
+        """Take one event, in log order."""
+        self._events += 1
+        if self._events % FORGET_EVERY == 0:
+            self.journal.watermark(offset)  # lets it forget what ended before this event
+        if 0 <= self.low.ahead <= offset:
+            self.low.reach(self.law.last)
+        body = event.body
+        if not isinstance(body, PLACED):
+            self.facts.owners_at_work.add(event.written_by)
+            self.facts.minutes.add(at_ms // MINUTE_MS)
+        if isinstance(body, STARTS):
+            self._start(event, body, offset, at_ms)
+            return
+        if isinstance(body, CallFailed) and body.code in NEVER_SENT:
+            self.facts.implied.excused.add(word_of_id(event.command_id))
+        life = self.open.get(event.rollout_id)
+        if life is None:
+            self._stray(event, offset)
+            return
+        ignored = self.law.take(event)
+        if isinstance(body, ANSWERS):
+            self._answer(life, event, offset)
+        elif isinstance(body, CallFailed):
+            self._failure(life, event, body)
+        if isinstance(body, PLACED) and not life.run_again:
+            return
+        effects = self.journal.take(event, offset, at_ms)
+        counted = self._counted() and not self._broken(event)
+        if life.run_again and counted == bool(ignored):
+            self._differ(life, event, offset, counted=counted)
+        if not life.counting.open:
+            self._end(life, event, effects, offset, at_ms)
+        else:
+            if isinstance(body, AttemptStarted) and not ignored:
+                life.dispute = None
+            if life.run_again:
+                self._imply(life, effects, offset, at_ms)
+
+    def _counted(self) -> bool:
+        """Whether the fold has counted the event it was given last."""
+        before, self._ignored = self._ignored, sum(self.journal.ignored.values())
+        return before == self._ignored
+
+    def _broken(self, event: Event) -> bool:
+        """Whether the program asks something else than its journal answers."""
+        rollout = self.journal.open.get(event.rollout_id)
+        return rollout is not None and rollout.broken
+
+    def _differ(self, life: OpenRollout, event: Event, offset: int, *, counted: bool) -> None:
+        words = ("ignores", "counts") if counted else ("counts", "does not")
+        place_ = f"{event.position}.{event.tries}"
+        text = MISMATCH.format(words[0], place_, event.attempt, event.rollout_id, words[1])
+        topic = self.facts.topics.events
+        life.dispute = life.dispute or Breach("I2", text, topic, self.partition, offset)
+
+    # Starts
+
+    def _start(
+        self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, at_ms: int
+    ) -> None:
+        """Judge a start; the chain of requests decides which one counts."""
+        facts = self.facts
+        ignored = self.law.take(event)
+        effects = self.journal.take(event, offset, at_ms)
+        fold_counts = self._counted()
+        if fold_counts == bool(ignored):
+            text = f"law and fold do not agree whether the start of {event.rollout_id} counts"
+            facts.report.add(Breach("I2", text, facts.topics.events, self.partition, offset))
+            return
+        facts.report.checked["I2"] += 1
+        if ignored and ignored != JOINED:
+            return
+        self.requests.append(body.request_offset)
+        if ignored == JOINED:
+            return
+        facts.report.accepted += 1
+        owner, refused = word_of(event.rollout_id.encode()), isinstance(body, RolloutRefused)
+        at = REFUSED if refused else body.request_offset % REFUSED  # a stranger's may be negative
+        facts.starts.note(owner, place(self.partition, offset), at)
+        if isinstance(body, RolloutRefused):
+            self._note_end(effects[0], event.rollout_id, 0, offset, at_ms)
+            return
+        life = OpenRollout(facts.runnable(body), self.law.open[event.rollout_id])
+        self.open[event.rollout_id] = life
+        if life.run_again:
+            self._imply(life, effects, offset, at_ms)
+        else:
+            facts.not_run.append(owner)
+
+    def _stray(self, event: Event, offset: int) -> None:
+        """A word about a rollout that is not open: late, or begun before what is read."""
+        facts = self.facts
+        owner = word_of(event.rollout_id.encode())
+        facts.strays.setdefault(owner, place(self.partition, offset))
+        if isinstance(event.body, PLACED):
+            done = isinstance(event.body, ANSWERS)
+            facts.implied.stray(event, place(self.partition, offset), done=done)
+
+    # Work
+
+    def _answer(self, life: OpenRollout, event: Event, offset: int) -> None:
+        report = self.facts.report
+        report.checked["I2"] += 1
+        report.checked["I9"] += 1
+        if self._was_implied(life, event):
+            self.facts.implied.answer(life.implied, event, place(self.partition, offset))
+
+    def _failure(self, life: OpenRollout, event: Event, body: CallFailed) -> None:
+        if self._was_implied(life, event):
+            self.facts.implied.failure(life.implied, event, body)
+
+    def _was_implied(self, life: OpenRollout, event: Event) -> bool:
+        """Whether a command was implied; where no program is run, nobody knows better."""
+        if not life.run_again:
+            life.implied.setdefault(event.command_id, IMPLIED)
+        return event.command_id in life.implied
+
+    def _imply(self, life: OpenRollout, effects: Iterable[object], offset: int, at_ms: int) -> None:
+        """Note the commands that an entry of the journal gives rise to."""
+        facts = self.facts
+        for effect in effects:
+            if isinstance(effect, ModelCall):
+                horizon = facts.horizons.calls(effect.policy_id)
+            elif isinstance(effect, EnvironmentStep):
+                horizon = facts.horizons.steps
+            else:
+                continue
+            mark = OPTIONAL if at_ms < horizon else 0
+            facts.implied.imply(effect, place(self.partition, offset, mark))
+            life.implied.setdefault(effect.command_id, IMPLIED)
+
+    # Ends
+
+    def _end(
+        self, life: OpenRollout, event: Event, effects: Iterable[object], offset: int, at_ms: int
+    ) -> None:
+        del self.open[event.rollout_id]
+        facts, counting = self.facts, life.counting
+        if isinstance(event.body, RolloutFinished):
+            self._finished(life, event.body)
+        trajectory, *courtesy = effects
+        applied = counting.turns + counting.steps
+        facts.report.checked["I4"] += applied
+        run = trajectory if life.run_again else None
+        self._note_end(run, event.rollout_id, applied, offset, at_ms)
+        if life.run_again:
+            self._imply(life, courtesy, offset, at_ms)
+        facts.implied.ended(life.implied)
+
+    def _finished(self, life: OpenRollout, body: RolloutFinished) -> None:
+        """A program ended itself, so it waited for nothing; or a guard did, before it had asked."""
+        facts, rollout = self.facts, self.journal.just_ended
+        if life.dispute is not None and body.code != "determinism":
+            facts.report.add(life.dispute)
+        if life.run_again and rollout is not None:
+            self._excuse(rollout)
+
+    def _note_end(
+        self, trajectory: object, rollout_id: str, applied: int, offset: int, at_ms: int
+    ) -> None:
+        facts = self.facts
+        facts.report.ended += 1
+        mark = OPTIONAL if at_ms < facts.horizons.trajectories else 0
+        owner = word_of(rollout_id.encode())
+        facts.ends.note(trajectory, place(self.partition, offset), owner, applied, mark)
+
+    def close(self) -> None:
+        """See what the open rollouts wait for."""
+        self.low.reach(self.law.last)
+        for rollout_id, life in self.open.items():
+            rollout = self.journal.open[rollout_id]
+            self.facts.implied.left(life.implied)
+            if life.run_again and rollout.at_first_command():
+                self._excuse(rollout)  # a quota may hold its command back
+
+    def _excuse(self, rollout: Rollout) -> None:
+        """Nobody need have sent what a rollout waits for."""
+        for waits in rollout.attempt.outstanding.values():
+            place_ = rollout.attempt.number, waits.position, waits.tries
+            named = command_id(rollout.request.rollout_id, *place_)
+            self.facts.implied.excused.add(word_of_id(named))
+
+    # Where a reader would go on
+
+    def forgotten(self) -> Iterable[tuple[str, int]]:
+        """Open rollouts that whoever goes on from the commit would not know, and their starts."""
+        low = self.low.watermark
+        if low is None:
+            return
+        for rollout_id in self.open:
+            first = self.journal.open[rollout_id].first_offset
+            if first < low.bulk_low and first not in low.stragglers:
+                yield rollout_id, first
+
+    def overdue(self) -> Iterable[tuple[str, int, int]]:
+        """Open rollouts that were over long ago: id, offset of the start, minutes past the end."""
+        minutes = sorted(self.facts.minutes)
+        for rollout_id in self.open:
+            rollout = self.journal.open[rollout_id]
+            after = bisect_right(minutes, self._ends_ms(rollout) // MINUTE_MS)
+            if after < len(minutes) and minutes[-1] - minutes[after] >= FAR_MINUTES:
+                past = minutes[-1] - self._ends_ms(rollout) // MINUTE_MS
+                yield rollout_id, rollout.first_offset, past
+
+    def _ends_ms(self, rollout: Rollout) -> int:
+        """When a rollout was over at the latest: a quota holds its clock with its first command."""
+        low = self.low.watermark
+        if low is not None and not low.quota:
+            return rollout.ends_ms()
+        if not rollout.heard_ms:
+            return NEVER_MS
+        return rollout.ends_ms() + rollout.heard_ms - rollout.started_ms

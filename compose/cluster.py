@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compose.settings import Settings
 from schemas.codec import Codec
@@ -11,6 +11,8 @@ from schemas.registry import HttpRegistry
 from schemas.topics import Topics
 
 if TYPE_CHECKING:
+    from consumers.log.kafka_log import KafkaLog
+    from producers.admin import Admin
     from schemas.objects import ObjectStore
 
 
@@ -29,9 +31,9 @@ class Cluster:
         return Topics(self.settings.prefix)
 
     @property
-    def client(self) -> dict[str, Any]:
-        named = {"client.id": self.name} if self.name else {}
-        return {"bootstrap.servers": self.bootstrap_servers, **named, **self.settings.kafka.client}
+    def client(self) -> dict[str, str]:
+        name = {"client.id": self.name} if self.name else {}
+        return {"bootstrap.servers": self.bootstrap_servers, **name, **self.settings.kafka.client}
 
     @cached_property
     def registry(self) -> HttpRegistry:
@@ -46,30 +48,28 @@ class Cluster:
         """Where heavy records lie; None where nothing says where all workers would find them."""
         from schemas.objects import ObjectStore
 
-        given = self.settings.objects
-        url = given.url
+        url, above_bytes = self.settings.objects.url, self.settings.objects.above_bytes
         if not url and _on_this_machine(self.bootstrap_servers):
             url = str(self.settings.state() / "services" / "objects")
-        return ObjectStore(url, above_bytes=given.above_bytes) if url else None
+        return ObjectStore(url, above_bytes=above_bytes) if url else None
 
     @cached_property
-    def log(self) -> Any:
+    def log(self) -> "KafkaLog":
         from consumers.log.kafka_log import KafkaLog
 
         return KafkaLog(self.client)
 
     @cached_property
-    def admin(self) -> Any:
+    def admin(self) -> "Admin":
         from producers.admin import Admin
 
         return Admin(self.client)
 
     def close(self) -> None:
         """Close the clients that were made for looking."""
-        made = self.__dict__
         for name in ("log", "registry"):
-            if name in made:
-                made[name].close()
+            if name in self.__dict__:  # a cached property that was asked for
+                self.__dict__[name].close()
 
     def environment(self) -> dict[str, str]:
         """What a worker process needs to find the same cluster."""

@@ -106,7 +106,7 @@ def run(
     commit_due = time.monotonic() + COMMIT_EVERY_S
     while not stopping():
         for record in source.poll(0.02):
-            hop, partition, variant = record.value[:HEAD]
+            hop, partition, variant = (record.value or b"")[:HEAD]
             hops = table[partition][variant]
             following = (hop + 1) % len(hops)
             at = following % load.HOPS

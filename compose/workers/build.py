@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from consumers.rewards import Rewards
     from consumers.training.trainer import Trainer
     from inference.engine import Engine
+    from sandbox.scorers import ScorerSpec
 
 STAND_BY_S = 0.5
 
@@ -221,7 +222,7 @@ def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool
         yield False
 
 
-def _spec(text: str):  # type: ignore[no-untyped-def]
+def _spec(text: str) -> "ScorerSpec":
     """A scorer as `name` or `name*weight`; raises Refused."""
     from sandbox.scorers import ScorerSpec
 

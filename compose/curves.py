@@ -20,7 +20,7 @@ from compose.conductor.live_panel import spark
 from compose.ranges import Range
 from compose.runs import run_folder
 from consumers.heldout import MARK, HeldOut, HeldOutPlan
-from consumers.history.reading import to_the_end
+from consumers.log.reading import read_between, to_the_end
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.names import unknown
@@ -151,7 +151,7 @@ def held_out_of(
     if not keys:
         return found
     extent = ranges.settled(cluster.log, cluster.topics.scored, Range())
-    for record in chain.from_iterable(ranges.between(cluster.log, *extent)):
+    for record in chain.from_iterable(read_between(cluster.log, *extent)):
         if (record.key or b"").startswith(keys):
             with suppress(WireError):
                 scored = cluster.codec.decode(record.value, ScoredTrajectory)

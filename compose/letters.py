@@ -22,9 +22,9 @@ from rich.text import Text
 from compose.look import decoder, iso, line_of
 from compose.terminal import page, quiet_pipes
 from consumers.history.rate_limit import Pace
-from consumers.history.reading import to_the_end
 from consumers.history.times import time_ms
 from consumers.log.protocols import Record
+from consumers.log.reading import to_the_end
 from consumers.loop.dead_letters import Skip, skip_of
 from producers.publisher import Publisher, flush_all
 from schemas.as_json import text_of

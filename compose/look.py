@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from compose.terminal import quiet_pipes
-from consumers.history.reading import from_now_on, to_the_end
 from consumers.log.protocols import Log, Reader, Record
+from consumers.log.reading import from_now_on, to_the_end
 from consumers.loop.dead_letters import passed_in_journal
 from schemas.as_json import plain, text_of
 from schemas.errors import Refused, WireError

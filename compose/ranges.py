@@ -17,7 +17,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from consumers.history.contention import others_at_work
-from consumers.history.rate_limit import LOT, GivingWay, Pace
+from consumers.history.rate_limit import GivingWay, Pace
 from consumers.history.times import time_ms
 from consumers.log.protocols import Log, Record, TopicPartition
+from consumers.log.reading import read_between
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from schemas.names import hint
@@ -36,7 +36,6 @@ from schemas.names import hint
 if TYPE_CHECKING:
     from compose.cluster import Cluster
 
-POLL_S = 0.2
 RATE = 300.0
 """Records a second while others work, unless said otherwise: of 20 kB each they take a tenth of a
 core. A run that keeps two cores busy is slower by 5 % beside it (by 8 % at 500 a second)."""
@@ -350,29 +349,6 @@ def settled(log: Log, topic: str, chosen: Range) -> Extent:
     return starts, ends
 
 
-def between(
-    log: Log,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
-    lot: Callable[[], int] = lambda: LOT,
-) -> Iterator[list[Record]]:
-    """Polls of what lies between two offsets of each partition, in order within each."""
-    left = {tp for tp, at in starts.items() if at < ends[tp]}
-    if not left:
-        return
-    with closing(log.reader(sorted({tp[0] for tp in left}), starts)) as reader:
-        while left and not reader.caught_up():
-            found = []
-            for record in reader.poll(POLL_S, lot()):
-                tp = record.topic, record.partition
-                if record.offset < ends.get(tp, 0):
-                    found.append(record)
-                if record.offset + 1 >= ends.get(tp, 0):
-                    left.discard(tp)
-            if found:
-                yield found
-
-
 def paced(
     cluster: "Cluster",
     starts: Mapping[TopicPartition, int],
@@ -380,15 +356,19 @@ def paced(
     rate: float | None,
 ) -> Iterator[Record]:
     """One by one, and on average no more than `rate` a second, in small lots."""
-    beside = GivingWay(RATE, lambda: others_at_work(cluster)) if rate is None else Pace(rate)
-    for batch in between(cluster.log, starts, ends, beside.lot):
+    beside = (
+        GivingWay(RATE, lambda: others_at_work(cluster.log, cluster.admin, cluster.topics))
+        if rate is None
+        else Pace(rate)
+    )
+    for batch in read_between(cluster.log, starts, ends, beside.lot):
         beside.wait(len(batch))
         yield from batch
 
 
 def keys(cluster: "Cluster", topic: str, chosen: Range) -> Iterator[str]:
     """The keys within a range's offsets and times, as text; nothing is decoded."""
-    for batch in between(cluster.log, *settled(cluster.log, topic, chosen)):
+    for batch in read_between(cluster.log, *settled(cluster.log, topic, chosen)):
         for record in batch:
             yield (record.key or b"").decode(errors="replace")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from compose.letters import range_of
 from compose.look import topic_of
-from compose.ranges import between
 from consumers.log.protocols import Record
+from consumers.log.reading import read_between
 from consumers.loop.dead_letters import Skip
 from producers.publisher import flush_all
 from schemas.errors import Refused, WireError
@@ -118,7 +118,7 @@ def _records(cluster: "Cluster", decided: Skip) -> Iterator[Record]:
     ends = dict(starts)
     tp = decided.topic, decided.partition
     starts[tp], ends[tp] = decided.first, decided.last + 1
-    for records in between(cluster.log, starts, ends):
+    for records in read_between(cluster.log, starts, ends):
         yield from records
 
 

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from compose.look import iso
 from consumers.log.protocols import Log, Record, TopicPartition
+from consumers.log.reading import to_the_end
 from schemas.errors import Refused
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
 
-POLL_S = 0.2
 SAMPLE = 50
 """Of the last records of a partition."""
 RECENT_S = (60, 3600)
@@ -130,13 +130,14 @@ def _read(
     starts = {(name, n): end for n, (_, end) in bounds.items()}
     starts |= {tp: first for tp, (first, _) in spans.items()}
     with closing(log.reader([name], starts)) as reader:
-        while left and not reader.caught_up():
-            for record in reader.poll(POLL_S, SAMPLE):
-                tp = record.topic, record.partition
-                if tp in left:
-                    found.setdefault(tp, []).append(record)
-                    if record.offset + 1 >= spans[tp][1]:
-                        left.discard(tp)
+        for record in to_the_end(reader, SAMPLE):
+            tp = record.topic, record.partition
+            if tp in left:
+                found.setdefault(tp, []).append(record)
+                if record.offset + 1 >= spans[tp][1]:
+                    left.discard(tp)
+            if not left:
+                break
     return found
 
 

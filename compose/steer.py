@@ -4,7 +4,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from compose.waiting import known, look, words_of
-from consumers.history.reading import to_the_end
+from consumers.log.reading import to_the_end
 from producers.publisher import Publisher
 from schemas.errors import DeliveryFailed, Refused
 from schemas.headers import full_headers

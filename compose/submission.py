@@ -14,7 +14,7 @@ from rich.live import Live
 
 from compose.progress import Progress, Row
 from consumers.agents.programs import program_of
-from consumers.history.reading import uninterrupted
+from consumers.log.reading import uninterrupted
 from producers import provision
 from producers.publisher import VALUE_LIMIT_BYTES, Publisher
 from producers.submit import Submitter, asked_again, grouped, new_rollout_id, requests_of

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from compose.runs.run_folder import RunFolder
-from consumers.history.reading import to_the_end
 from consumers.log.protocols import Log, Record
+from consumers.log.reading import to_the_end
 from schemas.codec import Codec
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef

@@ -8,14 +8,13 @@ so whatever lies below an end has its cause below another.
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
 
 from compose.here import watched_world
-from compose.ranges import POLL_S, between
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
@@ -23,6 +22,7 @@ from consumers.audit.audit import Audit
 from consumers.audit.report import Breach, Report
 from consumers.audit.window import Window
 from consumers.log.protocols import Commit, Log, Record, TopicPartition
+from consumers.log.reading import read_all, read_between
 from consumers.loop.dead_letters import passed_in_journal
 from consumers.loop.loop import COLLECT
 from consumers.loop.suspects import parted
@@ -226,15 +226,13 @@ class _Span:
     def _first_ms(self, tp: TopicPartition, offset: int) -> int:
         """When the first record that is left of a partition was written."""
         ends = {each: at for each, at in self.ends.items() if each[0] == tp[0]}
-        with closing(self.log.reader([tp[0]], {**ends, tp: offset})) as reader:
-            while not reader.caught_up():
-                for record in reader.poll(POLL_S, 1):
-                    if record.partition == tp[1]:
-                        return int(record.timestamp_ms)
+        for record in read_all(self.log, [tp[0]], {**ends, tp: offset}, most=1):
+            if record.partition == tp[1]:
+                return record.timestamp_ms
         return NEVER_MS
 
     def read(self, stage: Sequence[str]) -> Iterator[list[Record]]:
         """The records of some topics, from start to end, in order within each partition."""
         starts = {tp: at for tp, at in self.starts.items() if tp[0] in stage}
         ends = {tp: self.ends[tp] for tp in starts}
-        yield from between(self.log, starts, ends, lambda: MOST)
+        yield from read_between(self.log, starts, ends, lambda: MOST)

@@ -21,9 +21,9 @@ from compose.terminal import page, quiet_pipes
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
 from consumers.control_reader import ControlReader
-from consumers.history.reading import to_the_end
 from consumers.history.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.log.protocols import Record
+from consumers.log.reading import POLL_S, to_the_end, uninterrupted
 from consumers.loop.dead_letters import passed_in_journal
 from consumers.loop.loop import finished_above
 from consumers.loop.suspects import parted
@@ -129,7 +129,9 @@ def words_of(cluster: "Cluster") -> Words:
     words = Words()
     with closing(ControlReader(cluster.log, cluster.codec, cluster.topics)) as control:
         while not control.caught_up():
-            for _, word in control.poll(0.1):
+            with uninterrupted():
+                heard = control.poll(POLL_S)
+            for _, word in heard:
                 words.take(word)
     return words
 

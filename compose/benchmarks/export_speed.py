@@ -15,8 +15,9 @@ from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
 from compose.benchmarks.scan import RECORDS, fill
 from compose.cluster import Cluster
-from compose.ranges import Range, between, extent
+from compose.ranges import Range, extent
 from compose.settings import Settings
+from consumers.log.reading import read_between
 
 ROLLOUTS = 2000
 
@@ -42,6 +43,6 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
 def _bare_s(cluster: Cluster) -> float:
     began = time.monotonic()
     for topic in (cluster.topics.trajectories, cluster.topics.scored):
-        for _ in between(cluster.log, *extent(cluster.log, topic, Range())):
+        for _ in read_between(cluster.log, *extent(cluster.log, topic, Range())):
             pass
     return time.monotonic() - began

@@ -14,7 +14,8 @@ from compose.processes import Process, end, holds_within, module, spawn
 from compose.services import embedded
 from compose.services.service_errors import ServicesError, last_lines
 from compose.settings import Settings
-from consumers.log.protocols import Record, read_all
+from consumers.log.protocols import Record
+from consumers.log.reading import read_all
 from producers import provision
 from schemas.topics import wanted
 
@@ -121,7 +122,7 @@ def measure(
     time.sleep(seconds)
     ended, after = time.time(), cpu_s(watched)
     count = 0
-    for record in read_all(cluster.log.reader([topic], starts), 1.0, 5000):
+    for record in read_all(cluster.log, [topic], starts, most=5000):
         if began * 1000 <= record.timestamp_ms < ended * 1000:
             count += counts(record)
     return Window(ended - began, count, {name: after[name] - before[name] for name in watched})

@@ -11,10 +11,11 @@ from typing import Any
 from compose.benchmarks import scan
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
-from compose.ranges import Range, between, extent
+from compose.ranges import Range, extent
 from compose.rescore import rescore
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
+from consumers.log.reading import read_between
 from schemas.messages import Trajectory
 
 ROLLOUTS = 6000
@@ -45,7 +46,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 def _bare(cluster: Any) -> None:
     topic = cluster.topics.trajectories
-    for batch in between(cluster.log, *extent(cluster.log, topic, Range())):
+    for batch in read_between(cluster.log, *extent(cluster.log, topic, Range())):
         for record in batch:
             cluster.codec.decode(record.value, Trajectory)
 

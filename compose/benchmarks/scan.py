@@ -8,6 +8,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from random import Random
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
-from compose.ranges import POLL_S
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from compose.verify import MOST, audit
@@ -24,7 +24,8 @@ from consumers.agents.fold.rollout import Effect
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
-from consumers.log.protocols import Log, read_all
+from consumers.log.protocols import Log
+from consumers.log.reading import polls, read_all
 from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers
@@ -67,10 +68,9 @@ def _bare(log: Log, topics: Topics) -> tuple[float, int]:
     """Seconds and records of a read that looks at nothing."""
     there = [name for name in log.topic_names() if name.startswith(topics.prefix)]
     began, read = time.monotonic(), 0
-    reader = log.reader(there)
-    while not reader.caught_up():
-        read += len(reader.poll(POLL_S, MOST))
-    reader.close()
+    with closing(log.reader(there)) as reader:
+        for polled in polls(reader, lambda: MOST):
+            read += len(polled)
     return time.monotonic() - began, read
 
 
@@ -92,7 +92,7 @@ def fill(log: Log, codec: Codec, topics: Topics, rollouts: int) -> None:
 
 def _trajectories(log: Log, codec: Codec, topics: Topics) -> Iterator[Trajectory]:
     journals: dict[int, Journal] = {}
-    for record in read_all(log.reader([topics.events]), POLL_S, MOST):
+    for record in read_all(log, [topics.events], most=MOST):
         journal = journals.setdefault(record.partition, _journal(record.partition))
         event = codec.decode(record.value, Event)
         effects = journal.take(event, record.offset, record.timestamp_ms)

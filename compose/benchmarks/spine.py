@@ -18,7 +18,8 @@ from compose.benchmarks.own_cluster import Window, measure, own_cluster, process
 from compose.cluster import Cluster
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from consumers.log.protocols import Record, read_all
+from consumers.log.protocols import Record
+from consumers.log.reading import read_all
 from producers.submit import Submitter
 from schemas.errors import Unavailable
 from schemas.messages import EnvironmentStepped, Event
@@ -130,7 +131,7 @@ def _is_answer(record: Record) -> bool:
 
 
 def _all(cluster: Cluster, topic: str) -> Iterable[Record]:
-    return read_all(cluster.log.reader([topic]), 1.0)
+    return read_all(cluster.log, [topic])
 
 
 def _shown(cluster: Cluster, topic: str) -> list[tuple[bytes | None, int]]:

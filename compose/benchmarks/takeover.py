@@ -18,7 +18,8 @@ from compose.benchmarks.own_cluster import logs_of, own_cluster, processes, wait
 from compose.benchmarks.spine import submit
 from compose.cluster import Cluster
 from compose.settings import Settings
-from consumers.log.protocols import Record, read_all
+from consumers.log.protocols import Record
+from consumers.log.reading import read_all
 from schemas.messages import Event
 
 LIVE = 10_000
@@ -108,7 +109,7 @@ def _noticed(cluster: Cluster, log: Path) -> float:
 def _bare(cluster: Cluster, until_ms: int) -> float:
     """Seconds to read and decode the journal as it stood at that time."""
     began = time.monotonic()
-    for record in read_all(cluster.log.reader([cluster.topics.events]), 1.0, 5000):
+    for record in read_all(cluster.log, [cluster.topics.events], most=5000):
         if record.timestamp_ms < until_ms:
             cluster.codec.decode(record.value, Event)
     return time.monotonic() - began

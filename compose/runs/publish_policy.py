@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from compose.cluster import Cluster
-from consumers.log.protocols import read_all
+from consumers.log.reading import read_all
 from producers import provision
 from schemas.errors import Refused, Unavailable, WireError
 from schemas.headers import full_headers
@@ -66,7 +66,7 @@ def newest_version(cluster: Cluster, policy_id: str) -> int:
 def announced(cluster: Cluster, policy_id: str) -> set[int]:
     """The versions of a policy that are on record; older ones go in time."""
     found = set[int]()
-    for record in read_all(cluster.log.reader([cluster.topics.versions])):
+    for record in read_all(cluster.log, [cluster.topics.versions]):
         if record.key == policy_id.encode() and record.value is not None:
             with suppress(WireError):  # whatever it is, it announces nothing
                 found.add(cluster.codec.decode(record.value, PolicyVersion).version)

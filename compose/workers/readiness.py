@@ -12,7 +12,8 @@ from typing import TypeVar
 import structlog
 
 from compose.cluster import Cluster
-from consumers.log.protocols import Log, read_all
+from consumers.log.protocols import Log
+from consumers.log.reading import read_all
 from producers import provision
 from schemas.errors import RegistryEmptied, Unavailable, UnknownSchema, WireError
 from schemas.messages import Event, Trajectory
@@ -72,7 +73,7 @@ def _unreadable(cluster: Cluster, topic: str, expected: type) -> str:
     bounds = log.bounds(topic)
     starts = {(topic, number): max(low, end - 1) for number, (low, end) in bounds.items()}
     reason = ""
-    for record in read_all(log.reader([topic], starts)):
+    for record in read_all(log, [topic], starts):
         try:
             cluster.codec.decode(record.value, expected)
         except UnknownSchema as error:

@@ -4,8 +4,7 @@ An offset that is committed is the next one to read. Nothing here transforms a r
 finished when its handler has closed it and every output that names it as its cause is acked.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -204,10 +203,3 @@ class Log(Protocol):
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
         """By partition the first offset whose record is not older; its end where there is none."""
         ...
-
-
-def read_all(reader: Reader, timeout_s: float = 0.1, most: int = 500) -> Iterator[Record]:
-    """Everything that was there when the reader was made, and perhaps a little more; closes it."""
-    with closing(reader):
-        while not reader.caught_up():
-            yield from reader.poll(timeout_s, most)

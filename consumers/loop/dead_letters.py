@@ -14,7 +14,8 @@ from hashlib import sha256
 
 import structlog
 
-from consumers.log.protocols import Log, Record, TopicPartition, read_all
+from consumers.log.protocols import Log, Record, TopicPartition
+from consumers.log.reading import read_all
 from producers.publisher import Publisher
 from schemas.errors import Skipped, StormOfDeadLetters, Unavailable, WireError
 from schemas.headers import Headers, dead_letter_headers
@@ -111,7 +112,7 @@ class Passed:
         if {number: end for number, (_, end) in bounds.items()} == self._read:
             return
         starts = {(topic, n): max(low, self._read.get(n, 0)) for n, (low, _) in bounds.items()}
-        for record in read_all(self.log.reader([topic], starts)):
+        for record in read_all(self.log, [topic], starts):
             self._read[record.partition] = record.offset + 1
             self._take(record.headers)
         for number, (_, end) in bounds.items():

@@ -12,7 +12,8 @@ from typing import TypeVar
 import structlog
 
 from consumers.heldout import MARK
-from consumers.log.protocols import Log, Record, TopicPartition, read_all
+from consumers.log.protocols import Log, Record, TopicPartition
+from consumers.log.reading import read_all
 from producers.admission import Draws, Published
 from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
@@ -102,7 +103,7 @@ class Past:
     def announced(self) -> Announced:
         """What was announced of the policy; what cannot be read was not ours."""
         seen = Announced()
-        for record in read_all(self.log.reader([self.topics.versions, self.topics.train_steps])):
+        for record in read_all(self.log, [self.topics.versions, self.topics.train_steps]):
             if record.key != self.policy_id.encode() or record.value is None:
                 continue
             if record.topic == self.topics.versions:
@@ -146,7 +147,7 @@ class Past:
 
     def _asked(self, marks: Iterable[Consumed], first_draw: int) -> Asked:
         found = Asked(Published(self.run_id, first_draw))
-        for record in read_all(self.log.reader([self.topics.requests], _starts(marks))):
+        for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)
             if request is not None:
                 found.take(request, record.partition)
@@ -171,7 +172,7 @@ class Past:
         accounts = Accounts(self.run_id, group_size, book)
         marks = {mark.partition: mark for mark in consumed}
         starts = _starts(self.begin(self.topics.scored))
-        for record in read_all(self.log.reader([self.topics.scored], starts)):
+        for record in read_all(self.log, [self.topics.scored], starts):
             mark = marks.get(record.partition)
             if mark is None or not _consumed(mark, record.offset):
                 continue

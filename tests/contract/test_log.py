@@ -14,7 +14,8 @@ import pytest
 
 from compose.services.embedded import Endpoints
 from consumers.log.kafka_log import KafkaLog
-from consumers.log.protocols import Commit, Held, Record, TopicPartition, read_all
+from consumers.log.protocols import Commit, Held, Record, TopicPartition
+from consumers.log.reading import read_all
 from consumers.loop.loop import Loop, Progress
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import (
@@ -573,7 +574,7 @@ class TestLog:
         publisher.send(topic, None, b"1")
         publisher.flush(DEADLINE_S)
 
-        (record,) = read_all(self.log.reader([topic]))
+        (record,) = read_all(self.log, [topic])
         assert publisher.acked_ms == record.timestamp_ms
 
     def test_a_flush_waits_for_the_acks(self) -> None:

@@ -14,7 +14,8 @@ from compose.cluster import Cluster
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
-from consumers.log.protocols import Record, read_all
+from consumers.log.protocols import Record
+from consumers.log.reading import read_all
 from producers.submit import Submitter
 from schemas.messages import (
     Event,
@@ -145,7 +146,7 @@ def reach(crew: Crew, seen: Seen, count: int, deadline_s: float = 90) -> None:
 
 def everything(cluster: Cluster, topic: str) -> list[Record]:
     """All records of a topic, in order within each partition."""
-    records = read_all(cluster.log.reader([topic]))
+    records = read_all(cluster.log, [topic])
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 

@@ -1,0 +1,93 @@
+"""Reading a stretch of the log without a group: the one way to do it, and safe against Ctrl-C."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain
+
+from consumers.log.protocols import Log, Reader, Record, TopicPartition
+
+POLL_S = 0.2
+MOST = 500
+"""Records of one poll."""
+
+
+def read_all(
+    log: Log,
+    topics: Sequence[str],
+    starts: Mapping[TopicPartition, int] | None = None,
+    most: int = MOST,
+) -> Iterator[Record]:
+    """Everything from `starts`, elsewhere from the log start, to the ends as they are now.
+
+    It may be a little more. Raises TopicsDiffer for a topic that is not there, Unavailable.
+    """
+    with closing(log.reader(topics, starts)) as reader:
+        yield from to_the_end(reader, most)
+
+
+def read_between(
+    log: Log,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    most: Callable[[], int] = lambda: MOST,
+) -> Iterator[list[Record]]:
+    """Polls of what lies between two offsets of each partition, in order within each."""
+    left = {tp for tp, at in starts.items() if at < ends[tp]}
+    if not left:
+        return
+    with closing(log.reader(sorted({tp[0] for tp in left}), starts)) as reader:
+        for polled in polls(reader, most):
+            records = []
+            for record in polled:
+                tp = record.topic, record.partition
+                if record.offset < ends.get(tp, 0):
+                    records.append(record)
+                if record.offset + 1 >= ends.get(tp, 0):
+                    left.discard(tp)
+            if records:
+                yield records
+            if not left:
+                return
+
+
+def to_the_end(reader: Reader, most: int = MOST) -> Iterator[Record]:
+    """Everything that was there when the reader was made, and perhaps a little more."""
+    return chain.from_iterable(polls(reader, lambda: most))
+
+
+def from_now_on(reader: Reader) -> Iterator[Record]:
+    """Every record from where the reader stands, for ever."""
+    while True:
+        with uninterrupted():
+            records = reader.poll(POLL_S)
+        yield from records
+
+
+def polls(reader: Reader, most: Callable[[], int] = lambda: MOST) -> Iterator[list[Record]]:
+    """The same as `to_the_end`, poll by poll, each of at most so many; some are empty."""
+    while not reader.caught_up():
+        with uninterrupted():
+            records = reader.poll(POLL_S, most())
+        yield records
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until a poll has come back, then deliver it to whoever handled it before.
+
+    Raised inside one of librdkafka's callbacks, it would come out as a SystemError. No signal is
+    handled outside the main thread, so there is nothing to hold back there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,82 @@
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from consumers.log.memory_log import MemoryLog
+from consumers.log.reading import polls, read_all, read_between, uninterrupted
+from schemas.topics import Topics, wanted
+
+TOPIC = Topics("t.").events
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    """Two partitions of ten records each, numbered in the order of writing."""
+    log = MemoryLog(wanted("t.", [], partitions=2))
+    for number in range(20):
+        log.append(TOPIC, None, b"%d" % number, number % 2)
+    return log
+
+
+@pytest.fixture
+def _ctrl_c_raises() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def places(records: Sequence[object]) -> list[tuple[int, int]]:
+    return [(record.partition, record.offset) for record in records]  # type: ignore[attr-defined]
+
+
+def test_all_is_what_lies_there_from_the_starts_on(log: MemoryLog) -> None:
+    read = list(read_all(log, [TOPIC], {(TOPIC, 0): 8, (TOPIC, 1): 10}))
+
+    assert places(read) == [(0, 8), (0, 9)]
+
+
+def test_between_two_offsets_the_last_is_not_included(log: MemoryLog) -> None:
+    starts, ends = {(TOPIC, 0): 3, (TOPIC, 1): 7}, {(TOPIC, 0): 5, (TOPIC, 1): 7}
+
+    assert places([r for batch in read_between(log, starts, ends) for r in batch]) == [
+        (0, 3),
+        (0, 4),
+    ]
+
+
+def test_a_poll_is_never_larger_than_asked(log: MemoryLog) -> None:
+    reader = log.reader([TOPIC])
+
+    assert {len(records) for records in polls(reader, lambda: 3)} <= {0, 1, 2, 3}
+
+
+@pytest.mark.usefixtures("_ctrl_c_raises")
+def test_ctrl_c_waits_until_the_poll_has_come_back() -> None:
+    done = []
+
+    with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        done.append("poll")
+
+    assert done == ["poll"]
+
+
+def test_whoever_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_off_the_main_thread_a_topic_is_read_like_on_it(log: MemoryLog) -> None:
+    read: list[object] = []
+    thread = threading.Thread(target=lambda: read.extend(read_all(log, [TOPIC])))
+
+    thread.start()
+    thread.join()
+
+    assert len(read) == 20

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from compose.benchmarks import load
 from consumers.agents.worker import Agents, Capacity
-from consumers.environments import Environments
+from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
 from consumers.models.server import Models

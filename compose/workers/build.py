@@ -81,7 +81,7 @@ class Workshop:
         )
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
-        from consumers.environments import Environments
+        from consumers.environments.environments import Environments
 
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()

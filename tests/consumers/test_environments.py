@@ -257,7 +257,7 @@ def test_nobody_waits_behind_a_step_that_takes_long_and_it_is_answered_all_the_s
 
     assert answers(rig)["slow", 2, 0].text == "hang,end"
     assert (len(slow.threads), slow.threads & other.threads) == (1, set())
-    until(loop, lambda: not role_of(loop).apart)
+    until(loop, lambda: not role_of(loop).threads.apart)
     assert role_of(loop).counts["abandoned"] == 0
 
 
@@ -490,7 +490,7 @@ def test_sessions_leave_with_their_partition(make: Maker) -> None:
     for partition in (0, 1):
         rig.write(rig.topics.steps, f"r{partition}", step_of(f"r{partition}"), partition)
     rig.settle(first)
-    sessions = role_of(first).shards[0].sessions
+    sessions = role_of(first).threads.shared[0].sessions
     assert len(sessions) == 2
 
     second = rig.environments("e2", make)
@@ -506,7 +506,7 @@ def test_a_session_that_nobody_asks_for_any_more_is_ended_and_rebuilt_if_somebod
     send(rig, step_of(), step_of(position=1, kind="step", action="a"))
     rig.settle(loop)
     until(loop, lambda: role_of(loop).counts["lapsed"] == 1)
-    assert len(role_of(loop).shards[0].sessions) == 0
+    assert len(role_of(loop).threads.shared[0].sessions) == 0
 
     send(rig, step_of(position=2, kind="step", action="b", index=1, history=("a",)))
     rig.settle(loop)
@@ -536,7 +536,7 @@ def test_an_episode_that_is_over_gives_its_session_back(rig: Rig, make: Maker) -
     send(rig, end)
     rig.settle(loop)
 
-    assert len(role_of(loop).shards[0].sessions) == 0
+    assert len(role_of(loop).threads.shared[0].sessions) == 0
     assert [e.body.terminated for e in rig.read(rig.topics.events, Event)] == [False, True, True]
 
 

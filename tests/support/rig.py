@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from consumers.agents.worker import Agents
-from consumers.environments import Environments
+from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
 from consumers.loop.loop import Loop, Role, WorkRole

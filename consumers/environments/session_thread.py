@@ -1,0 +1,162 @@
+"""A thread in which the sessions of some rollouts live, and what it is asked to do."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+
+from consumers.log.protocols import Record
+from sandbox.sessions import Sessions
+from schemas.errors import RollcallError, WorkFailed
+from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
+
+Body = EnvironmentStepped | CallFailed
+Give = Callable[[EnvironmentStep, Body, Record], None]
+Late = Callable[[EnvironmentStep], CallFailed | None]
+"""The answer to a step that may not begin any more."""
+
+
+class Work:
+    """One step in hand; whoever claims it first, its thread or the watch, answers it."""
+
+    __slots__ = ("_claimed", "_lock", "record", "rollout_id", "step", "timeout_s")
+
+    def __init__(self, record: Record, step: EnvironmentStep, lock: threading.Lock) -> None:
+        self.record = record
+        self.step = step
+        self.rollout_id = step.rollout_id
+        self.timeout_s = step.timeout_s
+        self._lock = lock
+        self._claimed = False
+
+    def claim(self) -> bool:
+        with self._lock:
+            claimed, self._claimed = self._claimed, True
+        return not claimed
+
+
+class Chore:
+    """Something to be done with the sessions of a thread, for nobody in particular."""
+
+    __slots__ = ("run", "timeout_s")
+    rollout_id = ""
+
+    def __init__(self, run: Callable[[Sessions], object], timeout_s: float) -> None:
+        self.run = run
+        self.timeout_s = timeout_s
+
+
+class SessionThread:
+    """The sessions of some rollouts, and the thread they live in; without one, the caller's."""
+
+    def __init__(
+        self,
+        give: Give,
+        late: Late,
+        push: Callable[[], None],
+        sessions: Sessions,
+        *,
+        threaded: bool,
+    ) -> None:
+        self.sessions = sessions
+        self.give = give
+        self.late = late
+        self.push = push
+        self.given = 0
+        self.done = 0
+        self.began = 0.0
+        self.current: Work | Chore | None = None
+        self.abandoned = False
+        self.died_of: BaseException | None = None
+        self.inbox: deque[Work | Chore] = deque()
+        self.turn = threading.Lock()
+        """Held to begin something here, and to take anything away from here."""
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        """Once for all that was put together: to wake a thread costs more than a quick step."""
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._live, name="environments", daemon=True)
+            self._thread.start()
+
+    def ask(self, requests: Sequence[Work | Chore]) -> None:
+        """Have something done in turn, where the sessions live."""
+        self.given += len(requests)
+        self.inbox.extend(requests)
+        if self._thread:
+            self._rung.put(None)
+        else:
+            self._serve_all()
+
+    def abandon(self) -> None:
+        """Let the thread end, now or when it comes back; it closes what was left to it."""
+        self.abandoned = True
+        self._rung.put(None)
+
+    def take_back(self) -> list[Work | Chore]:
+        """What waits here."""
+        waiting = list(self.inbox)
+        self.inbox.clear()
+        self.given -= len(waiting)
+        return waiting
+
+    def _live(self) -> None:
+        try:
+            while not self.abandoned:
+                self._rung.get()
+                self._serve_all()
+                self.push()
+            self.sessions.close()
+        except BaseException as error:  # the watch carries its fate out, on the loop's thread
+            self.died_of = error
+
+    def _serve_all(self) -> None:
+        while (request := self._next()) is not None:
+            if isinstance(request, Chore):
+                request.run(self.sessions)
+            else:
+                body = self.late(request.step) or self._do(request)
+                if request.claim():
+                    self.give(request.step, body, request.record)
+            self.current = None
+            self.done += 1
+
+    def _next(self) -> Work | Chore | None:
+        with self.turn:
+            if self.abandoned or not self.inbox:
+                return None
+            self.began = time.monotonic()
+            self.current = self.inbox.popleft()
+            return self.current
+
+    def _do(self, work: Work) -> Body:
+        step = work.step
+        try:
+            answer = self.sessions.handle(
+                step, partition=work.record.partition, now=time.monotonic()
+            )
+        except WorkFailed as error:
+            return CallFailed(error.code, str(error), error.retriable)
+        except RollcallError as error:
+            return CallFailed("raised", str(error), False)
+        if answer.terminated or answer.truncated:
+            self.sessions.handle(replace(step, kind="close"))
+        return answer
+
+    def busy_s(self, now: float) -> float:
+        """For how long its thread has been at what it does."""
+        return now - self.began if self.current is not None else 0.0
+
+    def overdue(self, now: float) -> Work | Chore | None:
+        """What has taken longer than it may, if there is something."""
+        request = self.current
+        return request if request and self.busy_s(now) > request.timeout_s else None
+
+    def dead(self) -> bool:
+        """Whether its thread ended though nobody let it."""
+        return self._thread is not None and not self.abandoned and not self._thread.is_alive()
+
+    def empty(self) -> bool:
+        """Whether there is neither a session nor anything to do."""
+        return self.given == self.done and not len(self.sessions)

@@ -1,0 +1,173 @@
+"""All threads of the group, and the watch over them; everything here runs on the loop's thread."""
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
+from sandbox.sessions import Make, Sessions
+from schemas.answer_cache import Kept
+from schemas.messages import CallFailed, EnvironmentStepped
+
+REAP_EVERY_S = 30.0
+SLOW_S = 1.0
+"""After this nobody waits behind a step any more."""
+MOST_APART = 128
+"""Threads with a single rollout in them; where there are more slow ones, others wait for them."""
+CLOSE_S = 60.0
+"""What closing the sessions of a partition, or those that lapsed, may take."""
+
+log = structlog.get_logger()
+
+
+class WatchedThreads:
+    """So many threads, and one more for each rollout that a slow step left alone.
+
+    `count=0` is one without a thread of its own: all is done by whoever asks, unwatched.
+    """
+
+    def __init__(
+        self,
+        give: Give,
+        late: Late,
+        push: Callable[[], None],
+        *,
+        count: int,
+        make: Make,
+        lease_s: float,
+        slow_s: float,
+        close_s: float,
+    ) -> None:
+        self.give = give
+        self.late = late
+        self.push = push
+        self.lease_s = lease_s
+        self.slow_s = slow_s
+        self.close_s = close_s
+        self.counts: Counter[str] = Counter()
+        self._threaded = count > 0
+        last: Kept[EnvironmentStepped] = Kept()
+        self.shared = [self._thread(Sessions(make, last)) for _ in range(max(1, count))]
+        self.apart: dict[str, SessionThread] = {}
+        """Of rollouts that a slow step left alone, or that are bound to the thread it is in."""
+        self._reap_due = 0.0
+
+    def _thread(self, sessions: Sessions) -> SessionThread:
+        return SessionThread(self.give, self.late, self.push, sessions, threaded=self._threaded)
+
+    def hand_out(self, works: Iterable[Work]) -> None:
+        """Give each to the thread that its rollout lives in."""
+        shares: dict[SessionThread, list[Work]] = {}
+        for work in works:
+            shares.setdefault(self._home(work.rollout_id), []).append(work)
+        for thread, share in shares.items():
+            thread.ask(share)
+
+    def _home(self, rollout_id: str) -> SessionThread:
+        apart = self.apart.get(rollout_id)
+        return apart or self.shared[zlib.crc32(rollout_id.encode()) % len(self.shared)]
+
+    def everywhere(self, run: Callable[[Sessions], object]) -> None:
+        """Have something done with the sessions of every thread, in its turn."""
+        for thread in self._all():
+            thread.ask([Chore(run, self.close_s)])
+
+    def _all(self) -> list[SessionThread]:
+        return list(dict.fromkeys([*self.shared, *self.apart.values()]))
+
+    def unfinished(self) -> int:
+        """What was asked for and is not done."""
+        return sum(thread.given - thread.done for thread in self._all())
+
+    def watch(self) -> None:
+        """Replace whoever is dead, late or slow, and end sessions that nobody asks for."""
+        now = time.monotonic()
+        for thread in self._all():
+            with thread.turn:  # what it is at, it is at until we are done here
+                self._watch(thread, now)
+        if now >= self._reap_due:
+            self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
+            self.everywhere(lambda sessions: self._reap(sessions, now))
+
+    def _watch(self, thread: SessionThread, now: float) -> None:
+        if thread.dead():
+            self._bury(thread)
+        elif (late := thread.overdue(now)) is not None:
+            self._give_up(thread, late)
+        elif thread not in self.shared:
+            if thread.empty():
+                self._end(thread)
+        elif thread.busy_s(now) > self.slow_s:
+            self._leave_alone(thread)
+
+    def _reap(self, sessions: Sessions, now: float) -> None:
+        """End the sessions whose rollouts have not been heard of for a lease; runs on its thread.
+
+        A rollout that ended while its agents worker died sends no close.
+        """
+        lapsed = sessions.reap(now, self.lease_s)
+        if lapsed:
+            self.counts["lapsed"] += lapsed
+            log.info("sessions_lapsed", count=lapsed, lease_s=self.lease_s)
+
+    def _leave_alone(self, thread: SessionThread) -> None:
+        """Move everybody else out of a thread whose step takes long."""
+        request = thread.current
+        crowded = len(thread.sessions) > 1 or thread.inbox
+        if isinstance(request, Work) and crowded and len(self.apart) < MOST_APART:
+            self.counts["left_alone"] += 1
+            self._part(thread, request.rollout_id)
+
+    def _part(self, thread: SessionThread, stays: str) -> SessionThread:
+        """A new thread in place of this one, which keeps one rollout and those bound to it."""
+        new = self.shared[self.shared.index(thread)] = self._thread(thread.sessions.part(stays))
+        for rollout_id in filter(None, (stays, *thread.sessions.rollouts())):
+            self.apart[rollout_id] = thread
+        waiting = thread.take_back()
+        self.hand_out(request for request in waiting if isinstance(request, Work))
+        chores = [request for request in waiting if isinstance(request, Chore)]
+        for both in (thread, new) if chores else ():
+            both.ask(chores)
+        return new
+
+    def _give_up(self, thread: SessionThread, late: Work | Chore) -> None:
+        """Answer for a step that is past its time, and abandon its thread."""
+        if isinstance(late, Work) and not late.claim():
+            return  # its thread has just come back
+        self._abandon(thread, late)
+        self.counts["abandoned"] += 1
+        if isinstance(late, Work):
+            msg = f"no answer within {late.timeout_s:g} s; its environment was abandoned"
+            self.give(late.step, CallFailed("deadline", msg, True), late.record)
+        log.warning("environment_hung", rollout_id=late.rollout_id, timeout_s=late.timeout_s)
+
+    def _bury(self, thread: SessionThread) -> None:
+        """Answer for the step that its thread died of; what nobody can answer for ends us all."""
+        request, error = thread.current, thread.died_of
+        work = request if isinstance(request, Work) and request.claim() else None
+        if error is not None and work is None:
+            raise error
+        self._abandon(thread, request)
+        self.counts["died"] += 1
+        if work is not None:
+            msg = f"the environment ended its thread: {type(error).__name__}"
+            self.give(work.step, CallFailed("raised", msg, False), work.record)
+        self.shared[0].ask([Chore(lambda _: thread.sessions.close(), self.close_s)])
+        log.error("environments_thread_died", error=type(error).__name__)
+
+    def _abandon(self, thread: SessionThread, request: Work | Chore | None) -> None:
+        """Give a thread up with what it is at; everybody else goes on in a new one."""
+        if thread in self.shared:
+            new = self._part(thread, request.rollout_id if request else "")
+            if isinstance(request, Chore):
+                new.ask([request])  # the sessions that it had not come to are there
+        self._end(thread)
+
+    def _end(self, thread: SessionThread) -> None:
+        """Forget a thread that had its rollouts to itself; what waits there goes home."""
+        self.apart = {name: other for name, other in self.apart.items() if other is not thread}
+        thread.abandon()
+        self.hand_out(work for work in thread.take_back() if isinstance(work, Work))

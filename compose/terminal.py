@@ -1,8 +1,8 @@
-"""What is printed for people: pages of tables, and pipes whose reader has gone."""
+"""How results are printed: pages of tables, JSON, and pipes whose reader has gone."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 240
+
+
+def emit(
+    result: object, show: "Callable[[Console], None]", *, json: bool, one_line: bool = False
+) -> None:
+    """Print a result: on a page, as `show` draws it, or as JSON.
+
+    As JSON: plain values and dataclasses; indented, or on one line.
+    """
+    if not json:
+        with page() as terminal:
+            show(terminal)
+        return
+    import orjson
+
+    options = orjson.OPT_NON_STR_KEYS | (0 if one_line else orjson.OPT_INDENT_2)
+    with quiet_pipes():
+        print(orjson.dumps(result, option=options).decode())
 
 
 @contextmanager

@@ -31,9 +31,9 @@ def curve(
 
     Example: rollcall curve lake-any-start-20261121-140000-s7 --out curves
     """
-    import orjson
+    from functools import partial
 
-    from compose.terminal import page
+    from compose.terminal import emit
 
     picture = out / "curve.png" if out and out.suffix != ".png" else out
     lines = csv or (out / "curve.csv" if out and out.suffix != ".png" else None)
@@ -55,8 +55,5 @@ def curve(
         written.append(curves.write_tensorboard(found, tensorboard))
     for path in written:
         typer.echo(f"written {path}", err=json)
-    if json:
-        typer.echo(orjson.dumps(found.plain(), option=orjson.OPT_INDENT_2))
-    elif not written:
-        with page() as terminal:
-            curves.print_chart(found, terminal)
+    if json or not written:
+        emit(found.plain(), partial(curves.print_chart, found), json=json)

@@ -28,8 +28,9 @@ def export(
 
     Example: rollcall export --since 2h --parquet yesterday --rate 0
     """
-    import orjson
     from rich.console import Console
+
+    from compose.terminal import emit
 
     require("duckdb", "pyarrow")
     from compose.archive import export as write
@@ -42,7 +43,9 @@ def export(
                 status.update(f"{done:,} records read")
 
         found = write(cluster(), chosen, parquet, rate=rate, progress=told)
-    if json:
-        typer.echo(orjson.dumps(found.plain()))
-    else:
-        Console().print(found.table())
+    emit(
+        found.plain(),
+        lambda terminal: terminal.print(found.table()),
+        json=json,
+        one_line=True,
+    )

@@ -38,10 +38,10 @@ def rescore(
 
     Example: rollcall rescore --scorer mine:score --since 2h --dry-run
     """
-    import orjson
-    from rich.console import Console
+    from functools import partial
 
     from compose import rescore as rescoring
+    from compose.terminal import emit
 
     found = rescoring.rescore(
         cluster(),
@@ -53,7 +53,4 @@ def rescore(
         success_at=success_at,
         rate=rate,
     )
-    if json:
-        typer.echo(orjson.dumps(found.plain()))
-    else:
-        rescoring.show(found, Console())
+    emit(found.plain(), partial(rescoring.show, found), json=json, one_line=True)

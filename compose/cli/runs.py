@@ -92,19 +92,14 @@ def list_runs(
     """
     if context.invoked_subcommand is not None:
         return
-    import orjson
-
     from compose.runs import listing
-    from compose.terminal import page
+    from compose.terminal import emit
 
     found = listing.list_runs(cluster())
-    if json:
-        typer.echo(orjson.dumps(listing.plain(found), option=orjson.OPT_INDENT_2))
-    elif not found:
-        typer.echo("no run yet; `rollcall demo` makes one")
+    if found or json:
+        emit(found, lambda terminal: terminal.print(listing.table(found)), json=json)
     else:
-        with page() as terminal:
-            terminal.print(listing.table(found))
+        typer.echo("no run yet; `rollcall demo` makes one")
 
 
 def retire(

@@ -60,14 +60,10 @@ def stats(json: Json = False) -> None:
 
     Example: rollcall topics stats --json
     """
-    import orjson
+    from functools import partial
 
     from compose import stats
-    from compose.terminal import page
+    from compose.terminal import emit
 
-    found = stats.measure(cluster())
-    if json:
-        typer.echo(orjson.dumps(found.plain(), option=orjson.OPT_INDENT_2))
-    else:
-        with page() as terminal:
-            stats.show(found, terminal)
+    state = stats.measure(cluster())
+    emit(state.plain(), partial(stats.show, state), json=json)

@@ -1,16 +1,19 @@
 """Whether anybody is at work on a cluster, so that whoever only reads history can give way."""
 
 import time
+from typing import TYPE_CHECKING
 
 from consumers.log.protocols import Log
-from producers.admin import Admin
 from schemas.errors import Unavailable
 from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    from producers.admin import Admin
 
 RECENT_S = 10.0
 
 
-def others_at_work(log: Log, admin: Admin, topics: Topics) -> bool:
+def others_at_work(log: Log, admin: "Admin", topics: Topics) -> bool:
     """Whether something was written of late, or a group that has members has lag.
 
     Where the broker does not say, somebody is.
@@ -29,7 +32,7 @@ def _written(log: Log, topics: Topics) -> bool:
     return any(since[tp] < end for tp, end in ends.items())
 
 
-def _behind(log: Log, admin: Admin, topics: Topics) -> bool:
+def _behind(log: Log, admin: "Admin", topics: Topics) -> bool:
     """Whether a member of some group has not finished all of its partitions."""
     groups = [name for name in log.group_names() if name.startswith(topics.prefix)]
     held = {(m.group, topic, n) for m in admin.members(groups) for topic, n in m.partitions}

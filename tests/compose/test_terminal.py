@@ -1,0 +1,32 @@
+from dataclasses import dataclass
+
+import pytest
+
+from compose.terminal import emit
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    name: str
+    by_k: dict[int, float]
+
+
+def test_a_result_is_drawn_on_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    emit(Share("a", {}), lambda terminal: terminal.print("a page  "), json=False)
+
+    assert capsys.readouterr().out == "a page\n"
+
+
+@pytest.mark.parametrize(
+    ("one_line", "text"),
+    [
+        (True, '{"name":"a","by_k":{"1":0.5}}\n'),
+        (False, '{\n  "name": "a",\n  "by_k": {\n    "1": 0.5\n  }\n}\n'),
+    ],
+)
+def test_a_result_is_json_where_that_is_asked_for(
+    one_line: bool, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    emit(Share("a", {1: 0.5}), lambda terminal: None, json=True, one_line=one_line)
+
+    assert capsys.readouterr().out == text

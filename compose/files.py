@@ -1,8 +1,9 @@
-"""Where results may go: told at the door, before any work is done for them."""
+"""Where results may go, told at the door before any work is done for them; and writing them."""
 
 from pathlib import Path
 
 from schemas.errors import Refused
+from schemas.whole_files import write_whole
 
 
 def refuse_no_folder(path: Path | None, option: str = "--json") -> None:
@@ -20,3 +21,17 @@ def refuse_used(directory: Path, option: str) -> None:
     if directory.is_dir() and any(directory.iterdir()):
         msg = f"{option} {directory} is there already and not empty; choose another, or remove it"
         raise Refused(msg)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write one object as JSON, indented; the file is whole or not there.
+
+    A device, a pipe or a link is written through, not replaced. Raises OSError.
+    """
+    import orjson
+
+    data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(data)
+    else:
+        write_whole(path, data)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from compose.here import watched_world
 from compose.look import journal_of
 from compose.progress import Progress
 from compose.submission import Door, publish, watch
@@ -21,6 +20,7 @@ from consumers.agents.fold.world import World
 from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
+from consumers.history.local_programs import watched_world
 from consumers.history.rollout_story import Story, latest, stories
 from producers import provision
 from producers.submit import grouped, new_rollout_id
@@ -110,7 +110,11 @@ def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
     today, then = program_digest(program_of(request.agent)), start.body.program_digest
     if today and then and today != then:
         raise _changed(request)
-    return Parent(story, request, _folded(story, request, watched_world(cluster)))
+    return Parent(
+        story,
+        request,
+        _folded(story, request, watched_world(cluster.settings.agents.program_timeout_s)),
+    )
 
 
 def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:

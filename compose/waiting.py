@@ -15,12 +15,12 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from compose.here import watched_world
 from compose.ranges import SKEW_MS
 from compose.terminal import page, quiet_pipes
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
 from consumers.control_reader import ControlReader
+from consumers.history.local_programs import watched_world
 from consumers.history.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.log.protocols import Record
 from consumers.log.reading import POLL_S, to_the_end, uninterrupted
@@ -173,7 +173,7 @@ class _Look:
     """One reading; each stage begins where the one before says that it matters."""
 
     def __init__(self, cluster: "Cluster", group_id: str) -> None:
-        world = watched_world(cluster)
+        world = watched_world(cluster.settings.agents.program_timeout_s)
         self.cluster = cluster
         self.topics = cluster.topics
         self.remarks: list[str] = []

@@ -18,12 +18,13 @@ from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from compose.verify import MOST, audit
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.rollout import Effect
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
+from consumers.audit.audit import audit
+from consumers.audit.stretch import MOST
 from consumers.log.protocols import Log
 from consumers.log.reading import polls, read_all
 from producers.publisher import Publisher

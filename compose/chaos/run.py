@@ -18,9 +18,9 @@ from compose.chaos.stage import staged
 from compose.conductor.conductor import Stopped, interruptible
 from compose.files import refuse_no_folder, refuse_used
 from compose.log_setup import set_up
+from compose.pages.audit_page import audit_with_bar, print_report
 from compose.settings import Settings
-from compose.showing import reading, show
-from compose.verify import Report, verify
+from consumers.audit.report import Report
 
 WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 
@@ -49,7 +49,7 @@ def run_chaos(
             terminal.print(beginning, highlight=False, soft_wrap=True)
             outcome, report = _conduct(plan, settings, directory, terminal, check)
         terminal.print(table(outcome))
-        show(report, terminal)
+        print_report(report, terminal)
         if json is not None:
             json.write_text(json_.dumps(plain(outcome), indent=2) + "\n")
         if not outcome.ok:
@@ -95,8 +95,7 @@ def _conduct(
         finally:
             conductor.close()
         most = conductor.most_repeated()
-        with reading(terminal) as told:
-            report = verify(stage.cluster, drained=True, most_repeated=most, progress=told)
+        report = audit_with_bar(stage.cluster, terminal, drained=True, most_repeated=most)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
     outcome = Outcome(
         seed=plan.seed,

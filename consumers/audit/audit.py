@@ -1,55 +1,76 @@
-"""The audit: whether the invariants hold, decided from the log alone.
+"""The audit of a log, Kafka's or the one in memory.
 
-The journal is read first (`history`), then train.steps, then everything else against what these
-two imply. What an invariant means on a log that is still being written:
-
-* An effect is owed only by a cause below the offset that its group has committed: the commit waits
-  for the acks. Above it the effect is pending, unless the log is said to be drained.
-* A rollout without a terminal event is open, and a breach only where the log is drained.
-* A cause is looked for in the whole window. Where the window does not begin with the log, effects
-  of rollouts that began before it are counted and not judged.
-
-I1  A request below the last one started, or committed by the agents, is in the chain of starts;
-    every start is of a request that is there; every rollout begun has one terminal event, at the
-    latest when its owners have been at work for a while past its deadline; and it is begun once.
-I2  Fold and law of counting count the same events. Where a program asks something else than its
-    journal answers, a new attempt or the end of the rollout must follow.
-I3  The command ids on the work topics are those that the fold implies, and what a command says is
-    what it implies, deadlines aside.
-I4  No trajectory holds more answers than were counted, or one position twice.
-I5  Every trajectory on `trajectories` and inside `trajectories.scored` is byte for byte what the
-    fold gives, also where it was written again.
-I6  What a group says that it is done with is: requests are started, commands answered by a worker
-    (or called off, buried or skipped), trajectories scored, unreadable bytes buried. Whoever goes
-    on from the agents' commit knows every open rollout and the last request started.
-I7  In the steps that the last version of a run descends from none is missing, and a (rollout,
-    attempt) occurs once; every reference is to a scored record of that rollout, which the run asked
-    for to train on; no version of a policy has two different steps, or two runs.
-I8  Each terminal event has a trajectory, each trajectory a scored record of every scoring id that
-    is expected: those named, else those whose group has committed and was not retired. Neither is
-    without its cause. Later copies are counted.
-I9  Answers of finished work to a command whose work had been answered before are counted, and so
-    are trajectories, scored records and steps that are written again; a breach where there are more
-    than allowed.
+Nothing is disturbed: no group is joined, nothing is committed or written.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
 
 from consumers.agents.fold.world import World
+from consumers.agents.programs import program_of
 from consumers.audit.case import Case
 from consumers.audit.columns import find_one, split
 from consumers.audit.commands import Commands
 from consumers.audit.journal_facts import JournalFacts
 from consumers.audit.report import Breach, Report
 from consumers.audit.requests import Requests
+from consumers.audit.stretch import Stretch
 from consumers.audit.train_steps import Lineage
 from consumers.audit.trajectories import Outcomes
 from consumers.audit.window import Window
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import origin_of, skip_of
+from consumers.history.local_programs import runs_as_recorded
+from consumers.log.protocols import Log, Record
+from consumers.loop.dead_letters import origin_of, passed_in_journal, skip_of
+from consumers.loop.loop import COLLECT
 from schemas.codec import Codec
 from schemas.messages import RolloutStarted
 from schemas.topics import Topics
+
+OnRead = Callable[[int, int], None]
+"""Called with how many records are read, and how many there are at most."""
+
+
+def audit(
+    log: Log,
+    codec: Codec,
+    topics: Topics,
+    world: World | None = None,
+    *,
+    since_ms: int = 0,
+    until_ms: int = 0,
+    drained: bool = False,
+    most_repeated: int | None = None,
+    most_rewritten: int | None = None,
+    scorings: Sequence[str] | None = None,
+    run_programs: bool = True,
+    on_read: OnRead = lambda done, total: None,
+) -> Report:
+    """Read the log and judge it, with the programs that can be loaded here.
+
+    Raises Unavailable.
+    """
+    began = time.monotonic()
+    world = world or World(program_of, Random)
+    names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
+    stretch = Stretch(log, topics, names, since_ms, until_ms)
+    case = Audit(
+        codec.writing_whole(),
+        topics,
+        world,
+        stretch.window,
+        runnable=runs_as_recorded(world) if run_programs else lambda body: False,
+        drained=drained,
+        most_repeated=most_repeated,
+        most_rewritten=most_rewritten,
+        scorings=scorings,
+    )
+    _take_all(case, log, stretch, names, on_read)
+    report = case.finish()
+    report.seconds = time.monotonic() - began
+    return report
 
 
 class Audit:
@@ -220,3 +241,28 @@ class Audit:
             cut = (self.topics.events, split(first)[0]) in self.window.starts
             if cut and find_one(self.journal.starts.owners, owner) < 0:
                 self.report.before_window += 1
+
+
+def _take_all(
+    case: Audit, log: Log, stretch: Stretch, names: Sequence[str], on_read: OnRead
+) -> None:
+    passed = passed_in_journal(log, case.topics)
+    done = 0
+    with _seldom_collected():
+        for stage in case.stages(names):
+            for records in stretch.read(stage):
+                case.take(passed.counted(records))
+                done += len(records)
+                on_read(done, stretch.total)
+            case.stage_ended(stage)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python walk through live rollouts as seldom as a worker does."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -13,7 +13,7 @@ from rich.console import Console
 from compose.archive import Exported, export
 from compose.query import Answer, print_csv, print_json, print_table, tables
 from compose.ranges import Range
-from compose.verify import audit
+from consumers.audit.audit import audit
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster

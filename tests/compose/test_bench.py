@@ -8,7 +8,7 @@ from rich.console import Console
 from compose.benchmarks import echo, live_memory, load, overload, scan, suite, wire
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
-from compose.verify import audit
+from consumers.audit.audit import audit
 from consumers.audit.partition_facts import FORGET_EVERY
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry

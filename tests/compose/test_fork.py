@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from compose.fork import fork, forked, members, parent_of
-from compose.verify import audit
 from consumers.agents.fork import Past
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, WishFailed, user
+from consumers.audit.audit import audit
 from producers.submit import Submitter
 from sandbox.environment import Observation
 from schemas.errors import Refused, WorkFailed

@@ -19,10 +19,10 @@ from compose.look import tail
 from compose.query import tables
 from compose.ranges import Range
 from compose.trajectory import show_trajectory
-from compose.verify import audit
 from compose.waiting import look
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
 from consumers.agents.wishes import Task as Given
+from consumers.audit.audit import audit
 from consumers.training.trainer import Run, Trainer
 from producers.admission import AdmissionRule, Draws
 from sandbox.environment import Observation

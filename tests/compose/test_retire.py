@@ -10,8 +10,8 @@ from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.runs.retirement import left_by, remove
 from compose.settings import Settings
-from compose.verify import audit
 from compose.workers.build import sole_trainer
+from consumers.audit.audit import audit
 from consumers.log.protocols import Held
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, TrainStep

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from compose.pages.audit_page import print_report
 from compose.scorings import retire, scorings, table
-from compose.showing import show
-from compose.verify import verify
+from consumers.audit.audit import audit
 from consumers.log.protocols import Commit
 from consumers.scoring_retirement import RETIRED, retired, retired_word
 from schemas.errors import Refused
@@ -36,13 +36,13 @@ def cluster() -> MemoryCluster:
 def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
     cluster: MemoryCluster,
 ) -> None:
-    before = verify(cluster, drained=True)  # type: ignore[arg-type]
+    before = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
     told = retire(cluster, "other", "only a try")  # type: ignore[arg-type]
-    after = verify(cluster, drained=True)  # type: ignore[arg-type]
+    after = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
     out = io.StringIO()
-    show(after, Console(file=out, width=120))
+    print_report(after, Console(file=out, width=120))
     assert (before.lost, after.ok, told.behind) == (3, True, 3)
     assert "scoring other owes no scores: retired 20" in out.getvalue()
     assert "only a try" in out.getvalue()

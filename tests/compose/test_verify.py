@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from compose.cluster import Cluster
-from compose.showing import show
-from compose.verify import Report, verify
-from consumers.audit.report import INVARIANTS
+from compose.pages.audit_page import print_report
+from consumers.audit.audit import audit
+from consumers.audit.report import INVARIANTS, Report
 from schemas.messages import (
     EnvironmentStep,
     RolloutRequest,
@@ -41,14 +41,20 @@ def cluster() -> MemoryCluster:
 
 def page(report: Report) -> str:
     out = io.StringIO()
-    show(report, Console(file=out, width=120))
+    print_report(report, Console(file=out, width=120))
     return out.getvalue()
 
 
 def test_a_whole_log_is_told_in_one_table(cluster: MemoryCluster) -> None:
     told: list[tuple[int, int]] = []
 
-    report = verify(cluster, drained=True, progress=lambda *far: told.append(far))  # type: ignore[arg-type]
+    report = audit(
+        cluster.log,
+        cluster.codec,
+        cluster.topics,
+        drained=True,
+        on_read=lambda *far: told.append(far),
+    )
 
     shown = page(report)
     assert all(name in shown for name in INVARIANTS)
@@ -67,7 +73,7 @@ def test_breaches_are_named_with_their_places_the_first_twenty_of_them(
         value = cluster.codec.encode(topic, other)
         cluster.log.append(topic, record.key, value, record.partition)
 
-    report = verify(cluster)  # type: ignore[arg-type]
+    report = audit(cluster.log, cluster.codec, cluster.topics)
 
     shown = page(report)
     assert f"I5  {topic} {record.partition}@{record.offset + 1}" in shown.replace("\n", "")
@@ -79,7 +85,7 @@ def test_breaches_are_named_with_their_places_the_first_twenty_of_them(
 def test_what_could_not_be_judged_is_said(cluster: MemoryCluster) -> None:
     cluster.log.append(cluster.topics.events, b"k", b"rubbish", 0)
 
-    report = verify(cluster)  # type: ignore[arg-type]
+    report = audit(cluster.log, cluster.codec, cluster.topics)
 
     assert "unreadable records: t.rollout.events 1; the first: t.rollout.events 0@" in page(report)
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from compose.verify import audit
 from consumers.agents.fold.rollout import Rollout
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
@@ -14,6 +13,7 @@ from consumers.agents.worker import (
     program_digest,
     program_of,
 )
+from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
 from producers.publisher import VALUE_LIMIT_BYTES
 from schemas.codec import Codec, LocalRegistry, Registry

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from compose.verify import audit
+from consumers.audit.audit import audit
 from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec, LocalRegistry

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from compose.verify import Report
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.outstanding import PATIENCE
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answers
+from consumers.audit.report import Report
 from consumers.log.protocols import Held, Record
 from consumers.loop.dead_letters import Skip
 from consumers.loop.loop import Progress

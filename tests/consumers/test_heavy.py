@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from compose.verify import audit
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
 from sandbox.environment import Observation
 from schemas.codec import Codec

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compose.verify import audit
+from consumers.audit.audit import audit
 from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compose.verify import audit
 from consumers.agents.fold.world import World
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
+from consumers.audit.audit import audit
 from consumers.history.waits import Waits
 from consumers.loop.loop import Loop
 from consumers.time_guard import SIGNAL, Guard

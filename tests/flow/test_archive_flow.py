@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compose.cluster import Cluster
-from compose.verify import verify
+from consumers.audit.audit import audit
 from tests.support.command_line import addresses, refused, rollcall
 from tests.support.crew import Crew, Seen, lake_requests, publish
 from tests.support.waiting import until
@@ -59,7 +59,7 @@ def test_what_is_archived_and_exported_counts_what_verify_counts(
     )
     assert exported.returncode == 0, exported.stderr
     rows = json.loads(exported.stdout)["rows"]
-    report = verify(cluster, drained=True)
+    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
     assert report.ok
     assert (rows["trajectories"], rows["scores"]) == (report.ended, report.ended)
     both = ("--dir", "out", "--dir", str(history))

@@ -13,10 +13,10 @@ from random import Random
 import pytest
 import structlog
 
-from compose.verify import audit
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
+from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
 from schemas.messages import (
     EnvironmentStep,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from compose.verify import Breach, Report, audit
 from consumers.agents.worker import Agents, Capacity
+from consumers.audit.audit import audit
+from consumers.audit.report import Breach, Report
 from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
 from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 from consumers.loop.loop import Loop

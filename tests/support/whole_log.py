@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from compose.verify import Report, audit
+from consumers.audit.audit import audit
+from consumers.audit.report import Report
 from inference.scripted import ScriptedEngine
 from schemas.errors import WorkFailed
 from schemas.messages import (

@@ -1,58 +1,70 @@
-"""The report of an audit as people read it."""
+"""The report of an audit as people read it, and a bar while they wait for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from compose.verify import Progress as Told
+from consumers.audit.audit import OnRead, audit
 from consumers.audit.report import INVARIANTS, Report
+from consumers.history.local_programs import watched_world
 
-SHOWN = 20
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+
+BREACHES_NAMED = 20
+
+
+def audit_with_bar(cluster: "Cluster", terminal: Console, **options: Any) -> Report:
+    """Audit what is on a cluster's topics, with the programs that can be loaded here."""
+    world = watched_world(cluster.settings.agents.program_timeout_s)
+    with _reading_bar(terminal) as on_read:
+        return audit(cluster.log, cluster.codec, cluster.topics, world, on_read=on_read, **options)
 
 
 @contextmanager
-def reading(terminal: Console) -> Iterator[Told]:
+def _reading_bar(terminal: Console) -> Iterator[OnRead]:
     """A bar while the log is read; nothing where there is no terminal."""
     columns = (
         TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(
         *columns, console=terminal, transient=True, disable=not terminal.is_terminal
-    ) as p:
-        task = p.add_task("reading", total=None)
-        yield lambda done, total: p.update(task, completed=done, total=total)
+    ) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def show(report: Report, terminal: Console) -> None:
+def print_report(report: Report, terminal: Console) -> None:
     """The table of invariants, what was counted, and the first breaches."""
-    terminal.print(table(report))
-    for line in lines(report):
+    terminal.print(_table(report))
+    for line in _lines(report):
         terminal.print(line, highlight=False, soft_wrap=True)
-    for breach in report.breaches[:SHOWN]:
+    for breach in report.breaches[:BREACHES_NAMED]:
         text = Text(f"{breach.invariant}  {breach.place}  {breach.text}", style="red")
         terminal.print(text, soft_wrap=True)
-    more = report.found.total() - min(SHOWN, len(report.breaches))
+    more = report.found.total() - min(BREACHES_NAMED, len(report.breaches))
     if more:
         terminal.print(f"and {more:,} more breaches; --json FILE lists them", highlight=False)
 
 
-def table(report: Report) -> Table:
+def _table(report: Report) -> Table:
     """What each invariant says, how much of it was checked, and how many breaches there are."""
-    shown = Table("", "invariant", "checked", "breaches")
+    table = Table("", "invariant", "checked", "breaches")
     for column in (2, 3):
-        shown.columns[column].justify = "right"
+        table.columns[column].justify = "right"
     for name, says in INVARIANTS.items():
         count = report.found[name]
         breaches = Text(f"{count:,}", style="bold red" if count else "green")
-        shown.add_row(name, says, f"{report.checked[name]:,}", breaches)
-    return shown
+        table.add_row(name, says, f"{report.checked[name]:,}", breaches)
+    return table
 
 
-def lines(report: Report) -> Iterator[str]:
+def _lines(report: Report) -> Iterator[str]:
     """The counts, each line only where it says something."""
     yield (
         f"rollouts: {report.accepted:,} accepted, {report.ended:,} ended, {report.open:,} open, "

@@ -1,0 +1,40 @@
+"""The programs as this process can run them, to fold again what was recorded."""
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+from consumers.agents.fold.world import World
+from consumers.agents.programs import program_of
+from consumers.agents.worker import program_digest
+from consumers.time_guard import Guard
+from schemas.errors import Refused
+from schemas.messages import RolloutStarted
+
+
+def watched_world(timeout_s: float) -> World:
+    """On the main thread a program that does not come back is ended, as it was in its worker."""
+    guard = Guard("the program", timeout_s)
+    if threading.current_thread() is threading.main_thread():
+        guard.watch()
+    return World(program_of, Random, guard)
+
+
+def runs_as_recorded(world: World) -> Callable[[RolloutStarted], bool]:
+    """Whether the program that a rollout began with is here, and is still the same."""
+
+    @cache
+    def digest_of(agent: str) -> str | None:
+        try:
+            return program_digest(world.program_of(agent))
+        except Refused:
+            return None
+
+    def runnable(body: RolloutStarted) -> bool:
+        digest = digest_of(body.request.agent)
+        return digest is not None and (
+            not digest or not body.program_digest or digest == body.program_digest
+        )
+
+    return runnable

@@ -87,12 +87,15 @@ class RunFolder:
         )
 
 
-def create(state: Path, recipe: Recipe, text: str, seed: int) -> RunFolder:
-    """Make the folder and its starting policy; what is wrong is refused before anything runs."""
+def create(state: Path, recipe: Recipe, text: str, seed: int, run_id: str = "") -> RunFolder:
+    """Make the folder and its starting policy; what is wrong is refused before anything runs.
+
+    Named by recipe, time and seed unless an id is given.
+    """
     from inference.policy_dir import make_policy
 
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    run_id = f"{recipe.name}-{stamp}-s{seed}"
+    run_id = run_id or f"{recipe.name}-{stamp}-s{seed}"
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
     folder.rule()
     folder.directory.mkdir(parents=True)

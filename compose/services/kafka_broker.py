@@ -47,7 +47,7 @@ group.consumer.session.timeout.ms=8000
 group.consumer.heartbeat.interval.ms=500
 offsets.retention.minutes=43200
 """
-_LOGGING = """\
+LOGGING = """\
 <Configuration status="WARN">
   <Appenders>
     <Console name="out"><PatternLayout pattern="%d %p %m (%c)%n"/></Console>
@@ -101,9 +101,9 @@ class KafkaBroker:
         settings = properties(self.port, self.controller_port, self.extra)
         lines = (f"{key}={value}\n" for key, value in settings.items())
         write_whole(self.home / "server.properties", "".join(lines))
-        write_whole(self.home / "log4j2.xml", _LOGGING)
+        write_whole(self.home / "log4j2.xml", LOGGING)
         self._format_once(jars)
-        return self._java(jars, "kafka.Kafka", "server.properties")
+        return java_command(self.java, jars, "kafka.Kafka", "server.properties")
 
     def _format_once(self, jars: list[Path]) -> None:
         """A format that was killed half-way is thrown away: no broker has ever run on it. Where
@@ -123,7 +123,7 @@ class KafkaBroker:
     def _format(self, jars: list[Path]) -> None:
         log = self.home / "kafka.log"
         options = ["--standalone", "-t", cluster_id(), "-c", "server.properties"]
-        command = self._java(jars, "kafka.tools.StorageTool", "format", *options)
+        command = java_command(self.java, jars, "kafka.tools.StorageTool", "format", *options)
         with log.open("ab") as output:
             since = output.tell()
             try:
@@ -137,12 +137,6 @@ class KafkaBroker:
             )
             raise ServicesError(msg)
 
-    def _java(self, jars: list[Path], main: str, *arguments: str) -> list[str]:
-        flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        flags += ["-XX:+ExitOnOutOfMemoryError", "-Dlog4j2.configurationFile=log4j2.xml"]
-        class_path = os.pathsep.join(str(jar) for jar in jars)
-        return [str(self.java), *flags, "-cp", class_path, main, *arguments]
-
     def is_ready(self) -> bool:
         try:
             # Asked first: a client that finds no open port writes that to stderr, unasked
@@ -150,6 +144,14 @@ class KafkaBroker:
         except OSError:
             return False
         return self.answers(f"127.0.0.1:{self.port}")
+
+
+def java_command(java: Path, jars: list[Path], main: str, *arguments: str) -> list[str]:
+    """What runs a program of Kafka's in a folder where LOGGING lies as log4j2.xml."""
+    flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    flags += ["-XX:+ExitOnOutOfMemoryError", "-Dlog4j2.configurationFile=log4j2.xml"]
+    class_path = os.pathsep.join(str(jar) for jar in jars)
+    return [str(java), *flags, "-cp", class_path, main, *arguments]
 
 
 def cluster_id() -> str:

@@ -1,0 +1,1 @@
+"""What runs in containers only: see README.md beside this file."""

@@ -1,0 +1,35 @@
+"""Makes the run that containers train and serve: `python -m compose.docker.begin_run RECIPE RUN`.
+
+`rollcall run` does this, and then starts the workers itself; here each is a container of its own.
+"""
+
+import shutil
+import sys
+
+from compose.cluster import cluster_of
+from compose.runs import run_folder
+from compose.runs.recipe import load_recipe
+from compose.settings import load_settings
+from compose.workers.readiness import patiently
+
+SEED = 7
+
+
+def main(recipe_name: str, run_id: str) -> None:
+    """Make the run's folder in the state directory, unless it is there.
+
+    Raises Refused for what is no recipe, Unavailable where the cluster stays away.
+    """
+    settings = load_settings()
+    directory = settings.state() / "runs" / run_id
+    if (directory / run_folder.RUN_FILE).exists():
+        return
+    shutil.rmtree(directory, ignore_errors=True)  # made, but not begun: nobody has worked in it
+    recipe, text = load_recipe(recipe_name)
+    folder = run_folder.create(settings.state(), recipe, text, SEED, run_id)
+    cluster = cluster_of(settings)
+    patiently(lambda: run_folder.begin(folder, cluster))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

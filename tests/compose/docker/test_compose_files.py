@@ -1,0 +1,103 @@
+"""What compose/docker says, held to what it speaks of: settings, groups, locks, packages."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compose.cli.app import PANELS
+from compose.docker.own_service import broker_properties
+from compose.services.artifacts import LOCKS, read_lock
+from compose.settings import Settings, load_settings
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "compose" / "docker"
+OPTIONAL = {"archive"}
+
+
+def services(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((FOLDER / name).read_text())["services"])
+
+
+def test_there_is_a_worker_of_each_group() -> None:
+    worker: Any = PANELS["Start"]["worker"]
+    groups = {command.name for command in worker.registered_commands} - OPTIONAL
+
+    found = services("compose.yaml")
+
+    for group in groups:
+        assert found[group]["command"].split()[:2] == ["worker", group]
+        assert found[group]["restart"] == "on-failure"
+        assert found[group]["stop_grace_period"] == "30s"
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.own.yaml"])
+def test_what_is_ours_is_sealed(name: str) -> None:
+    ours = [each for each in services(name).values() if "rollcall" in each.get("image", "")]
+
+    assert ours
+    for service in ours:
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["init"] is True
+
+
+def test_all_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("compose.yaml", "compose.cluster.yaml"):
+        for service in services(name).values():
+            for variable, value in service.get("environment", {}).items():
+                if variable.startswith("ROLLCALL_"):
+                    monkeypatch.setenv(variable, value)
+
+    settings = load_settings()
+
+    assert settings.kafka.bootstrap_servers == "kafka:9092,kafka-2:9092,kafka-3:9092"
+    assert settings.registry.url != Settings.model_fields["registry"].default.url
+    assert settings.objects.url
+
+
+def test_the_images_are_of_the_releases_that_are_locked() -> None:
+    kafka = next(jar for jar in read_lock(LOCKS / "kafka.lock") if jar.name == "kafka_2.13")
+    (registry,) = read_lock(LOCKS / "registry.lock")
+
+    assert f"apache/kafka:{kafka.version}}}" in services("broker.yaml")["broker"]["image"]
+    assert (
+        f"apicurio-registry:{registry.version}}}" in services("compose.yaml")["registry"]["image"]
+    )
+
+
+def test_three_brokers_keep_three_replicas_and_want_two_in_sync() -> None:
+    found = services("compose.cluster.yaml")
+    brokers = [found[name]["environment"] for name in ("kafka", "kafka-2", "kafka-3")]
+
+    for broker in brokers:
+        assert broker["KAFKA_CONTROLLER_QUORUM_VOTERS"].count("@") == 3
+        assert broker["KAFKA_DEFAULT_REPLICATION_FACTOR"] == 3
+        assert broker["KAFKA_MIN_INSYNC_REPLICAS"] == 2
+    assert "apply --cluster" in found["topics"]["command"]
+    workers = services("compose.yaml").keys() - {"kafka", "registry"}
+    for name in workers:
+        assert "kafka-3" in found[name]["environment"]["ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"]
+
+
+def test_the_build_sees_every_package_of_the_wheel() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    seen = (ROOT / ".dockerignore").read_text().splitlines()
+
+    packages = build["targets"]["wheel"]["packages"]
+    assert {f"!{package}" for package in packages} <= set(seen)
+
+
+def test_a_variable_of_the_official_image_becomes_the_property_that_it_names() -> None:
+    found = broker_properties(
+        {
+            "KAFKA_NODE_ID": "1",
+            "KAFKA_LISTENER_NAME_A__B_SASL___X": "y",
+            "CLUSTER_ID": "no property",
+        }
+    )
+
+    assert found == {"node.id": "1", "listener.name.a_b.sasl-x": "y"}

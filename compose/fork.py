@@ -120,10 +120,12 @@ def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
 def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:
     """The rollout with what its program wished for; raises Refused where they disagree."""
     journal = Journal(story.partition, world, "fork")
+    ended = None
     for entry in story.entries:
         if entry.event is not None:
-            journal.take(entry.event, entry.offset, entry.at_ms, silent=True)
-    rollout = journal.open.get(request.rollout_id, journal.just_ended)
+            taken = journal.take(entry.event, entry.offset, entry.at_ms, silent=True)
+            ended = taken.rollout if taken.ended else ended
+    rollout = journal.open.get(request.rollout_id, ended)
     if rollout is None or rollout.broken or rollout.attempt.number != story.attempt:
         raise _changed(request)
     return rollout

@@ -11,8 +11,7 @@ from random import Random
 
 import numpy as np
 
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.rollout import Effect
+from consumers.agents.fold.journal import Journal, Taken
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.answers import event_of
@@ -123,18 +122,19 @@ class Player:
 
     def play(self, asked: RolloutRequest) -> Iterator[tuple[ModelCall | EnvironmentStep, bytes]]:
         """Each command with the bytes of its answer, which is folded when the next is asked for."""
-        effects = self._fold(self._start(asked))
-        while effects and isinstance(command := effects[0], ModelCall | EnvironmentStep):
+        commands = self._fold(self._start(asked)).commands
+        while commands:
+            (command,) = commands
             written = self._encode(self.answer(command))
             yield command, written
-            effects = self._fold(written)
+            commands = self._fold(written).commands
 
     def journal(self, asked: RolloutRequest) -> Iterator[bytes]:
         """All entries of a rollout's journal, each folded when the next is asked for."""
         written = self._start(asked)
         while True:
             yield written
-            effect = self._fold(written)[0]
+            effect, *_ = self._fold(written).effects
             if isinstance(effect, Trajectory):
                 return
             written = self._encode(effect if isinstance(effect, Event) else self.answer(effect))
@@ -147,7 +147,7 @@ class Player:
     def _encode(self, event: Event) -> bytes:
         return self.codec.encode(self.topics.events, event)
 
-    def _fold(self, written: bytes) -> list[Effect]:
+    def _fold(self, written: bytes) -> Taken:
         self._offset += 1
         event = self.codec.decode(written, Event)
         return self.folded.take(event, self._offset, NOW_MS)

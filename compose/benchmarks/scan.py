@@ -7,7 +7,7 @@ the bare read of the same topics: no header looked at, nothing decoded, folded o
 import resource
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count
 from random import Random
@@ -96,8 +96,9 @@ def _trajectories(log: Log, codec: Codec, topics: Topics) -> Iterator[Trajectory
     for record in read_all(log, [topics.events], most=MOST):
         journal = journals.setdefault(record.partition, _journal(record.partition))
         event = codec.decode(record.value, Event)
-        effects = journal.take(event, record.offset, record.timestamp_ms)
-        yield from (effect for effect in effects if isinstance(effect, Trajectory))
+        ended = journal.take(event, record.offset, record.timestamp_ms).ended
+        if ended is not None:
+            yield ended
         journal.watermark(record.offset + 1)
 
 
@@ -136,13 +137,13 @@ class Writer:
             elif isinstance(effect, Event):
                 pending += self._append(effect, partition)
 
-    def _append(self, event: Event, partition: int) -> list[Effect]:
+    def _append(self, event: Event, partition: int) -> Sequence[Effect]:
         headers = hot_headers(type(event.body).__name__, event.command_id)
         self._send(self.topics.events, event.rollout_id, event, partition, headers)
         journal, offset = self.journals[partition], next(self.offsets[partition])
-        effects = journal.take(event, offset, AT_MS)
+        taken = journal.take(event, offset, AT_MS)
         journal.watermark(offset + 1)
-        return effects
+        return taken.effects
 
     def _command(self, command: ModelCall | EnvironmentStep, partition: int) -> None:
         is_call = isinstance(command, ModelCall)

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import START, Journal
+from consumers.agents.fold.journal import START, START_AFTER_GAP, Journal, Taken
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.fold.world import World
 from consumers.agents.lookback import Written
@@ -500,50 +500,45 @@ class Agents:
         silent = record.offset < owned.silent_until
         owned.folded = owned.folded or not silent
         owned.read = record.offset + 1
-        gaps = owned.journal.ignored["start_after_gap"]
         place = record.partition, record.offset
         self._bar.reason = self._deadly.pop(place, "") if self._deadly else ""
-        effects = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
+        taken = owned.journal.take(event, record.offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
             ours = (
                 record.offset >= owned.progress.end_at_assign  # else a dead namesake's
                 and event.body.request_offset in owned.starting
             )
             owned.starting.discard(event.body.request_offset)
-            if ours and owned.journal.ignored["start_after_gap"] > gaps:
+            if ours and taken.reason == START_AFTER_GAP:
                 raise RequestsSkipped(_skipped(record.partition, event.body, owned.journal))
-            effects = self._admit(owned.journal, event, effects, silent=silent)
-        if effects:
-            self._carry_out_read(owned, record, effects, silent=silent)
+            if self._held_by_quota(taken, silent=silent):
+                taken.effects = ()
+        if taken.effects:
+            self._carry_out_read(owned, record, taken, silent=silent)
         owned.folded = owned.folded or record.offset + 1 >= owned.silent_until
         if not owned.caught_up and record.offset + 1 >= owned.progress.end_at_assign:
             self._caught_up(owned)
 
-    def _carry_out_read(
-        self, owned: Owned, record: Record, effects: list[Effect], *, silent: bool
-    ) -> None:
+    def _carry_out_read(self, owned: Owned, record: Record, taken: Taken, *, silent: bool) -> None:
         """Carry out what a read event gives rise to; below the commit that was done before."""
-        if isinstance(effects[0], Trajectory):
-            ended = owned.journal.just_ended
-            if ended is not None and ended.request.rollout_id == effects[0].rollout_id:
-                self.quota.leave(ended)
+        if taken.ended is not None and taken.rollout is not None:
+            self.quota.leave(taken.rollout)
+        effects = taken.effects
         if silent:
             effects = [effect for effect in effects if owned.lacks(effect)]
         self._carry_out(effects, record.partition, record)
 
-    def _admit(
-        self, journal: Journal, event: Event, effects: list[Effect], *, silent: bool
-    ) -> list[Effect]:
-        """Hold the first command of a started rollout back where its user's quota is used up."""
-        rollout = journal.open.get(event.rollout_id)
-        if rollout is None or not effects or isinstance(effects[0], Trajectory):
-            return effects
+    def _held_by_quota(self, start: Taken, *, silent: bool) -> bool:
+        """Whether a started rollout's first command waits, as its user's quota is used up."""
+        rollout = start.rollout
+        if rollout is None:
+            return False
         if not silent:
             self._cancel_if_asked(rollout)
         if self.quota.admit(rollout):
-            return effects
+            return False
         self.counts["held_by_quota"] += 1
-        return []
+        return True
 
     def _caught_up(self, owned: Owned) -> None:
         """The journal is read to the end it had at assignment: act on what is still open."""

@@ -40,10 +40,12 @@ class Ends:
         """By place, the digest of what a worker of the first release writes of it."""
         self._columns = tuple(array("Q") for _ in range(6))
 
-    def note(self, trajectory: object, at: int, owner: int, applied: int, mark: int) -> None:
+    def note(
+        self, trajectory: Trajectory | None, at: int, owner: int, applied: int, mark: int
+    ) -> None:
         """A rollout ends at a place; the trajectory is None where its program was not run."""
         body = size = 0
-        if isinstance(trajectory, Trajectory):
+        if trajectory is not None:
             body, size = self._digest(trajectory, at)
         for column, word in zip(self._columns, (at, owner, body, applied, size, mark), strict=True):
             column.append(word)

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from consumers.agents.fold.journal import Journal
+from consumers.agents.fold.commands import Command
+from consumers.agents.fold.journal import Journal, Taken
 from consumers.agents.fold.rollout import Rollout
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.audit.columns import place, word_of
@@ -23,7 +24,6 @@ from schemas.ids import command_id
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
-    EnvironmentStep,
     EnvironmentStepped,
     Event,
     ModelAnswered,
@@ -31,6 +31,7 @@ from schemas.messages import (
     RolloutFinished,
     RolloutRefused,
     RolloutStarted,
+    Trajectory,
 )
 from schemas.topics import Topics
 
@@ -102,7 +103,6 @@ class PartitionFacts:
         self.requests = array("q")
         """Offsets of the counted requests, rising."""
         self.low = CommittedLow(window, journal_facts.topics, partition)
-        self._ignored = 0
         self._events = 0
 
     def take(self, event: Event, offset: int, at_ms: int) -> None:
@@ -132,27 +132,17 @@ class PartitionFacts:
             self._failure(life, event, body)
         if isinstance(body, PLACED) and not life.run_again:
             return
-        effects = self.journal.take(event, offset, at_ms)
-        counted = self._counted() and not self._broken(event)
+        taken = self.journal.take(event, offset, at_ms)
+        counted = taken.counted and not _is_broken(taken)
         if life.run_again and counted == bool(ignored):
             self._differ(life, event, offset, counted=counted)
         if not life.counting.open:
-            self._end(life, event, effects, offset, at_ms)
+            self._end(life, event, taken, offset, at_ms)
         else:
             if isinstance(body, AttemptStarted) and not ignored:
                 life.dispute = None
             if life.run_again:
-                self._imply(life, effects, offset, at_ms)
-
-    def _counted(self) -> bool:
-        """Whether the fold has counted the event it was given last."""
-        before, self._ignored = self._ignored, sum(self.journal.ignored.values())
-        return before == self._ignored
-
-    def _broken(self, event: Event) -> bool:
-        """Whether the program asks something else than its journal answers."""
-        rollout = self.journal.open.get(event.rollout_id)
-        return rollout is not None and rollout.broken
+                self._imply(life, taken.commands, offset, at_ms)
 
     def _differ(self, life: OpenRollout, event: Event, offset: int, *, counted: bool) -> None:
         words = ("ignores", "counts") if counted else ("counts", "does not")
@@ -169,9 +159,8 @@ class PartitionFacts:
         """Judge a start; the chain of requests decides which one counts."""
         facts = self.facts
         ignored = self.law.take(event)
-        effects = self.journal.take(event, offset, at_ms)
-        fold_counts = self._counted()
-        if fold_counts == bool(ignored):
+        taken = self.journal.take(event, offset, at_ms)
+        if taken.counted == bool(ignored):
             text = f"law and fold do not agree whether the start of {event.rollout_id} counts"
             facts.report.add(Breach("I2", text, facts.topics.events, self.partition, offset))
             return
@@ -186,12 +175,12 @@ class PartitionFacts:
         at = REFUSED if refused else body.request_offset % REFUSED  # a stranger's may be negative
         facts.starts.note(owner, place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
-            self._note_end(effects[0], event.rollout_id, 0, offset, at_ms)
+            self._note_end(taken.ended, event.rollout_id, 0, offset, at_ms)
             return
         life = OpenRollout(facts.runnable(body), self.law.open[event.rollout_id])
         self.open[event.rollout_id] = life
         if life.run_again:
-            self._imply(life, effects, offset, at_ms)
+            self._imply(life, taken.commands, offset, at_ms)
         else:
             facts.not_run.append(owner)
 
@@ -223,48 +212,47 @@ class PartitionFacts:
             life.implied.setdefault(event.command_id, IMPLIED)
         return event.command_id in life.implied
 
-    def _imply(self, life: OpenRollout, effects: Iterable[object], offset: int, at_ms: int) -> None:
+    def _imply(self, life: OpenRollout, commands: list[Command], offset: int, at_ms: int) -> None:
         """Note the commands that an entry of the journal gives rise to."""
         facts = self.facts
-        for effect in effects:
-            if isinstance(effect, ModelCall):
-                horizon = facts.horizons.calls(effect.policy_id)
-            elif isinstance(effect, EnvironmentStep):
-                horizon = facts.horizons.steps
+        for command in commands:
+            if isinstance(command, ModelCall):
+                horizon = facts.horizons.calls(command.policy_id)
             else:
-                continue
+                horizon = facts.horizons.steps
             mark = OPTIONAL if at_ms < horizon else 0
-            facts.implied.imply(effect, place(self.partition, offset, mark))
-            life.implied.setdefault(effect.command_id, IMPLIED)
+            facts.implied.imply(command, place(self.partition, offset, mark))
+            life.implied.setdefault(command.command_id, IMPLIED)
 
     # Ends
 
-    def _end(
-        self, life: OpenRollout, event: Event, effects: Iterable[object], offset: int, at_ms: int
-    ) -> None:
+    def _end(self, life: OpenRollout, event: Event, taken: Taken, offset: int, at_ms: int) -> None:
         del self.open[event.rollout_id]
         facts, counting = self.facts, life.counting
         if isinstance(event.body, RolloutFinished):
-            self._finished(life, event.body)
-        trajectory, *courtesy = effects
+            self._finished(life, event.body, taken.rollout)
         applied = counting.turns + counting.steps
         facts.report.checked["I4"] += applied
-        run = trajectory if life.run_again else None
-        self._note_end(run, event.rollout_id, applied, offset, at_ms)
+        trajectory = taken.ended if life.run_again else None
+        self._note_end(trajectory, event.rollout_id, applied, offset, at_ms)
         if life.run_again:
-            self._imply(life, courtesy, offset, at_ms)
+            self._imply(life, taken.commands, offset, at_ms)
         facts.implied.ended(life.implied)
 
-    def _finished(self, life: OpenRollout, body: RolloutFinished) -> None:
+    def _finished(self, life: OpenRollout, body: RolloutFinished, rollout: Rollout | None) -> None:
         """A program ended itself, so it waited for nothing; or a guard did, before it had asked."""
-        facts, rollout = self.facts, self.journal.just_ended
         if life.dispute is not None and body.code != "determinism":
-            facts.report.add(life.dispute)
+            self.facts.report.add(life.dispute)
         if life.run_again and rollout is not None:
             self._excuse(rollout)
 
     def _note_end(
-        self, trajectory: object, rollout_id: str, applied: int, offset: int, at_ms: int
+        self,
+        trajectory: Trajectory | None,
+        rollout_id: str,
+        applied: int,
+        offset: int,
+        at_ms: int,
     ) -> None:
         facts = self.facts
         facts.report.ended += 1
@@ -318,3 +306,8 @@ class PartitionFacts:
         if not rollout.heard_ms:
             return NEVER_MS
         return rollout.ends_ms() + rollout.heard_ms - rollout.started_ms
+
+
+def _is_broken(taken: Taken) -> bool:
+    """Whether the program of an open rollout asks something else than its journal answers."""
+    return taken.ended is None and taken.rollout is not None and taken.rollout.broken

@@ -145,7 +145,7 @@ class Waits:
         if isinstance(body, (*START, *END, AttemptStarted)):
             self.writers[partition] = event.written_by
         before = journal.open.get(event.rollout_id)
-        effects = journal.take(event, offset, at_ms)
+        taken = journal.take(event, offset, at_ms)
         rollout = journal.open.get(event.rollout_id)
         if rollout is not None:
             self._touched[_run(rollout)] = at_ms
@@ -153,8 +153,8 @@ class Waits:
                 self._request_offsets[_run(rollout)] = body.request_offset
         elif before is not None:
             self._forget(before)
-        if effects and isinstance(effects[0], Trajectory) and offset >= self._commits[partition]:
-            self._end(effects[0])
+        if taken.ended is not None and offset >= self._commits[partition]:
+            self._end(taken.ended)
         if offset % PRUNE_EVERY == 0:
             journal.watermark(offset + 1)  # what has ended need not be kept
 

@@ -947,7 +947,7 @@ def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
     journal = Journal(0, replace(world_of({}), program_of=program_of), "w")
     body = RolloutStarted(request(agent=name), 0, 0)
 
-    decision = one(journal.take(Event.decision("r", 1, "w", body), 0, 1))
+    decision = one(journal.take(Event.decision("r", 1, "w", body), 0, 1).effects)
 
     assert (decision.body.status, decision.body.code) == ("failed", "unknown_program")
     assert name.partition(":")[0] in decision.body.reason

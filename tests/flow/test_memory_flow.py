@@ -162,8 +162,8 @@ def refolded(rig: Rig) -> list[Trajectory]:
         for record in rig.log.all(rig.topics.events):
             if record.partition == partition:
                 event = rig.codec.decode(record.value, Event)
-                effects = journal.take(event, record.offset, record.timestamp_ms)
-                found += [effect for effect in effects if isinstance(effect, Trajectory)]
+                ended = journal.take(event, record.offset, record.timestamp_ms).ended
+                found += [ended] if ended else []
     return found
 
 

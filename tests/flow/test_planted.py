@@ -14,8 +14,7 @@ import pytest
 import structlog
 
 from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import START, Journal
-from consumers.agents.fold.rollout import Effect
+from consumers.agents.fold.journal import START, Journal, Taken
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.log.protocols import Held, Record
@@ -91,7 +90,7 @@ class OwnJournal(Agents):
 class ReadsSettings(Journal):
     """Every worker goes by its own settings, not by what was stored with the start."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         if isinstance(event.body, RolloutStarted):
             asked = event.body.request
             limits = replace(asked.limits, max_tries=1 + len(self.writer) % 2)
@@ -103,20 +102,20 @@ class ReadsSettings(Journal):
 class StartsAgain(Journal):
     """A request that is delivered again starts again."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         last = self.last
         if isinstance(event.body, START) and last is not None:
             self.last = min(last, event.body.request_offset - 1)
-        effects = super().take(event, offset, now_ms, silent=silent)
+        taken = super().take(event, offset, now_ms, silent=silent)
         if last is not None:
             self.last = max(last, self.last or 0)
-        return effects
+        return taken
 
 
 class AppliesLateAnswers(Journal):
     """Takes an answer to an earlier try for one to the present try."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         rollout = self.open.get(event.rollout_id)
         waits = rollout.attempt.outstanding.get(event.position) if rollout else None
         late = waits is not None and event.tries < waits.tries

@@ -158,9 +158,9 @@ def refold(cluster: Cluster) -> dict[str, list[Trajectory]]:
     for record in everything(cluster, cluster.topics.events):
         journal = journals.setdefault(record.partition, Journal(record.partition, world, "refold"))
         event = cluster.codec.decode(record.value, Event)
-        for effect in journal.take(event, record.offset, record.timestamp_ms):
-            if isinstance(effect, Trajectory):
-                ended.setdefault(effect.rollout_id, []).append(effect)
+        trajectory = journal.take(event, record.offset, record.timestamp_ms).ended
+        if trajectory is not None:
+            ended.setdefault(trajectory.rollout_id, []).append(trajectory)
     return ended
 
 

@@ -112,7 +112,7 @@ class Hand:
         self.now_ms += 10
         entry = Entry(len(self.entries), self.now_ms, event)
         self.entries.append(entry)
-        return self.journal.take(event, entry.offset, entry.at_ms)
+        return list(self.journal.take(event, entry.offset, entry.at_ms).effects)
 
     def start(self, asked: RolloutRequest | str = "react", **fields: object) -> list[Effect]:
         if isinstance(asked, str):
@@ -178,11 +178,10 @@ class Dice:
         self._now_ms += self.random.choice((0, 1, 50, 4000))
         entry = Entry(self._offset, self._now_ms, event)
         self._offset += 1
-        before = self.journal.ignored.total()
-        effects = self.journal.take(event, entry.offset, entry.at_ms)
+        taken = self.journal.take(event, entry.offset, entry.at_ms)
+        effects = taken.effects
         self.entries.append(entry)
-        starts = isinstance(event.body, RolloutStarted | RolloutRefused)
-        if starts or self.journal.ignored.total() == before:
+        if taken.counted or isinstance(event.body, RolloutStarted | RolloutRefused):
             self.counted.append(entry)
         self.effects += [(entry.offset, effect) for effect in effects]
         self._pending += [
@@ -276,7 +275,7 @@ def fold(
         needed = journal.needs(entry.offset, entry.event.rollout_id.encode())
         if needed and (begin is None or entry.offset >= begin.low):
             taken = journal.take(entry.event, entry.offset, entry.at_ms)
-            effects += [(entry.offset, effect) for effect in taken]
+            effects += [(entry.offset, effect) for effect in taken.effects]
     return journal, effects
 
 

@@ -1,18 +1,55 @@
 """One journal partition, folded: its open rollouts and its chain of starts."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
+from consumers.agents.fold.commands import Command
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.fold.trajectory import END, refused_trajectory
 from consumers.agents.fold.world import World
 from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
-from schemas.messages import Event, RolloutFinished, RolloutRefused, RolloutStarted
+from schemas.messages import (
+    EnvironmentStep,
+    Event,
+    ModelCall,
+    RolloutFinished,
+    RolloutRefused,
+    RolloutStarted,
+    Trajectory,
+)
 
 START = (RolloutStarted, RolloutRefused)
+# As a tuple: `isinstance` with A | B makes the union anew each time.
+COMMANDS = (ModelCall, EnvironmentStep)
+START_AFTER_GAP = "start_after_gap"
+"""Reason of a start that does not count: requests before its own were never started."""
 FEW_RECORDS = 20_000
 """Folded in a second; a reader that has no more to read needs no stragglers named."""
+
+
+@dataclass(slots=True)  # not frozen: one is made for every event
+class Taken:
+    """What came of one event."""
+
+    reason: str = ""
+    """Why it does not count, a key of `Journal.ignored`; empty where it does."""
+    effects: Sequence[Effect] = ()
+    """What it gives rise to, in the order in which that is to be sent."""
+    rollout: Rollout | None = None
+    """The rollout that it began, changed or ended."""
+    ended: Trajectory | None = None
+    """The end that it was; one of the effects."""
+
+    @property
+    def counted(self) -> bool:
+        return not self.reason
+
+    @property
+    def commands(self) -> list[Command]:
+        return [effect for effect in self.effects if isinstance(effect, COMMANDS)]
 
 
 class Journal:
@@ -37,7 +74,6 @@ class Journal:
         self.bulk_low = begin.bulk_low
         """Below this, only stragglers are read, and whether they count is known."""
         self.open: dict[str, Rollout] = {}
-        self.just_ended: Rollout | None = None
         self.ignored: Counter[str] = Counter()
         self._stragglers = frozenset(begin.stragglers)
         self._keys: set[bytes | None] = set()
@@ -53,7 +89,7 @@ class Journal:
             self._keys.add(key)
         return key in self._keys
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> list[Effect]:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         """Apply one event, in log order. `now_ms` is its append time.
 
         Silently, answers give rise to no commands: for readers that would not send them.
@@ -63,37 +99,38 @@ class Journal:
             return self._start(event, body, offset, now_ms)
         rollout = self.open.get(event.rollout_id)
         if rollout is None:
-            self.ignored["not_open"] += 1
-            return []
+            return self._ignore("not_open")
         if isinstance(body, RolloutFinished) and event.attempt != rollout.attempt.number:
-            self.ignored["older_attempt"] += 1
-            return []
+            return self._ignore("older_attempt")
         if isinstance(body, END):
             del self.open[event.rollout_id]
             self._ended.append((offset, rollout))
-            self.just_ended = rollout
-            return rollout.end(body, offset, now_ms)
+            trajectory, closing = rollout.end(body, offset, now_ms)
+            return Taken("", [trajectory, *closing], rollout, trajectory)
         try:
             outcomes = rollout.take(event, now_ms)
             if outcomes is None:
-                self.ignored["late_or_twice"] += 1
-                return []
-            return rollout.effects(outcomes, silent=silent)
+                return self._ignore("late_or_twice")
+            return Taken("", rollout.effects(outcomes, silent=silent), rollout)
         except Exception as error:
-            return [rollout.give_up(error)]
+            return Taken("", [rollout.give_up(error)], rollout)
+
+    def _ignore(self, reason: str) -> Taken:
+        self.ignored[reason] += 1
+        return Taken(reason)
 
     def _start(
         self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
-    ) -> list[Effect]:
+    ) -> Taken:
         """Open a rollout, if its start counts."""
-        if not self._counts(body, offset):
-            return []
+        if reason := self._breaks_chain(body, offset):
+            return self._ignore(reason)
         if event.rollout_id in self.open:
-            self.ignored["already_open"] += 1
             self._twice.append((self.open[event.rollout_id].first_offset, offset))
-            return []
+            return self._ignore("already_open")
         if isinstance(body, RolloutRefused):
-            return [refused_trajectory(event, body, self.partition, offset, now_ms)]
+            trajectory = refused_trajectory(event, body, self.partition, offset, now_ms)
+            return Taken("", [trajectory], None, trajectory)
         rollout = Rollout(
             body.request,
             partition=self.partition,
@@ -104,21 +141,22 @@ class Journal:
         )
         self.open[event.rollout_id] = rollout
         try:
-            return rollout.effects(rollout.begin(now_ms), silent=False)
+            return Taken("", rollout.effects(rollout.begin(now_ms), silent=False), rollout)
         except Exception as error:
-            return [rollout.give_up(error)]
+            return Taken("", [rollout.give_up(error)], rollout)
 
-    def _counts(self, body: RolloutStarted | RolloutRefused, offset: int) -> bool:
-        """A start counts only if from <= last + 1 <= offset; where none was counted, the first."""
+    def _breaks_chain(self, body: RolloutStarted | RolloutRefused, offset: int) -> str:
+        """Why a start does not count; one that does becomes the last of the chain.
+
+        It counts only if from <= last + 1 <= offset; where none was counted, the first does.
+        """
         if offset < self.bulk_low:
-            return offset in self._stragglers
+            return "" if offset in self._stragglers else "no_straggler"
         if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
-            late = body.request_offset <= self.last
-            self.ignored["started_before" if late else "start_after_gap"] += 1
-            return False
+            return "started_before" if body.request_offset <= self.last else START_AFTER_GAP
         before, self.last = self.last, body.request_offset
         self._starts.append((offset, before))
-        return True
+        return ""
 
     def _firsts(self, commit: int, most: int) -> list[int]:
         """First offsets below `commit` of the oldest rollouts that count as open there."""

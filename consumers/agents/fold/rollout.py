@@ -213,8 +213,8 @@ class Rollout:
         self._open_attempt(number)
         return [*closing, *self.begin(now_ms)]
 
-    def end(self, body: Terminal, offset: int, now_ms: int) -> list[Effect]:
-        """Everything that a counted terminal event gives rise to."""
+    def end(self, body: Terminal, offset: int, now_ms: int) -> tuple[Trajectory, list[Command]]:
+        """What a counted terminal event gives rise to, and what closes all that is open."""
         closing: list[Command] = []
         with suppress(Exception):  # it saves work, no more
             closing = courtesy(self.attempt)
@@ -227,7 +227,7 @@ class Rollout:
             started_ms=self.started_ms,
             ended_ms=now_ms,
         )
-        return [trajectory, *closing]
+        return trajectory, closing
 
 
 def _disagreement(event: Event, waits: Outstanding | None, attempt: Attempt) -> DeterminismError:

@@ -22,6 +22,9 @@ def guard() -> Iterator[Guard]:
     signal.signal(SIGNAL, signal.SIG_IGN if before is signal.SIG_DFL else before)
 
 
+# What follows is what users write: it sleeps, and it swallows whatever would end it.
+
+
 def sleeps() -> None:
     time.sleep(30)
 

@@ -275,8 +275,9 @@ def test_a_rollout_that_was_refused_without_its_request_is_not_waited_for(
 
     stage.end(refused, "request_gone")
     stage.turn()
-
     stage.drain()
+
+    assert stage.trainer.done()
 
 
 def test_a_request_that_was_only_repeated_ends_no_rollout_of_the_run(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def clings(task: Task) -> Agent:
     yield CallModel([user(task.prompt)])
     while True:
         with suppress(Exception):
-            time.sleep(0.001)
+            time.sleep(0.001)  # as a user's program may
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ class Run:
     def reach(self, count: int, deadline_s: float = 60) -> None:
         reach(self.crew, self.seen, count, deadline_s)
 
-    def finish(self) -> None:
+    def assert_whole_at_its_end(self) -> None:
         """Let it come to its end; nothing may be lost, nothing doubled."""
         self.reach(len(self.requests), 120)
         assert_nothing_lost_or_doubled(self.crew.cluster, self.requests)
@@ -196,7 +196,7 @@ def test_a_broker_that_is_killed_comes_back_with_all_it_acked(
     run.reach(before + 50, 30)
 
     assert time.monotonic() - killed < 30, "progress again in half a minute"
-    run.finish()
+    run.assert_whole_at_its_end()
 
 
 def test_a_broker_that_stands_still_past_the_session_loses_nothing(
@@ -212,7 +212,7 @@ def test_a_broker_that_stands_still_past_the_session_loses_nothing(
     finally:
         os.kill(pid, signal.SIGCONT)
 
-    run.finish()
+    run.assert_whole_at_its_end()
 
 
 def test_a_broker_without_room_loses_nothing_it_acked(broker: Endpoints, crew: Crew) -> None:
@@ -226,7 +226,7 @@ def test_a_broker_without_room_loses_nothing_it_acked(broker: Endpoints, crew: C
     until(lambda: gone(pid), 30, lambda: "the broker goes on although it cannot write")
     assert broker_pid(broker) != pid
 
-    run.finish()
+    run.assert_whole_at_its_end()
 
 
 def test_a_compacted_topic_is_read_to_its_end(crew: Crew) -> None:
@@ -273,7 +273,7 @@ def test_what_ended_in_time_is_not_repeated_after_sigterm(crew: Crew) -> None:
         run.reach(150 + 350 * number)
         crew.leave(f"{role}-1")
         crew.start(role)
-    run.finish()
+    run.assert_whole_at_its_end()
 
     answers_ = Counter(
         dict(record.headers or ())["ce_id"]
@@ -302,7 +302,7 @@ def test_a_zombie_that_wakes_up_changes_no_history(crew: Crew) -> None:
     for sleeper in sleepers:
         sleeper.send_signal(signal.SIGCONT)
 
-    run.finish()
+    run.assert_whole_at_its_end()
     assert crew.dead() == {}
 
 
@@ -320,7 +320,7 @@ def test_workers_that_come_and_go_all_the_time_do_not_stop_the_group(crew: Crew)
         crew.leave(names[1])
         run.reach(min(before + 1, len(run.requests)), 30)
 
-    run.finish()
+    run.assert_whole_at_its_end()
 
 
 def test_partitions_added_under_load_are_used_and_move_no_rollout(crew: Crew) -> None:
@@ -338,7 +338,7 @@ def test_partitions_added_under_load_are_used_and_move_no_rollout(crew: Crew) ->
     run.reach(len(run.requests), 120)
     crew.cluster = later
 
-    run.finish()
+    run.assert_whole_at_its_end()
     used = {record.partition for record in everything(later, topics.events)}
     assert used == set(range(6))
     later.close()

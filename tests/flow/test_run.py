@@ -93,9 +93,12 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
     assert workers_of(conductor.pid) == {}
     assert_read_again_as_it_was(cluster, result, tmp_path)
 
-    # And what the killed trainers left behind trains again to the same weights
+    assert_trains_again_to_the_same_weights(cluster, result)
+
+
+def assert_trains_again_to_the_same_weights(cluster: Cluster, result: dict[str, Any]) -> None:
+    """What the killed trainers left behind is enough."""
     folder = run_folder.find(cluster.settings.state(), result["run_id"])
-    threads = cluster.settings.training.threads
     report = retrain(
         cluster.log,
         cluster.codec,
@@ -103,7 +106,7 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
         folder,
         (1, 6),
         version=None,
-        threads=threads,
+        threads=cluster.settings.training.threads,
         tell=print,
     )
     assert [step["identical"] for step in report["steps"]] == [True] * 6

@@ -82,6 +82,7 @@ def test_an_environment_may_be_closed_twice_opened_or_not(
     opened, unopened = make(), make()
     opened.open(1)
 
+    # There is nothing to see of a second close but that it raises nothing.
     for environment in (opened, unopened):
         environment.close()
         environment.close()

@@ -97,7 +97,7 @@ class Time:
         return self.now
 
 
-def read_or_refused(codec: Codec, value: bytes, record: type) -> None:
+def assert_read_or_refused(codec: Codec, value: bytes, record: type) -> None:
     """Decode; the outcome must be a whole message of that type or a WireError, and nothing else."""
     try:
         message = codec.decode(value, record)
@@ -200,14 +200,14 @@ ENUMS = [
 @given(avro=st.binary(max_size=80))
 @FEW
 def test_any_bytes_behind_a_good_prefix_are_read_or_refused(record: type, avro: bytes) -> None:
-    read_or_refused(codec_for(record), PREFIX.pack(0, 1) + avro, record)
+    assert_read_or_refused(codec_for(record), PREFIX.pack(0, 1) + avro, record)
 
 
 @EACH_TOPIC
 @given(value=st.binary(max_size=30))
 @FEW
 def test_any_bytes_at_all_are_read_or_refused(record: type, value: bytes) -> None:
-    read_or_refused(codec_for(record), value, record)
+    assert_read_or_refused(codec_for(record), value, record)
 
 
 @EACH_TOPIC
@@ -230,7 +230,7 @@ def test_a_message_with_a_byte_flipped_is_read_or_refused(
     value = bytearray(encoded(data.draw(any_message(record))))
     value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(1, 255))
 
-    read_or_refused(codec_for(record), bytes(value), record)
+    assert_read_or_refused(codec_for(record), bytes(value), record)
 
 
 @EACH_TOPIC
@@ -319,7 +319,7 @@ def test_a_message_of_another_version_that_is_damaged_is_read_or_refused(
 
     damaged = value[:at] + put + value[at + data.draw(st.integers(0, 3)) :]
 
-    read_or_refused(reader_of(schema), damaged, record)
+    assert_read_or_refused(reader_of(schema), damaged, record)
 
 
 @EACH_TOPIC

@@ -9,4 +9,4 @@ def until(condition: Callable[[], bool], deadline_s: float, describe: Callable[[
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"after {deadline_s:g} s: {describe()}"
-        time.sleep(0.02)
+        time.sleep(0.02)  # the one pause of all tests that wait for other processes

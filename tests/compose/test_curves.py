@@ -21,7 +21,8 @@ from consumers.heldout import MARK
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
 from tests.support.command_line import addresses, refused, rollcall
-from tests.support.memory_cluster import PREFIX, MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.rig import PREFIX
 
 RUN = "lake-20260101-000000-s7"
 BEFORE = 0

@@ -309,7 +309,7 @@ def test_the_last_attempt_is_forked_and_what_was_ignored_is_not(cluster: MemoryC
     while not (journal := cluster.log.all(cluster.topics.events)):
         cluster.log.work()
     lost = Event.decision("parent", 2, "agents-1", AttemptStarted("lost"))
-    cluster.write(lost, journal[0].partition)
+    cluster.enter(lost, journal[0].partition)
     cluster.finish()
     then = trajectory(cluster, "parent")
     assert then.attempt == 2
@@ -322,7 +322,7 @@ def test_the_last_attempt_is_forked_and_what_was_ignored_is_not(cluster: MemoryC
 
 def test_a_program_that_has_changed_since_is_refused(cluster: MemoryCluster) -> None:
     body = RolloutStarted(parent(), 0, 0, "another digest")
-    cluster.write(Event.decision("parent", 1, "agents-1", body))
+    cluster.enter(Event.decision("parent", 1, "agents-1", body))
 
     with pytest.raises(Refused, match="its program 'react' is no longer the one that it ran"):
         make(cluster, "parent")

@@ -94,7 +94,7 @@ def test_a_record_is_shown_with_its_place_time_key_headers_and_bytes(
 def test_a_decoded_union_is_named_its_packed_bytes_are_numbers_and_its_ids_are_hex(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.write(at(SAID, 3))
+    cluster.enter(at(SAID, 3))
 
     [line] = lines(cluster, capsys, "rollout.events", decode=True)
 
@@ -304,8 +304,8 @@ def test_an_open_rollout_is_shown_as_far_as_it_has_come(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(at(EnvironmentStepped("a room"), 0))
-    cluster.write(at(SAID, 1))
+    cluster.enter(at(EnvironmentStepped("a room"), 0))
+    cluster.enter(at(SAID, 1))
 
     shown = page(cluster, capsys)
 
@@ -317,15 +317,15 @@ def test_failures_and_new_attempts_are_shown_and_only_the_last_attempt_is_summed
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(at(EnvironmentStepped("a room"), 0))
-    cluster.write(at(SAID, 1))
-    cluster.write(at(CallFailed("session_lost", "its worker died", False), 2))
-    cluster.write(at(AttemptStarted("its worker died"), attempt=2))
-    cluster.write(at(CallFailed("deadline", "no answer", True), 0, attempt=2))
-    cluster.write(at(EnvironmentStepped("another room"), 0, attempt=2, tries=1))
-    cluster.write(at(CallFailed("overloaded", "come back", True), 1, attempt=2))
-    cluster.write(at(SAID, 1, attempt=2, tries=1))
-    cluster.write(at(RolloutFinished("failed", "raised", "it fell"), attempt=2))
+    cluster.enter(at(EnvironmentStepped("a room"), 0))
+    cluster.enter(at(SAID, 1))
+    cluster.enter(at(CallFailed("session_lost", "its worker died", False), 2))
+    cluster.enter(at(AttemptStarted("its worker died"), attempt=2))
+    cluster.enter(at(CallFailed("deadline", "no answer", True), 0, attempt=2))
+    cluster.enter(at(EnvironmentStepped("another room"), 0, attempt=2, tries=1))
+    cluster.enter(at(CallFailed("overloaded", "come back", True), 1, attempt=2))
+    cluster.enter(at(SAID, 1, attempt=2, tries=1))
+    cluster.enter(at(RolloutFinished("failed", "raised", "it fell"), attempt=2))
 
     shown = page(cluster, capsys)
 
@@ -343,12 +343,12 @@ def test_what_did_not_count_is_marked_with_the_reason(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(at(EnvironmentStepped("a room"), 0))
-    cluster.write(at(EnvironmentStepped("another room"), 0))
+    cluster.enter(at(EnvironmentStepped("a room"), 0))
+    cluster.enter(at(EnvironmentStepped("another room"), 0))
     cluster.start(REQUEST)
-    cluster.write(at(RolloutFinished("finished"), attempt=3))
-    cluster.write(at(RolloutCancelled("enough", "me")))
-    cluster.write(at(SAID, 1))
+    cluster.enter(at(RolloutFinished("finished"), attempt=3))
+    cluster.enter(at(RolloutCancelled("enough", "me")))
+    cluster.enter(at(SAID, 1))
 
     marked = [line for line in page(cluster, capsys).splitlines() if "ignored:" in line]
 
@@ -375,7 +375,7 @@ def test_a_rollout_that_was_cut_off_says_how(
     body: Any, words: str, cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(at(body))
+    cluster.enter(at(body))
 
     assert words in page(cluster, capsys)
 
@@ -417,7 +417,7 @@ def test_a_journal_whose_start_is_past_retention_is_shown_all_the_same(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(at(EnvironmentStepped("a room"), 0))
+    cluster.enter(at(EnvironmentStepped("a room"), 0))
     cluster.log.delete_before(cluster.topics.events, 0, 1)
 
     shown = page(cluster, capsys)
@@ -439,7 +439,7 @@ def test_what_a_policy_says_cannot_move_the_terminal(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(at(replace(SAID, text="\x1b[2J[red]left[/red]"), 0))
+    cluster.enter(at(replace(SAID, text="\x1b[2J[red]left[/red]"), 0))
 
     assert "\\x1b[2J[red]left[/red]" in page(cluster, capsys)
 

@@ -1,7 +1,6 @@
 """The store of heavy records from outside: only what no record can claim is removed."""
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from tests.support.memory_cluster import MemoryCluster
 DAY_S = 86_400
 
 
-@dataclass
 class Storing(MemoryCluster):
-    objects: ObjectStore | None = field(default=None)
+    objects: ObjectStore
 
 
 @pytest.fixture
@@ -27,7 +25,6 @@ def cluster(tmp_path: Path) -> Storing:
 
 def put(cluster: Storing, value: bytes, days: float) -> None:
     """An object that was put some days ago."""
-    assert cluster.objects is not None
     before = {kept.path for kept in cluster.objects.kept()}
     cluster.objects.put(value)
     (path,) = {kept.path for kept in cluster.objects.kept()} - before
@@ -36,7 +33,6 @@ def put(cluster: Storing, value: bytes, days: float) -> None:
 
 
 def there(cluster: Storing) -> int:
-    assert cluster.objects is not None
     return len(list(cluster.objects.kept()))
 
 

@@ -11,8 +11,9 @@ from compose.ranges import Range, parse
 from compose.settings import Rewards, Settings
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory, Trajectory
-from tests.support.memory_cluster import PREFIX, MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 from tests.support.recorded_run import SCORED, page, recorded, scored
+from tests.support.rig import PREFIX
 
 HERE = __name__
 

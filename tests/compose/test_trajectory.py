@@ -134,7 +134,7 @@ def test_tokens_are_shown_with_their_log_probabilities_and_versions(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.write(Event("r", 1, 1, 0, b"\x01" * 16, b"\xab" * 16, "somebody", SAID))
+    cluster.enter(Event("r", 1, 1, 0, b"\x01" * 16, b"\xab" * 16, "somebody", SAID))
 
     show_trajectory(cluster, "r", tokens=True)
     page = capsys.readouterr().out

@@ -1,7 +1,8 @@
 """A cluster on the in-memory log, with workers that work while somebody reads."""
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from compose.settings import Settings
 from compose.workers.build import Workshop
@@ -12,12 +13,11 @@ from inference.scripted import Script, ScriptedEngine
 from producers.admin import GroupMember
 from sandbox.environment import Observation
 from schemas.claims import Objects
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import Event, ModelAnswered, RolloutRequest, RolloutStarted
+from schemas.messages import ModelAnswered
 from schemas.packed import pack_ids, pack_logprobs
-from schemas.topics import Topics, wanted
+from schemas.topics import wanted
+from tests.support.rig import PREFIX, Rig
 
-PREFIX = "t."
 POLICY = "p"
 CORRIDOR = f"{__name__}:Corridor"
 SAID = ModelAnswered(
@@ -89,17 +89,6 @@ class WorkingReader(MemoryReader):
         return super().poll(timeout_s, most)
 
 
-class Registered(LocalRegistry):
-    """Knows every schema; the levels are as they should be."""
-
-    def id_of(self, topic: str, schema: str) -> int | None:
-        return self.writer_id(topic, schema)
-
-    def compatibility(self, topic: str) -> str | None:
-        del topic
-        return None
-
-
 @dataclass
 class MemoryAdmin:
     log: MemoryLog
@@ -129,21 +118,15 @@ class MemoryAdmin:
         return {name: known[name] for name in topics}
 
 
-@dataclass
-class MemoryCluster:
-    """What `compose.cluster.Cluster` is to commands, without a broker."""
+class MemoryCluster(Rig):
+    """What `compose.cluster.Cluster` is to commands, without a broker; its time is everybody's."""
 
-    log: WorkingLog = field(
-        default_factory=lambda: WorkingLog(wanted(PREFIX, [POLICY], partitions=3))
-    )
-    topics: Topics = field(default_factory=lambda: Topics(PREFIX))
-    registry: Registered = field(default_factory=Registered)
-    settings: Settings = field(default_factory=lambda: Settings(prefix=PREFIX))
-    registry_url: str = "in memory"
-    objects: Objects | None = None
+    registry_url = "in memory"
+    log: WorkingLog
 
-    def __post_init__(self) -> None:
-        self.codec = Codec(self.registry, objects=self.objects)
+    def __init__(self, *, settings: Settings | None = None, objects: Objects | None = None) -> None:
+        super().__init__(partitions=3, make_log=WorkingLog, clock=time.time, objects=objects)
+        self.settings = settings or Settings(prefix=PREFIX)
         self.admin = MemoryAdmin(self.log)
 
     def hire(self, script: Script) -> None:
@@ -162,17 +145,3 @@ class MemoryCluster:
         quiet = 0
         while quiet < 4:
             quiet = 0 if self.log.work() else quiet + 1
-
-    def ask(self, request: RolloutRequest) -> None:
-        value = self.codec.encode(self.topics.requests, request)
-        self.log.append(self.topics.requests, request.rollout_id.encode(), value)
-
-    def write(self, event: Event, partition: int = 0) -> int:
-        """Append an entry to a journal partition by hand; return its offset."""
-        value = self.codec.encode(self.topics.events, event)
-        key = event.rollout_id.encode()
-        return self.log.append(self.topics.events, key, value, partition)[1]
-
-    def start(self, request: RolloutRequest, request_offset: int = 0) -> None:
-        body = RolloutStarted(request, request_offset, request_offset)
-        self.write(Event.decision(request.rollout_id, 1, "agents-1", body))

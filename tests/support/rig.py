@@ -1,4 +1,7 @@
-"""Workers on the in-memory log, with a clock that only the test moves."""
+"""One world in one process: a log in memory, workers on it, words written and read by hand.
+
+Its clock is one that only the test moves, unless another is given.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -13,18 +16,21 @@ from consumers.rewards import Rewards
 from inference.engine import Engine
 from sandbox.environment import Environment, make_environment
 from sandbox.scorers import ScorerSpec, score
+from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Unavailable
 from schemas.messages import (
     Control,
     Event,
     RolloutRequest,
+    RolloutStarted,
     ScoredTrajectory,
     Trajectory,
 )
 from schemas.topics import Topics, wanted
 
 M = TypeVar("M")
+PREFIX = "t."
 
 
 class Clock:
@@ -39,9 +45,16 @@ class Clock:
 
 
 class Fickle(LocalRegistry):
-    """A registry that may be away."""
+    """A registry that may be away; it knows every schema, and the levels are as they should be."""
 
     away = False
+
+    def id_of(self, topic: str, schema: str) -> int | None:
+        return self.writer_id(topic, schema)
+
+    def compatibility(self, topic: str) -> str | None:
+        del topic
+        return None
 
     def writer_id(self, topic: str, schema: str) -> int:
         self._answer()
@@ -66,14 +79,17 @@ class Rig:
         partitions: int = 1,
         policies: Sequence[str] = ("p",),
         make_log: Callable[..., MemoryLog] = MemoryLog,
+        objects: Objects | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock: Any = clock or Clock()
         self.wall: Callable[[], float] = self.clock
         """What the next worker takes for the time; the log keeps its own."""
-        self.topics = Topics("t.")
+        self.topics = Topics(PREFIX)
         self.registry = Fickle()
-        self.codec = Codec(self.registry, clock=self.clock)
-        self.log = make_log(wanted("t.", policies, partitions=partitions), wall=self.clock)
+        self.objects = objects
+        self.codec = Codec(self.registry, objects=objects, clock=self.clock)
+        self.log = make_log(wanted(PREFIX, policies, partitions=partitions), wall=self.clock)
         self.pen = MemoryLog.publisher(self.log)
 
     # Workers
@@ -172,8 +188,19 @@ class Rig:
     def write(self, topic: str, key: str, message: Any, partition: int | None = None) -> None:
         self.pen.send(topic, key, self.codec.encode(topic, message), partition=partition)
 
-    def ask(self, request: RolloutRequest, partition: int | None = 0) -> None:
+    def ask(self, request: RolloutRequest, partition: int | None = None) -> None:
         self.write(self.topics.requests, request.rollout_id, request, partition)
+
+    def enter(self, event: Event, partition: int = 0) -> int:
+        """Append an entry to a journal partition by hand; return its offset."""
+        self.write(self.topics.events, event.rollout_id, event, partition)
+        return self.log.bounds(self.topics.events)[partition][1] - 1
+
+    def start(
+        self, request: RolloutRequest, request_offset: int = 0, writer: str = "agents-1"
+    ) -> None:
+        body = RolloutStarted(request, request_offset, request_offset)
+        self.enter(Event.decision(request.rollout_id, 1, writer, body))
 
     def order(self, kind: str, **fields: str) -> None:
         self.write(self.topics.control, fields.get("rollout_id", ""), Control(kind, **fields))

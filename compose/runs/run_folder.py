@@ -17,7 +17,7 @@ from schemas.whole_files import write_whole
 if TYPE_CHECKING:
     from compose.cluster import Cluster
     from consumers.heldout import HeldOutPlan
-    from consumers.training.trainer import Run
+    from consumers.training.training_run import TrainingRun
     from trainer.config import LearnerConfig
 
 RUN_FILE = "run.json"
@@ -57,10 +57,10 @@ class RunFolder:
             learner.max_staleness, batch, self.recipe.max_running, learner.group_size
         )
 
-    def run(self) -> "Run":
-        from consumers.training.trainer import Run
+    def run(self) -> "TrainingRun":
+        from consumers.training.training_run import TrainingRun
 
-        return Run(
+        return TrainingRun(
             self.run_id,
             self.policy_id,
             self.directory,

@@ -23,7 +23,8 @@ from compose.waiting import look
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
 from consumers.agents.wishes import Task as Given
 from consumers.audit.audit import audit
-from consumers.training.trainer import Run, Trainer
+from consumers.training.trainer import Trainer
+from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
 from sandbox.environment import Observation
 from schemas.messages import (
@@ -132,7 +133,7 @@ def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
         limits=Limits(max_turns=TURNS),
     )
     rule = AdmissionRule(0, SIZE, SIZE, SIZE)
-    run = Run("long", POLICY, directory, {}, "default", rule, config.steps)
+    run = TrainingRun("long", POLICY, directory, {}, "default", rule, config.steps)
     return Trainer(
         "training-1",
         cluster.log,

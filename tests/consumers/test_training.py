@@ -76,12 +76,12 @@ def test_a_registry_that_leaves_while_rollouts_come_back_is_waited_for(world: Wo
     # Given a trainer that has not read a scored trajectory before, and a registry that leaves
     trainer = world.trainer()
     registry = Leaving(world.codec.registry)
-    trainer.codec = Codec(registry)
+    trainer.intake.codec = Codec(registry)
     for topic, kind in (
         (world.topics.versions, PolicyVersion),
         (world.topics.train_steps, TrainStep),
     ):
-        trainer.codec.prepare(topic, kind)
+        trainer.intake.codec.prepare(topic, kind)
     registry.away = True
     for _ in range(50):
         for loop in world.loops:
@@ -179,7 +179,7 @@ def test_what_was_saved_and_not_announced_is_announced_by_the_next(world: World,
     # Given a trainer that dies after its checkpoint, before an announcement
     first = world.trainer()
     world.train(first, steps=1)
-    first.publisher = Dying(world.log, getattr(world.topics, lost))
+    first.saver.publisher = Dying(world.log, getattr(world.topics, lost))
     with pytest.raises(Died):
         world.train(first, steps=2)
 
@@ -223,7 +223,7 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
     assert versions[:3] == [0, 1, 2]
     assert versions[3] == 3
     assert next(v for v in world.versions() if v.version == 3).parent == 1
-    assert trainer.abandoned == ((2, 2),)
+    assert trainer.saver.abandoned == ((2, 2),)
 
 
 @pytest.mark.parametrize("damage", ["torn", "gone"])
@@ -338,7 +338,7 @@ def test_garbage_among_the_versions_does_not_end_a_trainer(world: World) -> None
     again = world.trainer()
 
     # Then both number on from what was made
-    assert (trainer.highest, again.highest) == (1, 1)
+    assert (trainer.saver.highest, again.saver.highest) == (1, 1)
 
 
 class Raising(Learner):

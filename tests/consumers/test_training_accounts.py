@@ -406,8 +406,7 @@ def test_a_restart_at_an_evaluation_asks_only_for_what_was_not_asked_for(tmp_pat
     # Given a trainer that died while it asked for an evaluation
     stage = Stage(tmp_path, seeds=(500, 504))
     stage.train(1)
-    stage.trainer.publisher = Dying(stage.log, "run/heldout/2/502")
-    stage.trainer.submitter.out = stage.trainer.publisher
+    stage.trainer.submitter.out = Dying(stage.log, "run/heldout/2/502")
     with pytest.raises(Died):
         stage.train(2)
     assert len(held_out(stage, 2)) == 2

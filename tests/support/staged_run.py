@@ -11,7 +11,8 @@ import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
 from consumers.log.memory_log import MemoryLog, MemoryPublisher
-from consumers.training.trainer import Run, Trainer
+from consumers.training.trainer import Trainer
+from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
@@ -101,7 +102,7 @@ class Stage:
         config = self.config
         batch = config.groups_per_step * config.group_size
         rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.group_size)
-        run = Run("run", "policy", self.directory, {}, SCORING, rule, config.steps)
+        run = TrainingRun("run", "policy", self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)

@@ -1,0 +1,131 @@
+"""What comes of a run's rollouts: into the buffer, the evaluations, and what was consumed.
+
+An unreadable record may be the end of one of them. Where it says whose, that one has ended; where
+it does not, it is counted, and when nothing else is left to wait for, what is missing is given up.
+"""
+
+from dataclasses import replace
+
+import structlog
+
+from consumers.log.protocols import Log, Reader, Record
+from consumers.training.announcement import Announcements
+from consumers.training.evaluations import Evaluations
+from consumers.training.resumption import decoded
+from consumers.training.training_run import TrainingRun
+from consumers.training.unreadable_ends import end_of, event_id
+from producers.admission import Draws
+from schemas.codec import Codec
+from schemas.ids import draw_of
+from schemas.messages import REPEATED, ScoredTrajectory
+from trainer.accounts import Accounts
+from trainer.checkpoint import Checkpoint
+from trainer.curation import Buffer, Consumption
+from trainer.step import Learner
+
+log = structlog.get_logger()
+
+
+class Intake:
+    """Takes scored trajectories in, one record after the other."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        run: TrainingRun,
+        draws: Draws,
+        learner: Learner,
+        *,
+        buffer: Buffer,
+        consumption: Consumption,
+        evaluations: Evaluations,
+        words: Announcements,
+    ) -> None:
+        self.codec = codec
+        self.run = run
+        self.draws = draws
+        self.learner = learner
+        self.buffer = buffer
+        self.consumption = consumption
+        self.evaluations = evaluations
+        self.words = words
+        self.unaccounted = 0
+        """Unreadable records that may have been some of those in the air."""
+
+    @property
+    def accounts(self) -> Accounts:
+        return self.buffer.accounts
+
+    def restore(self, held: Checkpoint) -> None:
+        """Go on where a checkpoint stood."""
+        self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
+        self.unaccounted = held.book.unreadable if held.book else 0
+        self.words.begin(held.drops)
+
+    def reader(self, log_: Log, scored: str) -> Reader:
+        """Read scored trajectories from the lowest not consumed."""
+        starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == scored}
+        for mark in self.consumption.marks():
+            starts[mark.topic, mark.partition] = mark.next_offset
+        return log_.reader([scored], starts)
+
+    def offer(self, record: Record) -> None:
+        """Sort one record in; raises Unavailable where it has to be offered again."""
+        if not self.consumption.delivered(record.partition, record.offset):
+            return
+        scored = decoded(self.codec, record, ScoredTrajectory)
+        if scored is None:
+            self.words.unreadable += 1
+            scored = self._named(record)
+        elif scored.trajectory.request is None:
+            scored = self._requested(scored)
+        if scored is None or scored.scoring_id != self.run.scoring_id:
+            self.consumption.consumed(record.partition, record.offset)
+        else:
+            self.evaluations.hear(scored)
+            if self.evaluations.reached:
+                self.evaluations.ask(self.learner.version)
+            self.buffer.offer(scored, record.partition, record.offset)
+
+    def _named(self, record: Record) -> ScoredTrajectory | None:
+        """Whose end an unreadable record is; where it does not say, it may be anybody's."""
+        if event_id(record) is None:
+            self.unaccounted = min(self.unaccounted + 1, self.in_the_air())
+            return None
+        group = (record.key or b"").decode(errors="replace")
+        draw = draw_of(self.run.run_id, group)
+        if 0 <= draw < self.accounts.next_draw:
+            return end_of(record, self.draws.group(draw), self.run.scoring_id)
+        return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
+
+    def _requested(self, scored: ScoredTrajectory) -> ScoredTrajectory:
+        """With its request, where that was one of ours: it is left out where nobody could read it.
+
+        What was only asked for again has not ended.
+        """
+        trajectory = scored.trajectory
+        if trajectory.code == REPEATED:
+            return scored
+        name = trajectory.rollout_id
+        draw = self.accounts.draw_with(name)
+        group, _, _ = name.rpartition("/")
+        requests = self.evaluations.requests_of(group) if draw < 0 else self.draws.group(draw)
+        request = next((request for request in requests if request.rollout_id == name), None)
+        return replace(scored, trajectory=replace(trajectory, request=request))
+
+    def note_dropped(self) -> None:
+        """What the buffer let go of is consumed."""
+        for dropped in self.buffer.released():
+            self.consumption.consumed(dropped.partition, dropped.offset)
+
+    def in_the_air(self) -> int:
+        """All that was asked for and whose end has not been read."""
+        return self.accounts.running() + self.evaluations.missing()
+
+    def give_up(self) -> None:
+        """Where all that is in the air has come, though unreadable, go on without it."""
+        if 0 < self.in_the_air() <= self.unaccounted:
+            lost = self.buffer.give_up() + self.evaluations.give_up()
+            self.unaccounted -= lost
+            self.note_dropped()
+            log.warning("rollouts_given_up", rollouts=lost)

@@ -1,0 +1,34 @@
+"""What one training run is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from consumers.log.protocols import TopicPartition
+from producers.admission import AdmissionRule
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """Its names, its folder, and the rule that it keeps rollouts in the air by."""
+
+    run_id: str
+    policy_id: str
+    directory: Path
+    """Checkpoints and weights lie here."""
+    starts: Mapping[TopicPartition, int]
+    """Where every topic ended when the run was made: nothing of the run lies before."""
+    scoring_id: str
+    """Whose rewards are trained on."""
+    rule: AdmissionRule
+    """How many rollouts may be in the air."""
+    steps: int = 0
+    """No rollouts are admitted beyond this many steps; 0 is without end."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        return self.directory / "weights"

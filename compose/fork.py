@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from compose.look import journal_of
 from compose.progress import Progress
 from compose.submission import Door, publish, watch
 from consumers.agents.fold.journal import Journal
@@ -21,7 +20,7 @@ from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
 from consumers.history.local_programs import watched_world
-from consumers.history.rollout_story import Story, latest, stories
+from consumers.history.rollout_story import Story, latest, stories_of
 from producers import provision
 from producers.submit import grouped, new_rollout_id
 from sandbox.environment import make_environment
@@ -100,7 +99,7 @@ def fork(
 
 def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
     """The rollout as its journal tells, folded again; raises Refused where that cannot be."""
-    story = latest(stories(rollout_id, journal_of(cluster, rollout_id), cluster.codec))
+    story = latest(stories_of(cluster, rollout_id))
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
         found = "was refused" if story.request else "cannot be read, or is past retention"

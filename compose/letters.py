@@ -19,10 +19,10 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from compose.look import decoder, iso, line_of
 from compose.terminal import page, quiet_pipes
 from consumers.history.rate_limit import Pace
-from consumers.history.times import time_ms
+from consumers.history.record_lines import decoder, envelope
+from consumers.history.times import iso, time_ms
 from consumers.log.protocols import Record
 from consumers.log.reading import to_the_end
 from consumers.loop.dead_letters import Skip, skip_of
@@ -251,7 +251,7 @@ def show(cluster: "Cluster", place: str) -> None:
         raise (
             unknown("dead letter", place, there) if there else Refused("there are no dead letters")
         )
-    told = line_of(record) | {"state": letter.state or "waits"}
+    told = envelope(record) | {"state": letter.state or "waits"}
     told |= decoder(cluster, box.topic)(record)
     with quiet_pipes():
         print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())

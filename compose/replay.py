@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compose import ranges
-from compose.look import topic_of
 from compose.submission import Door
+from consumers.history.record_lines import topic_named
 from consumers.log.protocols import Record
 from producers.publisher import Publisher, flush_all
 from producers.replay import checked_name, is_replayed, line_of, replayed
@@ -101,7 +101,7 @@ def _destination(cluster: "Cluster", to: str) -> tuple[str, Path | None]:
             msg = f"--to {to} {found}; name a new file"
             raise Refused(msg)
         return "", path
-    topic, topics = topic_of(cluster, to), cluster.topics
+    topic, topics = topic_named(cluster, to), cluster.topics
     if topic not in (topics.requests, topics.trajectories):
         msg = (
             f"--to {to}: requests go to {topics.requests} or a file named *{FILE}, trajectories to "

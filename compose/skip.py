@@ -11,7 +11,7 @@ from getpass import getuser
 from typing import TYPE_CHECKING
 
 from compose.letters import range_of
-from compose.look import topic_of
+from consumers.history.record_lines import topic_named
 from consumers.log.protocols import Record
 from consumers.log.reading import read_between
 from consumers.loop.dead_letters import Skip
@@ -36,7 +36,7 @@ def skip(
         raise Refused(msg)
     partition, first, last = range_of(place)
     decided = Skip(
-        _group(cluster, group), topic_of(cluster, topic), partition, first, last, reason, by
+        _group(cluster, group), topic_named(cluster, topic), partition, first, last, reason, by
     )
     _refuse(cluster, decided)
     where = f"{decided.topic} {partition}@{first}-{last}"

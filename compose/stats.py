@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from compose.look import iso
+from consumers.history.times import iso
 from consumers.log.protocols import Log, Record, TopicPartition
 from consumers.log.reading import to_the_end
 from schemas.errors import Refused

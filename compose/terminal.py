@@ -52,3 +52,8 @@ def page() -> Iterator["Console"]:
         yield terminal
     with quiet_pipes():
         print("\n".join(line.rstrip() for line in written.get().splitlines()))
+
+
+def printable(text: str) -> str:
+    """A text without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

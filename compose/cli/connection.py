@@ -1,10 +1,16 @@
-"""What a command works with: the settings of this directory, and the cluster that they name."""
+"""What a command works with: the settings of this directory, and the cluster that they name.
 
+Whoever calls the command line as a function, `app(words, obj=cluster)`, hands over another one.
+"""
+
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
     from compose.settings import Settings
+
+HANDED_OVER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
 
 
 def settings() -> "Settings":
@@ -16,6 +22,9 @@ def settings() -> "Settings":
 
 def cluster() -> "Cluster":
     """Clients are made when they are asked for; raises Refused where nothing is named nor up."""
+    other = HANDED_OVER.get()
+    if other is not None:
+        return other
     from compose.cluster import cluster_of
     from compose.log_setup import set_up
 

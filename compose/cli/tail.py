@@ -1,25 +1,35 @@
 """`rollcall tail`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster
 
-if TYPE_CHECKING:
-    pass
+Topic = Annotated[str, typer.Argument(help="With or without the prefix.")]
+Decode = Annotated[
+    bool, typer.Option("--decode/--raw", help="Read values with their schema, or leave them.")
+]
+Limit = Annotated[int, typer.Option(min=0, help="Stop after so many; 0 is never.")]
+Follow = Annotated[bool, typer.Option(help="Wait for more at the end.")]
+Last = Annotated[int, typer.Option(min=0, help="Begin so many before the end.")]
 
 
 def tail(
-    topic: Annotated[str, typer.Argument(help="With or without the prefix.")],
-    decode: Annotated[
-        bool, typer.Option("--decode/--raw", help="Read values with their schema, or leave them.")
-    ] = True,
-    limit: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 is never.")] = 0,
-    follow: Annotated[bool, typer.Option(help="Wait for more at the end.")] = False,
-    last: Annotated[int, typer.Option(min=0, help="Begin so many before the end.")] = 0,
+    topic: Topic, decode: Decode = True, limit: Limit = 0, follow: Follow = False, last: Last = 0
 ) -> None:
     """Print a topic's records as lines of JSON."""
-    from compose.look import tail as print_tail
+    from contextlib import closing
+    from itertools import islice
 
-    print_tail(cluster(), topic, decode=decode, limit=limit, follow=follow, last=last)
+    import orjson
+
+    from compose.terminal import quiet_pipes
+    from consumers.history.record_lines import decoder, envelope, in_hex, records_of, topic_named
+
+    history = cluster()
+    name = topic_named(history, topic)
+    value_of = decoder(history, name) if decode else in_hex
+    with quiet_pipes(), closing(records_of(history, name, follow=follow, last=last)) as records:
+        for record in islice(records, limit or None):
+            print(orjson.dumps(envelope(record) | value_of(record)).decode(), flush=follow)

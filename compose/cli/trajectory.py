@@ -7,19 +7,21 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import Console
+
+Rollout = Annotated[str, typer.Argument(help="The rollout's id.")]
+Tokens = Annotated[
+    bool, typer.Option("--tokens", help="Every token, its log-probability and version.")
+]
+Diff = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="A B", help="Instead of one: two, side by side, where they part."),
+]
+Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
 
 def trajectory(
-    rollout: Annotated[str, typer.Argument(help="The rollout's id.")] = "",
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Every token, its log-probability and version.")
-    ] = False,
-    diff: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Instead of one: two, side by side, where they part."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="All of it, as one object.")] = False,
+    rollout: Rollout = "", tokens: Tokens = False, diff: Diff = None, json: Json = False
 ) -> None:
     """Show what happened in one rollout, turn by turn, from its journal.
 
@@ -28,16 +30,54 @@ def trajectory(
 
     Example: rollcall trajectory 3f2a1c --tokens
     """
-    from compose.trajectory import show_difference, show_trajectory
     from schemas.errors import Refused
 
     if bool(rollout) == (diff is not None):
         msg = f"give a rollout's id or --diff A B; found {'both' if diff else 'neither'}"
         raise Refused(msg)
     if diff is None:
-        show_trajectory(cluster(), rollout, tokens=tokens, as_json=json)
+        _show_rollout(rollout, tokens=tokens, json=json)
     elif tokens:
         msg = "--tokens is of one rollout; leave it out with --diff"
         raise Refused(msg)
     else:
-        show_difference(cluster(), *diff, as_json=json)
+        _show_difference(*diff, json=json)
+
+
+def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
+    """Whatever its state; an id may have been used again once its rollout had ended."""
+    from compose.pages.rollout_page import plain_story, print_story
+    from compose.terminal import emit
+    from consumers.history.rollout_story import scores_of, stories_of
+
+    history = cluster()
+    scored = [(story, scores_of(history, story)) for story in stories_of(history, rollout_id)]
+
+    def show(terminal: "Console") -> None:
+        for story, scores in scored:
+            print_story(story, scores, terminal, tokens=tokens)
+
+    plain = {"rollouts": [plain_story(*each) for each in scored]} if json else None
+    emit(plain, show, json=json, one_line=True)
+
+
+def _show_difference(first: str, second: str, *, json: bool) -> None:
+    """The last rollout of each id."""
+    from compose.pages.divergence_page import print_parting
+    from compose.terminal import emit
+    from consumers.history.divergence import parting_of, relation
+    from consumers.history.rollout_story import latest, stories_of
+    from schemas.errors import Refused
+
+    if first == second:
+        msg = f"--diff compares two rollouts, found {first!r} twice"
+        raise Refused(msg)
+    history = cluster()
+    left, right = (latest(stories_of(history, name)) for name in (first, second))
+    parting, how = parting_of(left, right), relation(left, right)
+    emit(
+        {"relation": how} | parting.plain(),
+        lambda terminal: print_parting(left, right, parting, how, terminal),
+        json=json,
+        one_line=True,
+    )

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from compose import curves
 from compose.curves import Curve
-from compose.look import iso
 from compose.runs import run_folder
 from compose.runs.run_folder import RunFolder
 from consumers.heldout import HeldOut
+from consumers.history.times import iso
 from schemas.messages import TrainStep
 
 if TYPE_CHECKING:

@@ -5,12 +5,17 @@ at, so a start counts when its request lies above that of the last one counted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from consumers.history.counting import Counting
+from consumers.history.history import History
 from consumers.log.protocols import Record
+from consumers.log.reading import read_all
+from consumers.loop.dead_letters import passed_in_journal
+from schemas.as_json import text_of
 from schemas.codec import Codec
-from schemas.errors import WireError
+from schemas.errors import Refused, WireError
 from schemas.messages import (
     REPEATED,
     AttemptStarted,
@@ -21,6 +26,7 @@ from schemas.messages import (
     RolloutRefused,
     RolloutRequest,
     RolloutStarted,
+    ScoredTrajectory,
     Trajectory,
 )
 
@@ -102,9 +108,14 @@ class Story:
         return entries[starts[-1] :] if starts else entries
 
 
+def stories_of(history: History, rollout_id: str) -> list[Story]:
+    """What the journal tells of an id; raises Refused where that is nothing, Unavailable."""
+    return stories(rollout_id, journal_of(history, rollout_id), history.codec)
+
+
 def stories(rollout_id: str, records: Iterable[Record], codec: Codec) -> list[Story]:
     """The rollouts of one id, in log order: an id may be used again once its rollout has ended."""
-    told: list[Story] = []
+    same_id: list[Story] = []
     for partition, own in sorted(_by_partition(records).items()):
         counting = Counting()
         story: Story | None = None
@@ -113,22 +124,22 @@ def stories(rollout_id: str, records: Iterable[Record], codec: Codec) -> list[St
             begins = entry.event and isinstance(entry.event.body, Start) and not entry.ignored
             if story is None or begins:
                 story = Story(rollout_id, partition)
-                told.append(story)
+                same_id.append(story)
             story.entries.append(entry)
             story.failures = counting.failures
-    return told
+    return same_id
 
 
-def latest(told: Sequence[Story]) -> Story:
+def latest(same_id: Sequence[Story]) -> Story:
     """The last rollout of an id; a request that only repeated it is none."""
-    return next((story for story in reversed(told) if not story.repeats), told[-1])
+    return next((story for story in reversed(same_id) if not story.repeats), same_id[-1])
 
 
 def _by_partition(records: Iterable[Record]) -> dict[int, list[Record]]:
-    found: dict[int, list[Record]] = {}
+    by_partition: dict[int, list[Record]] = {}
     for record in records:
-        found.setdefault(record.partition, []).append(record)
-    return found
+        by_partition.setdefault(record.partition, []).append(record)
+    return by_partition
 
 
 def _entry(record: Record, codec: Codec, counting: Counting) -> Entry:
@@ -137,3 +148,50 @@ def _entry(record: Record, codec: Codec, counting: Counting) -> Entry:
     except WireError as error:
         return Entry(record.offset, record.timestamp_ms, None, f"cannot be read: {error}")
     return Entry(record.offset, record.timestamp_ms, event, counting.take(event))
+
+
+def journal_of(history: History, rollout_id: str) -> list[Record]:
+    """The records under a rollout's key, by partition in log order; they may lie in any.
+
+    Raises Refused where there are none, Unavailable.
+    """
+    topics, key = history.topics, rollout_id.encode(errors="surrogateescape")
+    own, others = _under_key(history, topics.events, key)
+    if own:
+        return passed_in_journal(history.log, topics).counted(own)
+    if _under_key(history, topics.requests, key)[0]:
+        msg = f"rollout {rollout_id!r} is requested, but not started; is an agents worker running?"
+        raise Refused(msg)
+    near = next((text_of(other) for other in sorted(others) if other.startswith(key)), None)
+    hint = f"; did you mean {near!r}?" if near else ""
+    msg = f"no rollout {rollout_id!r} among the {len(others):,} in {topics.events}{hint}"
+    raise Refused(msg)
+
+
+def _under_key(history: History, topic: str, key: bytes) -> tuple[list[Record], set[bytes]]:
+    """A topic's records of one key, and the keys of all others."""
+    own, others = [], set()
+    for record in read_all(history.log, [topic]):
+        if record.key == key:
+            own.append(record)
+        elif record.key is not None:
+            others.add(record.key)
+    return own, others
+
+
+def scores_of(history: History, story: Story) -> list[ScoredTrajectory]:
+    """What scorers made of a rollout that has ended, the first of each scoring id.
+
+    Nothing of one that is open. Raises Unavailable.
+    """
+    if story.end is None:
+        return []
+    group = story.request.group_id if story.request else ""
+    key = (group or story.rollout_id).encode()
+    scores: dict[str, ScoredTrajectory] = {}
+    for record in _under_key(history, history.topics.scored, key)[0]:
+        with suppress(WireError):
+            scored = history.codec.decode(record.value, ScoredTrajectory)
+            if story.is_of(scored.trajectory):
+                scores.setdefault(scored.scoring_id, scored)
+    return list(scores.values())

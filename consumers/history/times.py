@@ -1,4 +1,4 @@
-"""Times as people write them: how long ago, or when."""
+"""Times as people write and read them: how long ago, or when."""
 
 import re
 from datetime import UTC, datetime
@@ -33,3 +33,11 @@ def time_ms(text: str, now_s: float) -> int:
         )
         raise Refused(msg) from error
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def iso(timestamp_ms: int) -> str | None:
+    """The time of a record in UTC; None for one that has none."""
+    if timestamp_ms < 0:
+        return None
+    at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return at.isoformat(timespec="milliseconds")

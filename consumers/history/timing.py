@@ -36,24 +36,17 @@ class Timers:
     overhead: float = 0.0
     """Decisions on their way through the journal, and failures that nobody can place."""
 
-    def line(self) -> str:
-        return (
-            f"time    waiting for model {self.waiting_for_model:.3f} s (tries without an answer), "
-            f"model {self.model:.3f} s (queue and sampling), environment {self.environment:.3f} s, "
-            f"overhead {self.overhead:.3f} s"
-        )
-
 
 def timers_of(story: Story) -> Timers:
     """The story's time, each interval given to the event that ended it."""
-    found = Timers()
+    timers = Timers()
     before = story.started_ms
     for entry in story.counted():
         timer = _timer(entry, story)
         spent = (entry.at_ms - before) / 1000
-        found = replace(found, **{timer: getattr(found, timer) + spent})
+        timers = replace(timers, **{timer: getattr(timers, timer) + spent})
         before = entry.at_ms
-    return found
+    return timers
 
 
 def _timer(entry: Entry, story: Story) -> str:

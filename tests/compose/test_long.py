@@ -15,10 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.modeling_outputs import CausalLMOutput
 
 from compose.archive import export
-from compose.look import tail
 from compose.query import tables
 from compose.ranges import Range
-from compose.trajectory import show_trajectory
 from compose.waiting import look
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
 from consumers.agents.wishes import Task as Given
@@ -38,6 +36,7 @@ from schemas.messages import (
 )
 from schemas.objects import ObjectStore
 from schemas.trajectory_refs import refs_of
+from tests.support.command_line import call
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from trainer.config import LearnerConfig
 from trainer.step import Learner
@@ -197,11 +196,11 @@ def test_a_rollout_of_128k_tokens_is_run_scored_trained_on_exported_and_shown(
 
     # It is shown
     capsys.readouterr()
-    show_trajectory(cluster, ended[0].rollout_id, tokens=True)  # type: ignore[arg-type]
+    call(cluster, "trajectory", ended[0].rollout_id, "--tokens")
     shown = capsys.readouterr().out
     assert f"{TURNS} turns, {TURNS * SAID} tokens, 0 failures in attempt 1" in shown
     assert shown.count("reward +") >= TURNS
-    tail(cluster, "trajectories", decode=True, limit=0, follow=False, last=0)  # type: ignore[arg-type]
+    call(cluster, "tail", "trajectories")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(len(line["value"]["sequences"]) == 1 for line in lines)
     assert look(cluster).waits == []  # type: ignore[arg-type]

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from compose.look import tail
-from compose.trajectory import show_trajectory
 from consumers.agents.fold.journal import Journal
 from consumers.history.counting import Counting
 from schemas.as_json import plain
@@ -33,6 +31,7 @@ from schemas.messages import (
 )
 from schemas.packed import pack_ids, pack_logprobs
 from tests.journals.programs import DICED
+from tests.support.command_line import call
 from tests.support.journals import Dice, world_of
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
@@ -60,12 +59,13 @@ def lines(
     follow: bool = False,
     last: int = 0,
 ) -> list[dict[str, Any]]:
-    tail(cluster, topic, decode=decode, limit=limit, follow=follow, last=last)
+    options = [f"--limit={limit}", f"--last={last}", *(["--follow"] if follow else [])]
+    call(cluster, "tail", topic, "--decode" if decode else "--raw", *options)
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def page(cluster: MemoryCluster, capsys: pytest.CaptureFixture[str], rollout: str = "r") -> str:
-    show_trajectory(cluster, rollout)
+    call(cluster, "trajectory", rollout)
     return capsys.readouterr().out
 
 
@@ -129,7 +129,7 @@ def test_a_topic_goes_by_its_name_with_and_without_the_prefix(
 
 def test_an_unknown_topic_is_refused_with_the_nearest(cluster: MemoryCluster) -> None:
     with pytest.raises(Refused, match=r"unknown topic 'rollout\.event'.*'rollout\.events'"):
-        tail(cluster, "rollout.event", decode=False, limit=0, follow=False, last=0)
+        call(cluster, "tail", "rollout.event")
 
 
 def test_a_cluster_without_topics_is_told_how_to_get_them() -> None:
@@ -137,7 +137,7 @@ def test_a_cluster_without_topics_is_told_how_to_get_them() -> None:
     cluster.log.topics.clear()
 
     with pytest.raises(Refused, match="rollcall topics apply"):
-        tail(cluster, "control", decode=False, limit=0, follow=False, last=0)
+        call(cluster, "tail", "control")
 
 
 def test_a_foreign_topic_can_be_printed_but_not_decoded(
@@ -238,23 +238,18 @@ def test_nobody_hears_of_a_reader_that_has_gone(
 ) -> None:
     cluster.log.append("t.control", b"k", b"")
     cluster.start(REQUEST)
-    for look in (
-        lambda: tail(cluster, "control", decode=False, limit=0, follow=False, last=0),
-        lambda: show_trajectory(cluster, "r"),
-    ):
+    for words in (("tail", "control"), ("trajectory", "r")):
         reading, writing = os.pipe()
         os.close(reading)
         with open(writing, "w") as gone:
             monkeypatch.setattr(sys, "stdout", gone)
-            look()
+            call(cluster, *words)
             monkeypatch.undo()
 
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_interrupt_waits_for_the_poll_that_it_meets(
-    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_waits_for_the_poll_that_it_meets(cluster: MemoryCluster) -> None:
     cluster.log.append("t.control", b"k", b"")
     came_back = []
 
@@ -269,8 +264,7 @@ def test_an_interrupt_waits_for_the_poll_that_it_meets(
 
     cluster.log.crew = [Pressed()]
 
-    with pytest.raises(KeyboardInterrupt):
-        lines(cluster, capsys, follow=True)
+    assert call(cluster, "tail", "control", "--follow") == 130
     assert came_back
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -452,11 +446,11 @@ def test_an_unknown_rollout_is_refused_with_the_number_of_those_looked_at(
     cluster.ask(replace(REQUEST, rollout_id="asked"))
 
     with pytest.raises(Refused, match=r"no rollout 'x' among the 3 in t\.rollout\.events$"):
-        show_trajectory(cluster, "x")
+        call(cluster, "trajectory", "x")
     with pytest.raises(Refused, match="did you mean 'r0'"):
-        show_trajectory(cluster, "r")
+        call(cluster, "trajectory", "r")
     with pytest.raises(Refused, match="is requested, but not started"):
-        show_trajectory(cluster, "asked")
+        call(cluster, "trajectory", "asked")
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compose.fork import fork
-from compose.trajectory import show_difference, show_trajectory
 from consumers.history.divergence import moments_of, parting_of, relation
 from consumers.history.rollout_story import Story, stories
 from consumers.history.timing import Timers, timers_of
@@ -26,6 +25,7 @@ from schemas.messages import (
     RolloutStarted,
     Task,
 )
+from tests.support.command_line import call
 from tests.support.journals import CODEC, Dice
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
@@ -136,9 +136,9 @@ def test_tokens_are_shown_with_their_log_probabilities_and_versions(
     cluster.start(REQUEST)
     cluster.enter(Event("r", 1, 1, 0, b"\x01" * 16, b"\xab" * 16, "somebody", SAID))
 
-    show_trajectory(cluster, "r", tokens=True)
+    call(cluster, "trajectory", "r", "--tokens")
     page = capsys.readouterr().out
-    show_trajectory(cluster, "r")
+    call(cluster, "trajectory", "r")
 
     assert "read    1 2\n" in page
     assert "sampled 3 -0.500 v8  -4 -1.500 v9\n" in page
@@ -152,7 +152,7 @@ def test_json_has_every_event_the_timers_and_the_rewards(
     run(cluster, "a")
     capsys.readouterr()
 
-    show_trajectory(cluster, "a", as_json=True)
+    call(cluster, "trajectory", "a", "--json")
 
     [found] = json.loads(capsys.readouterr().out)["rollouts"]
     assert found["request"]["task"]["seed"] == 7
@@ -175,7 +175,7 @@ def test_a_fork_says_whose_it_is(
     child = forked(cluster, "a", 1)
     capsys.readouterr()
 
-    show_trajectory(cluster, child)
+    call(cluster, "trajectory", child)
 
     assert "fork of a from its position 3" in capsys.readouterr().out
 
@@ -188,7 +188,7 @@ def test_two_of_a_group_part_where_their_answers_do(
 ) -> None:
     run(cluster, "a", "b")
 
-    show_difference(cluster, "a", "b")
+    call(cluster, "trajectory", "--diff", "a", "b")
 
     page = capsys.readouterr().out
     assert "both are of group g" in page
@@ -205,7 +205,7 @@ def test_a_fork_and_its_parent_have_the_recorded_turns_in_common(
     capsys.readouterr()
 
     parting = parting_of(story_of(cluster, "a"), story_of(cluster, child))
-    show_difference(cluster, child, "a", as_json=True)
+    call(cluster, "trajectory", "--diff", child, "a", "--json")
 
     assert (len(parting.same), parting.turns) == (5, 2)
     assert parting.left[0].kind == parting.right[0].kind == "model"
@@ -222,7 +222,7 @@ def test_equal_rollouts_do_not_part(
 ) -> None:
     run(cluster, "a", "b", sampling_seed="same")
 
-    show_difference(cluster, "a", "b")
+    call(cluster, "trajectory", "--diff", "a", "b")
 
     assert "the same for 8 events, 3 turns of the model: they do not part" in (
         capsys.readouterr().out
@@ -245,9 +245,9 @@ def test_a_request_that_was_repeated_does_not_hide_the_rollout(
     run(cluster, "a", "b")
     run(cluster, "a")
 
-    show_difference(cluster, "a", "b")
+    call(cluster, "trajectory", "--diff", "a", "b")
     assert "then they part" in capsys.readouterr().out
-    show_trajectory(cluster, "a")
+    call(cluster, "trajectory", "a")
 
     page = capsys.readouterr().out
     assert "finished" in page
@@ -258,6 +258,6 @@ def test_the_same_rollout_twice_and_an_unknown_one_are_refused(cluster: MemoryCl
     run(cluster, "a")
 
     with pytest.raises(Refused, match="'a' twice"):
-        show_difference(cluster, "a", "a")
+        call(cluster, "trajectory", "--diff", "a", "a")
     with pytest.raises(Refused, match="no rollout 'z'"):
-        show_difference(cluster, "a", "z")
+        call(cluster, "trajectory", "--diff", "a", "z")

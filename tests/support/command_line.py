@@ -1,13 +1,19 @@
-"""The command line, run as a process of its own."""
+"""The command line, called as a function or run as a process of its own."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from compose.cli.app import app
 from compose.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
+
+
+def call(cluster: object, *words: str) -> object:
+    """One command on a cluster that is handed over; its errors come out as they are."""
+    return app(list(words), obj=cluster, standalone_mode=False)
 
 
 def rollcall(

@@ -1,15 +1,18 @@
-"""A rollout's story in a terminal, turn by turn."""
+"""A rollout's story, turn by turn on a page, and as plain values."""
 
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from consumers.history.divergence import Moment, Parting
+from compose.terminal import printable
 from consumers.history.rollout_story import Entry, Story
-from consumers.history.timing import timers_of
+from consumers.history.times import iso
+from consumers.history.timing import Timers, timers_of
+from schemas.as_json import plain
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -28,18 +31,47 @@ from schemas.messages import (
 from schemas.packed import ids_of, logprobs_of
 
 PROMPT_CHARS = 120
-Told = tuple[str, str, str]
+Summary = tuple[str, str, str]
 """The kind of an event in a word, what it says, and remarks in small print."""
 
 
-def told(
-    story: Story, scored: Sequence[ScoredTrajectory], *, tokens: bool = False
-) -> RenderableType:
+def print_story(
+    story: Story, scored: Sequence[ScoredTrajectory], terminal: Console, *, tokens: bool = False
+) -> None:
     """The whole story: request, events in order, end, time, rewards; with `tokens` each of them."""
     head = [Text(story.rollout_id, style="bold"), *map(Text, request_lines(story.request))]
     rewards = reward_lines(scored) or (["not scored yet"] if story.end else [])
-    ends = [end_line(story), timers_of(story).line(), *rewards]
-    return Group(*head, _events(story, tokens=tokens), *map(Text, ends), "")
+    ends = [end_line(story), _time_line(timers_of(story)), *rewards]
+    terminal.print(Group(*head, _events(story, tokens=tokens), *map(Text, ends), ""))
+
+
+def plain_story(story: Story, scored: Iterable[ScoredTrajectory]) -> dict[str, Any]:
+    """All of a story, as JSON knows it."""
+    return {
+        "rollout_id": story.rollout_id,
+        "partition": story.partition,
+        "request": plain(story.request) if story.request else None,
+        "events": [
+            {
+                "offset": entry.offset,
+                "time": iso(entry.at_ms),
+                "ignored": entry.ignored,
+                "event": plain(entry.event) if entry.event else None,
+            }
+            for entry in story.entries
+        ],
+        "ended": story.end is not None,
+        "seconds": asdict(timers_of(story)),
+        "scored": [
+            {
+                "scoring_id": each.scoring_id,
+                "total": each.total,
+                "reason": each.reason,
+                "rewards": [plain(reward) for reward in each.rewards],
+            }
+            for each in scored
+        ],
+    }
 
 
 def request_lines(request: RolloutRequest | None) -> list[str]:
@@ -63,7 +95,7 @@ def request_lines(request: RolloutRequest | None) -> list[str]:
         f"temperature {request.sampling.temperature:g}"
     )
     asked = task.prompt or task.system
-    return [", ".join(words), f"{bounds}, {_short(asked)!r}" if asked else bounds]
+    return [", ".join(words), f"{bounds}, {short(asked)!r}" if asked else bounds]
 
 
 def _events(story: Story, *, tokens: bool) -> Table:
@@ -112,12 +144,12 @@ def titles(story: Story) -> Iterator[str]:
 def _row(entry: Entry, story: Story) -> tuple[Text, Text, Text, Text]:
     since = Text(f"{(entry.at_ms - story.started_ms) / 1000:+.3f} s")
     if entry.event is None:
-        return since, Text(""), Text("unreadable", style="red"), Text(_shown(entry.ignored))
-    kind, words, remarks = _telling(entry.event, story)
+        return since, Text(""), Text("unreadable", style="red"), Text(printable(entry.ignored))
+    kind, words, remarks = _summary(entry.event, story)
     if entry.ignored:
         remarks = f"{remarks}, {entry.ignored}" if remarks else entry.ignored
-    text = Text(_shown(words), style="dim" if entry.ignored else "")
-    text.append(f"{'  ' if words else ''}({_shown(remarks)})" if remarks else "", style="dim")
+    text = Text(printable(words), style="dim" if entry.ignored else "")
+    text.append(f"{'  ' if words else ''}({printable(remarks)})" if remarks else "", style="dim")
     style = "dim" if entry.ignored else "red" if isinstance(entry.event.body, CallFailed) else ""
     label = f"ignored: {kind}" if entry.ignored else kind
     return since, Text(_placed(entry.event)), Text(label, style=style), text
@@ -130,7 +162,7 @@ def _placed(event: Event) -> str:
     return f"{event.attempt}/{event.position}/{event.tries}"
 
 
-def _telling(event: Event, story: Story) -> Told:
+def _summary(event: Event, story: Story) -> Summary:
     body = event.body
     by = f"by {event.written_by}"
     if isinstance(body, RolloutStarted):
@@ -161,7 +193,7 @@ def answer_remarks(answer: ModelAnswered) -> str:
     """Sampled tokens, their mean log-probability, their versions, and why sampling ended."""
     versions = sorted(set(ids_of(answer.versions).tolist()))
     count = len(answer.token_ids) // 4
-    words = [_counted(count, "token")]
+    words = [counted(count, "token")]
     if count:
         words.append(f"mean log-prob {float(logprobs_of(answer.logprobs).mean()):.3f}")
         span = f" {versions[0]}" if len(versions) == 1 else f"s {versions[0]} to {versions[-1]}"
@@ -169,7 +201,8 @@ def answer_remarks(answer: ModelAnswered) -> str:
     return ", ".join([*words, answer.finish_reason])
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """So many of something."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -191,8 +224,16 @@ def end_line(story: Story) -> str:
     end = story.end
     if end is None or end.event is None:
         return f"still open: {counts}"
-    kind = _telling(end.event, story)[0]
+    kind = _summary(end.event, story)[0]
     return f"{kind} after {(end.at_ms - story.started_ms) / 1000:.3f} s: {counts}"
+
+
+def _time_line(timers: Timers) -> str:
+    return (
+        f"time    waiting for model {timers.waiting_for_model:.3f} s (tries without an answer), "
+        f"model {timers.model:.3f} s (queue and sampling), "
+        f"environment {timers.environment:.3f} s, overhead {timers.overhead:.3f} s"
+    )
 
 
 def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
@@ -201,13 +242,13 @@ def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
     for each in scored:
         lines += [f"reward  {_reward(reward)}" for reward in each.rewards]
         total = "none" if each.total is None else f"{each.total:+g}"
-        why = f": {_shown(each.reason)}" if each.reason else ""
+        why = f": {printable(each.reason)}" if each.reason else ""
         lines.append(f"total   {total} by scoring {each.scoring_id!r}{why}")
     return lines
 
 
 def _reward(reward: Reward) -> str:
-    value = f"none: {_shown(reward.reason)}" if reward.value is None else f"{reward.value:+g}"
+    value = f"none: {printable(reward.reason)}" if reward.value is None else f"{reward.value:+g}"
     return f"{value} by {reward.scorer}, weight {reward.weight:g}"
 
 
@@ -219,45 +260,6 @@ def _is(entry: Entry, kind: type) -> bool:
     return entry.event is not None and isinstance(entry.event.body, kind)
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """As much of a text as fits into a line."""
     return text if len(text) <= PROMPT_CHARS else f"{text[:PROMPT_CHARS]}…"
-
-
-def _shown(text: str) -> str:
-    """A text without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
-
-
-CONTEXT = 2
-"""So many of the common moments are shown before two rollouts part."""
-
-
-def parted(left: Story, right: Story, parting: Parting, relation: str) -> RenderableType:
-    """Two rollouts side by side from where they part."""
-    events, turns = _counted(len(parting.same), "event"), _counted(parting.turns, "turn")
-    common = f"the same for {events}, {turns} of the model"
-    if not parting.left and not parting.right:
-        return Group(*map(Text, filter(None, (relation, f"{common}: they do not part"))))
-    table = Table(box=None, padding=(0, 2), show_edge=False)
-    for name in ("", left.rollout_id, right.rollout_id):
-        table.add_column(name, overflow="fold")
-    begin = max(0, len(parting.same) - CONTEXT)
-    for number, moment in enumerate(parting.same[begin:], begin):
-        table.add_row(Text(f"{number}", style="dim"), Text(_lived(moment), style="dim"), "=")
-    pairs = zip_longest(parting.left, parting.right)
-    for number, (one, other) in enumerate(pairs, len(parting.same)):
-        table.add_row(f"{number}", *(Text(_lived(each) if each else "-") for each in (one, other)))
-    strange = "they share neither group nor parent"
-    return Group(Text(relation or strange), Text(f"{common}, then they part"), table)
-
-
-def _lived(moment: Moment) -> str:
-    """One moment in a cell."""
-    remarks = []
-    if moment.kind == "model":
-        remarks.append(_counted(len(moment.token_ids), "token"))
-    if moment.kind == "environment":
-        remarks.append(f"reward {moment.reward:+g}")
-    remarks += ["ends"] * moment.ends + ["recorded"] * moment.recorded
-    small = f"  ({', '.join(remarks)})" if remarks else ""
-    return f"{moment.kind}  {_shown(_short(moment.text))}{small}"

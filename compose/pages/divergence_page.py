@@ -1,0 +1,52 @@
+"""Two rollouts side by side, from where they part."""
+
+from itertools import zip_longest
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from compose.pages.rollout_page import counted, short
+from compose.terminal import printable
+from consumers.history.divergence import Moment, Parting
+from consumers.history.rollout_story import Story
+
+CONTEXT = 2
+"""So many of the common moments are shown before two rollouts part."""
+
+
+def print_parting(
+    left: Story, right: Story, parting: Parting, relation: str, terminal: Console
+) -> None:
+    """Two rollouts side by side from where they part."""
+    terminal.print(_side_by_side(left, right, parting, relation))
+
+
+def _side_by_side(left: Story, right: Story, parting: Parting, relation: str) -> Group:
+    events, turns = counted(len(parting.same), "event"), counted(parting.turns, "turn")
+    common = f"the same for {events}, {turns} of the model"
+    if not parting.left and not parting.right:
+        return Group(*map(Text, filter(None, (relation, f"{common}: they do not part"))))
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for name in ("", left.rollout_id, right.rollout_id):
+        table.add_column(name, overflow="fold")
+    begin = max(0, len(parting.same) - CONTEXT)
+    for number, moment in enumerate(parting.same[begin:], begin):
+        table.add_row(Text(f"{number}", style="dim"), Text(_lived(moment), style="dim"), "=")
+    pairs = zip_longest(parting.left, parting.right)
+    for number, (one, other) in enumerate(pairs, len(parting.same)):
+        table.add_row(f"{number}", *(Text(_lived(each) if each else "-") for each in (one, other)))
+    strange = "they share neither group nor parent"
+    return Group(Text(relation or strange), Text(f"{common}, then they part"), table)
+
+
+def _lived(moment: Moment) -> str:
+    """One moment in a cell."""
+    remarks = []
+    if moment.kind == "model":
+        remarks.append(counted(len(moment.token_ids), "token"))
+    if moment.kind == "environment":
+        remarks.append(f"reward {moment.reward:+g}")
+    remarks += ["ends"] * moment.ends + ["recorded"] * moment.recorded
+    small = f"  ({', '.join(remarks)})" if remarks else ""
+    return f"{moment.kind}  {printable(short(moment.text))}{small}"

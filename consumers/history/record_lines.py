@@ -1,0 +1,111 @@
+"""The records of one topic, and each of them as plain values for a line of JSON."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+from consumers.history.history import History
+from consumers.history.times import iso
+from consumers.log.protocols import Reader, Record
+from consumers.log.reading import from_now_on, to_the_end
+from schemas.as_json import plain, text_of
+from schemas.errors import Refused, WireError
+from schemas.names import unknown
+from schemas.topics import Topics
+
+BURIED_FROM = "dlq_topic"
+
+Decode = Callable[[Record], dict[str, Any]]
+
+
+def topic_named(history: History, text: str) -> str:
+    """The full name of a topic that is there; raises Refused naming the nearest, Unavailable."""
+    names, prefix = history.log.topic_names(), history.topics.prefix
+    for name in (f"{prefix}{text}", text):
+        if name in names:
+            return name
+    ours = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    if not ours:
+        msg = f"no topic {text!r}, nor any other under {prefix!r}; run `rollcall topics apply`"
+        raise Refused(msg)
+    raise unknown("topic", text.removeprefix(prefix), ours)
+
+
+def records_of(
+    history: History, topic: str, *, follow: bool, last: int
+) -> Generator[Record, None, None]:
+    """A topic's records, in the order of each partition; without `follow` up to its end of now.
+
+    With `last`, which is over all partitions, by time. Raises Unavailable.
+    """
+    with closing(_reader(history, topic, last)) as reader:
+        if last:
+            yield from sorted(to_the_end(reader), key=_by_time)[-last:]
+        else:
+            yield from to_the_end(reader)
+        if follow:
+            yield from from_now_on(reader)
+
+
+def _reader(history: History, topic: str, last: int) -> Reader:
+    """From the log start, or from `last` before every partition's end."""
+    if not last:
+        return history.log.reader([topic])
+    bounds = history.log.bounds(topic)
+    starts = {(topic, number): max(low, end - last) for number, (low, end) in bounds.items()}
+    return history.log.reader([topic], starts)
+
+
+def _by_time(record: Record) -> tuple[int, int, int]:
+    return record.timestamp_ms, record.partition, record.offset
+
+
+def envelope(record: Record) -> dict[str, Any]:
+    """All of a record but its value."""
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "time": iso(record.timestamp_ms),
+        "key": text_of(record.key),
+        "headers": _headers(record),
+    }
+
+
+def _headers(record: Record) -> dict[str, Any]:
+    """By name; a name that comes more than once has all its values."""
+    headers: dict[str, list[str | None]] = {}
+    for name, value in record.headers or []:
+        headers.setdefault(name, []).append(text_of(value))
+    return {name: values if len(values) > 1 else values[0] for name, values in headers.items()}
+
+
+def in_hex(record: Record) -> dict[str, Any]:
+    """A value as it stands."""
+    return {"value": None if record.value is None else record.value.hex()}
+
+
+def decoder(history: History, topic: str) -> Decode:
+    """Values as messages; dead letters as those of the topic that they were meant for.
+
+    Raises Refused for a topic that is not of the manifest.
+    """
+    expected = history.topics.record_of(topic)
+
+    def decode(record: Record) -> dict[str, Any]:
+        kind = expected or _buried_kind(history.topics, record)
+        if kind is None:
+            return in_hex(record)
+        try:
+            return {"value": plain(history.codec.decode(record.value, kind))}
+        except WireError as error:
+            return in_hex(record) | {"error": f"{type(error).__name__}: {error}"}
+
+    return decode
+
+
+def _buried_kind(topics: Topics, record: Record) -> type | None:
+    sources = [value for name, value in record.headers or [] if name == BURIED_FROM and value]
+    try:
+        return topics.record_of(text_of(sources[-1]) or "") if sources else None
+    except Refused:
+        return None

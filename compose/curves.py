@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from compose import ranges
 from compose.conductor.live_panel import spark
-from compose.ranges import Range
 from compose.runs import run_folder
 from consumers.heldout import MARK, HeldOut, HeldOutPlan
+from consumers.history.ranges import Range, extent_of
 from consumers.log.reading import read_between, to_the_end
 from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
@@ -150,7 +149,7 @@ def held_out_of(
     keys = tuple(f"{name}{MARK}".encode() for name in found)
     if not keys:
         return found
-    extent = ranges.settled(cluster.log, cluster.topics.scored, Range())
+    extent = extent_of(cluster.log, cluster.topics.scored, Range())
     for record in chain.from_iterable(read_between(cluster.log, *extent)):
         if (record.key or b"").startswith(keys):
             with suppress(WireError):

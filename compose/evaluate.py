@@ -15,7 +15,6 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from compose import ranges
 from compose.evaluation import (
     Difference,
     Evaluation,
@@ -30,6 +29,8 @@ from compose.progress import Progress
 from compose.runs.publish_policy import announced
 from compose.runs.recipe import SHIPPED, load_recipe
 from compose.submission import Door, lines_of, publish, watch
+from consumers.history.ranges import parse_policy
+from consumers.history.selection import Selection
 from producers.submit import new_rollout_id, requests_of
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
@@ -37,17 +38,15 @@ from schemas.names import hint
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
-    from compose.ranges import Range
 
 BEGIN_WITHIN_S = 30.0
 
 
-def offline(
-    cluster: "Cluster", chosen: "Range", *, purpose: str, success_at: float, rate: float | None
-) -> Evaluation:
+def offline(selection: Selection, *, purpose: str, success_at: float) -> Evaluation:
     """Fold a range of scored trajectories; of a policy's version those that were asked of it."""
     found = Evaluation(purpose, success_at)
-    for _, scored in ranges.scored(cluster, replace(chosen, version=None), rate=rate):
+    any_version = replace(selection, span=replace(selection.span, version=None))
+    for _, scored in any_version.scored():
         found.take(scored)
     return found
 
@@ -68,7 +67,7 @@ def live(
 
     Raises Refused before anything is published, NotScored when nobody works on it in time.
     """
-    policy_id, asked = ranges.parse_policy(policy)
+    policy_id, asked = parse_policy(policy)
     door = Door(cluster)
     wanted = list(tasks_of(tasks, policy_id, n, door))
     version = _served(cluster, policy_id, asked)
@@ -195,7 +194,7 @@ def parse_version(text: str, known: Mapping[Version, Tasks]) -> Version:
     if "@" not in text:
         msg = f"--compare {text!r} names no version; write POLICY@VERSION, such as {policies[0]}@3"
         raise Refused(msg)
-    policy_id, version = ranges.parse_policy(text)
+    policy_id, version = parse_policy(text)
     return policy_id, version or 0
 
 

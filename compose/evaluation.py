@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from compose.ranges import versions
 from consumers.history.estimates import Estimate, estimate, paired, pass_at_k
+from consumers.history.ranges import versions
 from schemas.errors import Refused
 from schemas.ids import digest
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task

@@ -13,16 +13,6 @@ def refuse_no_folder(path: Path | None, option: str = "--json") -> None:
         raise Refused(msg)
 
 
-def refuse_used(directory: Path, option: str) -> None:
-    """Raise Refused where a directory that is to be filled is there and not empty, or a file."""
-    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
-        msg = f"{option} {directory} is there already and is no directory; choose another"
-        raise Refused(msg)
-    if directory.is_dir() and any(directory.iterdir()):
-        msg = f"{option} {directory} is there already and not empty; choose another, or remove it"
-        raise Refused(msg)
-
-
 def write_json(path: Path, value: object) -> None:
     """Write one object as JSON, indented; the file is whole or not there.
 

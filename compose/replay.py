@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose import ranges
 from compose.submission import Door
+from consumers.history.ranges import Range
 from consumers.history.record_lines import topic_named
+from consumers.history.selection import Selection, keys
 from consumers.log.protocols import Record
 from producers.publisher import Publisher, flush_all
 from producers.replay import checked_name, is_replayed, line_of, replayed
@@ -25,7 +26,6 @@ from schemas.names import unknown
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
-    from compose.ranges import Range
 
 FLUSH_S = 60.0
 SHOWN = 5
@@ -60,13 +60,12 @@ class Replayed:
 
 def replay(
     cluster: "Cluster",
-    chosen: "Range",
+    selection: Selection,
     to: str,
     *,
     name: str = "",
     of: str = "",
     yes: bool = False,
-    rate: float | None = None,
 ) -> Replayed:
     """Write a range again; raises Refused before anything is written.
 
@@ -79,15 +78,15 @@ def replay(
         if name or of == "requests":
             msg = "trajectories are written as they are: --to trajectories goes without --name"
             raise Refused(msg)
-        return _trajectories(cluster, chosen, topic, yes=yes, rate=rate)
+        return _trajectories(selection, topic, yes=yes)
     if not name:
         msg = "requests get new ids, digests of the old one and the replay's name; give --name"
         raise Refused(msg)
     name, kind = checked_name(name), of or "requests"
-    found = _requests(cluster, _asked(cluster, chosen, kind, rate), name, file)
+    found = _requests(cluster, _asked(selection, kind), name, file)
     if yes:  # all of them were found good
         with _sink(cluster, file) as write:
-            asked = _asked(cluster, chosen, kind, rate)
+            asked = _asked(selection, kind)
             found = _requests(cluster, asked, name, file, write)
     return found
 
@@ -111,14 +110,12 @@ def _destination(cluster: "Cluster", to: str) -> tuple[str, Path | None]:
     return topic, None
 
 
-def _asked(
-    cluster: "Cluster", chosen: "Range", of: str, rate: float | None
-) -> Iterator[RolloutRequest]:
+def _asked(selection: Selection, of: str) -> Iterator[RolloutRequest]:
     """The requests of a range, or those of the trajectories in it."""
     if of == "requests":
-        return (request for _, request in ranges.requests(cluster, chosen, rate=rate))
-    found = ranges.trajectories(cluster, chosen, rate=rate)
-    return (trajectory.request for _, trajectory in found if trajectory.request)
+        return (request for _, request in selection.requests())
+    trajectories = selection.trajectories()
+    return (trajectory.request for _, trajectory in trajectories if trajectory.request)
 
 
 def _requests(
@@ -132,8 +129,8 @@ def _requests(
     found = Replayed("requests", str(file) if file else cluster.topics.requests)
     there = set[str]()
     if not file:
-        keys = ranges.keys(cluster, cluster.topics.requests, ranges.Range())
-        there = {key for key in keys if is_replayed(key, name)}
+        known = keys(cluster.log, cluster.topics.requests, Range())
+        there = {key for key in known if is_replayed(key, name)}
     take = write or (_unchecked if file else Door(cluster).check)
     for request in asked:
         again = replayed(request, name)
@@ -175,12 +172,10 @@ def _write_line(write: Callable[[bytes], int], request: RolloutRequest) -> None:
     write(line_of(request) + b"\n")
 
 
-def _trajectories(
-    cluster: "Cluster", chosen: "Range", topic: str, *, yes: bool, rate: float | None
-) -> Replayed:
+def _trajectories(selection: Selection, topic: str, *, yes: bool) -> Replayed:
     found = Replayed("trajectories", topic)
-    publisher = cluster.log.publisher(bulk=True)
-    for record, trajectory in ranges.trajectories(cluster, chosen, rate=rate):
+    publisher = selection.history.log.publisher(bulk=True)
+    for record, trajectory in selection.trajectories():
         if yes:
             _again(publisher, record)
         found.note(trajectory.request, trajectory.rollout_id, trajectory.rollout_id)

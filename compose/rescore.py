@@ -18,20 +18,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compose import ranges
-from compose.files import refuse_used
 from compose.workers.build import Workshop
 from consumers.history.agreement import Agreement
+from consumers.history.ranges import behind, extent_of
+from consumers.history.selection import Selection, read_paced
 from consumers.log.protocols import Record
 from producers.publisher import flush_all
 from schemas.codec import Codec
 from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory
 from schemas.topics import Topics
+from schemas.whole_files import refuse_used
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
-    from compose.ranges import Range
 
 FLUSH_S = 60.0
 ROWS = 500
@@ -109,13 +109,12 @@ class Rescored:
 def rescore(
     cluster: "Cluster",
     scorers: Sequence[str],
-    chosen: "Range",
+    selection: Selection,
     *,
     scoring_id: str = "",
     parquet: Path | None = None,
     dry_run: bool = False,
     success_at: float = 1.0,
-    rate: float | None = None,
 ) -> Rescored:
     """Judge the trajectories of a range anew; raises Refused before anything is written."""
     scoring_id = scoring_id or default_id(scorers)
@@ -130,9 +129,9 @@ def rescore(
     shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=main)
     role = shop.scoring("rescore", publisher, scorers, scoring_id)
     began = time.monotonic()
-    read = ranges.trajectories(cluster, chosen, rate=rate)
+    read = selection.trajectories()
     # Settled before the first reward is written: what we write is not what we compare with.
-    before = ranges.settled(cluster.log, cluster.topics.scored, ranges.behind(chosen.since_ms))
+    before = extent_of(cluster.log, cluster.topics.scored, behind(selection.span.since_ms))
     found = Rescored(scoring_id, _named(cluster.topics, parquet, dry_run=dry_run))
     with _sink(role.publish, parquet, dry_run=dry_run) as write:
         for record, trajectory in read:
@@ -142,7 +141,7 @@ def rescore(
             if not found.trajectories % ROWS:
                 publisher.poll()
     flush_all(publisher, FLUSH_S, "rewards", "it is safe to do it again")
-    old = ranges.paced(cluster, *before, rate)
+    old = read_paced(cluster.log, before, selection.pace)
     found.agreements = _agreements(cluster.codec, old, found.totals, success_at)
     found.seconds = time.monotonic() - began
     return found

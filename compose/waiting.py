@@ -15,12 +15,12 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from compose.ranges import SKEW_MS
 from compose.terminal import page, quiet_pipes
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.worker import Words
 from consumers.control_reader import ControlReader
 from consumers.history.local_programs import watched_world
+from consumers.history.ranges import SKEW_MS
 from consumers.history.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.log.protocols import Record
 from consumers.log.reading import POLL_S, to_the_end, uninterrupted

@@ -13,6 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import Refused
+
+
+def refuse_used(directory: Path, option: str) -> None:
+    """Raise Refused where a directory that is to be filled is there and not empty, or a file."""
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        msg = f"{option} {directory} is there already and is no directory; choose another"
+        raise Refused(msg)
+    if directory.is_dir() and any(directory.iterdir()):
+        msg = f"{option} {directory} is there already and not empty; choose another, or remove it"
+        raise Refused(msg)
+
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:

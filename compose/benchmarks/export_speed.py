@@ -10,13 +10,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from compose.archive import export
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
 from compose.benchmarks.scan import RECORDS, fill
 from compose.cluster import Cluster
-from compose.ranges import Range, extent
 from compose.settings import Settings
+from consumers.history.export import export
+from consumers.history.ranges import Range, filled_extent
+from consumers.history.selection import Selection
 from consumers.log.reading import read_between
 
 ROLLOUTS = 2000
@@ -28,7 +29,7 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
         fill(cluster.log, cluster.codec, cluster.topics, rollouts)
         bare_s = _bare_s(cluster)
         began = time.monotonic()
-        found = export(cluster, Range(), Path(folder) / "out", rate=0)
+        found = export(Selection(cluster, Range()), Path(folder) / "out")
         took_s = time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows = sum(found.rows.values())
@@ -43,6 +44,6 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
 def _bare_s(cluster: Cluster) -> float:
     began = time.monotonic()
     for topic in (cluster.topics.trajectories, cluster.topics.scored):
-        for _ in read_between(cluster.log, *extent(cluster.log, topic, Range())):
+        for _ in read_between(cluster.log, *filled_extent(cluster.log, topic, Range())):
             pass
     return time.monotonic() - began

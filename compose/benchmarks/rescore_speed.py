@@ -11,10 +11,11 @@ from typing import Any
 from compose.benchmarks import scan
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
-from compose.ranges import Range, extent
 from compose.rescore import rescore
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
+from consumers.history.ranges import Range, filled_extent
+from consumers.history.selection import Selection
 from consumers.log.reading import read_between
 from schemas.messages import Trajectory
 
@@ -46,7 +47,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 def _bare(cluster: Any) -> None:
     topic = cluster.topics.trajectories
-    for batch in read_between(cluster.log, *extent(cluster.log, topic, Range())):
+    for batch in read_between(cluster.log, *filled_extent(cluster.log, topic, Range())):
         for record in batch:
             cluster.codec.decode(record.value, Trajectory)
 
@@ -54,7 +55,7 @@ def _bare(cluster: Any) -> None:
 def _rescored(cluster: Any, rollouts: int, *, dry_run: bool) -> None:
     """Raises ServicesError where what came of it is not what must."""
     scorer = f"{__name__}:{same.__name__}"
-    found = rescore(cluster, [scorer], Range(), rate=0, dry_run=dry_run)
+    found = rescore(cluster, [scorer], Selection(cluster, Range()), dry_run=dry_run)
     compared = [each.agree for each in found.agreements]
     if (found.rewarded, compared) != (rollouts, [rollouts]):
         msg = f"{found.rewarded:,} of {rollouts:,} rewarded, {compared} agree with what was there"

@@ -16,11 +16,12 @@ from compose.chaos.outcome import Outcome, plain, table
 from compose.chaos.plan import Plan
 from compose.chaos.stage import staged
 from compose.conductor.conductor import Stopped, interruptible
-from compose.files import refuse_no_folder, refuse_used
+from compose.files import refuse_no_folder
 from compose.log_setup import set_up
 from compose.pages.audit_page import audit_with_bar, print_report
 from compose.settings import Settings
 from consumers.audit.report import Report
+from schemas.whole_files import refuse_used
 
 WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 

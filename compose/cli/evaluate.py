@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
-from compose.ranges import Range, Rate, takes_range
+from compose.cli.range_options import Rate, selection_of, takes_range
+from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
     pass
@@ -16,7 +17,7 @@ Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
 @takes_range
 def evaluate(
-    chosen: Range,
+    span: Range,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two versions, P@VERSION, paired by task."),
@@ -55,7 +56,7 @@ def evaluate(
 
     run_id = ""
     if tasks:
-        if not chosen.policy_id or chosen.beyond_policy():
+        if not span.policy_id or span.beyond_policy():
             msg = "--tasks runs rollouts of one --policy; it goes with no other range"
             raise Refused(msg)
         if compare:
@@ -63,7 +64,7 @@ def evaluate(
             raise Refused(msg)
         run_id, found = evaluating.live(
             cluster(),
-            chosen.policy(),
+            span.policy(),
             tasks,
             n=n,
             seed=seed,
@@ -73,11 +74,11 @@ def evaluate(
         )
     else:
         found = evaluating.offline(
-            cluster(), chosen, purpose=purpose, success_at=success_at, rate=rate
+            selection_of(cluster(), span, rate), purpose=purpose, success_at=success_at
         )
     made, difference = evaluating.tell(
         found,
-        policy=("", None) if tasks else (chosen.policy_id, chosen.version),
+        policy=("", None) if tasks else (span.policy_id, span.version),
         compare=compare,
         scoring_id=scoring_id,
         ks=k or (),

@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.cli.range_options import Rate, selection_of, takes_range
 from compose.extras import require
-from compose.ranges import Range, Rate, takes_range
+from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
-    pass
+    from rich.table import Table
+
+    from consumers.history.export import Export
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+
+SHOWN_EVERY = 1000
+"""Records between two words of the progress."""
 
 
 @takes_range
 def export(
-    chosen: Range,
+    span: Range,
     parquet: Annotated[Path, typer.Option(help="A directory that is new or empty.")],
     rate: Rate = None,
     json: Json = False,
@@ -30,22 +36,26 @@ def export(
     """
     from rich.console import Console
 
-    from compose.terminal import emit
-
     require("duckdb", "pyarrow")
-    from compose.archive import export as write
+    from compose.terminal import emit
+    from consumers.history.export import export as write
 
-    terminal = Console(stderr=True)
-    with terminal.status("reading") as status:
+    with Console(stderr=True).status("reading") as status:
 
-        def told(done: int) -> None:
-            if done % 1000 == 0:
-                status.update(f"{done:,} records read")
+        def show_progress(records: int) -> None:
+            if records % SHOWN_EVERY == 0:
+                status.update(f"{records:,} records read")
 
-        found = write(cluster(), chosen, parquet, rate=rate, progress=told)
-    emit(
-        found.plain(),
-        lambda terminal: terminal.print(found.table()),
-        json=json,
-        one_line=True,
-    )
+        result = write(selection_of(cluster(), span, rate), parquet, show_progress)
+    emit(result, lambda terminal: terminal.print(_table(result)), json=json, one_line=True)
+
+
+def _table(result: "Export") -> "Table":
+    from rich.table import Table
+
+    table = Table("table", "rows", "MB", title=result.directory, title_justify="left")
+    for column in (1, 2):
+        table.columns[column].justify = "right"
+    for name, rows in result.rows.items():
+        table.add_row(name, f"{rows:,}", f"{result.size_bytes[name] / 1e6:,.2f}")
+    return table

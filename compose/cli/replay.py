@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
-from compose.ranges import Range, Rate, takes_range
+from compose.cli.range_options import Rate, selection_of, takes_range
+from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
     pass
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @takes_range
 def replay(
-    chosen: Range,
+    span: Range,
     to: Annotated[str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")],
     name: Annotated[
         str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")
@@ -35,6 +36,8 @@ def replay(
     from compose.replay import lines
     from compose.replay import replay as replay_range
 
-    found = replay_range(cluster(), chosen, to, name=name, of=of, yes=yes, rate=rate)
+    here = cluster()
+    selection = selection_of(here, span, rate)
+    found = replay_range(here, selection, to, name=name, of=of, yes=yes)
     for line in lines(found, yes=yes):
         typer.echo(line)

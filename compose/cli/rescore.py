@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
-from compose.ranges import Range, Rate, takes_range
+from compose.cli.range_options import Rate, selection_of, takes_range
+from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
     pass
@@ -17,7 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
 @takes_range
 def rescore(
-    chosen: Range,
+    span: Range,
     scorer: Annotated[
         list[str], typer.Option(help="name or module:function, optionally *weight; repeatable.")
     ],
@@ -43,14 +44,14 @@ def rescore(
     from compose import rescore as rescoring
     from compose.terminal import emit
 
+    here = cluster()
     found = rescoring.rescore(
-        cluster(),
+        here,
         scorer,
-        chosen,
+        selection_of(here, span, rate),
         scoring_id=scoring_id,
         parquet=parquet,
         dry_run=dry_run,
         success_at=success_at,
-        rate=rate,
     )
     emit(found.plain(), partial(rescoring.show, found), json=json, one_line=True)

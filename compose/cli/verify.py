@@ -51,9 +51,9 @@ def verify(
     """
     from rich.console import Console
 
+    from compose.cli.range_options import parse
     from compose.files import refuse_no_folder, write_json
     from compose.pages.audit_page import audit_with_bar, print_report
-    from compose.ranges import parse
 
     terminal, span = Console(), parse(since, until)
     refuse_no_folder(json)

@@ -11,12 +11,11 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compose.files import refuse_used
 from compose.runs.run_folder import RunFolder
 from inference.policy_dir import Policy, load_policy
 from schemas.errors import Refused, WeightsDiffer
 from schemas.weights import weights_digest
-from schemas.whole_files import appearing
+from schemas.whole_files import appearing, refuse_used
 from trainer.checkpoint import Checkpoint, load_latest
 from trainer.tensors import DTYPES, load_tensors, tensors_of
 

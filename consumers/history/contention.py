@@ -3,6 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
+from consumers.history.rate_limit import GivingWay, Pace
 from consumers.log.protocols import Log
 from schemas.errors import Unavailable
 from schemas.topics import Topics
@@ -10,7 +11,17 @@ from schemas.topics import Topics
 if TYPE_CHECKING:
     from producers.admin import Admin
 
+RATE = 300.0
+"""Records a second while others work, unless said otherwise: of 20 kB each they take a tenth of a
+core. A run that keeps two cores busy is slower by 5 % beside it (by 8 % at 500 a second)."""
 RECENT_S = 10.0
+
+
+def pace_of(log: Log, admin: "Admin", topics: Topics, rate: float | None) -> Pace:
+    """So many records a second, 0 without limit; None gives way while others are at work."""
+    if rate is not None:
+        return Pace(rate)
+    return GivingWay(RATE, lambda: others_at_work(log, admin, topics))
 
 
 def others_at_work(log: Log, admin: "Admin", topics: Topics) -> bool:

@@ -14,7 +14,7 @@ class Pace:
 
     def __init__(
         self,
-        rate: float,
+        rate: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

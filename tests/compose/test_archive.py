@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compose.archive import Exported, export
 from compose.query import Answer, print_csv, print_json, print_table, tables
-from compose.ranges import Range
 from consumers.audit.audit import audit
+from consumers.history.export import Export, export
+from consumers.history.ranges import Range
+from consumers.history.selection import Selection
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
@@ -33,8 +34,8 @@ def cluster() -> MemoryCluster:
     return made
 
 
-def exported(cluster: MemoryCluster, directory: Path, chosen: Range | None = None) -> Exported:
-    return export(cluster, chosen or Range(), directory, rate=0)  # type: ignore[arg-type]
+def exported(cluster: MemoryCluster, directory: Path, span: Range | None = None) -> Export:
+    return export(Selection(cluster, span or Range()), directory)
 
 
 def ask(sql: str, *directories: Path) -> list[tuple[Any, ...]]:
@@ -220,7 +221,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export(cluster, Range(), tmp_path / "out", rate=0, progress=interrupted)  # type: ignore[arg-type]
+        export(Selection(cluster, Range()), tmp_path / "out", interrupted)
 
     assert list(tmp_path.iterdir()) == []
 

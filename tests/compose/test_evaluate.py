@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from compose import evaluate, rescore
+from compose import evaluate
 from compose.evaluation import Evaluation, Row
-from compose.ranges import Range
+from compose.rescore import rescore
 from compose.runs.recipe import load_recipe
 from compose.submission import Door, NotScored
+from consumers.history.ranges import Range
+from consumers.history.selection import Selection
 from schemas.errors import Refused
 from schemas.messages import (
     PolicyVersion,
@@ -35,9 +37,9 @@ def cluster() -> MemoryCluster:
     return recorded()
 
 
-def offline(cluster: MemoryCluster, chosen: Range | None = None) -> Evaluation:
+def offline(cluster: MemoryCluster, span: Range | None = None) -> Evaluation:
     return evaluate.offline(
-        cluster, chosen or Range(), purpose="evaluate", success_at=1.0, rate=0  # type: ignore[arg-type]
+        Selection(cluster, span or Range()), purpose="evaluate", success_at=1.0
     )  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None
 
 
 def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
-    rescore.rescore(cluster, ["environment_return*0.5"], Range(), rate=0, scoring_id="half")  # type: ignore[arg-type]
+    rescore(cluster, ["environment_return*0.5"], Selection(cluster, Range()), scoring_id="half")
     found = offline(cluster)
 
     with pytest.raises(Refused, match="several scorings are there: default, half"):
@@ -159,7 +161,7 @@ def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
 
 
 def test_a_purpose_that_no_rollout_has_is_refused(cluster: MemoryCluster) -> None:
-    found = evaluate.offline(cluster, Range(), purpose="train", success_at=1.0, rate=0)  # type: ignore[arg-type]
+    found = evaluate.offline(Selection(cluster, Range()), purpose="train", success_at=1.0)
 
     with pytest.raises(Refused, match="no trajectory of purpose 'train' among the 8"):
         rows(found)
@@ -275,7 +277,7 @@ def test_the_record_of_a_run_gives_the_held_out_figures_that_the_run_noted(tmp_p
     cluster = SimpleNamespace(log=run.log, codec=run.shop.codec, topics=run.topics)
 
     found = evaluate.offline(
-        cluster, Range(run_id=run.folder.run_id), purpose="evaluate", success_at=1.0, rate=0  # type: ignore[arg-type]
+        Selection(cluster, Range(run_id=run.folder.run_id)), purpose="evaluate", success_at=1.0
     )  # fmt: skip
 
     assert trainer.heldout is not None

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 
 from compose import replay
-from compose.ranges import Range, parse
+from compose.cli.range_options import parse
 from compose.submission import Door
+from consumers.history.ranges import Range
+from consumers.history.selection import Selection
 from producers.replay import is_replayed, line_of, replayed, replayed_id
 from producers.submit import requests_of
 from schemas.errors import Refused
@@ -27,11 +29,9 @@ def cluster() -> MemoryCluster:
     return recorded()
 
 
-def again(
-    cluster: MemoryCluster, chosen: Range | None = None, **options: object
-) -> replay.Replayed:
-    given = {"to": "rollout.requests", "name": "again", "yes": True, "rate": 0, **options}
-    return replay.replay(cluster, chosen or Range(), **given)  # type: ignore[arg-type]
+def again(cluster: MemoryCluster, span: Range | None = None, **options: object) -> replay.Replayed:
+    given = {"to": "rollout.requests", "name": "again", "yes": True, **options}
+    return replay.replay(cluster, Selection(cluster, span or Range()), **given)  # type: ignore[arg-type]
 
 
 def requests(cluster: MemoryCluster) -> dict[str, RolloutRequest]:

@@ -3,12 +3,15 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from compose import rescore
-from compose.ranges import Range, parse
+from compose.cli.range_options import parse
+from compose.rescore import Rescored, rescore, show
 from compose.settings import Rewards, Settings
+from consumers.history.ranges import Range
+from consumers.history.selection import Selection
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory, Trajectory
 from tests.support.memory_cluster import MemoryCluster
@@ -35,8 +38,14 @@ def cluster() -> MemoryCluster:
     return recorded()
 
 
+def judged(
+    cluster: MemoryCluster, scorers: list[str], span: Range | None = None, **options: Any
+) -> Rescored:
+    return rescore(cluster, scorers, Selection(cluster, span or Range()), **options)  # type: ignore[arg-type]
+
+
 def test_the_same_scorer_gives_the_same_rewards_exactly(cluster: MemoryCluster) -> None:
-    found = rescore.rescore(cluster, ["environment_return"], Range(), rate=0)  # type: ignore[arg-type]
+    found = judged(cluster, ["environment_return"])
 
     old, new = scored(cluster, "default"), scored(cluster, found.scoring_id)
     assert found.scoring_id == "rescore-environment_return"
@@ -50,7 +59,7 @@ def test_the_same_scorer_gives_the_same_rewards_exactly(cluster: MemoryCluster) 
 def test_rewards_written_by_hand_are_those_that_the_rewards_group_writes(
     cluster: MemoryCluster,
 ) -> None:
-    rescore.rescore(cluster, ["environment_return"], Range(), rate=0, scoring_id="again")  # type: ignore[arg-type]
+    judged(cluster, ["environment_return"], scoring_id="again")
 
     def bare(record: object) -> tuple[object, ...]:
         named = [(k, v) for k, v in record.headers if k not in ("ce_id", "ce_source", "ce_time")]  # type: ignore[attr-defined]
@@ -69,7 +78,7 @@ def test_rewards_written_by_hand_are_those_that_the_rewards_group_writes(
 
 
 def test_a_scorer_that_raises_costs_one_trajectory_its_reward(cluster: MemoryCluster) -> None:
-    found = rescore.rescore(cluster, [f"{HERE}:on_third"], Range(), rate=0)  # type: ignore[arg-type]
+    found = judged(cluster, [f"{HERE}:on_third"])
 
     assert (found.trajectories, found.rewarded, found.failed) == (8, 7, 1)
     [failed] = found.first_failed
@@ -77,13 +86,13 @@ def test_a_scorer_that_raises_costs_one_trajectory_its_reward(cluster: MemoryClu
     assert scored(cluster, found.scoring_id)["r3"].total is None
     [agreement] = found.agreements
     assert (agreement.agree, agreement.only_old) == (7, 1)
-    said = page(lambda terminal: rescore.show(found, terminal))
+    said = page(lambda terminal: show(found, terminal))
     assert "1 got no reward from the scorer:" in said
     assert "no idea" in said
 
 
 def test_what_flipped_is_counted_and_named(cluster: MemoryCluster) -> None:
-    found = rescore.rescore(cluster, [f"{HERE}:halved"], Range(), rate=0, dry_run=True)  # type: ignore[arg-type]
+    found = judged(cluster, [f"{HERE}:halved"], dry_run=True)
 
     [agreement] = found.agreements
     assert (agreement.agree, agreement.fail_now, agreement.succeed_now) == (4, 4, 0)
@@ -94,14 +103,14 @@ def test_what_flipped_is_counted_and_named(cluster: MemoryCluster) -> None:
 
 
 def test_rescoring_twice_is_harmless_and_said(cluster: MemoryCluster) -> None:
-    once = rescore.rescore(cluster, ["environment_return"], Range(), rate=0, scoring_id="s")  # type: ignore[arg-type]
+    once = judged(cluster, ["environment_return"], scoring_id="s")
     before = scored(cluster, "s")
-    twice = rescore.rescore(cluster, [f"{HERE}:halved"], Range(), rate=0, scoring_id="s")  # type: ignore[arg-type]
+    twice = judged(cluster, [f"{HERE}:halved"], scoring_id="s")
 
     assert [each.scoring_id for each in once.agreements] == ["default"]
     assert [each.scoring_id for each in twice.agreements] == ["default", "s"]
     assert scored(cluster, "s") == before
-    said = page(lambda terminal: rescore.show(twice, terminal))
+    said = page(lambda terminal: show(twice, terminal))
     assert "s was there before: its first rewards are those that count" in said
 
 
@@ -112,7 +121,7 @@ def test_rewards_go_to_a_parquet_file_that_is_there_whole(
 
     directory, before = tmp_path / "out", len(cluster.log.all(SCORED))
 
-    rescore.rescore(cluster, [f"{HERE}:on_third"], parse(run="run"), rate=0, parquet=directory)  # type: ignore[arg-type]
+    judged(cluster, [f"{HERE}:on_third"], parse(run="run"), parquet=directory)
 
     assert [path.name for path in directory.iterdir()] == ["rewards.parquet"]
     read = {row["rollout_id"]: row for row in pq.read_table(directory).to_pylist()}
@@ -121,7 +130,7 @@ def test_rewards_go_to_a_parquet_file_that_is_there_whole(
     assert "no idea" in read["r3"]["reason"]
     assert read["r0"]["rewards"][0]["scorer"] == f"{HERE}:on_third"
     with pytest.raises(Refused, match="is there already and not empty"):
-        rescore.rescore(cluster, ["environment_return"], Range(), parquet=directory)  # type: ignore[arg-type]
+        judged(cluster, ["environment_return"], parquet=directory)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +148,7 @@ def test_what_cannot_be_rescored_is_refused_before_anything_is_written(
     before = len(cluster.log.all(SCORED))
 
     with pytest.raises(Refused, match=says):
-        rescore.rescore(cluster, scorers, Range(), rate=0, **options)  # type: ignore[arg-type]
+        judged(cluster, scorers, **options)
 
     assert len(cluster.log.all(SCORED)) == before
 
@@ -156,7 +165,7 @@ def test_a_scorer_that_does_not_come_back_is_ended_and_the_others_are_rewarded(
 ) -> None:
     cluster.settings = Settings(prefix=PREFIX, rewards=Rewards(scorer_timeout_s=0.2))
 
-    found = rescore.rescore(cluster, [f"{HERE}:never_comes_back"], Range(), rate=0)  # type: ignore[arg-type]
+    found = judged(cluster, [f"{HERE}:never_comes_back"])
 
     assert (found.rewarded, found.failed) == (7, 1)
     assert "the scorer did not come back within 0.2 s" in found.first_failed[0].reason

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from compose import ranges
+from compose.cli.range_options import parse
 from compose.cluster import Cluster
-from compose.ranges import Range, parse
+from consumers.history.ranges import Range
+from consumers.history.selection import Selection
 from schemas.errors import Refused
 from schemas.messages import Trajectory
 from tests.support.broker import BrokerLog
@@ -24,8 +25,8 @@ def write(cluster: Cluster, *trajectories: Trajectory) -> None:
     assert publisher.flush(30) == 0
 
 
-def read(cluster: Cluster, chosen: Range) -> list[tuple[int, int, str]]:
-    found = ranges.trajectories(cluster, chosen, rate=0)
+def read(cluster: Cluster, span: Range) -> list[tuple[int, int, str]]:
+    found = Selection(cluster, span).trajectories()
     return sorted((record.partition, record.offset, each.rollout_id) for record, each in found)
 
 
@@ -63,7 +64,7 @@ def test_a_range_ends_where_the_log_ended_and_disturbs_no_group(
     cluster = make_cluster("p")
     write(cluster, *(ended(f"r{n}") for n in range(8)))
     groups = cluster.log.group_names()
-    found = ranges.trajectories(cluster, Range(), rate=0)
+    found = Selection(cluster, Range()).trajectories()
 
     write(cluster, *(ended(f"late{n}") for n in range(8)))
 

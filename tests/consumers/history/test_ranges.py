@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compose import ranges
-from compose.ranges import Offsets, Range, parse
+from compose.cli.range_options import parse
+from consumers.history.ranges import Range, Stretch
+from consumers.history.selection import Selection
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
@@ -30,17 +31,17 @@ def cluster() -> MemoryCluster:
     return made
 
 
-def read(cluster: MemoryCluster, chosen: Range) -> list[str]:
+def read(cluster: MemoryCluster, span: Range) -> list[str]:
     """The rollouts of a range, of trajectories and of scored ones."""
-    found = [t.rollout_id for _, t in ranges.trajectories(cluster, chosen, rate=0)]  # type: ignore[arg-type]
-    scored = [s.trajectory.rollout_id for _, s in ranges.scored(cluster, chosen, rate=0)]  # type: ignore[arg-type]
+    found = [t.rollout_id for _, t in Selection(cluster, span).trajectories()]
+    scored = [s.trajectory.rollout_id for _, s in Selection(cluster, span).scored()]
     assert sorted(found) == sorted(scored)
     return sorted(found)
 
 
-def refusal(cluster: MemoryCluster, chosen: Range) -> str:
+def refusal(cluster: MemoryCluster, span: Range) -> str:
     with pytest.raises(Refused) as refused:
-        list(ranges.trajectories(cluster, chosen, rate=0))  # type: ignore[arg-type]
+        list(Selection(cluster, span).trajectories())
     return str(refused.value)
 
 
@@ -66,7 +67,7 @@ def test_a_range_is_what_its_options_say(tmp_path: Path) -> None:
     assert str(found) == (
         "since 2027-01-15T06:00:00Z, until 2027-01-15T07:30:00Z, run a, policy p@7, 2 rollout ids"
     )
-    assert parse(offsets=["0:5-7", "2:0-1"]).offsets == (Offsets(0, 5, 7), Offsets(2, 0, 1))
+    assert parse(offsets=["0:5-7", "2:0-1"]).offsets == (Stretch(0, 5, 7), Stretch(2, 0, 1))
     assert parse(policy="p").policy() == "p"
     assert not parse(policy="p@3").beyond_policy()
 
@@ -78,7 +79,7 @@ def test_offsets_are_read_back_as_they_are_written(partition: int, first: int, m
 
     found = parse(offsets=[text])
 
-    assert (str(found), found.offsets) == (text, (Offsets(partition, first, first + more),))
+    assert (str(found), found.offsets) == (text, (Stretch(partition, first, first + more),))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_what_names_no_range_is_refused(options: dict[str, str], says: str) -> N
 
 
 def test_everything_is_read_up_to_the_end_of_now(cluster: MemoryCluster) -> None:
-    found = ranges.trajectories(cluster, Range(), rate=0)  # type: ignore[arg-type]
+    found = Selection(cluster, Range()).trajectories()
     first = next(found)
 
     cluster.ask(RolloutRequest("late", Task(CORRIDOR), policy_id=POLICY))
@@ -126,12 +127,12 @@ def test_a_run_a_policy_and_ids_choose_among_rollouts(
     assert read(cluster, parse(run="b", ids=str(tmp_path / "ids"))) == ["r5"]
 
 
-def test_requests_are_chosen_as_their_rollouts_are(cluster: MemoryCluster) -> None:
-    found = [r.rollout_id for _, r in ranges.requests(cluster, parse(run="b", policy="p"), rate=0)]  # type: ignore[arg-type]
+def test_requests_are_span_as_their_rollouts_are(cluster: MemoryCluster) -> None:
+    found = [r.rollout_id for _, r in Selection(cluster, parse(run="b", policy="p")).requests()]
 
     assert sorted(found) == ["r4", "r5"]
     with pytest.raises(Refused, match="a request has no version"):
-        ranges.requests(cluster, parse(policy="p@0"))  # type: ignore[arg-type]
+        Selection(cluster, parse(policy="p@0")).requests()
 
 
 def test_a_rollout_is_of_a_version_that_sampled_all_of_it(cluster: MemoryCluster) -> None:
@@ -149,7 +150,7 @@ def test_the_first_record_of_a_rollout_counts(cluster: MemoryCluster) -> None:
     for record in cluster.log.all(TRAJECTORIES):
         cluster.log.append(TRAJECTORIES, record.key, record.value, record.partition)
 
-    found = [record for record, _ in ranges.trajectories(cluster, Range(), rate=0)]  # type: ignore[arg-type]
+    found = [record for record, _ in Selection(cluster, Range()).trajectories()]
 
     assert len(found) == 6
     half = {n: (end - low) // 2 for n, (low, end) in cluster.log.bounds(TRAJECTORIES).items()}
@@ -160,9 +161,9 @@ def test_offsets_are_places_of_the_topic_that_is_read(cluster: MemoryCluster) ->
     everything = {(r.partition, r.offset): r.key for r in cluster.log.all(TRAJECTORIES)}
     number = max(partition for partition, _ in everything)
 
-    chosen = parse(offsets=[f"{number}:0-1"])
+    span = parse(offsets=[f"{number}:0-1"])
 
-    found = [record.key for record, _ in ranges.trajectories(cluster, chosen, rate=0)]  # type: ignore[arg-type]
+    found = [record.key for record, _ in Selection(cluster, span).trajectories()]
     assert found == [everything[number, 0]]
 
 
@@ -211,21 +212,21 @@ def test_unknown_ids_are_refused_before_the_first_record(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "ids").write_text("r1\nr\nx9\n")
-    chosen = parse(ids=str(tmp_path / "ids"))
+    span = parse(ids=str(tmp_path / "ids"))
 
     with pytest.raises(Refused) as refused:
-        ranges.trajectories(cluster, chosen)  # type: ignore[arg-type]
+        Selection(cluster, span).trajectories()
 
     says = "2 of 3 rollout ids are not in t.trajectories: 'r', 'x9'; did you mean 'r0'?"
     assert str(refused.value) == says
     with pytest.raises(Refused, match=r"2 of 3 rollout ids are not in t\.trajectories\.scored"):
-        list(ranges.scored(cluster, chosen, rate=0))  # type: ignore[arg-type]
+        list(Selection(cluster, span).scored())
 
 
 def test_what_cannot_be_read_is_passed_over(cluster: MemoryCluster) -> None:
     cluster.log.append(TRAJECTORIES, b"r9", b"rubbish", 0)
 
-    found = [t.rollout_id for _, t in ranges.trajectories(cluster, Range(), rate=0)]  # type: ignore[arg-type]
+    found = [t.rollout_id for _, t in Selection(cluster, Range()).trajectories()]
 
     assert sorted(found) == [f"r{n}" for n in range(6)]
 

@@ -1,0 +1,147 @@
+"""The options that name a range of history, and how fast it is read."""
+
+import inspect
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from consumers.history.contention import RATE
+from consumers.history.ranges import Range, Stretch, parse_policy
+from consumers.history.times import time_ms
+from schemas.errors import Refused
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from consumers.history.selection import Selection
+
+OFFSETS = re.compile(r"(\d+):(\d+)-(\d+)")
+
+Since = Annotated[
+    str,
+    typer.Option(help="Written from then on: 30m, 2h, 3d ago, or ISO 8601.", show_default=False),
+]
+Until = Annotated[str, typer.Option(help="Written before then.", show_default=False)]
+RunId = Annotated[str, typer.Option("--run", help="Of this run.", show_default=False)]
+PolicyVersion = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="Of this policy, P; or P@VERSION, whose every token that version sampled.",
+        show_default=False,
+    ),
+]
+Ids = Annotated[
+    str,
+    typer.Option(
+        help="A file of rollout ids, one a line; - is standard input.", show_default=False
+    ),
+]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--offsets",
+        metavar="PARTITION:FROM-TO",
+        help="Of the topic that is read, TO not included; repeatable.",
+        show_default=False,
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Read so many records a second at most; 0 is without limit. Left out: {RATE:g} while "
+        "others are at work, else without limit.",
+        show_default=False,
+    ),
+]
+OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "since": (Since, ""),
+    "until": (Until, ""),
+    "run": (RunId, ""),
+    "policy": (PolicyVersion, ""),
+    "ids": (Ids, ""),
+    "offsets": (Places, None),
+}
+
+
+def takes_range(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name a range; its parameter `span` is then that Range."""
+    own = inspect.signature(command, eval_str=True).parameters
+    kept = [parameter for name, parameter in own.items() if name != "span"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in OPTIONS.items()
+    ]
+
+    def ranged(**options: Any) -> Any:
+        return command(span=parse(**{name: options.pop(name) for name in OPTIONS}), **options)
+
+    ranged.__name__, ranged.__doc__ = command.__name__, command.__doc__
+    ranged.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+    return ranged
+
+
+def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
+    """A range of a cluster's history, read at a rate or, without one, giving way to others."""
+    from consumers.history.contention import pace_of
+    from consumers.history.selection import Selection
+
+    return Selection(cluster, span, pace_of(cluster.log, cluster.admin, cluster.topics, rate))
+
+
+def parse(
+    since: str = "",
+    until: str = "",
+    run: str = "",
+    policy: str = "",
+    ids: str = "",
+    offsets: Iterable[str] | None = None,
+    *,
+    now_s: float | None = None,
+) -> Range:
+    """The range that the options name; raises Refused."""
+    now = time.time() if now_s is None else now_s
+    since_ms, until_ms = (time_ms(text, now) if text else 0 for text in (since, until))
+    if since and until and until_ms <= since_ms:
+        msg = f"--until {until} is not later than --since {since}"
+        raise Refused(msg)
+    stretches = tuple(_stretch(text) for text in offsets or ())
+    if stretches and (since or until):
+        msg = "--offsets names places and --since and --until times; give one or the other"
+        raise Refused(msg)
+    if len({stretch.partition for stretch in stretches}) < len(stretches):
+        msg = "--offsets names a partition twice; one stretch of each can be read at once"
+        raise Refused(msg)
+    policy_id, version = parse_policy(policy) if policy else ("", None)
+    names = frozenset(_ids(ids)) if ids else frozenset[str]()
+    return Range(since_ms, until_ms, run, policy_id, version, names, stretches)
+
+
+def _stretch(text: str) -> Stretch:
+    match = OFFSETS.fullmatch(text)
+    if match is None:
+        msg = f"--offsets {text!r} is not of the form PARTITION:FROM-TO, such as 0:100-200"
+        raise Refused(msg)
+    stretch = Stretch(*map(int, match.groups()))
+    if stretch.end <= stretch.first:
+        msg = f"--offsets {text} is empty: TO is not included, and must be above FROM"
+        raise Refused(msg)
+    return stretch
+
+
+def _ids(source: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"rollout ids cannot be read from {source!r}: {error}"
+        raise Refused(msg) from error
+    ids = text.split()
+    if not ids:
+        msg = f"{source!r} holds no rollout id"
+        raise Refused(msg)
+    return ids

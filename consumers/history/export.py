@@ -1,0 +1,88 @@
+"""A range of history as Parquet, a folder for each table and day.
+
+What lies there is what the archive group writes too (`consumers.tables`): the trajectories of the
+range, their turns, and whatever scorers made of them, also after the range ended. The directory
+appears when all of it is written; whoever is killed before leaves a hidden folder beside it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from consumers.history.first_of_each import FirstOfEach
+from consumers.history.ranges import behind
+from consumers.history.selection import Selection
+from consumers.tables.parquet import SCHEMAS, Writers
+from schemas.errors import Refused
+from schemas.messages import Trajectory
+from schemas.whole_files import appearing, refuse_used
+
+FILE = "export.parquet"
+MARK = "part"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written, by table."""
+
+    directory: str
+    rows: dict[str, int]
+    size_bytes: dict[str, int]
+
+
+def export(
+    selection: Selection, directory: Path, progress: Callable[[int], None] = lambda records: None
+) -> Export:
+    """Write a range into a directory that is new or empty; raises Refused where it is not.
+
+    `progress` is told how many records have been taken, one by one.
+    """
+    with _new_directory(directory) as hidden:
+        writers = Writers(hidden, FILE, MARK)
+        try:
+            _fill(writers, selection, progress)
+            writers.finish()
+        except BaseException:
+            writers.abandon()
+            raise
+    rows = {name: writers.rows[name] for name in SCHEMAS}
+    return Export(str(directory), rows, {name: writers.size_bytes[name] for name in SCHEMAS})
+
+
+@contextmanager
+def _new_directory(directory: Path) -> Iterator[Path]:
+    """A hidden folder that becomes the directory when all has gone well."""
+    directory = directory.absolute()
+    refuse_used(directory, "--parquet")
+    with appearing(directory) as hidden:
+        try:
+            hidden.mkdir(parents=True)
+        except OSError as error:
+            msg = f"cannot write to {directory.parent}: {error.strerror}"
+            raise Refused(msg) from error
+        yield hidden
+
+
+def _fill(writers: Writers, selection: Selection, progress: Callable[[int], None]) -> None:
+    log, topics, taken = selection.history.log, selection.history.topics, 0
+    ends = FirstOfEach[Trajectory](_end)
+    first_ms = 0
+    topic_id = log.topic_id(topics.trajectories)
+    for record, trajectory in selection.trajectories():
+        writers.trajectory(record, topic_id, trajectory)
+        ends.add(trajectory)
+        first_ms = min(first_ms or record.timestamp_ms, record.timestamp_ms)
+        progress(taken := taken + 1)
+    topic_id = log.topic_id(topics.scored)
+    with suppress(Refused):  # nothing lies there: nobody has scored yet
+        for record, scored in replace(selection, span=behind(first_ms)).scored():
+            if scored.trajectory in ends:
+                writers.scored(record, topic_id, scored)
+                progress(taken := taken + 1)
+
+
+def _end(trajectory: Trajectory) -> tuple[object, ...]:
+    """Which end of which rollout a trajectory tells of."""
+    place = trajectory.journal_partition, trajectory.last_offset
+    return trajectory.rollout_id, trajectory.attempt, *place

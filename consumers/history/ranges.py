@@ -1,0 +1,176 @@
+"""A range of history: which records, and where they lie.
+
+A range names offsets, or times (when a record was written to the topic that is read), and of these
+the records of one run, one policy or some rollouts. A rollout belongs to a policy that sampled in
+it, or that it was asked of when nothing was sampled. It belongs to a version of a policy if that
+policy sampled in it and every token that it sampled is of that version: whoever evaluates a version
+must not count what another one did. A rollout during which the weights changed is of no version.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from consumers.log.protocols import Log, TopicPartition
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Trajectory
+
+SKEW_MS = 10_000
+"""Append times of two partitions may come from two brokers' clocks."""
+
+RolloutRecord = Trajectory | RolloutRequest
+"""Of a rollout that has ended, or of one that is asked for."""
+
+
+class Extent(NamedTuple):
+    """The first offset of each partition, and the one to end before."""
+
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Offsets of one partition, [first, end)."""
+
+    partition: int
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.first}-{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Which records; every field that is not given leaves all of them in."""
+
+    since_ms: int = 0
+    until_ms: int = 0
+    """Before then; 0 is up to the end."""
+    run_id: str = ""
+    policy_id: str = ""
+    version: int | None = None
+    ids: frozenset[str] = frozenset()
+    offsets: tuple[Stretch, ...] = ()
+    """Of the topic that is read; partitions that are not named are left out."""
+
+    def __str__(self) -> str:
+        words = [str(stretch) for stretch in self.offsets]
+        words += [f"since {_iso(self.since_ms)}"] if self.since_ms else []
+        words += [f"until {_iso(self.until_ms)}"] if self.until_ms else []
+        words += [f"run {self.run_id}"] if self.run_id else []
+        words += [f"policy {self.policy()}"] if self.policy_id else []
+        words += [f"{len(self.ids):,} rollout ids"] if self.ids else []
+        return ", ".join(words) or "all that is there"
+
+    def policy(self) -> str:
+        """P or P@VERSION, as it was given."""
+        return self.policy_id if self.version is None else f"{self.policy_id}@{self.version}"
+
+    def beyond_policy(self) -> bool:
+        """Whether anything but a policy is named."""
+        return replace(self, policy_id="", version=None) != Range()
+
+    def has(self, rollout: RolloutRecord) -> bool:
+        """Whether a rollout is in the range, as far as that does not hang on its place."""
+        request = request_of(rollout)
+        if self.ids and rollout.rollout_id not in self.ids:
+            return False
+        if self.run_id and (request is None or request.run_id != self.run_id):
+            return False
+        if self.version is not None:
+            return versions(rollout, self.policy_id) == {self.version}
+        return not self.policy_id or self.policy_id in policies(rollout)
+
+
+def parse_policy(text: str) -> tuple[str, int | None]:
+    """A policy, and its version where one is named, from P or P@VERSION; raises Refused."""
+    policy_id, at, version = text.partition("@")
+    if not policy_id or (at and not version.isdecimal()):
+        msg = f"--policy {text!r} is neither a policy id nor POLICY@VERSION, such as p@12"
+        raise Refused(msg)
+    return policy_id, int(version) if at else None
+
+
+def request_of(rollout: RolloutRecord) -> RolloutRequest | None:
+    """What was asked for; None where a trajectory does not know it."""
+    return rollout.request if isinstance(rollout, Trajectory) else rollout
+
+
+def policies(rollout: RolloutRecord) -> tuple[str, ...]:
+    """Who sampled in a rollout; where nobody did, whom it was asked of."""
+    request = request_of(rollout)
+    sampled = rollout.policies if isinstance(rollout, Trajectory) else ()
+    return sampled or ((request.policy_id,) if request else ())
+
+
+def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
+    """The versions of a policy that sampled a token of this rollout."""
+    from trainer.samples import versions_of  # brings numpy, which no `--help` should pay for
+
+    if isinstance(rollout, RolloutRequest) or policy_id not in rollout.policies:
+        return set()
+    return versions_of(rollout.sequences or (), rollout.policies.index(policy_id))
+
+
+def behind(since_ms: int) -> Range:
+    """Where to look for what was made of records that are no older than that."""
+    return Range(since_ms=max(0, since_ms - SKEW_MS))
+
+
+def filled_extent(log: Log, topic: str, span: Range) -> Extent:
+    """Where a range begins and ends in each partition of a topic; raises Refused where it is empty.
+
+    Offsets that are not there are refused, each with what is.
+    """
+    starts, ends = extent = extent_of(log, topic, span)
+    if all(starts[tp] >= end for tp, end in ends.items()):
+        when = Range(span.since_ms, span.until_ms)
+        msg = f"nothing in {topic} ({when}); there is {_left(log.bounds(topic))}"
+        raise Refused(msg)
+    return extent
+
+
+def extent_of(log: Log, topic: str, span: Range) -> Extent:
+    """As `filled_extent`; may be empty. Raises Refused for offsets that are not there."""
+    bounds = log.bounds(topic)
+    if span.offsets:
+        _require_offsets(topic, span.offsets, bounds)
+        # A reader stands in every partition; where it has nothing to read, at the end.
+        rest = {(topic, number): end for number, (_, end) in bounds.items()}
+        starts = rest | {(topic, stretch.partition): stretch.first for stretch in span.offsets}
+        return Extent(
+            starts, rest | {(topic, stretch.partition): stretch.end for stretch in span.offsets}
+        )
+    starts = {(topic, number): low for number, (low, _) in bounds.items()}
+    ends = {(topic, number): end for number, (_, end) in bounds.items()}
+    if span.until_ms:
+        at = log.offsets_for_times([topic], span.until_ms)
+        ends = {tp: min(end, at[tp]) for tp, end in ends.items()}
+    if span.since_ms:
+        at = log.offsets_for_times([topic], span.since_ms)
+        starts = {tp: min(at[tp], ends[tp]) for tp in starts}
+    return Extent(starts, ends)
+
+
+def _require_offsets(
+    topic: str, stretches: Iterable[Stretch], bounds: Mapping[int, tuple[int, int]]
+) -> None:
+    for stretch in stretches:
+        low, end = bounds.get(stretch.partition, (0, 0))
+        if not low <= stretch.first < stretch.end <= end:
+            what = "is past retention" if stretch.first < low else "is not all there"
+            msg = f"--offsets {stretch} of {topic} {what}; there is {_left(bounds)}"
+            raise Refused(msg)
+
+
+def _left(bounds: Mapping[int, tuple[int, int]]) -> str:
+    """What is left of each partition, as it would be named."""
+    stretches = [Stretch(n, low, end) for n, (low, end) in sorted(bounds.items()) if low < end]
+    return ", ".join(map(str, stretches)) or "nothing at all"
+
+
+def _iso(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ms / 1000))

@@ -1,0 +1,225 @@
+"""Reading a range of history.
+
+Whoever reads a range disturbs nothing that runs: it joins no group, commits nothing, holds one poll
+in memory, and gives way while others work, or keeps to its rate (where only keys are looked at
+nothing is held back). What is read is settled before the first record: from the start to the end as
+it stands then, in the order of each partition. What is written meanwhile is not in it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from consumers.history.first_of_each import FirstOfEach
+from consumers.history.history import History
+from consumers.history.ranges import (
+    Extent,
+    Range,
+    RolloutRecord,
+    extent_of,
+    filled_extent,
+    policies,
+    request_of,
+    versions,
+)
+from consumers.history.rate_limit import Pace
+from consumers.log.protocols import Log, Record
+from consumers.log.reading import read_between
+from schemas.codec import Codec
+from schemas.errors import Refused, WireError
+from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
+from schemas.names import hint
+
+NAMED = 5
+"""Missing ids that a refusal names."""
+NEAR = 1000
+"""Among so many names that were met the nearest is looked for."""
+
+M = TypeVar("M", RolloutRequest, Trajectory, ScoredTrajectory)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The records of a range, at a pace; by default at full speed."""
+
+    history: History
+    span: Range
+    pace: Pace = field(default_factory=Pace)
+
+    def records(self, topic: str) -> Iterator[Record]:
+        """A topic's records within the offsets and times of the range.
+
+        Raises Refused, before the first record, where there are none or where offsets are gone.
+        """
+        return read_paced(
+            self.history.log, filled_extent(self.history.log, topic, self.span), self.pace
+        )
+
+    def trajectories(self) -> Iterator[tuple[Record, Trajectory]]:
+        """Each rollout's first trajectory; raises Refused, see `_messages`."""
+        topic = self.history.topics.trajectories
+        self._require_ids(topic)
+        return self._messages(topic, Trajectory)
+
+    def scored(self) -> Iterator[tuple[Record, ScoredTrajectory]]:
+        """The first scored trajectory of each rollout and scoring id; raises Refused."""
+        return self._messages(self.history.topics.scored, ScoredTrajectory)
+
+    def requests(self) -> Iterator[tuple[Record, RolloutRequest]]:
+        """Each rollout's first request; they have been asked of no version yet. Raises Refused."""
+        if self.span.version is not None:
+            policy_id = self.span.policy_id
+            msg = f"a request has no version; name the policy alone: --policy {policy_id}"
+            raise Refused(msg)
+        topic = self.history.topics.requests
+        self._require_ids(topic)
+        return self._messages(topic, RolloutRequest)
+
+    def _require_ids(self, topic: str) -> None:
+        """Look for the ids among a topic's keys, before anybody acts on the first that is there."""
+        if not self.span.ids:
+            return
+        filled_extent(self.history.log, topic, self.span)
+        census = Census(self.span)
+        for key in keys(self.history.log, topic, self.span):
+            census.note_id(key)
+        census.require_ids(topic)
+
+    def _messages(self, topic: str, kind: type[M]) -> Iterator[tuple[Record, M]]:
+        """What of a topic belongs to the range, the first under each name; skips the unreadable.
+
+        Raises Refused before the first record as `records` does, and after the last where an id was
+        not found, or nothing was found of the run or the policy.
+        """
+        return self._filtered(self.records(topic), topic, kind)
+
+    def _filtered(
+        self, records: Iterable[Record], topic: str, kind: type[M]
+    ) -> Iterator[tuple[Record, M]]:
+        census, firsts = Census(self.span), FirstOfEach[M](_name)
+        for record in records:
+            message = _decoded(self.history.codec, kind, record)
+            if message is None or not census.takes(_rollout(message)):
+                continue
+            if firsts.add(message):
+                yield record, message
+        census.require(topic)
+
+
+def read_paced(log: Log, extent: Extent, pace: Pace) -> Iterator[Record]:
+    """One by one, and on average no faster than the pace, in small lots."""
+    for batch in read_between(log, *extent, pace.lot):
+        pace.wait(len(batch))
+        yield from batch
+
+
+def keys(log: Log, topic: str, span: Range) -> Iterator[str]:
+    """The keys within a range's offsets and times, as text; nothing is decoded."""
+    for batch in read_between(log, *extent_of(log, topic, span)):
+        for record in batch:
+            yield (record.key or b"").decode(errors="replace")
+
+
+def _rollout(message: RolloutRecord | ScoredTrajectory) -> RolloutRecord:
+    return message.trajectory if isinstance(message, ScoredTrajectory) else message
+
+
+def _name(message: RolloutRecord | ScoredTrajectory) -> tuple[object, ...]:
+    """Under which name a message counts once."""
+    if isinstance(message, ScoredTrajectory):
+        return (*_name(message.trajectory), message.scoring_id)
+    if isinstance(message, Trajectory):
+        return message.rollout_id, message.attempt
+    return (message.rollout_id,)
+
+
+def _decoded(codec: Codec, kind: type[M], record: Record) -> M | None:
+    try:
+        return codec.decode(record.value, kind)
+    except WireError as error:
+        import structlog  # a tenth of a second that no `--help` should pay
+
+        structlog.get_logger().warning(
+            "record_unreadable",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            error=type(error).__name__,
+        )
+        return None
+
+
+@dataclass
+class Census:
+    """What was met on the way, so that a name that nothing bears can be told from a near one."""
+
+    span: Range
+    taken: int = 0
+    ids: set[str] = field(default_factory=set)
+    near: set[str] = field(default_factory=set)
+    runs: set[str] = field(default_factory=set)
+    policies: set[str] = field(default_factory=set)
+    versions: set[int] = field(default_factory=set)
+
+    def takes(self, rollout: RolloutRecord) -> bool:
+        """Whether it is in the range; notes whose it is."""
+        span, request = self.span, request_of(rollout)
+        if span.ids:
+            self.note_id(rollout.rollout_id)
+        if span.run_id and request is not None:
+            self.runs.add(request.run_id)
+        if span.policy_id:
+            self.policies.update(policies(rollout))
+        taken = span.has(rollout)
+        self.taken += taken
+        if not taken and span.version is not None:
+            self.versions |= versions(rollout, span.policy_id)
+        return taken
+
+    def note_id(self, rollout_id: str) -> None:
+        if rollout_id in self.span.ids:
+            self.ids.add(rollout_id)
+        elif len(self.near) < NEAR:
+            self.near.add(rollout_id)
+
+    def require(self, topic: str) -> None:
+        """Raise Refused where what was named is not in what was read."""
+        self.require_ids(topic)
+        if not self.taken:
+            raise Refused(self._nothing_in(topic))
+
+    def _nothing_in(self, topic: str) -> str:
+        span = self.span
+        if span.run_id and span.run_id not in self.runs:
+            return f"no rollout of run {span.run_id!r} in {topic}; {_near(span.run_id, self.runs)}"
+        if span.policy_id and span.policy_id not in self.policies:
+            near = _near(span.policy_id, self.policies)
+            return f"no rollout of policy {span.policy_id!r} in {topic}; {near}"
+        if span.version is not None:
+            others = ", ".join(map(str, sorted(self.versions))) or "no version at all"
+            return (
+                f"no rollout in {topic} whose every token version {span.version} of "
+                f"{span.policy_id!r} sampled; there is {others}"
+            )
+        return f"no rollout in {topic} is all of this: {span}"
+
+    def require_ids(self, topic: str) -> None:
+        """Raise Refused naming the first of the ids that were not met."""
+        missing = sorted(self.span.ids - self.ids)
+        if missing:
+            some = ", ".join(map(repr, missing[:NAMED]))
+            more = f" and {len(missing) - NAMED:,} more" if len(missing) > NAMED else ""
+            msg = (
+                f"{len(missing):,} of {len(self.span.ids):,} rollout ids are not in {topic}: "
+                f"{some}{more}; {_near(missing[0], self.near)}"
+            )
+            raise Refused(msg)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """The name that was probably meant: one that begins so, else a similar one."""
+    names = sorted(filter(None, known))
+    begins = next((other for other in names if other.startswith(name)), None)
+    if begins:
+        return f"did you mean {begins!r}?"
+    return hint(name, names) if names else "there is none"

@@ -25,12 +25,13 @@ from compose.evaluation import (
     paired_by_task,
     rows,
 )
-from compose.progress import Progress
 from compose.runs.publish_policy import announced
 from compose.runs.recipe import SHIPPED, load_recipe
-from compose.submission import Door, lines_of, publish, watch
+from compose.submission import lines_of, publish, watch
+from consumers.history.progress import RolloutProgress
 from consumers.history.ranges import parse_policy
 from consumers.history.selection import Selection
+from consumers.request_checks import RequestChecks
 from producers.submit import new_rollout_id, requests_of
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
@@ -68,7 +69,7 @@ def live(
     Raises Refused before anything is published, NotScored when nobody works on it in time.
     """
     policy_id, asked = parse_policy(policy)
-    door = Door(cluster)
+    door = RequestChecks(cluster)
     wanted = list(tasks_of(tasks, policy_id, n, door))
     version = _served(cluster, policy_id, asked)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -77,7 +78,7 @@ def live(
     for request in requests:
         door.check(request)
     found = Evaluation(success_at=success_at)
-    with closing(Progress(cluster, requests, scoring_id)) as progress:
+    with closing(RolloutProgress(cluster, requests, scoring_id)) as progress:
         publish(cluster, requests)
         watch(progress, timeout_s, begin_within_s=begin_within_s)
         for row in progress.rows.values():
@@ -106,7 +107,7 @@ def members(
             )
 
 
-def tasks_of(source: str, policy_id: str, n: int, door: Door) -> Iterator[RolloutRequest]:
+def tasks_of(source: str, policy_id: str, n: int, door: RequestChecks) -> Iterator[RolloutRequest]:
     """A recipe's held-out seeds, greedy where each is asked once; or what the lines of a file say.
 
     Of a line its task, program, sampling and limits count.

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose.submission import Door
 from consumers.history.ranges import Range
 from consumers.history.record_lines import topic_named
 from consumers.history.selection import Selection, keys
 from consumers.log.protocols import Record
+from consumers.request_checks import RequestChecks
 from producers.publisher import Publisher, flush_all
 from producers.replay import checked_name, is_replayed, line_of, replayed
 from producers.submit import Submitter
@@ -131,7 +131,7 @@ def _requests(
     if not file:
         known = keys(cluster.log, cluster.topics.requests, Range())
         there = {key for key in known if is_replayed(key, name)}
-    take = write or (_unchecked if file else Door(cluster).check)
+    take = write or (_unchecked if file else RequestChecks(cluster).check)
     for request in asked:
         again = replayed(request, name)
         if is_replayed(request.rollout_id, name):

@@ -1,25 +1,30 @@
 """`rollcall fork`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster
 
-if TYPE_CHECKING:
-    pass
+Rollout = Annotated[str, typer.Argument(help="The id of the rollout to fork.")]
+At = Annotated[int, typer.Option(min=0, help="The first turn that is live; from 0 on.")]
+Policy = Annotated[
+    str, typer.Option(help="Another policy to go on with; it must share its tokens.")
+]
+Seed = Annotated[str, typer.Option(help="Of sampling; left out, each fork samples anew.")]
+Count = Annotated[int, typer.Option("--n", min=1, help="So many forks, as one group.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Watch until all are scored.")]
+Timeout = Annotated[float, typer.Option(help="How long to wait.")]
 
 
 def fork(
-    rollout: Annotated[str, typer.Argument(help="The id of the rollout to fork.")],
-    at: Annotated[int, typer.Option(min=0, help="The first turn that is live; from 0 on.")],
-    policy: Annotated[
-        str, typer.Option(help="Another policy to go on with; it must share its tokens.")
-    ] = "",
-    seed: Annotated[str, typer.Option(help="Of sampling; left out, each fork samples anew.")] = "",
-    n: Annotated[int, typer.Option("--n", min=1, help="So many forks, as one group.")] = 1,
-    wait: Annotated[bool, typer.Option("--wait", help="Watch until all are scored.")] = False,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 600.0,
+    rollout: Rollout,
+    at: At,
+    policy: Policy = "",
+    seed: Seed = "",
+    n: Count = 1,
+    wait: Wait = False,
+    timeout_s: Timeout = 600.0,
 ) -> None:
     """Publish a rollout whose first turns are those of a recorded one and whose rest is live.
 
@@ -30,15 +35,24 @@ def fork(
 
     Example: rollcall fork 3f2a1c --at 2 --n 8 --wait
     """
-    from compose.fork import fork as publish_forks
+    from compose.submission import submit_all
+    from consumers.history import fork_request
+    from consumers.history.local_programs import watched_world
+    from consumers.request_checks import RequestChecks
+    from producers import provision
+    from schemas.topics import wanted
 
-    publish_forks(
-        cluster(),
-        rollout,
-        turn=at,
-        policy_id=policy,
-        seed=seed,
-        count=n,
-        wait=wait,
-        timeout_s=timeout_s,
+    here = cluster()
+    provision.require(here.admin, here.registry, wanted(here.settings.prefix, []))
+    world = watched_world(here.settings.agents.program_timeout_s)
+    parent = fork_request.parent_of(here, rollout, world)
+    request = fork_request.fork_request(parent, at, policy_id=policy, seed=seed)
+    requests, checks = list(fork_request.fork_requests(request, n)), RequestChecks(here)
+    for each in requests:
+        checks.check(each)
+    typer.echo(
+        f"fork of {rollout} at turn {at} (its position {request.parent_position}): "
+        f"{at} turn{'' if at == 1 else 's'} from the record; its own seed is "
+        f"{parent.request.seed_key!r}"
     )
+    submit_all(here, requests, wait=wait, timeout_s=timeout_s)

@@ -1,5 +1,6 @@
 """`rollcall submit`."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,39 +8,90 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    pass
+    from compose.cluster import Cluster
+    from schemas.messages import RolloutRequest
+
+Source = Annotated[str, typer.Argument(help="A JSON Lines file, or - for standard input.")]
+Dataset = Annotated[
+    str, typer.Option(help="A reasoning-gym data set instead of a file, such as chain_sum.")
+]
+Count = Annotated[int, typer.Option(min=1, help="Entries of the data set.")]
+GroupSize = Annotated[int, typer.Option(min=1, help="Rollouts of each task.")]
+Policy = Annotated[str, typer.Option(help="The policy, where a line names none.")]
+Agent = Annotated[str, typer.Option(help="The program, where a line names none.")]
+Again = Annotated[
+    bool, typer.Option("--again", help="Under new ids: run what was run before once more.")
+]
+Wait = Annotated[bool, typer.Option(help="Watch until all have been scored.")]
+Timeout = Annotated[float, typer.Option(help="How long to wait.")]
 
 
 def submit(
-    source: Annotated[str, typer.Argument(help="A JSON Lines file, or - for standard input.")] = "",
-    dataset: Annotated[
-        str, typer.Option(help="A reasoning-gym data set instead of a file, such as chain_sum.")
-    ] = "",
-    count: Annotated[int, typer.Option(min=1, help="Entries of the data set.")] = 8,
-    group_size: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
-    policy: Annotated[str, typer.Option(help="The policy, where a line names none.")] = "policy",
-    agent: Annotated[str, typer.Option(help="The program, where a line names none.")] = "",
-    again: Annotated[
-        bool, typer.Option("--again", help="Under new ids: run what was run before once more.")
-    ] = False,
-    wait: Annotated[bool, typer.Option(help="Watch until all have been scored.")] = False,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 600.0,
+    source: Source = "",
+    dataset: Dataset = "",
+    count: Count = 8,
+    group_size: GroupSize = 1,
+    policy: Policy = "policy",
+    agent: Agent = "",
+    again: Again = False,
+    wait: Wait = False,
+    timeout_s: Timeout = 600.0,
 ) -> None:
     """Publish rollout requests, one JSON object a line.
 
     An id that was asked for before is refused as `repeated`: a file may be submitted twice.
     """
-    from compose.submission import submit as publish
+    from compose.submission import lines_of, submit_all
+    from producers.submit import asked_again
+    from schemas.errors import Refused
 
-    publish(
-        cluster(),
-        source,
-        dataset=dataset,
-        count=count,
-        group_size=group_size,
-        policy_id=policy,
-        agent=agent,
-        wait=wait,
-        timeout_s=timeout_s,
-        again=again,
+    if bool(source) == bool(dataset):
+        found = "both" if source else "neither"
+        msg = f"give a JSON Lines file (- is standard input) or --dataset; found {found}"
+        raise Refused(msg)
+    if again and dataset:
+        msg = "--again is for the ids in a file; rollouts of a data set have new ids every time"
+        raise Refused(msg)
+    here, lines = cluster(), lines_of(source) if source else []
+    if source:
+        requests = _of_lines(here, source, lines, group_size, policy, agent)
+    else:
+        requests = _of_dataset(here, dataset, count, group_size, policy, agent)
+    submit_all(
+        here, list(asked_again(requests)) if again else requests, wait=wait, timeout_s=timeout_s
     )
+
+
+def _of_lines(
+    here: "Cluster", source: str, lines: Sequence[bytes], group_size: int, policy: str, agent: str
+) -> "list[RolloutRequest]":
+    """Raises Refused before the first is sent, also where there is none."""
+    from compose.submission import source_name
+    from consumers.request_checks import RequestChecks
+    from producers import provision
+    from producers.submit import requests_of
+    from schemas.errors import Refused
+    from schemas.messages import RolloutRequest, Task
+    from schemas.topics import wanted
+
+    provision.require(here.admin, here.registry, wanted(here.settings.prefix, []))
+    defaults = RolloutRequest("", Task(), agent or "react", policy_id=policy)
+    check = RequestChecks(here).check
+    requests = list(requests_of(lines, check, defaults=defaults, group_size=group_size))
+    if not requests:
+        msg = f"no requests in {source_name(source)}: it holds no line that is not empty"
+        raise Refused(msg)
+    return requests
+
+
+def _of_dataset(
+    here: "Cluster", dataset: str, count: int, group_size: int, policy: str, agent: str
+) -> "list[RolloutRequest]":
+    from consumers.request_checks import RequestChecks, dataset_requests
+    from producers import provision
+    from schemas.messages import RolloutRequest, Task
+    from schemas.topics import wanted
+
+    provision.require(here.admin, here.registry, wanted(here.settings.prefix, []))
+    defaults = RolloutRequest("", Task(), agent or "single_turn", policy_id=policy)
+    return list(dataset_requests(dataset, count, group_size, defaults, RequestChecks(here)))

@@ -11,9 +11,10 @@ from compose import evaluate
 from compose.evaluation import Evaluation, Row
 from compose.rescore import rescore
 from compose.runs.recipe import load_recipe
-from compose.submission import Door, NotScored
+from compose.submission import NotScored
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.request_checks import RequestChecks
 from schemas.errors import Refused
 from schemas.messages import (
     PolicyVersion,
@@ -260,7 +261,7 @@ def test_what_cannot_be_evaluated_live_is_refused_before_anything_is_asked(
 def test_a_recipe_is_asked_greedily_once_and_else_as_it_samples(cluster: MemoryCluster) -> None:
     recipe, _ = load_recipe("lake-any-start")
     asked = {
-        n: list(evaluate.tasks_of("lake-any-start", POLICY, n, Door(cluster)))  # type: ignore[arg-type]
+        n: list(evaluate.tasks_of("lake-any-start", POLICY, n, RequestChecks(cluster)))  # type: ignore[arg-type]
         for n in (1, 4)
     }
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from compose.fork import fork, forked, members, parent_of
 from consumers.agents.fork import Past
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, WishFailed, user
 from consumers.audit.audit import audit
+from consumers.history.fork_request import fork_request, fork_requests, parent_of
+from consumers.history.local_programs import watched_world
 from producers.submit import Submitter
 from sandbox.environment import Observation
 from schemas.errors import Refused, WorkFailed
@@ -26,6 +27,7 @@ from schemas.messages import (
 )
 from schemas.messages import Task as WireTask
 from schemas.packed import ids_of, mask_of
+from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, Corridor, MemoryCluster
 from tests.support.tiny_run import World
 
@@ -110,11 +112,10 @@ def forks_of(cluster: MemoryCluster, rollout_id: str) -> list[RolloutRequest]:
     return [request for request in requests if request.parent_rollout_id == rollout_id]
 
 
-def make(cluster: MemoryCluster, rollout_id: str, **options: Any) -> list[Trajectory]:
+def make(cluster: MemoryCluster, rollout_id: str, *words: str, at: int = 0) -> list[Trajectory]:
     """Fork it, let everybody work, and return what became of the forks."""
-    given = {"turn": 0, "policy_id": "", "seed": "", "count": 1, "wait": False, "timeout_s": 1.0}
     before = {request.rollout_id for request in forks_of(cluster, rollout_id)}
-    fork(cluster, rollout_id, **(given | options))
+    call(cluster, "fork", rollout_id, f"--at={at}", *words)
     cluster.finish()
     new = {request.rollout_id for request in forks_of(cluster, rollout_id)} - before
     return [trajectory(cluster, each) for each in sorted(new)]
@@ -134,7 +135,7 @@ def test_a_fork_at_turn_0_with_its_parents_seed_gives_its_first_answer_and_all_o
 ) -> None:
     then = run(cluster, parent())
 
-    [now] = make(cluster, "parent", seed="parent")
+    [now] = make(cluster, "parent", "--seed=parent")
     [other] = make(cluster, "parent")
 
     assert now.sequences == then.sequences
@@ -149,7 +150,7 @@ def test_a_live_call_goes_on_from_the_recorded_tokens_to_the_bit(
     then = run(cluster, parent())
     [recorded] = then.sequences or ()
 
-    [now] = make(cluster, "parent", turn=turn)
+    [now] = make(cluster, "parent", at=turn)
 
     first = calls(cluster, now.rollout_id)[0]
     theirs = calls(cluster, "parent")[turn]
@@ -172,7 +173,7 @@ def test_its_request_names_parent_and_position_and_belongs_to_no_run(
 ) -> None:
     run(cluster, parent(user="ada", min_policy_version=0))
 
-    [now] = make(cluster, "parent", turn=1)
+    [now] = make(cluster, "parent", at=1)
 
     assert now.request is not None
     assert (now.request.parent_rollout_id, now.request.parent_position) == ("parent", 3)
@@ -185,7 +186,7 @@ def test_its_request_names_parent_and_position_and_belongs_to_no_run(
 def test_several_forks_are_one_group_with_seeds_of_their_own(cluster: MemoryCluster) -> None:
     run(cluster, parent())
 
-    forks = make(cluster, "parent", turn=1, count=3, seed="s")
+    forks = make(cluster, "parent", "--n=3", "--seed=s", at=1)
 
     requests = [each.request for each in forks if each.request]
     assert [request.sampling_seed for request in requests] == ["s-0", "s-1", "s-2"]
@@ -196,9 +197,9 @@ def test_several_forks_are_one_group_with_seeds_of_their_own(cluster: MemoryClus
 
 def test_a_fork_of_a_fork_brings_all_that_is_recorded_of_both(cluster: MemoryCluster) -> None:
     then = run(cluster, parent())
-    [child] = make(cluster, "parent", turn=1)
+    [child] = make(cluster, "parent", at=1)
 
-    [grandchild] = make(cluster, child.rollout_id, turn=1)
+    [grandchild] = make(cluster, child.rollout_id, at=1)
 
     asked = calls(cluster, grandchild.rollout_id)[0]
     assert asked.prefix_ids == calls(cluster, child.rollout_id)[1].prefix_ids
@@ -212,8 +213,8 @@ def test_a_program_draws_again_what_it_drew_and_several_conversations_go_on(
 ) -> None:
     then = run(cluster, parent(agent=f"{HERE}:drawing"))
 
-    [now] = make(cluster, "parent", turn=2)
-    [askew] = make(cluster, "parent", turn=1)
+    [now] = make(cluster, "parent", at=2)
+    [askew] = make(cluster, "parent", at=1)
 
     assert now.result == then.result == askew.result, "its generator is the parent's"
     left, right = calls(cluster, now.rollout_id)
@@ -229,7 +230,7 @@ def test_what_failed_then_fails_again_without_being_asked(cluster: MemoryCluster
     run(cluster, parent(agent=f"{HERE}:clumsy"))
     assert trajectory(cluster, "parent").result == "too_long, fall, fall"
 
-    [now] = make(cluster, "parent", turn=1)
+    [now] = make(cluster, "parent", at=1)
 
     assert now.result == "too_long, fall, fall"
     assert [call.messages[-1].content for call in calls(cluster, now.rollout_id)] == ["and on"]
@@ -252,7 +253,7 @@ def test_an_environment_that_shows_something_else_ends_the_fork_with_the_reason(
 ) -> None:
     run(cluster, parent(task=replace(TASK, environment=f"{HERE}:Moody")))
 
-    [now] = make(cluster, "parent", turn=2)
+    [now] = make(cluster, "parent", at=2)
 
     assert (now.status, now.code) == ("failed", "fork_diverged")
     assert "at position 2 of its parent the environment shows 'door 1, mood 2'" in now.reason
@@ -266,8 +267,8 @@ def test_an_environment_that_does_not_replay_is_refused_beyond_turn_0(
     then = run(cluster, parent(task=replace(TASK, environment=f"{HERE}:OneWay")))
 
     with pytest.raises(Refused, match=r"OneWay' is not replayable.*fork it at turn 0"):
-        make(cluster, "parent", turn=1)
-    [now] = make(cluster, "parent", turn=0, seed="parent")
+        make(cluster, "parent", at=1)
+    [now] = make(cluster, "parent", "--seed=parent", at=0)
 
     assert now.sequences == then.sequences
 
@@ -279,7 +280,7 @@ def test_a_turn_that_a_finished_rollout_never_took_is_refused(
     run(cluster, parent())
 
     with pytest.raises(Refused, match=rf"--at {turn}: .* can be forked at turn 0 to 2"):
-        make(cluster, "parent", turn=turn)
+        make(cluster, "parent", at=turn)
 
 
 def test_a_rollout_that_stopped_short_can_go_on_after_its_last_turn(
@@ -290,7 +291,7 @@ def test_a_rollout_that_stopped_short_can_go_on_after_its_last_turn(
     longer = run(cluster, parent("failed", agent=f"{HERE}:greedy", limits=Limits(max_turns=2)))
     assert (longer.status, longer.code) == ("failed", "turn_limit")
 
-    [now] = make(cluster, "failed", turn=2)
+    [now] = make(cluster, "failed", at=2)
 
     assert now.model_calls == 2, "the recorded turns use up none of its own"
     assert calls(cluster, now.rollout_id)[0].prefix_length > 0
@@ -314,7 +315,7 @@ def test_the_last_attempt_is_forked_and_what_was_ignored_is_not(cluster: MemoryC
     then = trajectory(cluster, "parent")
     assert then.attempt == 2
 
-    [now] = make(cluster, "parent", turn=2)
+    [now] = make(cluster, "parent", at=2)
 
     assert actions(now)[:3] == actions(then)[:3]
     assert now.attempt == 1
@@ -335,7 +336,7 @@ def test_unknown_rollouts_policies_and_programs_are_refused(cluster: MemoryClust
     with pytest.raises(Refused, match=r"no rollout 'paren'.*did you mean 'parent'"):
         make(cluster, "paren")
     with pytest.raises(Refused, match="policy 'q' has no topic"):
-        make(cluster, "parent", policy_id="q")
+        make(cluster, "parent", "--policy=q")
     with pytest.raises(Refused, match="nowhere_at_all"):
         make(cluster, "elsewhere")
     assert forks_of(cluster, "parent") == []
@@ -343,7 +344,7 @@ def test_unknown_rollouts_policies_and_programs_are_refused(cluster: MemoryClust
 
 def test_what_a_fork_knows_of_its_parent_survives_its_config(cluster: MemoryCluster) -> None:
     run(cluster, parent())
-    request = forked(parent_of(cluster, "parent"), 2)
+    request = fork_request(parent_of(cluster, "parent", watched_world(5.0)), 2)
 
     past = Past.of(Task("", "", "", 1, request.agent_config, lambda: None).config)  # type: ignore[arg-type]
 
@@ -353,7 +354,7 @@ def test_what_a_fork_knows_of_its_parent_survives_its_config(cluster: MemoryClus
         2,
         [*range(5)],
     )
-    assert [each.rollout_id for each in members(request, 2)] == [
+    assert [each.rollout_id for each in fork_requests(request, 2)] == [
         f"{request.rollout_id}-0",
         f"{request.rollout_id}-1",
     ]
@@ -364,7 +365,7 @@ def test_environments_are_rebuilt_by_the_recorded_actions_with_the_same_seed(
 ) -> None:
     then = run(cluster, parent())
 
-    [now] = make(cluster, "parent", turn=2)
+    [now] = make(cluster, "parent", at=2)
 
     steps = [
         step
@@ -382,9 +383,9 @@ def test_environments_are_rebuilt_by_the_recorded_actions_with_the_same_seed(
 def test_the_audit_of_a_log_with_forks_finds_nothing_wrong(cluster: MemoryCluster) -> None:
     run(cluster, parent())
     run(cluster, parent("two", agent=f"{HERE}:drawing"))
-    make(cluster, "parent", turn=1, count=3)
-    [fork_of_two] = make(cluster, "two", turn=2)
-    make(cluster, fork_of_two.rollout_id, turn=1)
+    make(cluster, "parent", "--n=3", at=1)
+    [fork_of_two] = make(cluster, "two", at=2)
+    make(cluster, fork_of_two.rollout_id, at=1)
 
     report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
@@ -401,7 +402,7 @@ def test_with_real_weights_a_greedy_fork_says_what_its_parent_said(tmp_path: Pat
     then = next(each for each in newest if each.model_calls > 2)
     assert then.request.sampling.temperature == 0.0
 
-    request = forked(parent_of(world, then.rollout_id), 2)
+    request = fork_request(parent_of(world, then.rollout_id, watched_world(5.0)), 2)
     Submitter(world.log.publisher(), world.codec, world.topics).publish(request)
     while len(after := world.read(world.topics.trajectories, Trajectory)) == len(found):
         for loop in world.loops:

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 
 from compose import replay
 from compose.cli.range_options import parse
-from compose.submission import Door
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.request_checks import RequestChecks
 from producers.replay import is_replayed, line_of, replayed, replayed_id
 from producers.submit import requests_of
 from schemas.errors import Refused
@@ -116,8 +116,8 @@ def test_a_file_is_what_submit_accepts(cluster: MemoryCluster, tmp_path: Path) -
     found = again(cluster, parse(run="run"), to=str(file))
 
     defaults = RolloutRequest("", Task())
-    door = Door(cluster)  # type: ignore[arg-type]
-    read = list(requests_of(file.read_bytes().splitlines(), door.check, defaults=defaults))
+    checks = RequestChecks(cluster)  # type: ignore[arg-type]
+    read = list(requests_of(file.read_bytes().splitlines(), checks.check, defaults=defaults))
     wanted = [replayed(requests(cluster)[f"r{n}"], "again") for n in range(8)]
     assert sorted(read, key=lambda r: r.rollout_id) == sorted(wanted, key=lambda r: r.rollout_id)
     assert found.written == len(read) == 8

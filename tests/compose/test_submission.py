@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from compose.submission import NotScored, submit
+from compose.submission import NotScored
 from consumers.log.memory_log import MemoryPublisher
 from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
 from schemas.messages import RolloutRequest
+from tests.support.command_line import call, options
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 Submit = Callable[..., None]
@@ -33,11 +34,8 @@ def submitted(cluster: MemoryCluster, tmp_path: Path) -> Submit:
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         path.write_text("\n".join(texts))
         source = given.pop("source", "" if "dataset" in given else str(path))
-        defaults = {
-            "dataset": "", "count": 3, "group_size": 1, "policy_id": POLICY, "agent": "",
-            "wait": False, "timeout_s": 5.0,
-        }  # fmt: skip
-        submit(cluster, source, **defaults | given)
+        defaults = {"count": 3, "policy": POLICY, "timeout_s": 5.0}
+        call(cluster, "submit", *([source] if source else []), *options(**defaults | given))
 
     return go
 
@@ -149,7 +147,7 @@ def test_one_bad_line_is_named_by_its_number_and_nothing_is_published(
         ({"source": "/"}, "Is a directory"),
         ({}, "it holds no line that is not empty"),
         ({"dataset": "chain_sumz"}, "unknown data set 'chain_sumz'; did you mean 'chain_sum'"),
-        ({"dataset": "chain_sum", "policy_id": "q"}, "rollcall topics apply --policy q"),
+        ({"dataset": "chain_sum", "policy": "q"}, "rollcall topics apply --policy q"),
         ({"dataset": "chain_sum", "again": True}, "rollouts of a data set have new ids"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compose.fork import fork
 from consumers.history.divergence import moments_of, parting_of, relation
 from consumers.history.rollout_story import Story, stories
 from consumers.history.timing import Timers, timers_of
@@ -69,9 +68,7 @@ def run(cluster: MemoryCluster, *rollout_ids: str, **fields: Any) -> None:
 
 
 def forked(cluster: MemoryCluster, rollout_id: str, turn: int) -> str:
-    fork(
-        cluster, rollout_id, turn=turn, policy_id="", seed="", count=1, wait=False, timeout_s=1
-    )  # fmt: skip
+    call(cluster, "fork", rollout_id, f"--at={turn}")
     cluster.finish()
     requests = [
         cluster.codec.decode(record.value, RolloutRequest)

@@ -16,6 +16,15 @@ def call(cluster: object, *words: str) -> object:
     return app(list(words), obj=cluster, standalone_mode=False)
 
 
+def options(**values: object) -> list[str]:
+    """Values as words of the command line; what is false or empty is left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option] if value is True else [f"{option}={value}"] if value else []
+    return words
+
+
 def rollcall(
     *words: str, cwd: Path, stdin: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""`rollcall fork`: publish rollouts whose first turns are those of a recorded one.
+"""The request of a fork: a rollout whose first turns are those of a recorded one.
 
 The parent's journal is counted and folded here with its program, as its owner did; what the fork
 needs of it goes into the request (`consumers.agents.fork`). Whatever could not be lived again is
@@ -6,22 +6,17 @@ refused here: a program that has changed, an environment that does not replay.
 """
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from compose.progress import Progress
-from compose.submission import Door, publish, watch
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.rollout import Rollout
 from consumers.agents.fold.world import World
 from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
 from consumers.agents.programs import program_of
 from consumers.agents.worker import program_digest
-from consumers.history.local_programs import watched_world
+from consumers.history.history import History
 from consumers.history.rollout_story import Story, latest, stories_of
-from producers import provision
 from producers.submit import grouped, new_rollout_id
 from sandbox.environment import make_environment
 from schemas.errors import Refused, WorkFailed
@@ -36,14 +31,10 @@ from schemas.messages import (
     RolloutRequest,
     RolloutStarted,
 )
-from schemas.topics import wanted
-
-if TYPE_CHECKING:
-    from compose.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class ForkParent:
     """A rollout that can be forked, in its last attempt."""
 
     story: Story
@@ -62,44 +53,9 @@ class Parent:
                 yield event
 
 
-def fork(
-    cluster: "Cluster",
-    rollout_id: str,
-    *,
-    turn: int,
-    policy_id: str,
-    seed: str,
-    count: int,
-    wait: bool,
-    timeout_s: float,
-) -> None:
-    """Publish `count` forks and say what they are; raises Refused before anything is sent.
-
-    With `wait`, raises NotScored after `timeout_s`.
-    """
-    provision.require(cluster.admin, cluster.registry, wanted(cluster.settings.prefix, []))
-    parent = parent_of(cluster, rollout_id)
-    request = forked(parent, turn, policy_id=policy_id, seed=seed)
-    requests = list(members(request, count))
-    door = Door(cluster)
-    for each in requests:
-        door.check(each)
-    print(
-        f"fork of {rollout_id} at turn {turn} (its position {request.parent_position}): "
-        f"{turn} turn{'' if turn == 1 else 's'} from the record; its own seed is "
-        f"{parent.request.seed_key!r}"
-    )
-    if not wait:
-        publish(cluster, requests)
-        return
-    with closing(Progress(cluster, requests)) as progress:
-        publish(cluster, requests)
-        watch(progress, timeout_s)
-
-
-def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
+def parent_of(history: History, rollout_id: str, world: World) -> ForkParent:
     """The rollout as its journal tells, folded again; raises Refused where that cannot be."""
-    story = latest(stories_of(cluster, rollout_id))
+    story = latest(stories_of(history, rollout_id))
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
         found = "was refused" if story.request else "cannot be read, or is past retention"
@@ -109,11 +65,7 @@ def parent_of(cluster: "Cluster", rollout_id: str) -> Parent:
     today, then = program_digest(program_of(request.agent)), start.body.program_digest
     if today and then and today != then:
         raise _changed(request)
-    return Parent(
-        story,
-        request,
-        _folded(story, request, watched_world(cluster.settings.agents.program_timeout_s)),
-    )
+    return ForkParent(story, request, _folded(story, request, world))
 
 
 def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:
@@ -137,7 +89,9 @@ def _changed(request: RolloutRequest) -> Refused:
     )
 
 
-def forked(parent: Parent, turn: int, *, policy_id: str = "", seed: str = "") -> RolloutRequest:
+def fork_request(
+    parent: ForkParent, turn: int, *, policy_id: str = "", seed: str = ""
+) -> RolloutRequest:
     """The request of one fork; raises Refused for a turn or an environment that will not do."""
     position = _position_of(parent, turn)
     recorded = tuple(_recorded(event) for event in parent.settled() if event.position < position)
@@ -169,14 +123,14 @@ def forked(parent: Parent, turn: int, *, policy_id: str = "", seed: str = "") ->
     )
 
 
-def members(request: RolloutRequest, count: int) -> Iterator[RolloutRequest]:
+def fork_requests(request: RolloutRequest, count: int) -> Iterator[RolloutRequest]:
     """So many forks of one group; a seed that is given is told apart by the member's number."""
     for number, member in enumerate(grouped(request, count)):
         seed = member.sampling_seed
         yield replace(member, sampling_seed=f"{seed}-{number}") if seed and count > 1 else member
 
 
-def _position_of(parent: Parent, turn: int) -> int:
+def _position_of(parent: ForkParent, turn: int) -> int:
     """The parent's position that is live first: that of the turn, or the one after the last."""
     turns, rollout_id = parent.turns, parent.request.rollout_id
     if 0 <= turn < len(turns):
@@ -214,7 +168,7 @@ def _recorded(event: Event) -> Recorded:
     return Missed(event.position, body.code, body.message)
 
 
-def _require_replayable(parent: Parent, position: int) -> None:
+def _require_replayable(parent: ForkParent, position: int) -> None:
     """Actions are applied again: their environments must show the same. A reset shows it always."""
     acted = {
         step.session

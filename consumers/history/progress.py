@@ -4,22 +4,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
 
 from consumers.history.counting import Counting
-from consumers.log.protocols import Log, Reader, Record
+from consumers.history.history import History
+from consumers.log.protocols import Reader, Record
 from schemas.errors import WireError
 from schemas.messages import Event, RolloutRequest, ScoredTrajectory
 
-if TYPE_CHECKING:
-    from compose.cluster import Cluster
-
 
 @dataclass(slots=True)
-class Row:
+class FollowedRollout:
     """One rollout as it stands."""
 
     rollout_id: str
@@ -29,6 +23,7 @@ class Row:
     """What the first scorer to come made of it."""
 
     def take(self, event: Event, at_ms: int) -> None:
+        """One entry of its journal, in log order."""
         was_open = self.counting.open
         counted = not self.counting.take(event)
         if counted and not was_open:
@@ -60,35 +55,32 @@ class Row:
             return (trajectory.ended_ms - trajectory.started_ms) / 1000
         return max(0.0, now_ms - self.started_ms) / 1000 if self.started_ms is not None else 0.0
 
-    def line(self) -> str:
-        return (
-            f"{self.rollout_id}  {self.status}  {self.turns} turns  reward {self.reward}  "
-            f"{self.seconds(0):.1f} s"
-        )
 
-
-class Progress:
+class RolloutProgress:
     """Reads on from where the log ended when this was made."""
 
     def __init__(
         self,
-        cluster: "Cluster",
+        history: History,
         requests: Sequence[RolloutRequest],
         scoring_id: str = "",
         wall: Callable[[], float] = time.time,
     ) -> None:
-        log: Log = cluster.log
-        self.rows = {request.rollout_id: Row(request.rollout_id) for request in requests}
+        self.rows = {
+            request.rollout_id: FollowedRollout(request.rollout_id) for request in requests
+        }
         self.wall = wall
         self.scoring_id = scoring_id
         """Whose scores count; empty is those of the first scorer to come."""
-        self._codec = cluster.codec
-        self._events = cluster.topics.events
+        self._codec = history.codec
+        self._events = history.topics.events
         self._keys = {(r.group_id or r.rollout_id).encode() for r in requests}
         self._keys |= {request.rollout_id.encode() for request in requests}
-        self._reader: Reader = log.reader([self._events, cluster.topics.scored], from_end=True)
+        self._reader: Reader = history.log.reader(
+            [self._events, history.topics.scored], from_end=True
+        )
 
-    def poll(self, timeout_s: float) -> list[Row]:
+    def poll(self, timeout_s: float) -> list[FollowedRollout]:
         """Read on; return the rollouts that were scored now."""
         scored = []
         for record in self._reader.poll(timeout_s):
@@ -97,7 +89,7 @@ class Progress:
                 scored += [row] if row else []
         return scored
 
-    def _take(self, record: Record) -> Row | None:
+    def _take(self, record: Record) -> FollowedRollout | None:
         try:
             if record.topic == self._events:
                 event = self._codec.decode(record.value, Event)
@@ -123,21 +115,8 @@ class Progress:
         """Who has not been scored, as submitted."""
         return [row.rollout_id for row in self.rows.values() if row.scored is None]
 
-    def table(self, most: int) -> Table:
-        """Everything at a glance: the unfinished first, then the latest, `most` rows at most."""
-        rows = list(self.rows.values())
-        rows = [r for r in rows if not r.scored] + [r for r in reversed(rows) if r.scored]
-        hidden = f"; {len(rows) - most:,} rows not shown" if len(rows) > most else ""
-        table = Table(caption=f"{self.totals()}{hidden}", caption_justify="left")
-        for name in ("rollout", "status", "turns", "reward", "seconds"):
-            table.add_column(name, justify="right" if name in ("turns", "seconds") else "left")
-        now_ms = self.wall() * 1000
-        for row in rows[:most]:
-            seconds = f"{row.seconds(now_ms):.1f}"
-            table.add_row(row.rollout_id, row.status, str(row.turns), Text(row.reward), seconds)
-        return table
-
     def totals(self) -> str:
+        """How many are scored, how they ended, and their mean reward, in words."""
         scored = [row.scored for row in self.rows.values() if row.scored]
         statuses = Counter(each.trajectory.status for each in scored)
         rewards = [each.total for each in scored if each.total is not None]
@@ -147,4 +126,5 @@ class Progress:
         return ", ".join(words)
 
     def close(self) -> None:
+        """Give the reader back."""
         self._reader.close()

@@ -1,0 +1,106 @@
+"""What is checked of a request before it is published: whatever would fail for sure."""
+
+from collections.abc import Iterator
+
+import orjson
+
+from consumers.agents.programs import program_of
+from consumers.history.history import History
+from producers.publisher import VALUE_LIMIT_BYTES
+from producers.submit import grouped, new_rollout_id
+from sandbox.environment import check_environment, make_environment
+from schemas.bounds import check_request
+from schemas.errors import Refused, WireError, WorkFailed
+from schemas.messages import RolloutRequest, Task
+from schemas.topics import checked
+
+
+class RequestChecks:
+    """Turn away what would fail for sure; one for each submission. Raises Unavailable."""
+
+    def __init__(self, history: History) -> None:
+        self.topics = history.topics
+        self.codec = history.codec
+        self.topic_names = set(history.log.topic_names())
+        self.rollout_ids: set[str] = set()
+
+    def check(self, request: RolloutRequest) -> None:
+        """Raises Refused."""
+        if request.rollout_id in self.rollout_ids:
+            msg = f"rollout_id {request.rollout_id!r} came before; every rollout needs its own"
+            raise Refused(msg)
+        self.rollout_ids.add(request.rollout_id)
+        program_of(request.agent)
+        self._check_policy(request.policy_id)
+        _check_task(request)
+        check_request(request)
+        self._check_size(request)
+
+    def _check_policy(self, policy_id: str) -> None:
+        if self.topics.calls(checked(policy_id)) in self.topic_names:
+            return
+        calls = self.topics.calls("")
+        known = sorted(
+            name.removeprefix(calls) for name in self.topic_names if name.startswith(calls)
+        )
+        msg = (
+            f"policy {policy_id!r} has no topic {self.topics.calls(policy_id)!r}; run `rollcall "
+            f"topics apply --policy {policy_id}`, or name one that is there with --policy "
+            f"({', '.join(known) or 'there is none'})"
+        )
+        raise Refused(msg)
+
+    def _check_size(self, request: RolloutRequest) -> None:
+        try:
+            size = len(self.codec.encode(self.topics.requests, request))
+        except WireError as error:
+            raise Refused(str(error)) from error
+        if size > VALUE_LIMIT_BYTES:
+            msg = f"a request of {size:,} bytes; at most {VALUE_LIMIT_BYTES:,} fit into a record"
+            raise Refused(msg)
+
+
+def _check_task(request: RolloutRequest) -> None:
+    task = request.task
+    if task.environment:
+        check_environment(task.environment)
+    elif request.agent == "react":
+        msg = "program 'react' acts in task.environment, which is empty; or name another as agent"
+        raise Refused(msg)
+    elif not task.prompt:
+        msg = "the task has neither an environment nor a prompt"
+        raise Refused(msg)
+    _check_object("task.environment_config", task.environment_config)
+    _check_object("agent_config", request.agent_config)
+
+
+def _check_object(name: str, text: str) -> None:
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError as error:
+        msg = f"{name} is not JSON: {error}"
+        raise Refused(msg) from error
+    if not isinstance(value, dict):
+        msg = f"{name} must be a JSON object, found {text!r:.80}"
+        raise Refused(msg)
+
+
+def dataset_requests(
+    dataset: str, count: int, group_size: int, defaults: RolloutRequest, checks: RequestChecks
+) -> Iterator[RolloutRequest]:
+    """The entries 0 to count - 1 of a reasoning-gym data set; a seed names an entry for ever.
+
+    Raises Refused for a data set that is not there.
+    """
+    config = orjson.dumps({"dataset": dataset}).decode()
+    try:
+        make_environment("reasoning_gym", config).close()
+    except WorkFailed as error:
+        raise Refused(str(error)) from error
+    for seed in range(count):
+        task = Task("reasoning_gym", config, seed, task_id=f"{dataset}-{seed}")
+        request = RolloutRequest(
+            new_rollout_id(), task, defaults.agent, policy_id=defaults.policy_id
+        )
+        checks.check(request)
+        yield from grouped(request, group_size)

@@ -1,7 +1,7 @@
 """`rollcall query`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -9,7 +9,12 @@ from compose.cli.connection import settings
 from compose.extras import require
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import Console
+
+    from consumers.tables.query import QueryResult
+
+TABLE_ROWS = 100
+"""Of a table in a terminal."""
 
 
 def query(
@@ -36,13 +41,61 @@ def query(
         msg = "--json and --csv are two ways to print one answer; give one of them"
         raise Refused(msg)
     require("duckdb", "pyarrow")
-    from compose import query as queries
+    from consumers.tables.query import open_tables
 
-    with queries.tables(directory or [settings().archive()]) as tables:
-        answer = tables.ask(sql)
+    with open_tables(directory or [settings().archive()]) as tables:
+        result = tables.ask(sql)
         if json or csv:
             with quiet_pipes():
-                (queries.print_json if json else queries.print_csv)(answer, sys.stdout)
+                (print_json if json else print_csv)(result, sys.stdout)
         else:
             with page() as terminal:
-                queries.print_table(answer, terminal)
+                print_table(result, terminal)
+
+
+def print_table(result: "QueryResult", terminal: "Console") -> None:
+    """For people: the first rows, and how many there are more."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*result.columns)
+    more = 0
+    for number, row in enumerate(result.rows):
+        if number < TABLE_ROWS:
+            table.add_row(*(Text("" if value is None else str(value)) for value in row))
+        else:
+            more += 1
+    terminal.print(table)
+    if more:
+        terminal.print(f"and {more:,} more rows; --csv or --json prints all", highlight=False)
+
+
+def print_json(result: "QueryResult", out: TextIO) -> None:
+    """One object a line."""
+    import json
+
+    for row in result.rows:
+        values = {name: _plain(value) for name, value in zip(result.columns, row, strict=True)}
+        out.write(json.dumps(values, default=str, ensure_ascii=False) + "\n")
+
+
+def print_csv(result: "QueryResult", out: TextIO) -> None:
+    """A line of names, then one for each row."""
+    import csv
+
+    writer = csv.writer(out)
+    writer.writerow(result.columns)
+    writer.writerows(result.rows)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it; it has no infinity, and names are text."""
+    import math
+
+    if isinstance(value, dict):
+        return {str(name): _plain(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

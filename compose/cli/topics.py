@@ -7,7 +7,10 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import Console
+    from rich.table import Table
+
+    from consumers.history.topic_stats import LogState
 
 Policies = Annotated[list[str] | None, typer.Option("--policy", help="A policy id; repeatable.")]
 Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of every topic above one.")]
@@ -62,8 +65,47 @@ def stats(json: Json = False) -> None:
     """
     from functools import partial
 
-    from compose import stats
     from compose.terminal import emit
+    from consumers.history.topic_stats import measure
 
-    state = stats.measure(cluster())
-    emit(state.plain(), partial(stats.show, state), json=json)
+    state = measure(cluster())
+    emit(state.plain(), partial(print_stats, state), json=json)
+
+
+def print_stats(state: "LogState", terminal: "Console") -> None:
+    """Topics, then groups."""
+    from rich.table import Table
+
+    terminal.print(_topics_table(state))
+    behind = Table("group", "topic", "lag", "by partition")
+    behind.columns[2].justify = "right"
+    for lag in state.lags:
+        counts = "  ".join(f"{n}:{count:,}" for n, count in lag.partitions.items() if count)
+        behind.add_row(lag.group, lag.topic, f"{lag.total:,}", counts)
+    terminal.print(behind if state.lags else "no group has committed anything yet")
+    partitions = sum(topic.partitions for topic in state.topics)
+    terminal.print(
+        f"{len(state.topics)} topics, {partitions:,} partitions; `rollcall runs retire` removes "
+        "those of a run that is over"
+    )
+    terminal.print("~ estimated from the last records of each partition, before compression")
+
+
+def _topics_table(state: "LogState") -> "Table":
+    from rich.table import Table
+
+    from consumers.history.times import iso
+    from consumers.history.topic_stats import RECENT_S
+
+    table = Table(
+        "topic", "partitions", "records", "MB", "/s, 1 min", "/s, 1 h", "oldest", "newest"
+    )
+    for column in range(1, 6):
+        table.columns[column].justify = "right"
+    for topic in state.topics:
+        rates = [f"{topic.per_s[str(seconds)]:,.1f}" if topic.per_s else "" for seconds in RECENT_S]
+        times = [(iso(at) or "")[:19] if at else "" for at in (topic.oldest_ms, topic.newest_ms)]
+        size = f"~{topic.estimated_bytes / 1e6:,.2f}" if topic.records else ""
+        count = f"{topic.records:,}"
+        table.add_row(topic.name, str(topic.partitions), count, size, *rates, *times)
+    return table

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from compose.query import tables
 from compose.waiting import look
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
 from consumers.agents.wishes import Task as Given
@@ -22,6 +21,7 @@ from consumers.audit.audit import audit
 from consumers.history.export import export
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.tables.query import open_tables
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
@@ -189,7 +189,7 @@ def test_a_rollout_of_128k_tokens_is_run_scored_trained_on_exported_and_shown(
 
     # It is exported
     export(Selection(cluster, Range()), tmp_path / "out")
-    with tables([tmp_path / "out"]) as opened:
+    with open_tables([tmp_path / "out"]) as opened:
         rows = list(opened.ask("select tokens, sampled_tokens, total from trajectories").rows)
         turns = list(opened.ask("select count(*), count(action) from turns").rows)
     assert [row[:2] for row in rows] == [(TOKENS, TURNS * SAID)] * SIZE

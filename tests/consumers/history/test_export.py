@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compose.query import Answer, print_csv, print_json, print_table, tables
+from compose.cli.query import print_csv, print_json, print_table
 from consumers.audit.audit import audit
 from consumers.history.export import Export, export
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.tables.query import QueryResult, open_tables
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
@@ -39,7 +40,7 @@ def exported(cluster: MemoryCluster, directory: Path, span: Range | None = None)
 
 
 def ask(sql: str, *directories: Path) -> list[tuple[Any, ...]]:
-    with tables(directories) as opened:
+    with open_tables(directories) as opened:
         return list(opened.ask(sql).rows)
 
 
@@ -268,9 +269,9 @@ def test_a_file_that_is_no_parquet_is_named(cluster: MemoryCluster, tmp_path: Pa
 
 
 def test_an_answer_is_a_table_lines_of_json_or_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    def answer() -> Answer:
+    def answer() -> QueryResult:
         values = (1, None, float("nan"), {"a": [0.5]}), (2, "b,c", 0.0, None)
-        return Answer(["n", "text", "x", "map"], iter(values * 60))
+        return QueryResult(["n", "text", "x", "map"], iter(values * 60))
 
     out = io.StringIO()
     print_json(answer(), out)

@@ -1,4 +1,4 @@
-"""`rollcall topics stats` on a log in memory, and on the broker."""
+"""What lies on the topics of a log in memory, and on the broker."""
 
 import json
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from compose.cli.topics import print_stats
 from compose.cluster import Cluster
-from compose.stats import Stats, measure, show
+from consumers.history.topic_stats import LogState, measure
 from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import Refused
 from tests.support.command_line import addresses, refused, rollcall
@@ -41,8 +42,8 @@ def cluster() -> MemoryCluster:
     return made
 
 
-def stats(cluster: MemoryCluster) -> Stats:
-    return measure(cluster, now_s=NOW_S)  # type: ignore[arg-type]
+def stats(cluster: MemoryCluster) -> LogState:
+    return measure(cluster, now_s=NOW_S)
 
 
 def test_a_topic_is_told_by_records_bytes_rates_and_times(cluster: MemoryCluster) -> None:
@@ -81,7 +82,7 @@ def test_lag_is_told_by_group_topic_and_partition(cluster: MemoryCluster) -> Non
 def test_the_tables_say_what_is_estimated(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(stats(cluster), Console(width=160))
+    print_stats(stats(cluster), Console(width=160))
 
     shown = capsys.readouterr().out
     assert "~0.00" in shown

@@ -1,4 +1,4 @@
-"""`rollcall query`: SQL over exported and archived tables, with DuckDB in this process.
+"""SQL over exported and archived tables, with DuckDB in this process.
 
 The files hold the log record by record; the views show what counts. `trajectories` has one row for
 each trajectory, its first record, and beside it what the first scoring made of it, with every total
@@ -6,28 +6,21 @@ by scoring id in `totals`; `turns` are the turns of these; `scores` has one row 
 and scoring id. Nothing but the given directories is read, and nothing at all is written.
 """
 
-import csv
-import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import duckdb
 import orjson
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from consumers.tables.parquet import SCHEMAS
 from schemas.errors import Refused
 
-SHOWN = 100
-"""Rows of a table in a terminal."""
 FETCHED = 1000
+"""Rows at a time."""
 READ = ("hive_partitioning", "union_by_name", "filename", "file_row_number")
 PLACE = 'topic_id, partition, "offset"'
 ROW = "filename, file_row_number"
@@ -75,7 +68,7 @@ create temp view trajectories as
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """What a query gave: the names of its columns, and its rows as they come."""
 
     columns: list[str]
@@ -83,7 +76,7 @@ class Answer:
 
 
 @contextmanager
-def tables(directories: Sequence[Path]) -> Iterator["Tables"]:
+def open_tables(directories: Sequence[Path]) -> Iterator["Tables"]:
     """What was exported or archived there; raises Refused where nothing was."""
     for directory in directories:
         if not any(directory.glob("*/day=*/*.parquet")):
@@ -112,7 +105,7 @@ class Tables:
             "lock_configuration = true",
         ):
             connection.execute(f"set {setting}")
-        with _told("the tables"):
+        with _errors_in("the tables"):
             for name in SCHEMAS:
                 self._as_written(name, directories)
             connection.execute(VIEWS)
@@ -131,9 +124,9 @@ class Tables:
         reads = ", ".join([_listed(files), *(f"{each} = true" for each in READ)])
         self._connection.execute(f"create temp view {view} as select * from read_parquet({reads})")
 
-    def ask(self, sql: str) -> Answer:
+    def ask(self, sql: str) -> QueryResult:
         """One query; raises Refused for what is wrong with it, and for anything that writes."""
-        with _told("the query", sql):
+        with _errors_in("the query", sql):
             statements = self._connection.extract_statements(sql)
             if len(statements) != 1:
                 msg = f"one query at a time, not {len(statements)}"
@@ -145,11 +138,11 @@ class Tables:
                 msg = f"{statements[0].type.name} is no query; the tables are only read: SELECT"
                 raise Refused(msg)
             result = self._connection.execute(statements[0])
-        return Answer([column[0] for column in result.description], self._fetched(result, sql))
+        return QueryResult([column[0] for column in result.description], self._fetched(result, sql))
 
     def _fetched(self, result: Any, sql: str) -> Iterator[tuple[Any, ...]]:
         while True:
-            with _told("the query", sql):
+            with _errors_in("the query", sql):
                 rows = result.fetchmany(FETCHED)
             if not rows:
                 return
@@ -162,67 +155,26 @@ def _listed(texts: Any) -> str:
 
 
 @contextmanager
-def _told(what: str, sql: str = "") -> Iterator[None]:
+def _errors_in(what: str, sql: str = "") -> Iterator[None]:
     """DuckDB's errors as one line, with the place where they say one."""
     try:
         yield
     except duckdb.Error as error:
         kind, _, body = str(error).partition(": ")
         try:
-            found = orjson.loads(body)
-            text, place = found["exception_message"], found.get("position")
+            details = orjson.loads(body)
+            text, place = details["exception_message"], details.get("position")
         except (orjson.JSONDecodeError, KeyError):
             text, place = body or kind, None
-        at = "" if place is None or not sql else f" at {_place(sql, int(place))}"
+        at = "" if place is None or not sql else f" at {_line_and_column(sql, int(place))}"
         msg = f"{what}{at}: {kind.lower()}: {'; '.join(filter(None, text.splitlines()))}"
         raise Refused(msg) from error
 
 
-def _place(sql: str, position: int) -> str:
+def _line_and_column(sql: str, position: int) -> str:
     """Line and column of a byte of the text, as people count them."""
     before = sql.encode()[:position].decode(errors="replace")
     column = len(before) - (before.rfind("\n") + 1) + 1
     word = sql[len(before) :].split(maxsplit=1)
     near = f" ({word[0]!r})" if word else ""
     return f"line {before.count(chr(10)) + 1}, column {column}{near}"
-
-
-# Out
-
-
-def print_table(answer: Answer, terminal: Console) -> None:
-    """For people: the first rows, and how many there are more."""
-    shown = Table(*answer.columns)
-    more = 0
-    for number, row in enumerate(answer.rows):
-        if number < SHOWN:
-            shown.add_row(*(Text("" if each is None else str(each)) for each in row))
-        else:
-            more += 1
-    terminal.print(shown)
-    if more:
-        terminal.print(f"and {more:,} more rows; --csv or --json prints all", highlight=False)
-
-
-def print_json(answer: Answer, out: TextIO) -> None:
-    """One object a line."""
-    for row in answer.rows:
-        named = {name: _plain(value) for name, value in zip(answer.columns, row, strict=True)}
-        out.write(json.dumps(named, default=str, ensure_ascii=False) + "\n")
-
-
-def print_csv(answer: Answer, out: TextIO) -> None:
-    writer = csv.writer(out)
-    writer.writerow(answer.columns)
-    writer.writerows(answer.rows)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON knows it; it has no infinity, and names are text."""
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -12,7 +12,7 @@ from schemas.topics import WantedTopic, wanted
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
-    from schemas.objects import Kept, ObjectStore
+    from schemas.objects import ObjectStore, StoredObject
 
 DAY_S = 86_400
 SEGMENT_S = 7 * DAY_S
@@ -89,7 +89,7 @@ def _store(cluster: "Cluster") -> "ObjectStore":
     return cluster.objects
 
 
-def _old(kept: "list[Kept]", older_than_s: float) -> "list[Kept]":
+def _old(kept: "list[StoredObject]", older_than_s: float) -> "list[StoredObject]":
     return [
         each
         for each in kept
@@ -97,5 +97,5 @@ def _old(kept: "list[Kept]", older_than_s: float) -> "list[Kept]":
     ]
 
 
-def _megabytes(kept: "list[Kept]") -> str:
+def _megabytes(kept: "list[StoredObject]") -> str:
     return f"{sum(each.size_bytes for each in kept) / 1e6:,.1f} MB"

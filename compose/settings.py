@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from compose.strict_table import StrictTable, unknown_key
 from schemas import names
 from schemas.errors import Refused
 
@@ -28,25 +29,21 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Kafka(_Table):
+class KafkaSettings(StrictTable):
     bootstrap_servers: str = ""
     """Empty: the broker of `rollcall up`."""
     client: dict[str, str] = {}
     """Passed to librdkafka as they are, such as security.protocol."""
 
 
-class Registry(_Table):
+class RegistrySettings(StrictTable):
     url: str = ""
     """Empty: the registry of `rollcall up`."""
     client: dict[str, str] = {}
     """Passed to Confluent's registry client as they are, such as basic.auth.user.info."""
 
 
-class Objects(_Table):
+class ObjectSettings(StrictTable):
     url: str = ""
     """Where heavy records lie, any fsspec URL. Empty: beside the broker of `rollcall up`; with
     brokers on other machines none, and what is too large for a topic is refused."""
@@ -55,7 +52,7 @@ class Objects(_Table):
     workers of both are at work, 1000000 keeps in the log whatever that one could write."""
 
 
-class Agents(_Table):
+class AgentsSettings(StrictTable):
     max_live: Count = 4000
     """Open rollouts in one worker before it takes no more requests; 0 is no limit."""
     max_running_per_user: Count = 0
@@ -64,7 +61,7 @@ class Agents(_Table):
     """How long one turn of an agent program may take before its rollout is ended."""
 
 
-class Environments(_Table):
+class EnvironmentsSettings(StrictTable):
     threads: Count = 1
     """Threads that sessions live in, beside one for each that is slow; 0 steps them on the loop's
     own, unwatched."""
@@ -72,17 +69,17 @@ class Environments(_Table):
     """How long a session is kept that nobody asks for; as long as a rollout may take."""
 
 
-class Models(_Table):
+class ModelsSettings(StrictTable):
     device: str = "cpu"
     max_batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] = 1
 
 
-class Training(_Table):
+class TrainingSettings(StrictTable):
     threads: Annotated[int, Field(ge=1)] = 1
 
 
-class Rewards(_Table):
+class RewardsSettings(StrictTable):
     scoring_id: str = "default"
     scorers: list[str] = ["environment_return"]
     scorer_timeout_s: Positive = 30.0
@@ -101,14 +98,14 @@ class Settings(BaseSettings):
     """Where jars are kept, for all state directories."""
     prefix: str = "rl."
     """Before every topic and group name."""
-    kafka: Kafka = Kafka()
-    registry: Registry = Registry()
-    objects: Objects = Objects()
-    agents: Agents = Agents()
-    environments: Environments = Environments()
-    models: Models = Models()
-    training: Training = Training()
-    rewards: Rewards = Rewards()
+    kafka: KafkaSettings = KafkaSettings()
+    registry: RegistrySettings = RegistrySettings()
+    objects: ObjectSettings = ObjectSettings()
+    agents: AgentsSettings = AgentsSettings()
+    environments: EnvironmentsSettings = EnvironmentsSettings()
+    models: ModelsSettings = ModelsSettings()
+    training: TrainingSettings = TrainingSettings()
+    rewards: RewardsSettings = RewardsSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -165,19 +162,11 @@ def reject_unknown(
 
 
 def _is_table(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, _Table)
+    return isinstance(annotation, type) and issubclass(annotation, StrictTable)
 
 
 def _complaint(error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
-        return str(names.unknown("setting", ".".join(place), _siblings(place)))
+        return str(unknown_key(Settings, "setting", place))
     return f"setting {'.'.join(place)}: {error['msg']}, found {error['input']!r}"
-
-
-def _siblings(place: list[str]) -> list[str]:
-    """The full names that could have stood where an unknown one stands."""
-    model: Any = Settings
-    for part in place[:-1]:
-        model = model.model_fields[part].annotation
-    return [".".join([*place[:-1], name]) for name in model.model_fields]

@@ -21,7 +21,7 @@ import structlog
 
 from consumers.log.protocols import Held, Log, Record, TopicPartition
 from consumers.loop.loop import Progress, WorkRole
-from consumers.tables.parquet import Writers, sweep
+from consumers.tables.parquet import ParquetWriters, sweep
 from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
@@ -38,7 +38,7 @@ class Span:
     """One stretch of a partition that is being written."""
 
     end: int
-    writers: Writers
+    writers: ParquetWriters
     records: list[Record] = field(default_factory=list)
 
 
@@ -94,7 +94,9 @@ class Archive(WorkRole):
         begin = record.offset // self.span * self.span
         end = begin + self.span
         name = f"{record.topic}-{_in_a_name(self.ids[record.topic])}-{record.partition}"
-        writers = Writers(self.directory, f"{name}-{begin}-{end}.parquet", self.mark, LOT_BYTES)
+        writers = ParquetWriters(
+            self.directory, f"{name}-{begin}-{end}.parquet", self.mark, LOT_BYTES
+        )
         return self.spans.setdefault(tp, Span(end, writers))
 
     def at_end(self, progress: Progress) -> None:

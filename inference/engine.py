@@ -11,7 +11,7 @@ from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """What came of one call."""
 
     call: ModelCall
@@ -34,7 +34,7 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         """Take one decode step for all calls in hand; return those that ended with it."""
         ...
 

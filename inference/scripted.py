@@ -9,7 +9,7 @@ prepared ModelAnswered goes out as it is.
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from inference.engine import Answer
+from inference.engine import EngineAnswer
 from schemas.errors import WorkFailed
 from schemas.ids import digest
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
@@ -51,11 +51,11 @@ class ScriptedEngine:
         else:
             self._waiting.append(call)
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         if self.version < 0:
             return []
         calls, self._waiting = self._waiting, deque()
-        return [Answer(call, self._body(call)) for call in calls]
+        return [EngineAnswer(call, self._body(call)) for call in calls]
 
     def busy(self) -> bool:
         return self.version >= 0 and bool(self._waiting)

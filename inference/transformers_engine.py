@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.engine import Answer
+from inference.engine import EngineAnswer
 from inference.key_values import BatchKv, PrefixCache
 from inference.load_weights import load_into
 from inference.policy_dir import Policy, load_policy
@@ -47,7 +47,7 @@ SHARED = 64
 
 
 @dataclass(slots=True)
-class _Row:
+class _Slot:
     """One call in the batch."""
 
     call: ModelCall
@@ -91,7 +91,7 @@ class TransformersEngine:
         self._proven = -1
         self._kv = BatchKv(self.policy.model)
         self._prefixes = PrefixCache(max_cache_bytes)
-        self._rows: list[_Row] = []
+        self._rows: list[_Slot] = []
         self._waiting: deque[ModelCall] = deque()
         self._held: list[ModelCall] = []
         # Most answers of a small policy are one word of few; decoding one costs 20 us.
@@ -120,7 +120,7 @@ class TransformersEngine:
             if not stays(self._rows[index].call):
                 self._remove(index)
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         if self.version < 0:
             return []
         with torch.inference_mode():
@@ -154,7 +154,7 @@ class TransformersEngine:
         self._waiting.extendleft(reversed(self._held))
         self._held.clear()
 
-    def _admit(self) -> list[Answer]:
+    def _admit(self) -> list[EngineAnswer]:
         """Let waiting calls into the batch, in order, as far as there is room."""
         failed, later = [], []
         widest = max((len(row.tokens) + row.limit for row in self._rows), default=0)
@@ -167,10 +167,14 @@ class TransformersEngine:
             try:
                 row = self._row(call)
             except WorkFailed as error:
-                failed.append(Answer(call, CallFailed(error.code, str(error), error.retriable)))
+                failed.append(
+                    EngineAnswer(call, CallFailed(error.code, str(error), error.retriable))
+                )
                 continue
             except Exception as error:  # a chat template is foreign code, and so are its tools
-                failed.append(Answer(call, CallFailed("not_renderable", raised(error), False)))
+                failed.append(
+                    EngineAnswer(call, CallFailed("not_renderable", raised(error), False))
+                )
                 continue
             widest = max(widest, len(row.tokens) + row.limit)
             if row.shares and row.shares in opening:
@@ -188,7 +192,7 @@ class TransformersEngine:
         size_bytes = (len(self._rows) + 1) * widest * self._kv.bytes_per_token()
         return size_bytes <= self._max_bytes
 
-    def _row(self, call: ModelCall) -> _Row:
+    def _row(self, call: ModelCall) -> _Slot:
         """Render what is new; raises WorkFailed for a call that cannot be served."""
         if call.prefix_ids is None and call.prefix_length:
             msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
@@ -211,7 +215,7 @@ class TransformersEngine:
         if not tokens:
             msg = "neither prefix nor messages gave a token to begin with"
             raise WorkFailed("not_renderable", msg, retriable=False)
-        return _Row(
+        return _Slot(
             call, tokens, added, limit=min(call.sampling.max_tokens, room),
             seed=call.seed & 0xFFFFFFFFFFFFFFFF, shares=self._shares(prefix, tokens),
             spoken=Spoken(self._decode) if any(call.sampling.stop) else None,
@@ -233,7 +237,7 @@ class TransformersEngine:
         key = pack_ids(tokens[:-1])
         return b"" if self._prefixes.get(key) is not None else key
 
-    def _join(self, row: _Row) -> None:
+    def _join(self, row: _Slot) -> None:
         self._kv.grow(len(self._rows) + 1, len(row.tokens))
         kept = self._kept(row)
         if kept is not None:
@@ -241,7 +245,7 @@ class TransformersEngine:
             self._kv.load(len(self._rows), kept)
         self._rows.append(row)
 
-    def _kept(self, row: _Row) -> Tensor | None:
+    def _kept(self, row: _Slot) -> Tensor | None:
         """The longest kept prefix: the whole prompt, or all that was fed for the last answer."""
         whole = self._prefixes.get(pack_ids(row.tokens[:-1])) if not row.shares else None
         if whole is None and row.call.prefix_ids:
@@ -283,7 +287,7 @@ class TransformersEngine:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _draw(self, logits_RV: Tensor, rows: Sequence[_Row]) -> tuple[list[int], list[float]]:
+    def _draw(self, logits_RV: Tensor, rows: Sequence[_Slot]) -> tuple[list[int], list[float]]:
         count = len(rows)
         sampling = [row.call.sampling for row in rows]
         seed_R = np.fromiter((row.seed for row in rows), np.uint64, count)
@@ -296,7 +300,7 @@ class TransformersEngine:
             self._tensor(uniforms(seed_R, count_R)),
         )  # fmt: skip
 
-    def _take(self, row: _Row, token: int, logprob: float) -> None:
+    def _take(self, row: _Slot, token: int, logprob: float) -> None:
         """Put a sampled token into its row and see whether that ends it."""
         row.tokens.append(token)
         row.logprobs.append(logprob)
@@ -306,7 +310,7 @@ class TransformersEngine:
         elif len(row.logprobs) >= row.limit:
             row.finish = "length"
 
-    def _says_stop(self, row: _Row, token: int) -> bool:
+    def _says_stop(self, row: _Slot, token: int) -> bool:
         if row.spoken is None:
             return False
         before = len(row.spoken.text)
@@ -316,14 +320,14 @@ class TransformersEngine:
             for stop in row.call.sampling.stop
         )
 
-    def _ended(self) -> list[Answer]:
+    def _ended(self) -> list[EngineAnswer]:
         ended = [index for index, row in enumerate(self._rows) if row.finish]
         answers = [self._answer(index) for index in ended]
         for index in reversed(ended):
             self._remove(index)
         return answers
 
-    def _answer(self, index: int) -> Answer:
+    def _answer(self, index: int) -> EngineAnswer:
         """The answer of a row that has ended; what was fed for it is kept for the next turn."""
         row = self._rows[index]
         sampled = row.tokens[len(row.tokens) - len(row.logprobs) :]
@@ -335,9 +339,9 @@ class TransformersEngine:
             policy_id=row.call.policy_id, sequence=row.call.sequence, engine="transformers",
             precision=self.policy.precision, template_digest=self.policy.template.digest,
         )  # fmt: skip
-        return Answer(row.call, body)
+        return EngineAnswer(row.call, body)
 
-    def _text(self, row: _Row, sampled: Sequence[int]) -> str:
+    def _text(self, row: _Slot, sampled: Sequence[int]) -> str:
         said = sampled[:-1] if sampled[-1] in self.policy.end_ids else sampled
         decode = self._decode_short if len(said) <= 2 else self._decode
         text = cut_at(decode(tuple(said)), row.call.sampling.stop)

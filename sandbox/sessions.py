@@ -19,7 +19,7 @@ import orjson
 
 from sandbox.environment import Environment, Observation, make_environment
 from sandbox.foreign import foreign
-from schemas.answer_cache import Kept
+from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
 from schemas.ids import digest
 from schemas.messages import EnvironmentStep, EnvironmentStepped
@@ -48,7 +48,7 @@ class _Session:
 
 
 @dataclass(slots=True)
-class _Rollout:
+class _RolloutSessions:
     """The sessions of a rollout's newest attempt."""
 
     attempt: int
@@ -66,11 +66,11 @@ class Sessions:
     """
 
     def __init__(
-        self, make: Make = make_environment, kept: Kept[EnvironmentStepped] | None = None
+        self, make: Make = make_environment, kept: AnswerCache[EnvironmentStepped] | None = None
     ) -> None:
         self._make = make
-        self._kept = kept if kept is not None else Kept()
-        self._rollouts: dict[str, _Rollout] = {}
+        self._kept = kept if kept is not None else AnswerCache()
+        self._rollouts: dict[str, _RolloutSessions] = {}
 
     def __len__(self) -> int:
         return sum(len(rollout.sessions) for rollout in self._rollouts.values())
@@ -204,7 +204,7 @@ class Sessions:
     def _hold(
         self, step: EnvironmentStep, session: _Session, last: EnvironmentStepped
     ) -> EnvironmentStepped:
-        rollout = self._rollouts.setdefault(step.rollout_id, _Rollout(step.attempt))
+        rollout = self._rollouts.setdefault(step.rollout_id, _RolloutSessions(step.attempt))
         rollout.sessions[step.session] = session
         self._kept.keep(session, last)
         return last

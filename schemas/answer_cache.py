@@ -15,7 +15,7 @@ ENTRY_BYTES = 400
 """What a small message, its key and their place in the table take beside texts and bytes."""
 
 
-class Kept(Generic[V]):
+class AnswerCache(Generic[V]):
     """Values by key, the least recently used out first. Any thread may use it.
 
     A value is a message, a text or bytes; one that alone is above the bound is not kept.

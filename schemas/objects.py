@@ -23,7 +23,7 @@ HEX = set("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredObject:
     """One object, or what a crash has left of one."""
 
     path: str
@@ -71,7 +71,7 @@ class ObjectStore:
             raise Unavailable(msg) from error
         return checked(value, claim)
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredObject]:
         """Everything that lies there; raises Unavailable."""
         try:
             files, root = self._files()
@@ -82,9 +82,9 @@ class ObjectStore:
         now = time.time()
         for path, about in sorted(found.items()):
             if not path.endswith(f"/{MARK}"):
-                yield Kept(path, int(about["size"] or 0), now - _changed(about))
+                yield StoredObject(path, int(about["size"] or 0), now - _changed(about))
 
-    def remove(self, kept: Kept) -> None:
+    def remove(self, kept: StoredObject) -> None:
         """Remove one; raises Unavailable."""
         try:
             self._files()[0].rm_file(kept.path)

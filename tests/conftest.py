@@ -9,7 +9,7 @@ import pytest
 
 from compose.cluster import Cluster, answers
 from compose.services.embedded import Endpoints, down, up
-from compose.settings import Kafka, Registry, Settings
+from compose.settings import KafkaSettings, RegistrySettings, Settings
 from producers import provision
 from schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
@@ -41,8 +41,8 @@ def make_cluster(services: Endpoints, tmp_path: Path) -> Iterator[Callable[..., 
         settings = Settings(
             state_dir=tmp_path / "state",
             prefix=given.pop("prefix", f"t{next(PREFIXES)}."),
-            kafka=Kafka(bootstrap_servers=services.bootstrap_servers),
-            registry=Registry(url=services.registry_url),
+            kafka=KafkaSettings(bootstrap_servers=services.bootstrap_servers),
+            registry=RegistrySettings(url=services.registry_url),
             **given,
         )
         made.append(Cluster(services.bootstrap_servers, services.registry_url, settings))

@@ -68,7 +68,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LatestCheckpoint:
     """What a search for the latest checkpoint came to."""
 
     checkpoint: Checkpoint | None
@@ -93,15 +93,15 @@ def save(root: str | Path, checkpoint: Checkpoint) -> Path:
     return directory
 
 
-def load_latest(root: str | Path) -> Found:
+def load_latest(root: str | Path) -> LatestCheckpoint:
     """The newest checkpoint whose every digest agrees."""
     passed_over: list[str] = []
     for directory in _newest_first(Path(root)):
         try:
-            return Found(load(directory), directory, tuple(passed_over))
+            return LatestCheckpoint(load(directory), directory, tuple(passed_over))
         except (RollcallError, OSError, ValueError, KeyError, TypeError) as error:
             passed_over.append(f"{directory.name}: {type(error).__name__}: {error}")
-    return Found(None, None, tuple(passed_over))
+    return LatestCheckpoint(None, None, tuple(passed_over))
 
 
 def load(directory: Path) -> Checkpoint:

@@ -260,7 +260,7 @@ def _older(version: int | None, oldest: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Partition:
+class _PartitionMarks:
     start: int
     """No offset below this is wanted any more, whatever is delivered."""
     outstanding: set[int] = field(default_factory=set)
@@ -294,14 +294,14 @@ class Consumption:
                 )
                 raise TopicRecreated(msg)
         self._partitions = {
-            mark.partition: _Partition(mark.next_offset, consumed=set(mark.above))
+            mark.partition: _PartitionMarks(mark.next_offset, consumed=set(mark.above))
             for mark in restored
             if mark.topic == topic
         }
 
     def delivered(self, partition: int, offset: int) -> bool:
         """Note a record that was read; False if it is already consumed and must be skipped."""
-        at = self._partitions.setdefault(partition, _Partition(offset))
+        at = self._partitions.setdefault(partition, _PartitionMarks(offset))
         if offset < at.start and offset not in at.outstanding:
             return False
         at.start = max(at.start, offset + 1)

@@ -13,7 +13,7 @@ from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.inside import Clock, Inside
 from compose.settings import Settings
-from inference.engine import Answer
+from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
 from schemas.messages import ModelCall, Trajectory
 
@@ -36,11 +36,11 @@ class PacedEngine(ScriptedEngine):
         self.rows: deque[tuple[float, ModelCall]] = deque()
         self.answered = 0
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         answers = []
         while self.rows and self.rows[0][0] <= self.clock.now:
             call = self.rows.popleft()[1]
-            answers.append(Answer(call, self._body(call)))
+            answers.append(EngineAnswer(call, self._body(call)))
             self.answered += 1
         while self._waiting and len(self.rows) < ROWS:
             self.rows.append((self.clock.now + SERVICE_S, self._waiting.popleft()))

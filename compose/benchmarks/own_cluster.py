@@ -96,7 +96,7 @@ def cpu_s(pids: dict[str, int]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Measurement:
     """A stretch of wall time in which something was counted."""
 
     seconds: float
@@ -114,7 +114,7 @@ def measure(
     pids: dict[str, int],
     seconds: float,
     counts: Callable[[Record], bool],
-) -> Window:
+) -> Measurement:
     """Let a while pass, and count afterwards, by append time, what the topic was given in it."""
     watched = {**services_of(cluster), **pids}
     starts = cluster.admin.ends({topic: cluster.log.partitions(topic)})
@@ -125,7 +125,7 @@ def measure(
     for record in read_all(cluster.log, [topic], starts, most=5000):
         if began * 1000 <= record.timestamp_ms < ended * 1000:
             count += counts(record)
-    return Window(ended - began, count, {name: after[name] - before[name] for name in watched})
+    return Measurement(ended - began, count, {name: after[name] - before[name] for name in watched})
 
 
 def services_of(cluster: Cluster) -> dict[str, int]:

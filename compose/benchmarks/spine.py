@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from compose.benchmarks import echo, load
 from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import Window, measure, own_cluster, processes, wait_for
+from compose.benchmarks.own_cluster import Measurement, measure, own_cluster, processes, wait_for
 from compose.cluster import Cluster
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
@@ -63,7 +63,7 @@ def turns(
 
 def _echo(
     cluster: Cluster, kind: str, tokens: int, live: int, warm_s: float, window_s: float
-) -> Window:
+) -> Measurement:
     """The turns that go round, with Avro or without."""
     topic = echo.topics_of(cluster, kind).events
     with processes(cluster, *([f"{kind}-{r}", str(tokens), str(live)] for r in ROLES)) as pids:
@@ -150,7 +150,7 @@ def _spans(shown: Iterable[tuple[bytes | None, int] | None]) -> list[float]:
     return [(b[1] - a[1]) / 1e6 for a, b in pairwise(seen) if a[0] == b[0]]
 
 
-def _note(what: str, window: Window) -> str:
+def _note(what: str, window: Measurement) -> str:
     """CPU per process and per record, for people."""
     shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
     each = sum(window.cpu_s.values()) / max(1, 4 * window.count) * 1e6

@@ -18,8 +18,8 @@ from compose.benchmarks import (
     refold,
     rescore_speed,
     scan,
+    service_starts,
     spine,
-    starts,
     takeover,
     wire,
 )
@@ -41,8 +41,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "scan_records_per_s": scan.records_per_s,
     "export_records_per_s": export_speed.records_per_s,
     "rescore_trajectories_per_s": rescore_speed.trajectories_per_s,
-    "up_cold_s": starts.up_cold,
-    "up_warm_s": starts.up_warm,
+    "up_cold_s": service_starts.up_cold,
+    "up_warm_s": service_starts.up_warm,
 }
 
 

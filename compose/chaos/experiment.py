@@ -17,10 +17,11 @@ from rich.console import Console
 from compose.chaos import workload
 from compose.chaos.faults import KILL, SERVICES, Fault
 from compose.chaos.stage import Stage
-from compose.chaos.victims import Service, Stack, Victim
+from compose.chaos.victims import ServiceVictim, Stack, Victim
 from compose.chaos.watch import Watch
 from compose.services.service_errors import ServicesError
 from compose.workers.supervisor import GRACE_S
+from producers.publisher import flush_all
 from producers.submit import Submitter
 from schemas.messages import Control, RolloutRequest
 
@@ -91,7 +92,10 @@ class Conductor:
         self.workers = stage.workers()
         self.pool = ThreadPoolExecutor(max_workers=2)
         stack = Stack(state.state(), state.cache(), self.pool)
-        victims: Sequence[Victim] = [*self.workers, *(Service(name, stack) for name in SERVICES)]
+        victims: Sequence[Victim] = [
+            *self.workers,
+            *(ServiceVictim(name, stack) for name in SERVICES),
+        ]
         self.lanes = {victim.name: Lane(victim) for victim in victims}
         self.watch = Watch(cluster)
         self.publisher = cluster.log.publisher()
@@ -171,9 +175,7 @@ class Conductor:
             if worker.group == "training":
                 worker.ask_to_stop()
                 worker.wait(time.monotonic() + GRACE_S)
-        if left := self.publisher.flush(FLUSH_S):
-            msg = f"{left} requests were not accepted within {FLUSH_S:g} s"
-            raise ServicesError(msg)
+        flush_all(self.publisher, FLUSH_S, "requests", f"see {self.stage.logs}")
         topic = self.stage.cluster.topics.requests
         ends = self.stage.cluster.admin.ends({topic: self.stage.cluster.log.partitions(topic)})
         self._until(

@@ -18,7 +18,7 @@ SOAK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChaosPlan:
     """Faults of all kinds for so many minutes, or else a soak of so many SIGKILLs."""
 
     seed: int

@@ -13,7 +13,7 @@ from rich.console import Console
 from compose.chaos.experiment import Conductor
 from compose.chaos.faults import roles_of
 from compose.chaos.outcome import Outcome, plain, table
-from compose.chaos.plan import Plan
+from compose.chaos.plan import ChaosPlan
 from compose.chaos.stage import staged
 from compose.conductor.conductor import Stopped, interruptible
 from compose.files import refuse_no_folder
@@ -40,7 +40,7 @@ def run_chaos(
     terminal: Console,
 ) -> bool:
     """Run it all and print the table; True when nothing was lost, doubled or breached."""
-    plan = Plan(seed, roles_of(kill), minutes, kills, rollouts, beside)
+    plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, beside)
     refuse_no_folder(json)
     with interruptible() as check, _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
@@ -81,7 +81,7 @@ def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
 
 
 def _conduct(
-    plan: Plan,
+    plan: ChaosPlan,
     settings: Settings,
     directory: Path,
     terminal: Console,

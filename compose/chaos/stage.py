@@ -11,16 +11,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from compose.chaos import beside, workload
-from compose.chaos.plan import SERVER, Plan
+from compose.chaos.plan import SERVER, ChaosPlan
 from compose.chaos.proxy import Ports, Proxy, listeners
-from compose.chaos.victims import Worker, to_registry
+from compose.chaos.victims import WorkerVictim, to_registry
 from compose.cluster import Cluster, answers
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder
 from compose.services import embedded
 from compose.services.ports import free_port
-from compose.settings import Kafka, Registry, Settings
+from compose.settings import KafkaSettings, RegistrySettings, Settings
 from producers import provision
 from schemas.topics import wanted
 
@@ -32,7 +32,7 @@ RECIPE = "training.toml"
 class Stage:
     """A cluster whose workers reach the broker by links that can be cut."""
 
-    plan: Plan
+    plan: ChaosPlan
     cluster: Cluster
     proxy: Proxy
     run: RunFolder | None
@@ -44,7 +44,7 @@ class Stage:
     def logs(self) -> Path:
         return self.cluster.settings.state() / "logs"
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerVictim]:
         """All worker processes, none started."""
         self.logs.mkdir(exist_ok=True)
         return [
@@ -53,7 +53,7 @@ class Stage:
             for number, name in enumerate(names)
         ]
 
-    def _worker(self, role: str, name: str, release: int) -> Worker:
+    def _worker(self, role: str, name: str, release: int) -> WorkerVictim:
         topics = self.cluster.topics
         topic = {
             "agents": topics.events,
@@ -71,7 +71,7 @@ class Stage:
             "ROLLCALL_PREFIX": self.cluster.settings.prefix,
         }
         log = self.logs / f"{name}.log"
-        return Worker(
+        return WorkerVictim(
             name,
             self._command(role, name),
             environment,
@@ -100,7 +100,7 @@ class Stage:
 
 
 @contextmanager
-def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
+def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Stage]:
     """Put up what is needed in the directory; take it down at the end, its log stays."""
     names = [name for names in plan.workers().values() for name in names]
     other = beside.unpack(plan.beside, directory / "beside") if plan.beside else None
@@ -120,7 +120,11 @@ def staged(plan: Plan, settings: Settings, directory: Path) -> Iterator[Stage]:
             broker_properties=properties,
         )
         own = settings.model_copy(
-            update={"state_dir": directory, "kafka": Kafka(), "registry": Registry()}
+            update={
+                "state_dir": directory,
+                "kafka": KafkaSettings(),
+                "registry": RegistrySettings(),
+            }
         )
         cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
         registry = urlsplit(found.registry_url).port or 0

@@ -73,7 +73,7 @@ class Victim(Protocol):
 
 
 @dataclass
-class Worker:
+class WorkerVictim:
     """A worker process with links of its own to the broker and to the registry."""
 
     name: str
@@ -241,7 +241,7 @@ class Stack:
 
 
 @dataclass
-class Service:
+class ServiceVictim:
     """The embedded broker or registry; it has no partitions, whoever writes shows that it lives."""
 
     name: str

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 @dataclass
-class Progress:
+class FaultRecovery:
     """One fault, and what its group has still to show."""
 
     fault: Fault
@@ -64,7 +64,7 @@ class Watch:
     """The ids in the requests topic."""
     scored: set[str] = field(default_factory=set)
     steps: int = 0
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[FaultRecovery] = field(default_factory=list)
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -84,9 +84,9 @@ class Watch:
     ) -> None:
         """A fault begins: note when its group works again."""
         with self._lock:
-            self.progress.append(Progress(fault, began_ms, group, set(partitions)))
+            self.progress.append(FaultRecovery(fault, began_ms, group, set(partitions)))
 
-    def waiting(self) -> list[Progress]:
+    def waiting(self) -> list[FaultRecovery]:
         """Faults after which there was no progress yet."""
         with self._lock:
             return [each for each in self.progress if each.took_s is None]

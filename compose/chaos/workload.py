@@ -25,7 +25,7 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from inference.engine import Answer
+from inference.engine import EngineAnswer
 from inference.scripted import Script, ScriptedEngine
 from sandbox.environment import Observation
 from schemas import messages
@@ -149,7 +149,7 @@ class UnhurriedEngine(ScriptedEngine):
     def add(self, call: ModelCall) -> None:
         heapq.heappush(self._later, (self._clock() + delay_s(call), call.command_id, call))
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         time.sleep(STEP_S)
         now = self._clock()
         while self._later and self._later[0][0] <= now:

@@ -6,7 +6,8 @@ from pathlib import Path
 from compose.cluster import Cluster
 from consumers.log.reading import read_all
 from producers import provision
-from schemas.errors import Refused, Unavailable, WireError
+from producers.publisher import flush_all
+from schemas.errors import Refused, WireError
 from schemas.headers import full_headers
 from schemas.messages import PolicyVersion
 from schemas.topics import checked, wanted
@@ -16,7 +17,10 @@ FLUSH_S = 30.0
 
 
 def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
-    """Make the policy's topic, write its weights, announce the next version; return its number."""
+    """Make the policy's topic, write its weights, announce the next version; return its number.
+
+    Raises Refused for what is no model, TopicsDiffer, Unavailable, or DeliveryFailed.
+    """
     from trainer.config import LearnerConfig
     from trainer.step import Learner
 
@@ -45,9 +49,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     headers = full_headers("PolicyVersion", f"{policy_id}/{version}", "cli", policy_id, policy_id)
     publisher = cluster.log.publisher()
     publisher.send(topic, policy_id, cluster.codec.encode(topic, record), headers=headers)
-    if publisher.flush(FLUSH_S):
-        msg = f"the broker did not take version {version} within {FLUSH_S:g} s; try again"
-        raise Unavailable(msg)
+    flush_all(publisher, FLUSH_S, "policy versions", "try again")
     return version
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from compose.extras import EXTRAS
+from compose.strict_table import StrictTable, unknown_key
 from consumers.agents.programs import program_of
 from sandbox.environment import check_environment
 from sandbox.scorers import check_scorer
@@ -24,11 +25,7 @@ SHIPPED = ("lake-any-start", "syllogisms")
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TaskTable(_Table):
+class TaskTable(StrictTable):
     environment: str = ""
     environment_config: dict[str, Any] = {}
     agent: str = "react"
@@ -39,13 +36,13 @@ class TaskTable(_Table):
     """Training draws task seeds from [first, end)."""
 
 
-class SamplingTable(_Table):
+class SamplingTable(StrictTable):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     max_tokens: int = 256
     stop: list[str] = []
 
 
-class LimitsTable(_Table):
+class LimitsTable(StrictTable):
     """Their bounds are those of every request."""
 
     max_turns: int = 64
@@ -57,7 +54,7 @@ class LimitsTable(_Table):
     rollout_timeout_s: float = 600.0
 
 
-class PolicyTable(_Table):
+class PolicyTable(StrictTable):
     directory: str = ""
     """A local Hugging Face directory to start from; or config, tokens and template."""
     config: dict[str, Any] = {}
@@ -65,21 +62,21 @@ class PolicyTable(_Table):
     template: dict[str, Any] = {}
 
 
-class EvaluationTable(_Table):
+class EvaluationTable(StrictTable):
     seeds: tuple[int, int] = (1_000_000, 1_000_128)
     every: Annotated[int, Field(ge=0)] = 10
     success_at: float = 1.0
     goal: float = 2.0
 
 
-class ProcessTable(_Table):
+class ProcessTable(StrictTable):
     agents: Count = 1
     models: Count = 1
     environments: Count = 1
     rewards: Count = 1
 
 
-class Recipe(_Table):
+class Recipe(StrictTable):
     """A run: what is done, by which policy, how it learns, how it is judged."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
@@ -196,8 +193,4 @@ def _complaint(error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"]]
     if error["type"] != "extra_forbidden":
         return f"{'.'.join(place)}: {error['msg']}, found {error['input']!r:.80}"
-    model: Any = Recipe
-    for part in place[:-1]:
-        model = model.model_fields[part].annotation
-    known = [".".join([*place[:-1], name]) for name in model.model_fields]
-    return str(names.unknown("key", ".".join(place), known))
+    return str(unknown_key(Recipe, "key", place))

@@ -48,7 +48,7 @@ class ServiceStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedService:
     """One process that `down` ended, and whether it took SIGKILL."""
 
     name: str
@@ -119,7 +119,7 @@ def status(state_dir: Path) -> tuple[ServiceStatus, ...]:
     return tuple(_status(name, _home(state_dir, name)) for name in NAMES)
 
 
-def down(state_dir: Path, *, wipe: bool) -> tuple[Stopped, ...]:
+def down(state_dir: Path, *, wipe: bool) -> tuple[StoppedService, ...]:
     """End both processes and return those that lived; `wipe` also removes what they stored.
 
     SIGTERM, 20 s, SIGKILL. Log and registry are removed in one step, both or none: records whose
@@ -272,11 +272,11 @@ def _wait_until_ready(service: Service, process: ServiceProcess, log: Path, *, s
         raise ServicesError(msg)
 
 
-def _take_down(home: Path) -> Stopped | None:
+def _take_down(home: Path) -> StoppedService | None:
     """Its ports stay on record for the next start, its properties do not."""
     record = on_record(home)
     if record is None:
         return None
     killed = record.end()
     replace(record, properties={}).note(home)
-    return None if killed is None else Stopped(home.name, record.pid, killed)
+    return None if killed is None else StoppedService(home.name, record.pid, killed)

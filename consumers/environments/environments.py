@@ -13,7 +13,7 @@ from consumers.loop.loop import Progress, WorkRole
 from producers.publisher import Publisher
 from sandbox.environment import make_environment
 from sandbox.sessions import Make
-from schemas.answer_cache import Kept
+from schemas.answer_cache import AnswerCache
 from schemas.codec import Codec
 from schemas.errors import KilledWorkers, NoSuchPartition
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
@@ -46,7 +46,7 @@ class Environments(WorkRole):
         self.name = name
         self.topics = [topics.steps]
         self.answers = Answers(name, log_, codec, topics, publisher, wall or steady_wall())
-        self.kept: Kept[EnvironmentStepped] = Kept()
+        self.kept: AnswerCache[EnvironmentStepped] = AnswerCache()
         self._lock = threading.Lock()
         self.threads = WatchedThreads(
             self._give,

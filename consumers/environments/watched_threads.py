@@ -9,7 +9,7 @@ import structlog
 
 from consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
 from sandbox.sessions import Make, Sessions
-from schemas.answer_cache import Kept
+from schemas.answer_cache import AnswerCache
 from schemas.messages import CallFailed, EnvironmentStepped
 
 REAP_EVERY_S = 30.0
@@ -49,7 +49,7 @@ class WatchedThreads:
         self.close_s = close_s
         self.counts: Counter[str] = Counter()
         self._threaded = count > 0
-        last: Kept[EnvironmentStepped] = Kept()
+        last: AnswerCache[EnvironmentStepped] = AnswerCache()
         self.shared = [self._thread(Sessions(make, last)) for _ in range(max(1, count))]
         self.apart: dict[str, SessionThread] = {}
         """Of rollouts that a slow step left alone, or that are bound to the thread it is in."""

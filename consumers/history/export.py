@@ -13,7 +13,7 @@ from pathlib import Path
 from consumers.history.first_of_each import FirstOfEach
 from consumers.history.ranges import behind
 from consumers.history.selection import Selection
-from consumers.tables.parquet import SCHEMAS, Writers
+from consumers.tables.parquet import SCHEMAS, ParquetWriters
 from schemas.errors import Refused
 from schemas.messages import Trajectory
 from schemas.whole_files import appearing, refuse_used
@@ -39,7 +39,7 @@ def export(
     `progress` is told how many records have been taken, one by one.
     """
     with _new_directory(directory) as hidden:
-        writers = Writers(hidden, FILE, MARK)
+        writers = ParquetWriters(hidden, FILE, MARK)
         try:
             _fill(writers, selection, progress)
             writers.finish()
@@ -64,7 +64,7 @@ def _new_directory(directory: Path) -> Iterator[Path]:
         yield hidden
 
 
-def _fill(writers: Writers, selection: Selection, progress: Callable[[int], None]) -> None:
+def _fill(writers: ParquetWriters, selection: Selection, progress: Callable[[int], None]) -> None:
     log, topics, taken = selection.history.log, selection.history.topics, 0
     ends = FirstOfEach[Trajectory](_end)
     first_ms = 0

@@ -36,7 +36,7 @@ Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
 """Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
 
 
-class _Partition:
+class _PartitionRecords:
     def __init__(self) -> None:
         self.start = 0
         self.records: list[Stored] = []
@@ -46,7 +46,7 @@ class _Partition:
         return self.start + len(self.records)
 
 
-class _Group:
+class _GroupState:
     def __init__(self) -> None:
         self.members: list[MemorySource] = []
         self.owner: dict[TopicPartition, MemorySource] = {}
@@ -59,10 +59,10 @@ class MemoryLog:
     def __init__(
         self, topics: Iterable[WantedTopic] = (), *, wall: Callable[[], float] = time.time
     ) -> None:
-        self.topics: dict[str, list[_Partition]] = {}
+        self.topics: dict[str, list[_PartitionRecords]] = {}
         self.incarnations: Counter[str] = Counter()
         self.limits: dict[str, int] = defaultdict(lambda: LETTER_LIMIT_BYTES)
-        self.groups: dict[str, _Group] = {}
+        self.groups: dict[str, _GroupState] = {}
         self.wall = wall
         for topic in topics:
             self.create(topic.name, topic.partitions)
@@ -70,7 +70,7 @@ class MemoryLog:
     def create(self, topic: str, partitions: int) -> None:
         """Make a topic, or add partitions to it."""
         held = self.topics.setdefault(topic, [])
-        held += [_Partition() for _ in range(partitions - len(held))]
+        held += [_PartitionRecords() for _ in range(partitions - len(held))]
 
     def partitions(self, topic: str) -> int:
         return len(self._of(topic))
@@ -99,12 +99,12 @@ class MemoryLog:
     def recreate(self, topic: str) -> None:
         """Delete a topic and make it anew; the groups' commits on it go with it."""
         count = self.partitions(topic)
-        self.topics[topic] = [_Partition() for _ in range(count)]
+        self.topics[topic] = [_PartitionRecords() for _ in range(count)]
         self.incarnations[topic] += 1
         for group in self.groups.values():
             group.committed = {tp: at for tp, at in group.committed.items() if tp[0] != topic}
 
-    def _of(self, topic: str) -> list[_Partition]:
+    def _of(self, topic: str) -> list[_PartitionRecords]:
         if topic not in self.topics:
             msg = f"topic {topic!r} is not there; known are {', '.join(sorted(self.topics))}"
             raise TopicsDiffer(msg)
@@ -179,7 +179,7 @@ class MemoryLog:
             for number, held in enumerate(self._of(topic))
         }
 
-    def _at_time(self, held: _Partition, time_ms: int) -> int:
+    def _at_time(self, held: _PartitionRecords, time_ms: int) -> int:
         for at, stored in enumerate(held.records, held.start):
             if stored is not None and stored[2] >= time_ms:
                 return at
@@ -203,8 +203,8 @@ class MemoryLog:
         for commit in commits:
             held.committed[commit.topic, commit.partition] = commit.offset, commit.metadata
 
-    def group(self, name: str) -> _Group:
-        return self.groups.setdefault(name, _Group())
+    def group(self, name: str) -> _GroupState:
+        return self.groups.setdefault(name, _GroupState())
 
     def source(self, group: str, topics: Sequence[str], listener: Listener) -> "MemorySource":
         for topic in topics:
@@ -295,7 +295,7 @@ class MemorySource:
     """A member of a group. Rebalances happen in `poll`, as they do in Kafka."""
 
     def __init__(
-        self, log: MemoryLog, group: _Group, topics: Sequence[str], listener: Listener
+        self, log: MemoryLog, group: _GroupState, topics: Sequence[str], listener: Listener
     ) -> None:
         self.log = log
         self.topics = list(topics)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from consumers.clock import Clock
-from inference.engine import Answer, Engine
+from inference.engine import Engine, EngineAnswer
 from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing, WireError, WorkFailed
 from schemas.messages import ModelCall, PolicyVersion
 
@@ -64,9 +64,9 @@ class Pinned:
         pin.used_at = self.wall()
         return pin.engine
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         """Take one step with each engine that has calls in hand."""
-        answers: list[Answer] = []
+        answers: list[EngineAnswer] = []
         for pin in self._pins.values():
             if pin.engine.busy():
                 answers += pin.engine.step()

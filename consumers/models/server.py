@@ -21,7 +21,7 @@ from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
 from inference.engine import Engine
 from producers.publisher import Publisher
-from schemas.answer_cache import Kept
+from schemas.answer_cache import AnswerCache
 from schemas.codec import Codec
 from schemas.errors import (
     KilledWorkers,
@@ -59,12 +59,12 @@ class Models(WorkRole):
         self.codec = codec
         self.topics = [topics.calls(engine.policy_id)]
         self.engine = engine
-        self.kept: Kept[ModelAnswered | CallFailed] = Kept()
+        self.kept: AnswerCache[ModelAnswered | CallFailed] = AnswerCache()
         self.most_in_hand = most_in_hand
         self.wall = wall or steady_wall()
         self.answers = Answers(name, log_, codec, topics, publisher, self.wall)
         self.counts: Counter[str] = Counter()
-        self.prefixes: Kept[bytes] = Kept(PREFIX_BYTES)
+        self.prefixes: AnswerCache[bytes] = AnswerCache(PREFIX_BYTES)
         """Token sequences by digest, as far as they have come."""
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []

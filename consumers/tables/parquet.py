@@ -117,7 +117,7 @@ def _table(taken: list[Row], columns: Mapping[str, str]) -> Any:
     return pa.table(arrays, schema=_schema(columns))
 
 
-class Writers:
+class ParquetWriters:
     """One file for each table and day below a directory, which appear when all are whole.
 
     Until `finish` the files lie hidden beside their places, under the writer's own mark. Rows are

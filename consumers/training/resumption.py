@@ -5,7 +5,7 @@ was saved. Only a checkpoint of a release before the book of accounts has them r
 beginning, and the scored trajectories that it consumed, once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ import structlog
 from consumers.heldout import MARK
 from consumers.log.protocols import Log, Record, TopicPartition
 from consumers.log.reading import read_all
+from consumers.training.training_run import TrainingRun
 from producers.admission import Draws, Published
 from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Announced:
+class NewestOnLog:
     """What the log says about a policy before its trainer goes on."""
 
     highest_version: int = -1
@@ -39,7 +40,7 @@ class Announced:
 
 
 @dataclass(slots=True)
-class Asked:
+class RunRequests:
     """Requests of a run that were found: its draws from some draw on, and its evaluations."""
 
     published: Published
@@ -73,7 +74,7 @@ def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Resumption:
     """What a trainer goes on with."""
 
     accounts: Accounts
@@ -88,23 +89,19 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RunLog:
     """The log of one run, as its trainer reads it once when it begins."""
 
     log: Log
     codec: Codec
     topics: Topics
-    run_id: str
-    policy_id: str
-    scoring_id: str
-    starts: Mapping[TopicPartition, int]
-    """Where every topic ended when the run was made."""
+    run: TrainingRun
 
-    def announced(self) -> Announced:
+    def announced(self) -> NewestOnLog:
         """What was announced of the policy; what cannot be read was not ours."""
-        seen = Announced()
+        seen = NewestOnLog()
         for record in read_all(self.log, [self.topics.versions, self.topics.train_steps]):
-            if record.key != self.policy_id.encode() or record.value is None:
+            if record.key != self.run.policy_id.encode() or record.value is None:
                 continue
             if record.topic == self.topics.versions:
                 found = decoded(self.codec, record, PolicyVersion)
@@ -116,7 +113,7 @@ class Past:
                 seen.highest_step_record = max(seen.highest_step_record, version)
         return seen
 
-    def known(self, held: Checkpoint | None, draws: Draws) -> Known:
+    def known(self, held: Checkpoint | None, draws: Draws) -> Resumption:
         """The accounts of the newest checkpoint, and what the log has been asked for since."""
         book = held.book if held else Book()
         asked_from = self.begin(self.topics.requests, book.asked if book else ())
@@ -124,10 +121,10 @@ class Past:
         if held and book is None:
             accounts = self._without_book(asked, held.consumed, draws.group_size)
         else:
-            accounts = Accounts(self.run_id, draws.group_size, book)
+            accounts = Accounts(self.run.run_id, draws.group_size, book)
         unfinished = tuple(asked.published.unfinished(draws))
         highest = asked.published.highest_draw
-        return Known(accounts, asked_from, unfinished, frozenset(asked.evaluations), highest)
+        return Resumption(accounts, asked_from, unfinished, frozenset(asked.evaluations), highest)
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
         """Where to read on: at the marks, else where the run began, at most what retention left."""
@@ -135,7 +132,7 @@ class Past:
         noted = {mark.partition: mark.next_offset for mark in marks if mark.topic_id == topic_id}
         found = []
         for number, (low, end) in sorted(self.log.bounds(topic).items()):
-            wanted = noted.get(number, self.starts.get((topic, number), low))
+            wanted = noted.get(number, self.run.starts.get((topic, number), low))
             found.append(Consumed(topic, number, min(max(wanted, low), end), (), topic_id))
         return tuple(found)
 
@@ -145,8 +142,8 @@ class Past:
         bounds = sorted(self.log.bounds(topic).items())
         return tuple(Consumed(topic, number, end, (), topic_id) for number, (_, end) in bounds)
 
-    def _asked(self, marks: Iterable[Consumed], first_draw: int) -> Asked:
-        found = Asked(Published(self.run_id, first_draw))
+    def _asked(self, marks: Iterable[Consumed], first_draw: int) -> RunRequests:
+        found = RunRequests(Published(self.run.run_id, first_draw))
         for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)
             if request is not None:
@@ -154,7 +151,7 @@ class Past:
         return found
 
     def _without_book(
-        self, asked: Asked, consumed: Iterable[Consumed], group_size: int
+        self, asked: RunRequests, consumed: Iterable[Consumed], group_size: int
     ) -> Accounts:
         """The accounts of a checkpoint that holds none, from all that was asked for.
 
@@ -165,11 +162,11 @@ class Past:
         cut = [
             mark.partition
             for mark in self.begin(topic)
-            if mark.next_offset > self.starts.get((topic, mark.partition), mark.next_offset)
+            if mark.next_offset > self.run.starts.get((topic, mark.partition), mark.next_offset)
         ]
         published.first = max((asked.first_draws.get(number, 0) for number in cut), default=0)
         book = Book(published.highest_draw + 1, published.first)
-        accounts = Accounts(self.run_id, group_size, book)
+        accounts = Accounts(self.run.run_id, group_size, book)
         marks = {mark.partition: mark for mark in consumed}
         starts = _starts(self.begin(self.topics.scored))
         for record in read_all(self.log, [self.topics.scored], starts):
@@ -178,7 +175,7 @@ class Past:
                 continue
             scored = decoded(self.codec, record, ScoredTrajectory)
             request = scored.trajectory.request if scored else None
-            if scored and request and scored.scoring_id == self.scoring_id:
+            if scored and request and scored.scoring_id == self.run.scoring_id:
                 accounts.settle(request.group_id, request.rollout_id)
         return accounts
 

@@ -11,7 +11,7 @@ import structlog
 
 from consumers.training.announcement import Announcements
 from consumers.training.intake import Intake
-from consumers.training.resumption import Announced
+from consumers.training.resumption import NewestOnLog
 from consumers.training.training_run import TrainingRun
 from producers.publisher import Publisher
 from schemas.codec import Codec
@@ -79,7 +79,7 @@ class StepSaver:
         self._unsaved: _Unsaved | None = None
         """The last step, where a store that is away has kept it from being saved and announced."""
 
-    def begin(self, held: Checkpoint | None, seen: Announced, codec: Codec) -> None:
+    def begin(self, held: Checkpoint | None, seen: NewestOnLog, codec: Codec) -> None:
         """Go on from a checkpoint that was loaded, or announce the weights of a run's start."""
         if held is not None:
             self._begin_again(held, seen, codec)
@@ -91,7 +91,7 @@ class StepSaver:
         """A number that nobody has used."""
         return checkpoints.next_version(self.highest, self.learner.version)
 
-    def _begin_again(self, held: Checkpoint, seen: Announced, codec: Codec) -> None:
+    def _begin_again(self, held: Checkpoint, seen: NewestOnLog, codec: Codec) -> None:
         """Announce what was not announced."""
         self._mend_weights(held.pending.get("version"), codec)
         self.parent, self.pending = held.parent, held.pending

@@ -19,7 +19,7 @@ from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
-from consumers.training.resumption import Past
+from consumers.training.resumption import RunLog
 from consumers.training.step_saver import FLUSH_S, StepSaver
 from consumers.training.training_run import TrainingRun
 from producers.admission import Draws
@@ -76,7 +76,7 @@ class Trainer:
         self.submitter = Submitter(publisher, codec, topics, source=name)
         self.rule = run.rule
         self.words = Announcements(codec, topics, run.policy_id, run.run_id, learner)
-        self.past = Past(log_, codec, topics, run.run_id, run.policy_id, run.scoring_id, run.starts)
+        self.past = RunLog(log_, codec, topics, run)
         self._idle_since = clock()
         self._unread: deque[Record] = deque()
         """What was polled and not offered yet."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from compose.objects import gc, needed_s, show_list
-from compose.settings import Objects, Settings
+from compose.settings import ObjectSettings, Settings
 from schemas.errors import Refused
 from schemas.objects import ObjectStore
 from tests.support.memory_cluster import MemoryCluster
@@ -120,7 +120,7 @@ def test_heavy_records_lie_where_every_worker_finds_them(
 ) -> None:
     from compose.cluster import Cluster
 
-    settings = Settings(state_dir=tmp_path, objects=Objects(url=url))
+    settings = Settings(state_dir=tmp_path, objects=ObjectSettings(url=url))
 
     store = Cluster(servers, "http://registry", settings).objects
 

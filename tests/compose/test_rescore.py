@@ -9,7 +9,7 @@ import pytest
 
 from compose.cli.range_options import parse
 from compose.rescore import Rescored, rescore, show
-from compose.settings import Rewards, Settings
+from compose.settings import RewardsSettings, Settings
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
 from schemas.errors import Refused
@@ -163,7 +163,7 @@ def never_comes_back(trajectory: Trajectory) -> float:
 def test_a_scorer_that_does_not_come_back_is_ended_and_the_others_are_rewarded(
     cluster: MemoryCluster,
 ) -> None:
-    cluster.settings = Settings(prefix=PREFIX, rewards=Rewards(scorer_timeout_s=0.2))
+    cluster.settings = Settings(prefix=PREFIX, rewards=RewardsSettings(scorer_timeout_s=0.2))
 
     found = judged(cluster, [f"{HERE}:never_comes_back"])
 

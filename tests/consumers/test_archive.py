@@ -11,7 +11,7 @@ import pytest
 from consumers.archive import Archive
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
-from consumers.tables.parquet import Writers
+from consumers.tables.parquet import ParquetWriters
 from schemas.errors import JournalGone
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
 from tests.support.rig import Rig, role_of, source_of
@@ -190,8 +190,8 @@ def dying(kill: Kill) -> type[Archive]:
             super()._close(tp)
             kill("closed, not committed")
 
-    class DyingWriters(Writers):
-        def __init__(self, writers: Writers) -> None:
+    class DyingWriters(ParquetWriters):
+        def __init__(self, writers: ParquetWriters) -> None:
             vars(self).update(vars(writers))
 
         def _appear(self, hidden: Path, path: Path) -> None:

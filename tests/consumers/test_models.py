@@ -12,7 +12,7 @@ from consumers.log.protocols import Record
 from consumers.loop.loop import Loop
 from consumers.models.server import Models
 from consumers.models.versions import AWAY_TRIES, PASSED_RETRY_S
-from inference.engine import Answer
+from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
 from schemas import messages
 from schemas.codec import Codec
@@ -367,7 +367,7 @@ def test_an_unreadable_version_is_buried_and_the_next_one_adopted(rig: Rig) -> N
 class Busy(Counting):
     """Has room for one call; the others wait in line."""
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[EngineAnswer]:
         waiting, self._waiting = self._waiting, deque([self._waiting.popleft()])
         answers = super().step()
         self._waiting = waiting

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.log.protocols import Record
-from consumers.tables.parquet import LOT_BYTES, SCHEMAS, Writers, day_of
+from consumers.tables.parquet import LOT_BYTES, SCHEMAS, ParquetWriters, day_of
 from consumers.tables.rows import turn_rows
 from schemas.messages import (
     Message,
@@ -37,7 +37,7 @@ def written(
     messages: Many[Trajectory | ScoredTrajectory], folder: Path, lot_bytes: int = LOT_BYTES
 ) -> dict[str, list[dict[str, Any]]]:
     """What is read back, by table, after each message was written as the record of its number."""
-    writers = Writers(folder, "rows.parquet", "part", lot_bytes)
+    writers = ParquetWriters(folder, "rows.parquet", "part", lot_bytes)
     for offset, message in enumerate(messages):
         record = Record("topic", 3, offset, b"k", b"v" * 100, AT_MS + offset * 60_000_000)
         put = writers.trajectory if isinstance(message, Trajectory) else writers.scored

@@ -19,10 +19,10 @@ from rich.console import Console
 from compose.chaos import workload
 from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
 from compose.chaos.outcome import Outcome, plain, table
-from compose.chaos.plan import Plan
+from compose.chaos.plan import ChaosPlan
 from compose.chaos.proxy import HOST, Ports, Proxy, listeners
 from compose.chaos.run import run_chaos
-from compose.chaos.watch import ON_THE_WIRE_MS, Progress
+from compose.chaos.watch import ON_THE_WIRE_MS, FaultRecovery
 from compose.services import embedded
 from compose.services.ports import free_port
 from compose.settings import Settings
@@ -74,7 +74,7 @@ def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -
 # The schedule
 
 
-VICTIMS = Plan(1, ROLES, minutes=1).victims()
+VICTIMS = ChaosPlan(1, ROLES, minutes=1).victims()
 
 
 @limits(max_examples=20, deadline=None)
@@ -94,7 +94,7 @@ def test_a_seed_gives_one_schedule(seed: int) -> None:
 def test_faults_befall_only_those_named_in_ways_that_they_can_be_harmed(
     seed: int, roles: set[str], seconds: float
 ) -> None:
-    plan = Plan(seed, [role for role in ROLES if role in roles], minutes=seconds / 60)
+    plan = ChaosPlan(seed, [role for role in ROLES if role in roles], minutes=seconds / 60)
     faults, victims = plan.faults(), plan.victims()
 
     assert faults == sorted(faults, key=lambda fault: fault.at_s)
@@ -106,7 +106,7 @@ def test_faults_befall_only_those_named_in_ways_that_they_can_be_harmed(
 @limits(max_examples=20, deadline=None)
 @given(st.integers())
 def test_a_short_run_has_killed_every_role_and_seen_every_cut(seed: int) -> None:
-    faults = Plan(seed, ROLES, minutes=0.5).faults()
+    faults = ChaosPlan(seed, ROLES, minutes=0.5).faults()
 
     assert {fault.role for fault in faults if fault.kind == KILL} == set(ROLES)
     assert set(CUTS) < {fault.kind for fault in faults}
@@ -115,7 +115,7 @@ def test_a_short_run_has_killed_every_role_and_seen_every_cut(seed: int) -> None
 @limits(max_examples=20, deadline=None)
 @given(st.integers(), st.integers(1, 2000))
 def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
-    faults = Plan(seed, ROLES, kills=count).faults()
+    faults = ChaosPlan(seed, ROLES, kills=count).faults()
 
     assert Counter(fault.kind for fault in faults) == {KILL: count}
 
@@ -123,7 +123,7 @@ def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
 @limits(max_examples=20, deadline=None)
 @given(st.integers())
 def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
-    faults = Plan(seed, ROLES, minutes=200).faults()
+    faults = ChaosPlan(seed, ROLES, minutes=200).faults()
 
     harmed = Counter(fault.role for fault in faults)
     assert {KILL, PAUSE} == {fault.kind for fault in faults if fault.role == "registry"}
@@ -344,7 +344,7 @@ def fault(role: str, kind: str = KILL) -> Fault:
 
 
 def test_progress_is_the_last_of_the_victims_partitions_to_show_its_group() -> None:
-    progress = Progress(fault("agents"), 1000, "agents", {0, 1})
+    progress = FaultRecovery(fault("agents"), 1000, "agents", {0, 1})
 
     progress.seen("agents", 0, 1000 + ON_THE_WIRE_MS - 1)
     progress.seen("models", 1, 2000)

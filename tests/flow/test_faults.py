@@ -18,7 +18,7 @@ import pytest
 from compose.cluster import Cluster, answers
 from compose.processes import started
 from compose.services.embedded import Endpoints, down, up
-from compose.settings import Kafka, Registry, Settings
+from compose.settings import KafkaSettings, RegistrySettings, Settings
 from producers import provision
 from schemas.topics import wanted
 from tests.support.broker import BROKER, users_cache
@@ -138,8 +138,8 @@ def crew(broker: Endpoints, tmp_path: Path, request: pytest.FixtureRequest) -> I
     settings = Settings(
         state_dir=tmp_path / "state",
         prefix=f"{request.node.originalname[5:40]}.".replace("_", "-"),
-        kafka=Kafka(bootstrap_servers=broker.bootstrap_servers),
-        registry=Registry(url=broker.registry_url),
+        kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers),
+        registry=RegistrySettings(url=broker.registry_url),
     )
     cluster = Cluster(broker.bootstrap_servers, broker.registry_url, settings)
     provision.apply(cluster.admin, cluster.registry, wanted(settings.prefix, ["p"], partitions=4))

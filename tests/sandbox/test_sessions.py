@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandbox.environment import Observation
 from sandbox.sessions import Sessions
-from schemas.answer_cache import Kept
+from schemas.answer_cache import AnswerCache
 from schemas.errors import Unavailable, WorkFailed
 from schemas.ids import command_id
 from schemas.messages import EnvironmentStep, EnvironmentStepped
@@ -357,7 +357,7 @@ def test_a_service_that_is_away_is_not_the_steps_fault() -> None:
 
 def test_last_answers_are_kept_as_far_as_there_is_memory_for_them() -> None:
     world = World()
-    world.sessions = Sessions(world.make, Kept(2600))
+    world.sessions = Sessions(world.make, AnswerCache(2600))
     answers = world.say("a" * 900, "b" * 900)
 
     assert world.sessions.handle(act(1, "b" * 900, tries=1)) == answers[-1]

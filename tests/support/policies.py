@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from inference.engine import Answer, Engine
+from inference.engine import Engine, EngineAnswer
 from inference.policy_dir import load_policy, make_policy
 from schemas.ids import call_seed, command_id
 from schemas.messages import (
@@ -103,11 +103,11 @@ def call(
     )  # fmt: skip
 
 
-def run(engine: Engine, *calls: ModelCall, max_steps: int = 2000) -> list[Answer]:
+def run(engine: Engine, *calls: ModelCall, max_steps: int = 2000) -> list[EngineAnswer]:
     """Add the calls and step until nothing is left to do; answers in the order of the calls."""
     for one in calls:
         engine.add(one)
-    answers: list[Answer] = []
+    answers: list[EngineAnswer] = []
     for _ in range(max_steps):
         if not engine.busy():
             break

@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.answer_cache import Kept, size_of
+from schemas.answer_cache import AnswerCache, size_of
 from schemas.messages import EnvironmentStepped, ModelAnswered
 
 
@@ -13,7 +13,7 @@ from schemas.messages import EnvironmentStepped, ModelAnswered
 def test_it_never_takes_more_than_its_bound_and_knows_what_it_takes(
     kept_sizes: list[tuple[int, int]],
 ) -> None:
-    kept: Kept[bytes] = Kept(3000)
+    kept: AnswerCache[bytes] = AnswerCache(3000)
 
     for key, size in kept_sizes:
         kept.keep(key, bytes(size))
@@ -27,7 +27,7 @@ def test_it_never_takes_more_than_its_bound_and_knows_what_it_takes(
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    kept: Kept[bytes] = Kept(3 * size_of(bytes(100)))
+    kept: AnswerCache[bytes] = AnswerCache(3 * size_of(bytes(100)))
     for key in "abc":
         kept.keep(key, bytes(100))
 
@@ -38,7 +38,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -> None:
-    kept: Kept[bytes] = Kept(1000)
+    kept: AnswerCache[bytes] = AnswerCache(1000)
     kept.keep("a", b"old")
 
     kept.keep("a", bytes(1000))
@@ -47,7 +47,7 @@ def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -
 
 
 def test_what_is_dropped_is_gone() -> None:
-    kept: Kept[bytes] = Kept()
+    kept: AnswerCache[bytes] = AnswerCache()
     kept.keep("a", b"old")
 
     kept.drop("a")
@@ -65,7 +65,7 @@ def answer(tokens: int) -> ModelAnswered:
 def test_the_bound_is_one_of_memory_whether_answers_are_long_or_short() -> None:
     for tokens, most_bytes, count in ((2048, 8 << 20, 500), (4, 1 << 20, 5000)):
         tracemalloc.start()
-        kept: Kept[ModelAnswered] = Kept(most_bytes)
+        kept: AnswerCache[ModelAnswered] = AnswerCache(most_bytes)
         for number in range(count):
             kept.keep(number.to_bytes(16, "big"), answer(tokens))
         used = tracemalloc.get_traced_memory()[0]

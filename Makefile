@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := models,training,environments,embedded,archive,plots,dev
+INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
 .PHONY: demo test bench chaos lint clean
 
@@ -26,10 +27,11 @@ lint: $(STAMP)
 	$(BIN)/mypy -p schemas -p producers -p consumers -p inference -p sandbox -p trainer -p compose -p rollcall
 	$(BIN)/lint-imports
 
-$(STAMP): pyproject.toml
+# The codec is compiled on the way; where even a compiler cannot be had, it stays plain Python.
+$(STAMP): pyproject.toml $(wildcard schemas/avro/*.avsc schemas/avro_*.py*) schemas/messages.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
+	$(INSTALL) || CODEC=plain $(INSTALL)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis schemas/*.so

@@ -76,16 +76,36 @@ WRITE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 WRITE["long"] = WRITE["int"]
 
 
-class _Functions:
+class Types:
+    """The named types of schemas: a name says all of a type where it comes again."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Avro] = {}
+
+    def kind(self, avro: Avro) -> tuple[str, Avro]:
+        """The kind of a type, and the type with all that it says of itself."""
+        if isinstance(avro, list):
+            return "union", avro
+        kind = avro if isinstance(avro, str) else avro["type"]
+        if not isinstance(kind, str):
+            return self.kind(kind)
+        if kind not in PASS and kind not in OTHERS:
+            return self.kind(self.named[kind])
+        if isinstance(avro, dict) and "name" in avro:
+            self.named[avro["name"]] = avro
+        return kind, avro
+
+
+class _Functions(Types):
     """Functions that are written when they are first asked for, one for each record."""
 
     head: str
     """The first line of a function."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lock = RLock()
         self.scope = dict(vars(avro_primitives))
-        self.named: dict[str, Avro] = {}
         self.functions: dict[str, str] = {}
         self.lines: list[str] = []
         self.depth = 0
@@ -126,19 +146,6 @@ class _Functions:
     def variable(self) -> str:
         self.variables += 1
         return f"v{self.variables}"
-
-    def kind(self, avro: Avro) -> tuple[str, Avro]:
-        """The kind of a type, and the type with all that it says of itself."""
-        if isinstance(avro, list):
-            return "union", avro
-        kind = avro if isinstance(avro, str) else avro["type"]
-        if not isinstance(kind, str):
-            return self.kind(kind)
-        if kind not in PASS and kind not in OTHERS:
-            return self.kind(self.named[kind])
-        if isinstance(avro, dict) and "name" in avro:
-            self.named[avro["name"]] = avro
-        return kind, avro
 
 
 class Readers(_Functions):

@@ -22,9 +22,7 @@ from schemas.availability import Patience
 from schemas.avro_schemas import (
     NAMESPACE,
     Schema,
-    cache,
     canonical,
-    class_of,
     picked,
     schema_of,
     schema_text,
@@ -39,6 +37,7 @@ from schemas.errors import (
     WrongSchema,
 )
 from schemas.fastavro_values import NOT_WRITABLE, message_of
+from schemas.message_code import MessageCode, message_code, writers_around
 from schemas.messages import Claim
 
 M = TypeVar("M")
@@ -83,22 +82,6 @@ class Registry(Protocol):
         ...
 
 
-_READERS, _WRITERS = avro_code.Readers(class_of), avro_code.Writers(class_of)
-
-
-@cache
-def _write_of(record: type) -> avro_code.Write:
-    return _WRITERS.of(schema_of(record))
-
-
-@cache
-def _around(record: type, name: str) -> tuple[avro_code.Write, avro_code.Write]:
-    """What is written before a field and after it: Avro sets a record's fields end to end."""
-    fields = schema_of(record)["fields"]
-    at = [field["name"] for field in fields].index(name)
-    return _WRITERS.part(fields[:at]), _WRITERS.part(fields[at + 1 :])
-
-
 class _Written(NamedTuple):
     """How values of a record were written, under one schema id."""
 
@@ -117,8 +100,10 @@ class Codec:
         *,
         objects: Objects | None = None,
         clock: Callable[[], float] = time.monotonic,
+        code: MessageCode | None = None,
     ) -> None:
-        """Without a store of objects every value is whole, whatever its size."""
+        """Without a store of objects every value is whole; without code it is the fastest."""
+        self.code = code or message_code()
         self.registry = registry
         self.objects = objects
         self.clock = clock
@@ -144,7 +129,7 @@ class Codec:
         prefix = self._prefixes.get(topic) or self.prepare(topic, record)
         out = [prefix]
         try:
-            _write_of(record)(message, out)
+            self.code.writer(record)(message, out)
             return b"".join(out)
         except NOT_WRITABLE:
             return prefix + fastavro_values.write(message)
@@ -176,7 +161,7 @@ class Codec:
         if value is None or not known or known.read is None or value in self._lights:
             return self.encode(topic, message)
         out = [self._prefixes.get(topic) or self.prepare(topic, record)]
-        before, after = _around(record, field)
+        before, after = writers_around(record, field)
         try:
             before(message, out)
             out.append(value[PREFIX.size :])
@@ -269,7 +254,7 @@ class Codec:
             ours = to_parsing_canonical_form(parsed) == canonical(expected)
             schema = schema_of(expected) if ours else cast(Schema, parsed)
             check = avro_code.Readers(None).of(schema)
-            written = _Written(schema, check, _READERS.of(schema) if ours else None)
+            written = _Written(schema, check, self.code.reader(expected) if ours else None)
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise WrongSchema(msg) from error

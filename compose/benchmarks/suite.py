@@ -26,6 +26,7 @@ from compose.benchmarks import (
 from compose.benchmarks.figure import Figure
 from compose.files import refuse_no_folder
 from compose.settings import Settings
+from schemas.message_code import message_code
 from schemas.names import unknown
 
 BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
@@ -58,6 +59,7 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
         with terminal.status(f"measuring {name}"):
             figures[name] = BENCHMARKS[name](settings)
     terminal.print(table(figures))
+    terminal.print(f"codec: {message_code().form}", highlight=False)
     for name, figure in figures.items():
         for note in figure.notes:
             terminal.print(f"{name}  {note}", highlight=False, soft_wrap=True)

@@ -132,8 +132,10 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
 def _say_version(wanted: bool) -> None:
     from importlib.metadata import version
 
+    from schemas.message_code import message_code
+
     if wanted:
-        typer.echo(f"rollcall {version('rollcall')}")
+        typer.echo(f"rollcall {version('rollcall')}\ncodec: {message_code().form}")
         raise typer.Exit
 
 

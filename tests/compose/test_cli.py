@@ -13,6 +13,7 @@ import pytest
 from compose.cli.app import PANELS, app
 from compose.cluster import Cluster
 from compose.extras import EXTRAS
+from schemas.message_code import message_code
 from tests.support.command_line import ROOT, addresses, refused, rollcall
 
 
@@ -300,8 +301,12 @@ def test_every_library_is_in_the_extra_that_is_named() -> None:
 # Help
 
 
-def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    assert rollcall("--version", cwd=tmp_path).stdout == f"rollcall {version('rollcall')}\n"
+def test_the_version_is_that_of_the_distribution_and_names_the_form_of_its_codec(
+    tmp_path: Path,
+) -> None:
+    told = rollcall("--version", cwd=tmp_path).stdout
+
+    assert told == f"rollcall {version('rollcall')}\ncodec: {message_code().form}\n"
 
 
 def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Generated code and fastavro read the same messages, write the same bytes and refuse the same."""
+"""All forms of generated code, and fastavro, read, write and refuse the same."""
 
 import copy
 import io
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable
 from decimal import Decimal
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,12 +23,12 @@ from schemas.avro_schemas import class_of, schema_of
 from schemas.claims import claimed
 from schemas.codec import NOT_AVRO, PREFIX, TOO_SHORT, Codec
 from schemas.errors import WireError
+from schemas.message_code import PLAIN, message_code
 from schemas.messages import Control, Event
 from tests.schemas.release import GOLDEN, versions
 from tests.support.avro_messages import (
     FEW,
     RECORDS,
-    Holding,
     any_message,
     codec_for,
     damaged,
@@ -35,7 +38,8 @@ from tests.support.avro_messages import (
 )
 
 EACH_RECORD = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
-EACH_KIND = pytest.mark.parametrize("kind", one_of_each_kind())
+FORMS = tuple(dict.fromkeys((PLAIN, message_code())))
+"""One or two: compiled code is there where it could be built."""
 DAMAGES = 14
 """Of each message: 30 records, 25 messages and as many as it is itself make over 10,000."""
 REFUSED = "refused"
@@ -52,8 +56,21 @@ def outcome(act: Callable[[], Any]) -> str:
     """What comes of it, to be compared: one NaN is not equal to another."""
     try:
         return repr(act())
-    except WireError:
-        return REFUSED
+    except WireError as error:
+        return f"{REFUSED}: {error}"
+
+
+@cache
+def codecs(record: type) -> list[Codec]:
+    """One of each form, which know the record."""
+    return [codec_for(record, code) for code in FORMS]
+
+
+def outcomes(record: type, act: Callable[[Codec], Any]) -> str:
+    """What comes of it with code of each form, which is the same down to the words."""
+    of_each = {outcome(partial(act, codec)) for codec in codecs(record)}
+    assert len(of_each) == 1, of_each
+    return of_each.pop()
 
 
 def judged(value: bytes, record: type) -> str:
@@ -71,60 +88,63 @@ def judged(value: bytes, record: type) -> str:
 @EACH_RECORD
 @given(data=st.data(), seed=st.integers(0, 2**32))
 @FEW
-def test_damaged_or_not_both_read_the_same_message_or_refuse(
+def test_damaged_or_not_all_read_the_same_message_or_refuse(
     record: type, data: st.DataObject, seed: int
 ) -> None:
-    codec, value, rng = (
-        codec_for(record),
-        encoded(data.draw(any_message(record))),
-        random.Random(seed),
-    )
+    value, rng = encoded(data.draw(any_message(record))), random.Random(seed)
     for found in (value, *(damaged(value, rng) for _ in range(DAMAGES))):
-        assert outcome(lambda found=found: codec.decode(found, record)) == judged(found, record)
+        read = outcomes(record, lambda codec, found=found: codec.decode(found, record))
+
+        assert (REFUSED if read.startswith(REFUSED) else read) == judged(found, record)
 
 
 @EACH_RECORD
 @given(data=st.data())
 @FEW
-def test_both_write_the_same_bytes(record: type, data: st.DataObject) -> None:
+def test_all_write_the_same_bytes(record: type, data: st.DataObject) -> None:
     message = data.draw(any_message(record))
+    right = fastavro_values.write(message)
 
-    assert encoded(message)[PREFIX.size :] == fastavro_values.write(message)
+    for code in FORMS:
+        out: list[bytes] = []
+        code.writer(record)(message, out)
+        assert b"".join(out) == right
 
 
 @EACH_RECORD
 @given(data=st.data())
 @FEW
-def test_with_wrong_types_both_write_the_same_bytes_or_refuse(
+def test_with_wrong_types_all_write_the_same_bytes_or_refuse(
     record: type, data: st.DataObject
 ) -> None:
     message = copy.copy(data.draw(any_message(record)))
     field = data.draw(st.sampled_from(schema_of(record)["fields"]))
     object.__setattr__(message, field["name"], data.draw(st.sampled_from(WRONG)))
 
-    ours = outcome(lambda: encoded(message)[PREFIX.size :])
+    written = outcomes(record, lambda codec: codec.encode("a.topic", message)[PREFIX.size :])
 
-    assert ours == outcome(lambda: fastavro_values.write(message))
-
-
-@EACH_KIND
-def test_generated_code_writes_what_is_right_by_itself(kind: str) -> None:
-    message, out = one_of_each_kind()[kind], list[bytes]()
-
-    Writers(class_of).of(schema_of(type(message)))(message, out)
-
-    assert b"".join(out) == fastavro_values.write(message)
+    assert written == outcome(lambda: fastavro_values.write(message))
 
 
-@EACH_KIND
+@pytest.mark.parametrize("kind", one_of_each_kind())
 def test_released_bytes_are_read_alike(kind: str) -> None:
     record = type(one_of_each_kind()[kind])
-    texts = versions(record.__name__)
-    golden = json.loads(GOLDEN.read_text())[f"{kind}.v{len(texts)}"]
-    value = bytes.fromhex(golden["value"])
-    codec = Codec(Holding({1: texts[-1]}))
+    golden = json.loads(GOLDEN.read_text())[f"{kind}.v{len(versions(record.__name__))}"]
+    value = PREFIX.pack(0, 1) + bytes.fromhex(golden["value"])[PREFIX.size :]
 
-    assert outcome(lambda: codec.decode(value, record)) == judged(value, record) != REFUSED
+    read = outcomes(record, lambda codec: codec.decode(value, record))
+
+    assert read == judged(value, record) != REFUSED
+
+
+def test_code_that_was_compiled_from_other_sources_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = ModuleType("schemas.avro_compiled")
+    older.__dict__.update(MADE_FROM="other sources", READERS={}, WRITERS={})
+    monkeypatch.setitem(sys.modules, older.__name__, older)
+
+    assert message_code.__wrapped__() is PLAIN
 
 
 def test_threads_that_ask_for_code_at_once_all_get_it_whole() -> None:

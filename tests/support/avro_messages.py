@@ -16,6 +16,7 @@ from schemas.avro_schemas import NAMESPACE
 from schemas.claims import checked, claim_of
 from schemas.codec import PREFIX, Codec, LocalRegistry
 from schemas.errors import ObjectLost, TopicsDiffer, Unavailable, UnknownSchema
+from schemas.message_code import MessageCode
 from schemas.messages import Claim
 from schemas.topics import manifest
 
@@ -302,9 +303,9 @@ def damaged(value: bytes, rng: random.Random) -> bytes:
     return value
 
 
-def codec_for(record: type) -> Codec:
+def codec_for(record: type, code: MessageCode | None = None) -> Codec:
     """A codec whose registry holds one schema, that of the record, under id 1."""
-    codec = Codec(LocalRegistry(), objects=Shelf())
+    codec = Codec(LocalRegistry(), objects=Shelf(), code=code)
     codec.prepare("a.topic", record)
     return codec
 

@@ -1,0 +1,184 @@
+"""The same readers and writers as `schemas.avro_code` makes, as Cython, for a compiler.
+
+Each type has two C functions over the primitives of `avro_primitives.pyx`: `get_NAME(source)` reads
+a value, `put_NAME(sink, value)` writes one. What goes wrong in them raises whatever it raises; then
+plain code is asked for the same, and its words count.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.resources import files
+
+from schemas.avro_code import PASS, Types
+from schemas.avro_schemas import Avro, class_of, schema_of
+
+GET = "cdef object get_{name}(Source* s):"
+PUT = "cdef int put_{name}(Sink* out, object x) except -1:"
+READ = """
+def read_{name}(bytes d not None, Py_ssize_t begin):
+    cdef const unsigned char* data = <const unsigned char*>PyBytes_AS_STRING(d)
+    cdef Source s
+    s.at, s.end = data + begin, data + PyBytes_GET_SIZE(d)
+    try:
+        m = get_{name}(&s)
+    except Exception:
+        return in_plain_words(Class{name}, d, begin)
+    return m, s.at - data
+"""
+WRITE = """
+def write_{name}(m, list out not None):
+    cdef Sink sink
+    sink.data, sink.size, sink.room = NULL, 0, 0
+    try:
+        put_{name}(&sink, m)
+        out.append(PyBytes_FromStringAndSize(sink.data, sink.size))
+    finally:
+        PyMem_Free(sink.data)
+"""
+
+
+def source(records: Iterable[type], made_from: str) -> str:
+    """A Cython module that reads and writes these records, and says what it was made from."""
+    functions = _Functions()
+    names = [functions.of(schema_of(record)) for record in records]
+    entries = [entry.format(name=name) for entry in (READ, WRITE) for name in names]
+    head = (files("schemas") / "avro_primitives.pyx").read_text()
+    tables = [
+        f"{table} = {{{', '.join(f'messages.{name}: {verb}_{name}' for name in names)}}}"
+        for table, verb in (("READERS", "read"), ("WRITERS", "write"))
+    ]
+    made = f"MADE_FROM = {made_from!r}\n"
+    return "\n".join([head, *functions.texts.values(), *entries, *tables, made])
+
+
+class _Functions(Types):
+    """The functions of types, written when they are first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, str] = {}
+
+    def of(self, avro: Avro) -> str:
+        """The name that the functions of a type share."""
+        kind, avro = self.kind(avro)
+        if kind in PASS:
+            return "long" if kind == "int" else kind
+        return OTHERS[kind](self, avro)
+
+    def add(self, name: str, get: list[str], put: list[str], *constants: str) -> str:
+        """Write both functions of a type by the lines of their bodies."""
+        bodies = [(GET.format(name=name), get), (PUT.format(name=name), [*put, "return 0"])]
+        texts = ["\n    ".join([head, *lines]) for head, lines in bodies]
+        self.texts[name] = "\n\n".join([*constants, *texts]) + "\n"
+        return name
+
+    def record(self, avro: Avro) -> str:
+        cls = class_of(avro["name"])
+        name = cls.__name__
+        if name in self.texts:
+            return name
+        self.texts[name] = ""
+        fields = [(field["name"], self.of(field["type"])) for field in avro["fields"]]
+        # So it goes round the lock of a frozen dataclass.
+        get = [f"PyObject_GenericSetAttr(m, {field!r}, get_{of}(s))" for field, of in fields]
+        check = ["m.__post_init__()"] if hasattr(cls, "__post_init__") else []
+        return self.add(
+            name,
+            [f"m = PyType_GenericAlloc(<PyTypeObject*>Class{name}, 0)", *get, *check, "return m"],
+            [f"put_{of}(out, x.{field})" for field, of in fields],
+            f"cdef object Class{name} = messages.{name}",
+        )
+
+    def enum(self, avro: Avro) -> str:
+        name = avro["name"].rpartition(".")[2]
+        symbols = tuple(avro["symbols"])
+        return self.add(
+            name,
+            [f"return Symbols{name}[get_index(s, {len(symbols)})]"],
+            [f"put_varint(out, 2 * <uint64_t>Indices{name}[x])"],
+            f"cdef tuple Symbols{name} = {symbols!r}",
+            f"cdef dict Indices{name} = { ({symbol: n for n, symbol in enumerate(symbols)})!r}",
+        )
+
+    def array(self, avro: Avro) -> str:
+        of = self.of(avro["items"])
+        return self.add(
+            f"array_of_{of}",
+            [
+                "cdef Py_ssize_t n = get_length(s)",
+                "if not n:",
+                "    return ()",
+                f"items = [get_{of}(s) for _ in range(n)]",
+                "end_block(s)",
+                "return tuple(items)",
+            ],
+            [
+                "put_varint(out, 2 * <uint64_t>len(x))",
+                "if x:",
+                "    for item in x:",
+                f"        put_{of}(out, item)",
+                "    put_varint(out, 0)",
+            ],
+        )
+
+    def map(self, avro: Avro) -> str:
+        of = self.of(avro["values"])
+        return self.add(
+            f"map_of_{of}",
+            [
+                "cdef Py_ssize_t n = get_length(s)",
+                "cdef dict items = {}",
+                "if not n:",
+                "    return items",
+                "last = None",
+                "for _ in range(n):",
+                "    key = get_string(s)",
+                "    if last is not None and key <= last:",
+                "        wrong()",
+                f"    items[key] = get_{of}(s)",
+                "    last = key",
+                "end_block(s)",
+                "return items",
+            ],
+            [
+                "items = sorted(x.items())",
+                "put_varint(out, 2 * <uint64_t>len(items))",
+                "if items:",
+                "    for key, value in items:",
+                "        put_string(out, key)",
+                f"        put_{of}(out, value)",
+                "    put_varint(out, 0)",
+            ],
+        )
+
+    def union(self, branches: Avro) -> str:
+        """Of nothing or one other type, or of records, which are told apart by their class."""
+        names = [self.of(branch) for branch in branches]
+        one_of = enumerate(names)
+        is_it = {name: f"type(x) is Class{name}" for name in names}
+        if names[0] == "null":
+            is_it = {"null": "x is None", names[1]: "x is not None"}
+        get = [f"if n == {n}: return get_{name}(s)" for n, name in one_of]
+        put = [
+            line
+            for n, name in enumerate(names)
+            for line in (
+                f"if {is_it[name]}:",
+                f"    put_varint(out, {2 * n})",
+                f"    put_{name}(out, x)",
+                "    return 0",
+            )
+        ]
+        return self.add(
+            "_or_".join(names),
+            [f"cdef Py_ssize_t n = get_index(s, {len(names)})", *get, "wrong()"],
+            [*put, "wrong()"],
+        )
+
+
+OTHERS: Mapping[str, Callable[[_Functions, Avro], str]] = {
+    "record": _Functions.record,
+    "enum": _Functions.enum,
+    "array": _Functions.array,
+    "map": _Functions.map,
+    "union": _Functions.union,
+}

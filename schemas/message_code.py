@@ -1,0 +1,77 @@
+"""The code that reads and writes our messages: compiled where it was built, plain elsewhere.
+
+Both do the same, and a test holds them to it; plain code has the last word on what is refused.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from importlib import import_module
+from importlib.resources import files
+from typing import NamedTuple
+
+from schemas.avro_code import Read, Readers, Write, Writers
+from schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
+
+COMPILED = "avro_compiled"
+"""The extension module in this package; `schemas.compile_codec` makes it."""
+SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx", "messages.py")
+"""What it is made from, besides the schemas."""
+
+_READERS, _WRITERS = Readers(class_of), Writers(class_of)
+
+
+class MessageCode(NamedTuple):
+    """What reads and what writes each type of messages."""
+
+    form: str
+    """"compiled" or "plain"."""
+    reader: Callable[[type], Read]
+    writer: Callable[[type], Write]
+
+
+@cache
+def _plain_reader(record: type) -> Read:
+    read: Read = _READERS.of(schema_of(record))
+    return read
+
+
+@cache
+def _plain_writer(record: type) -> Write:
+    return _WRITERS.of(schema_of(record))
+
+
+PLAIN = MessageCode("plain", _plain_reader, _plain_writer)
+
+
+@cache
+def writers_around(record: type, name: str) -> tuple[Write, Write]:
+    """What is written before a field and after it: Avro sets a record's fields end to end."""
+    fields = schema_of(record)["fields"]
+    at = [field["name"] for field in fields].index(name)
+    return _WRITERS.part(fields[:at]), _WRITERS.part(fields[at + 1 :])
+
+
+@cache
+def message_code() -> MessageCode:
+    """The fastest there is: compiled code counts where it was made from what lies here now."""
+    try:
+        compiled = import_module(f"schemas.{COMPILED}")
+    except ImportError:
+        return PLAIN
+    if made_from() != compiled.MADE_FROM:
+        return PLAIN
+    return MessageCode("compiled", compiled.READERS.__getitem__, compiled.WRITERS.__getitem__)
+
+
+def made_from() -> str:
+    """A digest of all that compiled code depends on."""
+    here = files("schemas")
+    schemas = sorted((here / "avro").iterdir(), key=lambda path: path.name)
+    parts = [path.read_bytes() for path in (*schemas, *(here / name for name in SOURCES))]
+    return sha256(b"\0".join(parts)).hexdigest()
+
+
+def records() -> list[type]:
+    """The classes of all records that have a schema."""
+    names = sorted(path.name for path in (files("schemas") / "avro").iterdir())
+    return [class_of(name.removesuffix(".avsc")) for name in names if name.startswith(NAMESPACE)]

@@ -1,0 +1,49 @@
+"""Puts the compiled form of the codec into the wheel, or beside the sources of an editable install.
+
+Where it cannot be built the wheel is one of plain Python, and works the same. `CODEC=plain` in the
+environment asks for that, where there is no compiler and no package index that has `ziglang`.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CodecHook(BuildHookInterface):  # type: ignore[misc]
+    """Called by hatchling for each wheel; it imports what it needs from the sources."""
+
+    def dependencies(self) -> list[str]:
+        """What the build needs besides: a compiler too, where the machine has none."""
+        if wants_plain():
+            return []
+        sys.path.insert(0, self.root)
+        from schemas.compile_codec import compiler
+
+        return ["cython>=3.1,<4", "fastavro>=1.12,<2", *([] if compiler() else ["ziglang"])]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build it; a failure is a warning."""
+        if wants_plain():
+            return
+        sys.path.insert(0, self.root)
+        from schemas.compile_codec import CannotCompile, compile_codec
+
+        beside = Path(self.root) / "schemas"
+        editable = version == "editable"
+        self.folder = tempfile.TemporaryDirectory()  # until the wheel is written
+        try:
+            library = compile_codec(beside if editable else Path(self.folder.name))
+        except CannotCompile as error:
+            self.app.display_warning(str(error))
+            return
+        if not editable:
+            build_data["force_include"][str(library)] = f"schemas/{library.name}"
+            build_data["pure_python"], build_data["infer_tag"] = False, True
+
+
+def wants_plain() -> bool:
+    return os.environ.get("CODEC") == "plain"

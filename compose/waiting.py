@@ -25,7 +25,7 @@ from consumers.history.waits import REASONS, Place, Scoring, Wait, Waits
 from consumers.log.protocols import Record
 from consumers.log.reading import POLL_S, to_the_end, uninterrupted
 from consumers.loop.dead_letters import passed_in_journal
-from consumers.loop.loop import finished_above
+from consumers.loop.finished_offsets import finished_above
 from consumers.loop.suspects import parted
 from consumers.scoring_retirement import retired
 from schemas.as_json import text_of

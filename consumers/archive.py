@@ -20,7 +20,8 @@ from typing import Any
 import structlog
 
 from consumers.log.protocols import Held, Log, Record, TopicPartition
-from consumers.loop.loop import Progress, WorkRole
+from consumers.loop.partition_progress import PartitionProgress
+from consumers.loop.role import WorkRole
 from consumers.tables.parquet import ParquetWriters, sweep
 from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
@@ -63,16 +64,16 @@ class Archive(WorkRole):
     def expects(self, topic: str) -> type:
         return Trajectory if topic == self.trajectories else ScoredTrajectory
 
-    def assigned(self, held: Held, progress: Progress) -> int:
+    def assigned(self, held: Held, progress: PartitionProgress) -> int:
         self.ids[held.topic] = self.log.topic_id(held.topic)
         return super().assigned(held, progress)
 
-    def dropped(self, progress: Progress) -> None:
+    def dropped(self, progress: PartitionProgress) -> None:
         span = self.spans.pop((progress.topic, progress.number), None)
         if span is not None:
             span.writers.abandon()
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, message in batch:
             span = self._span_of(record)
             topic_id = self.ids[record.topic]
@@ -99,7 +100,7 @@ class Archive(WorkRole):
         )
         return self.spans.setdefault(tp, Span(end, writers))
 
-    def at_end(self, progress: Progress) -> None:
+    def at_end(self, progress: PartitionProgress) -> None:
         """Behind the last record of a span there may be holes, and nothing else."""
         tp = progress.topic, progress.number
         if tp in self.spans and progress.end >= self.spans[tp].end:
@@ -115,7 +116,7 @@ class Archive(WorkRole):
         self.counts.update(span.writers.rows)
         log.info("span_archived", topic=tp[0], partition=tp[1], offset=span.end)
 
-    def full(self, progress: Progress) -> bool:
+    def full(self, progress: PartitionProgress) -> bool:
         """What is in hand is rows of one span; its records without their values are small."""
         return False
 

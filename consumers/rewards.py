@@ -15,7 +15,7 @@ import structlog
 
 from consumers.bare_trajectory import barer
 from consumers.log.protocols import Record
-from consumers.loop.loop import WorkRole
+from consumers.loop.role import WorkRole
 from producers.publisher import Publisher
 from schemas.bounds import fitting
 from schemas.codec import Codec
@@ -62,7 +62,7 @@ class Rewards(WorkRole):
         del topic
         return Trajectory
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
             self._unsent.append((self.judge(record, trajectory), record))
             self.tick()

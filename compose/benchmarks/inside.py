@@ -6,7 +6,9 @@ from compose.benchmarks import load
 from consumers.agents.worker import Agents, Capacity
 from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
+from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.loop import Loop
+from consumers.loop.role import Role
 from consumers.models.server import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
@@ -35,41 +37,42 @@ class Inside:
         self.codec = Codec(LocalRegistry(), clock=clock)
         topics = wanted(self.topics.prefix, [load.POLICY], partitions=1)
         self.log = MemoryLog(topics, wall=clock)
-        self.agents = self._agents()
+        self.agents, agents = self._agents()
         self.workers = [
-            self._loop(self.agents, "agents", self.agents.commands, self.agents.trajectories),
-            self._work("models", lambda way: Models(
-                "models", self.log, self.codec, self.topics, way, engine, wall=clock
+            agents,
+            self._work("models", lambda way, letters: Models(
+                "models", self.log, self.codec, self.topics, way, letters, engine, wall=clock
             )),
-            self._work("environments", lambda way: Environments(
-                "environments", self.log, self.codec, self.topics, way, threads=0, wall=clock
+            self._work("environments", lambda way, letters: Environments(
+                "environments", self.log, self.codec, self.topics, way, letters, threads=0,
+                wall=clock,
             )),
-            self._work("rewards", lambda way: Rewards(
+            self._work("rewards", lambda way, _: Rewards(
                 "rewards", self.codec, self.topics, way, judge
             )),
         ]  # fmt: skip
         self._pen = self.log.publisher()
 
-    def _agents(self) -> Agents:
+    def _agents(self) -> tuple[Agents, Loop]:
         commands, whole = self.log.publisher(), self.log.publisher(bulk=True)
-        return Agents(
-            "agents", self.log, self.codec, self.topics, commands, whole,
-            capacity=Capacity(0), wall=self.clock,
+        letters = self._letters("agents", commands)
+        role = Agents(
+            "agents", self.log, self.codec, self.topics, commands, whole, letters,
+            capacity=Capacity(0), clock=self.clock, wall=self.clock,
         )  # fmt: skip
+        return role, self._loop(role, letters, commands, whole)
 
-    def _work(
-        self, group: str, make: Callable[[Publisher], Models | Environments | Rewards]
-    ) -> Loop:
+    def _work(self, group: str, make: Callable[[Publisher, DeadLetters], Role]) -> Loop:
         publisher = self.log.publisher()
-        return self._loop(make(publisher), group, publisher)
+        letters = self._letters(group, publisher)
+        return self._loop(make(publisher, letters), letters, publisher)
 
-    def _loop(
-        self, role: Agents | Models | Environments | Rewards, group: str, *ways: Publisher
-    ) -> Loop:
+    def _letters(self, group: str, publisher: Publisher) -> DeadLetters:
         name = self.topics.group(group)
-        loop = Loop(self.log, role, self.codec, ways, self.topics, name, clock=self.clock)
-        role.loop = loop
-        return loop
+        return DeadLetters(publisher, self.topics, name, self.clock, self.log)
+
+    def _loop(self, role: Role, letters: DeadLetters, *ways: Publisher) -> Loop:
+        return Loop(self.log, role, self.codec, ways, letters, clock=self.clock)
 
     def ask(self, asked: RolloutRequest) -> None:
         value = self.codec.encode(self.topics.requests, asked)

@@ -17,7 +17,7 @@ from compose.settings import Settings
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
-from consumers.loop.loop import COLLECT
+from consumers.loop.loop import GC_THRESHOLDS
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import Event
 from schemas.topics import Topics
@@ -34,7 +34,7 @@ def refold(settings: Settings, *, rollouts: int = ROLLOUTS, rounds: int = ROUNDS
     codec = Codec(LocalRegistry())
     values = list(record(codec, rollouts))
     before = gc.get_threshold()
-    gc.set_threshold(*COLLECT)  # as in a worker
+    gc.set_threshold(*GC_THRESHOLDS)  # as in a worker
     try:
         folding, decoding = [], []
         for _ in range(rounds):

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from consumers.log.protocols import Log
-from consumers.loop.loop import Loop, Role
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.loop import Loop
+from consumers.loop.role import Role
 from consumers.time_guard import Guard
 from producers.publisher import Publisher
 from schemas.codec import Codec
@@ -54,6 +56,7 @@ class Workshop:
         self.codec.prepare(self.topics.events, Event)
         self.codec.prepare(self.topics.trajectories, Trajectory)
         commands, trajectories = self.log.publisher(), self.log.publisher(bulk=True)
+        letters = self._letters(commands, "agents")
         role = Agents(
             name,
             self.log,
@@ -61,24 +64,21 @@ class Workshop:
             self.topics,
             commands,
             trajectories,
+            letters,
             capacity=Capacity(given.max_live, given.max_running_per_user),
             guard=self._guard("the program", given.program_timeout_s),
             accept=accept,
         )
-        group = self.topics.group("agents")
-        loop = self._loop(role, [commands, trajectories], group, accept=accept)
-        role.hear()
-        return loop
+        return self._loop(role, [commands, trajectories], letters, accept=accept)
 
     def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
         from consumers.models.server import Models
 
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
-        role = Models(name, self.log, self.codec, self.topics, publisher, engine)
-        return self._loop(
-            role, [publisher], self.topics.group("models", engine.policy_id), accept=accept
-        )
+        letters = self._letters(publisher, "models", engine.policy_id)
+        role = Models(name, self.log, self.codec, self.topics, publisher, letters, engine)
+        return self._loop(role, [publisher], letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.environments.environments import Environments
@@ -87,10 +87,18 @@ class Workshop:
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
         lease_s = self.settings.environments.lease_s
+        letters = self._letters(publisher, "environments")
         role = Environments(
-            name, self.log, self.codec, self.topics, publisher, threads=threads, lease_s=lease_s
+            name,
+            self.log,
+            self.codec,
+            self.topics,
+            publisher,
+            letters,
+            threads=threads,
+            lease_s=lease_s,
         )
-        return self._loop(role, [publisher], self.topics.group("environments"), accept=accept)
+        return self._loop(role, [publisher], letters, accept=accept)
 
     def rewards(
         self,
@@ -102,8 +110,8 @@ class Workshop:
     ) -> Loop:
         publisher = self.log.publisher(bulk=True)
         role = self.scoring(name, publisher, scorers, scoring_id)
-        group = self.topics.group("rewards", role.scoring_id)
-        return self._loop(role, [publisher], group, accept=accept)
+        letters = self._letters(publisher, "rewards", role.scoring_id)
+        return self._loop(role, [publisher], letters, accept=accept)
 
     def scoring(
         self,
@@ -144,7 +152,8 @@ class Workshop:
 
         role = Archive(name, self.log, self.topics, directory, span=span)
         publisher = self.log.publisher()
-        return self._loop(role, [publisher], self.topics.group("archive"), accept=accept)
+        letters = self._letters(publisher, "archive")
+        return self._loop(role, [publisher], letters, accept=accept)
 
     def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
         """The trainer of a run, resumed from its newest checkpoint."""
@@ -187,20 +196,20 @@ class Workshop:
             guard.watch()
         return guard
 
-    def _loop(
-        self, role: Role, publishers: Sequence[Publisher], group: str, *, accept: bool = False
-    ) -> Loop:
-        loop = Loop(
-            self.log,
-            role,
-            self.codec,
-            publishers,
-            self.topics,
-            group,
-            accept_truncation=accept,
+    def _letters(self, publisher: Publisher, *group: str) -> DeadLetters:
+        return DeadLetters(
+            publisher, self.topics, self.topics.group(*group), time.monotonic, self.log
         )
-        role.loop = loop  # type: ignore[attr-defined]
-        return loop
+
+    def _loop(
+        self,
+        role: Role,
+        publishers: Sequence[Publisher],
+        letters: DeadLetters,
+        *,
+        accept: bool = False,
+    ) -> Loop:
+        return Loop(self.log, role, self.codec, publishers, letters, accept_truncation=accept)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ event that caused it, so the journal's commit waits until all of it is acked.
 """
 
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
@@ -33,7 +34,8 @@ from consumers.bare_trajectory import barer
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.control_reader import ControlReader
 from consumers.log.protocols import Held, Log, Record
-from consumers.loop.loop import Loop, Progress
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.partition_progress import PartitionProgress
 from consumers.time_guard import Bar, Guard
 from producers.publisher import Publisher
 from schemas.bounds import check_names, check_request, check_sampling, fitting
@@ -120,7 +122,7 @@ class Owned:
     """One journal partition in this worker's hands."""
 
     journal: Journal
-    progress: Progress
+    progress: PartitionProgress
     clock: LogClock
     """The time that deadlines of its rollouts are held against."""
     word: str
@@ -194,10 +196,12 @@ class Agents:
         topics: Topics,
         commands: Publisher,
         trajectories: Publisher,
+        letters: DeadLetters,
         *,
         capacity: Capacity | None = None,
         guard: Guard | None = None,
         programs: Callable[[str], Program] = program_of,
+        clock: Callable[[], float] = time.monotonic,
         wall: Clock | None = None,
         accept: bool = False,
     ) -> None:
@@ -216,7 +220,8 @@ class Agents:
         self.world = World(programs, random.Random, self._bar)
         self.wall = wall or steady_wall()
         self.accept = accept
-        self.loop: Loop
+        self.letters = letters
+        self.clock = clock
         self.owned: dict[int, Owned] = {}
         self.counts: Counter[str] = Counter()
         self.words = Words()
@@ -232,13 +237,14 @@ class Agents:
         self._deadly: dict[tuple[int, int], str] = {}
         """Partition and offset of events that no program may learn of any more, and why."""
         self._control_due = self._due = 0.0
+        self._hear()
 
     def expects(self, topic: str) -> type:
         return RolloutRequest if topic == self.names.requests else Event
 
     # Partitions
 
-    def assigned(self, held: Held, progress: Progress) -> int:
+    def assigned(self, held: Held, progress: PartitionProgress) -> int:
         if held.topic == self.names.requests:
             if held.metadata.startswith(BESIDE) and not self.accept:
                 self._check_id(self.names.events, held.metadata[len(BESIDE[0]) :])
@@ -277,7 +283,7 @@ class Agents:
         if known and known != self._ids[topic]:
             raise TopicRecreated(_recreated(topic, self.names))
 
-    def dropped(self, progress: Progress) -> None:
+    def dropped(self, progress: PartitionProgress) -> None:
         if progress.topic == self.names.requests:
             self._from.pop(progress.number, None)
             if progress.number in self._asked:
@@ -290,11 +296,11 @@ class Agents:
             self.quota.leave(rollout)
             rollout.attempt.close_program()
 
-    def at_end(self, progress: Progress) -> None:
+    def at_end(self, progress: PartitionProgress) -> None:
         if progress.topic == self.names.events:
             self._caught_up(self.owned[progress.number])
 
-    def metadata(self, progress: Progress) -> str:
+    def commit_metadata(self, progress: PartitionProgress) -> str:
         if progress.topic == self.names.requests:
             return BESIDE[0] + self._ids[self.names.events]
         owned = self.owned[progress.number]
@@ -318,7 +324,7 @@ class Agents:
             )
         return owned.quota
 
-    def waits(self, progress: Progress) -> bool:
+    def waits(self, progress: PartitionProgress) -> bool:
         """Whether what a reset or a takeover has to know first is still read back.
 
         Requests wait also while agents are paused; after a reset, until their journal tells which
@@ -330,7 +336,7 @@ class Agents:
         unfolded = owned is not None and owned.reset and not owned.caught_up
         return self.words.paused or unfolded or not self._asked[progress.number].known
 
-    def full(self, progress: Progress) -> bool:
+    def full(self, progress: PartitionProgress) -> bool:
         """Requests are paused, not the journal: answers must flow for capacity to come back."""
         most = self.capacity.max_live
         if progress.topic == self.names.events or not most:
@@ -353,7 +359,7 @@ class Agents:
 
     # Records
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         fresh = {number for number, owned in self.owned.items() if owned.caught_up}
         newest: dict[int, int] = {}
         for record, message in batch:
@@ -367,7 +373,7 @@ class Agents:
             self.owned[partition].clock.saw(newest[partition])
 
     def unreadable(self, record: Record, error: WireError) -> None:
-        """Bury the bytes; where a request was, the journal says that it was refused."""
+        """Where a request was, the journal says that it was refused."""
         if record.topic == self.names.requests:
             rollout_id = (record.key or b"").decode("utf-8", "replace")
             if record.key:
@@ -375,15 +381,15 @@ class Agents:
             span, code = self._span(record), UNREAD.get(type(error), "unreadable")
             if not self._counted(record):
                 self._refuse(record, span, rollout_id, code, str(error), None)
-        self.loop.bury(record, error)
 
-    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         """Refuse a request that kills; an event counts, but its rollout's program runs no more."""
         if record.topic == self.names.requests:
             self.unreadable(record, error)
-            return
+            return False
         self._deadly[record.partition, record.offset] = str(error)
-        self.take([(record, message)])
+        self.handle([(record, message)])
+        return True
 
     def _request(self, record: Record, request: RolloutRequest) -> None:
         span = self._span(record)
@@ -802,23 +808,23 @@ class Agents:
 
     def _look_back(self) -> None:
         """Read on in what a reset has to know, one partition at a time."""
-        until = self.loop.clock() + LOOK_BACK_S
+        until = self.clock() + LOOK_BACK_S
         unknown = (asked for asked in self._asked.values() if not asked.known)
         for asked in islice(unknown, AT_ONCE):
-            while asked.read() and self.loop.clock() < until:
+            while asked.read() and self.clock() < until:
                 pass
         for owned in self.owned.values():
             if owned.written is None or owned.written.known:
                 continue
-            while owned.written.read() and self.loop.clock() < until:
+            while owned.written.read() and self.clock() < until:
                 pass
             if not owned.written.known:
                 return
 
-    def hear(self, timeout_s: float = HEAR_S) -> None:
+    def _hear(self) -> None:
         """Read `control` to its end before anything is started: agents may have been paused."""
-        until = self.loop.clock() + timeout_s
-        while not self._control.caught_up() and self.loop.clock() < until:
+        until = self.clock() + HEAR_S
+        while not self._control.caught_up() and self.clock() < until:
             self._listen(0.1)
 
     def _listen(self, timeout_s: float = 0.0) -> None:
@@ -836,7 +842,7 @@ class Agents:
     def _bury_bad_words(self) -> None:
         """Every worker reads what is no word of `control`; one of them buries it."""
         if self._bad_words and CONTROL_OWNER in self._from:
-            self.loop.letters.bury_once(self._bad_words)
+            self.letters.bury_once(self._bad_words)
             self._bad_words.clear()
 
     def _cancel(self, ids: set[str], groups: set[str]) -> None:

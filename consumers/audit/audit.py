@@ -24,7 +24,7 @@ from consumers.audit.window import Window
 from consumers.history.local_programs import runs_as_recorded
 from consumers.log.protocols import Log, Record
 from consumers.loop.dead_letters import origin_of, passed_in_journal, skip_of
-from consumers.loop.loop import COLLECT
+from consumers.loop.loop import GC_THRESHOLDS
 from schemas.codec import Codec
 from schemas.messages import RolloutStarted
 from schemas.topics import Topics
@@ -261,7 +261,7 @@ def _take_all(
 def _seldom_collected() -> Iterator[None]:
     """Let Python walk through live rollouts as seldom as a worker does."""
     before = gc.get_threshold()
-    gc.set_threshold(*COLLECT)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         yield
     finally:

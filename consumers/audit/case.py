@@ -10,7 +10,7 @@ from consumers.audit.report import Breach, Report
 from consumers.audit.window import Window
 from consumers.log.protocols import Record, TopicPartition
 from consumers.loop.dead_letters import Skip
-from consumers.loop.loop import finished_above
+from consumers.loop.finished_offsets import finished_above
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.topics import Topics

@@ -9,7 +9,9 @@ from consumers.clock import Clock, steady_wall
 from consumers.environments.session_thread import Body, Work
 from consumers.environments.watched_threads import CLOSE_S, SLOW_S, WatchedThreads
 from consumers.log.protocols import Log, Record
-from consumers.loop.loop import Progress, WorkRole
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.partition_progress import PartitionProgress
+from consumers.loop.role import WorkRole
 from producers.publisher import Publisher
 from sandbox.environment import make_environment
 from sandbox.sessions import Make
@@ -35,6 +37,7 @@ class Environments(WorkRole):
         codec: Codec,
         topics: Topics,
         publisher: Publisher,
+        letters: DeadLetters,
         *,
         threads: int = 2,
         make: Make = make_environment,
@@ -45,6 +48,7 @@ class Environments(WorkRole):
     ) -> None:
         self.name = name
         self.topics = [topics.steps]
+        self.letters = letters
         self.answers = Answers(name, log_, codec, topics, publisher, wall or steady_wall())
         self.kept: AnswerCache[EnvironmentStepped] = AnswerCache()
         self._lock = threading.Lock()
@@ -67,14 +71,14 @@ class Environments(WorkRole):
         del topic
         return EnvironmentStep
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         self.answers.now_ms(batch := list(batch))  # for the clock to know what was read
         works = []
         for record, step in batch:
             try:
                 self.answers.check(step)
             except NoSuchPartition as error:
-                self.loop.bury(record, error)
+                self.letters.bury(record, error)
                 continue
             kept = self.kept.get(step.command_id) if step.kind != "close" else None
             body = kept or self._late(step)
@@ -85,11 +89,11 @@ class Environments(WorkRole):
                 works.append(Work(record, step, self._lock))
         self.threads.hand_out(works)
 
-    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind != "close":
             self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
-        else:
-            super().fatal(record, message, error)
+            return True
+        return super().fatal(record, message, error)
 
     def _give(self, step: EnvironmentStep, body: Body, record: Record) -> None:
         """Answer a step; runs on its session's thread. A close is a courtesy without an answer."""
@@ -101,7 +105,7 @@ class Environments(WorkRole):
         self.answers.give(step, body, record)
         self.counts["answered"] += 1
 
-    def dropped(self, progress: Progress) -> None:
+    def dropped(self, progress: PartitionProgress) -> None:
         self.threads.everywhere(lambda sessions: sessions.drop(progress.number))
 
     def tick(self) -> None:

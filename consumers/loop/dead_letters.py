@@ -200,14 +200,18 @@ class DeadLetters:
         self.recent.append(False)
 
     def bury(self, record: Record, error: WireError) -> None:
-        """Write the original bytes, key and headers; the record waits for that ack.
+        """Write the original bytes, key and headers, and close the record: it waits for that ack.
 
-        What somebody skipped makes no storm: it was looked at.
+        What somebody skipped makes no storm: it was looked at. Raises StormOfDeadLetters.
         """
         if isinstance(error, Skipped):
             self._write_once(record, error)
-            return
-        self._write(record, error)
+        else:
+            self._write(record, error)
+            self._stop_in_storm(record, error)
+        record.closed = True
+
+    def _stop_in_storm(self, record: Record, error: WireError) -> None:
         self.in_a_row += 1
         self._last = self.clock()
         self.recent.append(True)

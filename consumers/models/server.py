@@ -16,7 +16,9 @@ import structlog
 from consumers.answers import Answers, expired, too_late
 from consumers.clock import Clock, steady_wall
 from consumers.log.protocols import Log, Record
-from consumers.loop.loop import Progress, WorkRole
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.partition_progress import PartitionProgress
+from consumers.loop.role import WorkRole
 from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
 from inference.engine import Engine
@@ -50,6 +52,7 @@ class Models(WorkRole):
         codec: Codec,
         topics: Topics,
         publisher: Publisher,
+        letters: DeadLetters,
         engine: Engine,
         *,
         most_in_hand: int = 512,
@@ -58,6 +61,7 @@ class Models(WorkRole):
         self.name = name
         self.codec = codec
         self.topics = [topics.calls(engine.policy_id)]
+        self.letters = letters
         self.engine = engine
         self.kept: AnswerCache[ModelAnswered | CallFailed] = AnswerCache()
         self.most_in_hand = most_in_hand
@@ -73,7 +77,7 @@ class Models(WorkRole):
             lambda: self.codec,
             log_.reader([topics.versions]),
             self.wall,
-            lambda record, error: self.loop.letters.bury_once([(record, error)]),
+            lambda record, error: letters.bury_once([(record, error)]),
         )
         self._versions_due = 0.0
         self.pinned = Pinned(engine.twin, self.wall)
@@ -84,14 +88,14 @@ class Models(WorkRole):
         del topic
         return ModelCall
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         now_ms = self.answers.now_ms(batch := list(batch))
         for record, call in batch:
             if call.kind == "sample":
                 try:
                     self.answers.check(call)
                 except NoSuchPartition as error:
-                    self.loop.bury(record, error)
+                    self.letters.bury(record, error)
                 else:
                     self._take_call(record, call, now_ms)
             else:
@@ -99,11 +103,11 @@ class Models(WorkRole):
                     self._abort(call)
                 record.closed = True
 
-    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> None:
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind == "sample":
             self.answers.give(message, CallFailed("killed_worker", str(error), False), record)
-        else:
-            super().fatal(record, message, error)
+            return True
+        return super().fatal(record, message, error)
 
     def _take_call(self, record: Record, call: ModelCall, now_ms: int) -> None:
         body = self.kept.get(call.command_id) or self._refusal(call, now_ms)
@@ -208,7 +212,7 @@ class Models(WorkRole):
             record.closed = record.closed or gone(early)
         self._early = [(record, early) for record, early in self._early if not record.closed]
 
-    def dropped(self, progress: Progress) -> None:
+    def dropped(self, progress: PartitionProgress) -> None:
         """Calls of a lost partition run on: their answers are as good as anybody's."""
 
     def tick(self) -> None:
@@ -247,7 +251,7 @@ class Models(WorkRole):
             self.answers.give(call, body, record)
         self.counts["answered"] += 1
 
-    def full(self, progress: Progress) -> bool:
+    def full(self, progress: PartitionProgress) -> bool:
         in_hand = len(self._in_hand) + len(self._early)
         over = in_hand > (self.most_in_hand // 2 if progress.paused else self.most_in_hand)
         return over or super().full(progress)

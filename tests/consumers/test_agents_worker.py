@@ -491,7 +491,7 @@ def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> Non
     rig.settle(second)
     assert len(calls(rig)) == 2
     rig.registry.away = True
-    role_of(second).codec = role_of(second).loop.codec = Codec(rig.registry)
+    role_of(second).codec = second.hand_over.codec = Codec(rig.registry)
 
     role_of(second)._look_back = look_back
     rig.settle(second)
@@ -612,8 +612,8 @@ def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig)
     killed(first)
 
     second, folded = rig.agents("a2"), []
-    take = role_of(second).take
-    role_of(second).take = lambda batch: take(folded.append(each) or each for each in batch)
+    handle = role_of(second).handle
+    role_of(second).handle = lambda batch: handle(folded.append(each) or each for each in batch)
     rig.settle(second)
     answer(rig, steps(rig)[0])
     rig.settle(second)
@@ -741,7 +741,6 @@ def test_a_worker_that_starts_while_agents_are_paused_starts_no_request(rig: Rig
     rig.log.append(rig.topics.requests, b"bad", b"rubbish", 0)
     ask(rig, "r1")
     loop = rig.agents()
-    role_of(loop).hear()
     rig.settle(loop)
     rig.commit(loop)
     assert rig.log.all(rig.topics.events) == []
@@ -763,7 +762,6 @@ def test_what_comes_when_a_pause_ends_starts_behind_what_came_before(rig: Rig) -
     ask(rig, "r0")
     ask(rig, "r1")
     loop = rig.agents()
-    role_of(loop).hear()
     rig.settle(loop)
     ask(rig, "r2")
     rig.settle(loop)

@@ -178,10 +178,10 @@ def dying(kill: Kill) -> type[Archive]:
     """An archive worker that calls `kill` with the name of every step it comes to."""
 
     class Dying(Archive):
-        def take(self, batch: Any) -> None:
+        def handle(self, batch: Any) -> None:
             for record, message in batch:
                 kill("before a record")
-                super().take([(record, message)])
+                super().handle([(record, message)])
                 kill("after a record")
 
         def _close(self, tp: Any) -> None:

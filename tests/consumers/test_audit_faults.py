@@ -13,7 +13,8 @@ from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answer
 from consumers.log.protocols import Record
-from consumers.loop.loop import Progress, above_commit
+from consumers.loop.finished_offsets import above_commit
+from consumers.loop.partition_progress import PartitionProgress
 from consumers.scoring_retirement import retired_word
 from inference.scripted import ScriptedEngine
 from schemas.errors import WireError
@@ -125,7 +126,7 @@ def test_a_command_that_a_word_beside_the_commit_calls_finished_must_be_answered
     rig.settle(agents, models)
     record = Record("t.model.calls.p", 0, 1, b"r1", b"", 0)
     record.closed = True
-    progress = Progress(record.topic, 0, 0, 0, 2, deque([record]))
+    progress = PartitionProgress(record.topic, 0, 0, 0, 2, deque([record]))
     rig.log.group("t.models.p").committed[record.topic, 0] = 0, above_commit(progress)
 
     report = audited(rig, drained=False)

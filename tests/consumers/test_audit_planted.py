@@ -14,7 +14,7 @@ from consumers.answers import Answers
 from consumers.audit.report import Report
 from consumers.log.protocols import Held, Record
 from consumers.loop.dead_letters import Skip
-from consumers.loop.loop import Progress
+from consumers.loop.partition_progress import PartitionProgress
 from inference.scripted import ScriptedEngine
 from schemas.errors import TooLarge, WireError
 from schemas.messages import (
@@ -132,7 +132,7 @@ class BuriesRequestsOnly(Agents):
     """Buries what nobody can read, and leaves no word of it in the journal."""
 
     def unreadable(self, record: Record, error: WireError) -> None:
-        self.loop.bury(record, error)
+        """Only the loop buries it."""
 
 
 def test_an_unreadable_request_that_the_journal_does_not_know() -> None:
@@ -150,7 +150,7 @@ def test_unreadable_bytes_that_are_thrown_away_and_not_buried() -> None:
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
     for topic in (EVENTS, "t.model.calls.p"):
         rig.log.append(topic, b"k", b"rubbish", 0)
-    role_of(models).unreadable = lambda record, error: setattr(record, "closed", True)
+    models.letters.bury = lambda record, error: setattr(record, "closed", True)
     rig.settle(agents, models)
     rig.commit(agents, models)
 
@@ -208,7 +208,7 @@ def lose_first(answers: Answers, kind: type) -> None:
 class TakesOverBlind(Agents):
     """Begins at the commit instead of at the low watermark: what is open it does not know."""
 
-    def assigned(self, held: Held, progress: Progress) -> int:
+    def assigned(self, held: Held, progress: PartitionProgress) -> int:
         start = super().assigned(held, progress)
         if held.topic != self.names.events or held.committed is None:
             return start

@@ -140,8 +140,6 @@ def test_garbage_on_control_stops_nobody_and_is_buried_once(rig: Rig) -> None:
     # When two workers read it, and others after every restart
     for n in range(4):
         loops = [rig.agents(f"a{n}.{m}") for m in range(2)]
-        for loop in loops:
-            role_of(loop).hear()
         rig.settle(*loops)
         for loop in loops:
             source_of(loop).kill()
@@ -154,8 +152,6 @@ def test_garbage_on_control_hides_no_word_behind_it(rig: Rig) -> None:
     garbage(rig, rig.topics.control, 60)
     rig.order("pause")
     loop = rig.agents()
-
-    role_of(loop).hear()
 
     assert role_of(loop).words.paused
 
@@ -398,7 +394,6 @@ def test_a_request_that_is_skipped_while_agents_are_paused_is_refused_when_they_
     rig.ask(request("r", ASKS))
     skip(rig, rig.topics.requests, 0, 0)
     loop = rig.agents("a2")
-    role_of(loop).hear()
     rig.settle(loop)
     assert rig.trajectories() == []
 

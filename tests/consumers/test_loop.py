@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.log.protocols import Record
-from consumers.loop.loop import METADATA_BYTES, SPAN, Loop, Progress, above_commit, finished_above
+from consumers.loop.finished_offsets import METADATA_BYTES, above_commit, finished_above
+from consumers.loop.loop import Loop
+from consumers.loop.partition_progress import PartitionProgress
+from consumers.loop.role import SPAN_RECORDS
 from inference.scripted import ScriptedEngine
 from schemas.codec import Codec
 from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
@@ -224,8 +227,10 @@ def test_whatever_finishes_in_whatever_order_only_the_rest_comes_again(
 # The word above the commit
 
 
-def progress_with(offsets: Sequence[int], finished: Sequence[int], base: int = 0) -> Progress:
-    progress = Progress("t", 0, base, base, 0)
+def progress_with(
+    offsets: Sequence[int], finished: Sequence[int], base: int = 0
+) -> PartitionProgress:
+    progress = PartitionProgress("t", 0, base, base, 0)
     done = set(finished)
     for offset in offsets:
         record = Record("t", 0, offset, None, None, 0)
@@ -249,7 +254,7 @@ def test_what_is_finished_above_the_commit_is_read_as_it_was_written(
 
 def test_the_word_above_the_commit_never_outgrows_the_brokers_limit() -> None:
     dice = random.Random(1)
-    offsets = sorted(dice.sample(range(4_000_000), SPAN + 500))  # as of a compacted topic
+    offsets = sorted(dice.sample(range(4_000_000), SPAN_RECORDS + 500))  # as of a compacted topic
     finished = offsets[1:]
 
     word = above_commit(progress_with(offsets, finished))
@@ -262,7 +267,7 @@ def test_the_word_above_the_commit_never_outgrows_the_brokers_limit() -> None:
 
 def test_the_densest_word_of_a_full_span_fits() -> None:
     dice = random.Random(2)
-    offsets = range(SPAN + 500)
+    offsets = range(SPAN_RECORDS + 500)
     finished = [offset for offset in offsets if dice.random() < 0.5]
 
     word = above_commit(progress_with(offsets, finished))
@@ -320,7 +325,7 @@ def test_nothing_overtakes_a_record_that_is_buried(rig: Rig) -> None:
     order: list[int] = []
 
     class Orders(InHand):
-        def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
             order.extend(record.offset for record, _ in batch)
 
         def unreadable(self, record: Record, error: WireError) -> None:
@@ -434,10 +439,10 @@ class Slow(InHand):
         super().__init__(TOPIC, **given)
         self.rig, self.costs_s = rig, costs_s
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, word in batch:
             self.rig.clock.pass_by(self.costs_s(record.offset))
-            super().take([(record, word)])
+            super().handle([(record, word)])
             self.close()
 
 
@@ -609,7 +614,7 @@ def test_a_partition_is_at_its_end_when_what_is_held_was_handed_over(rig: Rig) -
     class Ends(InHand):
         ends: list[tuple[int, int]] = []  # noqa: RUF012
 
-        def at_end(self, progress: Progress) -> None:
+        def at_end(self, progress: PartitionProgress) -> None:
             self.ends.append((len(self.seen), progress.end))
 
     words(rig, 3)
@@ -721,18 +726,18 @@ def test_a_zombies_late_work_moves_no_commit() -> None:
 
 
 def test_a_congested_partition_is_paused_and_resumed_at_half(rig: Rig) -> None:
-    words(rig, SPAN + 500)
+    words(rig, SPAN_RECORDS + 500)
     loop, role = working(rig)
 
     for _ in range(10):
         loop.turn(0.0)
     assert loop.partitions[TOPIC, 0].paused
-    assert len(role.seen) == SPAN + 500
-    role.close(*range(SPAN // 2))
+    assert len(role.seen) == SPAN_RECORDS + 500
+    role.close(*range(SPAN_RECORDS // 2))
     for _ in range(2):
         rig.commit(loop)
     assert loop.partitions[TOPIC, 0].paused
-    role.close(*range(SPAN // 2, SPAN // 2 + 500))
+    role.close(*range(SPAN_RECORDS // 2, SPAN_RECORDS // 2 + 500))
     for _ in range(2):
         rig.commit(loop)
 

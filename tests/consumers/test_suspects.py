@@ -15,7 +15,8 @@ from consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermar
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.log.memory_log import WORD_LIMIT
 from consumers.log.protocols import Record
-from consumers.loop.loop import METADATA_BYTES, Loop, finished_above
+from consumers.loop.finished_offsets import METADATA_BYTES, finished_above
+from consumers.loop.loop import Loop
 from consumers.loop.suspects import (
     ALONE,
     FREE,
@@ -45,11 +46,11 @@ class Deadly(InHand):
         super().__init__(topic)
         self.kills = kills
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, word in batch:
             if self.kills(record.offset):
                 raise Death
-            super().take([(record, word)])
+            super().handle([(record, word)])
             self.close()
 
 
@@ -126,11 +127,11 @@ def test_the_other_partitions_go_on_and_none_of_theirs_is_condemned() -> None:
             )
 
     class One(Deadly):
-        def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
             for record, word in batch:
                 if (record.partition, record.offset) == (1, 5):
                     raise Death
-                super().take([(record, word)])
+                super().handle([(record, word)])
 
     lives(
         rig,
@@ -143,7 +144,7 @@ def test_the_other_partitions_go_on_and_none_of_theirs_is_condemned() -> None:
 
 def test_a_record_that_kills_even_when_it_is_answered_is_buried_unread(rig: Rig) -> None:
     class Fatal(Deadly):
-        def fatal(self, record: Record, message: Any, error: Any) -> None:
+        def fatal(self, record: Record, message: Any, error: Any) -> bool:
             raise Death
 
     words(rig, 10)
@@ -170,13 +171,13 @@ def test_a_thousand_kills_from_outside_condemn_nobody() -> None:
     class Dies(Deadly):
         left_s = 0.0
 
-        def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
             for record, word in batch:
                 rig.clock.pass_by(took_s := dice.random() * 0.04)
                 self.left_s -= took_s
                 if self.left_s < 0:
                     raise Death
-                super().take([(record, word)])
+                super().handle([(record, word)])
 
     # When that goes on until all is done
     while kills < 1000:

@@ -16,7 +16,9 @@ from compose.services.embedded import Endpoints
 from consumers.log.kafka_log import KafkaLog
 from consumers.log.protocols import Commit, Held, Record, TopicPartition
 from consumers.log.reading import read_all
-from consumers.loop.loop import Loop, Progress
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.loop import Loop
+from consumers.loop.partition_progress import PartitionProgress
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import (
     DeliveryFailed,
@@ -332,7 +334,9 @@ class TestLog:
 
         def working() -> tuple[Loop, InHand]:
             role = InHand(topic)
-            loop = Loop(self.log, role, codec, [self.log.publisher()], Topics(), group)
+            publisher = self.log.publisher()
+            letters = DeadLetters(publisher, Topics(), group, time.monotonic, self.log)
+            loop = Loop(self.log, role, codec, [publisher], letters)
             return loop, role
 
         old, held = working()
@@ -756,7 +760,7 @@ class TestLog:
         for ask in (
             lambda: self.log.partitions(absent),
             lambda: self.log.reader([absent]),
-            lambda: self.log.source(self.named("group"), [absent], Progress),
+            lambda: self.log.source(self.named("group"), [absent], PartitionProgress),
         ):
             with pytest.raises(TopicsDiffer, match=absent):
                 ask()
@@ -794,13 +798,15 @@ class TestLog:
         topic = self.topic()
 
         class NeedsMore(InHand):
-            def assigned(self, held: Held, progress: Progress) -> int:
+            def assigned(self, held: Held, progress: PartitionProgress) -> int:
                 return held.log_start - 1
 
         codec = Codec(LocalRegistry())
         publisher = self.log.publisher()
         self.log.create(Topics().dead_letters, 1)
-        loop = Loop(self.log, NeedsMore(topic), codec, [publisher], Topics(), self.named("group"))
+        group = self.named("group")
+        letters = DeadLetters(publisher, Topics(), group, time.monotonic, self.log)
+        loop = Loop(self.log, NeedsMore(topic), codec, [publisher], letters)
 
         with pytest.raises(JournalGone, match="retention has passed it"):
             until(lambda: False, [lambda: loop.turn(POLL_S)])

@@ -18,7 +18,7 @@ from consumers.agents.fold.journal import START, Journal, Taken
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.log.protocols import Held, Record
-from consumers.loop.loop import Progress
+from consumers.loop.partition_progress import PartitionProgress
 from schemas.headers import Headers
 from schemas.messages import (
     EnvironmentStepped,
@@ -78,7 +78,7 @@ class OwnJournal(Agents):
 
     journal: type[Journal] = Journal
 
-    def assigned(self, held: Held, progress: Progress) -> int:
+    def assigned(self, held: Held, progress: PartitionProgress) -> int:
         start = super().assigned(held, progress)
         if held.topic == self.names.events:
             owned = self.owned[held.partition]

@@ -10,7 +10,9 @@ from consumers.agents.worker import Agents
 from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
-from consumers.loop.loop import Loop, Role, WorkRole
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.loop import Loop
+from consumers.loop.role import Role, WorkRole
 from consumers.models.server import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
@@ -95,12 +97,12 @@ class Rig:
     # Workers
 
     def loop(self, role: Any, publisher: Any, group: str, **options: Any) -> Loop:
+        letters = getattr(role, "letters", None) or self.letters(publisher, group)
         publishers = [publisher, *([role.trajectories] if isinstance(role, Agents) else [])]
-        loop = Loop(
-            self.log, role, self.codec, publishers, self.topics, group, clock=self.clock, **options
-        )
-        role.loop = loop
-        return loop
+        return Loop(self.log, role, self.codec, publishers, letters, clock=self.clock, **options)
+
+    def letters(self, publisher: Any, group: str) -> DeadLetters:
+        return DeadLetters(publisher, self.topics, group, self.clock, self.log)
 
     def agents(
         self,
@@ -118,6 +120,8 @@ class Rig:
             self.topics,
             publisher,
             self.log.publisher(bulk=True),
+            self.letters(publisher, "t.agents"),
+            clock=self.clock,
             wall=self.wall,
             accept=accept,
             **options,
@@ -127,18 +131,19 @@ class Rig:
     def models(
         self, engine: Engine, name: str = "m1", *, make: type[Models] = Models, **options: Any
     ) -> Loop:
-        publisher = self.log.publisher()
+        publisher, group = self.log.publisher(), f"t.models.{engine.policy_id}"
         role = make(
             name,
             self.log,
             self.codec,
             self.topics,
             publisher,
+            self.letters(publisher, group),
             engine,
             wall=self.wall,
             **options,
         )
-        return self.loop(role, publisher, f"t.models.{engine.policy_id}")
+        return self.loop(role, publisher, group)
 
     def environments(
         self,
@@ -155,6 +160,7 @@ class Rig:
             self.codec,
             self.topics,
             publisher,
+            self.letters(publisher, "t.environments"),
             threads=threads,
             make=make or make_environment,
             wall=self.wall,
@@ -250,7 +256,7 @@ class InHand(WorkRole):
         del topic
         return Control
 
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, _ in batch:
             self.hand.append(record)
             self.seen.append((record.partition, record.offset))

@@ -9,7 +9,7 @@ from tests.support.rig import InHand, Rig
 
 
 class Hangs(InHand):
-    def take(self, batch: Iterable[tuple[Record, Any]]) -> None:
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         self.hang()
 
     def hang(self) -> None:

@@ -1,0 +1,89 @@
+"""When commits are made, and what they say."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from consumers.log.protocols import Commit, Source, TopicPartition
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.partition_progress import NO_COMMIT, PartitionProgress
+from consumers.loop.role import Role
+
+COMMIT_EVERY_S = 1.0
+COMMIT_EVERY_RECORDS = 5000
+"""At full load every 500 records would be forty commits a second."""
+
+
+class Commits:
+    """Commits what is finished; nothing while a storm of dead letters may be brewing."""
+
+    def __init__(
+        self,
+        source: Source,
+        role: Role,
+        partitions: Mapping[TopicPartition, PartitionProgress],
+        letters: DeadLetters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.source = source
+        self.role = role
+        self.partitions = partitions
+        self.letters = letters
+        self.clock = clock
+        self._due = clock() + COMMIT_EVERY_S
+        self._records = 0
+        self._refused = 0
+
+    def hasten(self) -> None:
+        """Let the next one come at the end of this turn."""
+        self._due = self.clock()
+
+    def in_time(self, handed: int) -> None:
+        """Ask for a commit where its time has come, or so many records were handed over."""
+        self._records += handed
+        now = self.clock()
+        if now < self._due and self._records < COMMIT_EVERY_RECORDS:
+            return
+        self._due = now + COMMIT_EVERY_S
+        self._records = 0
+        if self.letters.brewing():
+            return
+        if self.source.refused != self._refused:
+            self._refused = self.source.refused
+            self._forget()
+        commits = self._of(self.partitions.values())
+        if commits:
+            self.source.commit(commits)
+
+    def now(self) -> bool:
+        """Commit and wait; False where it was refused."""
+        if self.letters.brewing():
+            return True
+        refused = self.source.refused
+        commits = self._of(self.partitions.values())
+        if commits:
+            self.source.commit_now(commits)
+        if self.source.refused == refused:
+            return True
+        self._forget()
+        return False
+
+    def last(self, partitions: Iterable[PartitionProgress]) -> None:
+        """Commit what is finished of partitions that go to others, and wait."""
+        commits = self._of(partitions)
+        if commits:
+            self.source.commit_now(commits)
+
+    def _forget(self) -> None:
+        """What was refused is said again."""
+        for progress in self.partitions.values():
+            progress.committed = NO_COMMIT
+
+    def _of(self, partitions: Iterable[PartitionProgress]) -> list[Commit]:
+        commits = []
+        for progress in partitions:
+            progress.advance()
+            metadata = self.role.commit_metadata(progress) + progress.mark()
+            word = progress.next_offset, metadata
+            if word != progress.committed:
+                progress.committed = word
+                commits.append(Commit(progress.topic, progress.number, *word))
+        return commits

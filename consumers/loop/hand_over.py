@@ -1,0 +1,221 @@
+"""From records that are held to messages that are handled: in turns, decoded, the deadly apart."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import structlog
+
+from consumers.log.protocols import Record, TopicPartition
+from consumers.loop.commits import Commits
+from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.partition_progress import PartitionProgress
+from consumers.loop.role import Role
+from consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
+from consumers.loop.trial import Trial
+from schemas.codec import Codec
+from schemas.errors import (
+    KilledWorkers,
+    ObjectLost,
+    Unavailable,
+    UnknownSchema,
+    WireError,
+    WrongSchema,
+)
+
+RETRY_S = 1.0
+TURN_S = 0.5
+"""The time in which a turn hands records over; whatever one costs, the loop comes round."""
+POLL_RECORDS = 500
+"""Records asked for in one poll, at most."""
+
+log = structlog.get_logger()
+
+
+class HandOver:
+    """Hands the role what is held of its partitions, while a turn's time lasts."""
+
+    def __init__(
+        self,
+        role: Role,
+        partitions: Mapping[TopicPartition, PartitionProgress],
+        codec: Codec,
+        letters: DeadLetters,
+        commits: Commits,
+        clock: Callable[[], float],
+        counts: Counter[str],
+    ) -> None:
+        self.role = role
+        self.partitions = partitions
+        self.codec = codec
+        self.letters = letters
+        self.commits = commits
+        self.clock = clock
+        self.counts = counts
+        self.trial = Trial(role, commits)
+        self.cut: TopicPartition | None = None
+        """The partition at which the last turn's time was over; nobody need wait for records."""
+        self._letters_read = False
+        self._retry_due = 0.0
+        self._most = POLL_RECORDS
+
+    def room(self) -> int:
+        """How many records may be polled: what is held already counts."""
+        held = [progress for progress in self.partitions.values() if progress.held]
+        backlog = sum(len(progress.held) for progress in held if not self.role.waits(progress))
+        return max(1, self._most - backlog)
+
+    def read_letters_again(self) -> None:
+        """Somebody may have decided what is to be passed over since."""
+        self._letters_read = False
+
+    def turn(self) -> int:
+        """Hand the role what is held, while the turn's time lasts; return how many records left.
+
+        Where records cost so much that the time is over before all are handed, fewer are polled.
+        """
+        waiting = self._due()
+        before = sum(len(progress.held) for progress in waiting)
+        self.cut = None
+        if waiting:
+            self._hand(waiting)
+        handed = before - sum(len(progress.held) for progress in waiting)
+        self._most = min(POLL_RECORDS, 2 * self._most) if self.cut is None else max(1, handed)
+        return handed
+
+    def _due(self) -> list[PartitionProgress]:
+        """The partitions with records to hand over, ending with the one that was cut off."""
+        retry = self.clock() >= self._retry_due
+        order = list(self.partitions.values())
+        if self.cut is not None and self.cut in self.partitions:
+            first = list(self.partitions).index(self.cut) + 1
+            order = order[first:] + order[:first]
+        return [
+            progress
+            for progress in order
+            if progress.held and (retry or not progress.away) and not self.role.waits(progress)
+        ]
+
+    def _hand(self, waiting: list[PartitionProgress]) -> None:
+        """Hand over what may be taken together, or one suspect alone when nothing is in hand."""
+        suspect = next((progress for progress in waiting if progress.suspects_next()), None)
+        if suspect is None:
+            self.trial.end(waiting)
+            self.role.handle(self._handing(waiting, self.clock() + TURN_S))
+        elif self.role.in_flight():
+            suspect.suspicion.lasts(self.clock())  # others wait for this one
+        elif self.trial.accuse(suspect):
+            self.role.handle(self._handing([suspect], self.clock() + TURN_S))
+            self.cut = suspect.topic, suspect.number
+
+    def _handing(
+        self, waiting: list[PartitionProgress], until: float
+    ) -> Iterator[tuple[Record, Any]]:
+        """Record by record: what came before one has been handled when it is decoded."""
+        for progress in waiting:
+            room = self._room(progress)
+            while progress.held and room > 0:
+                if self.clock() >= until:
+                    self.cut = progress.topic, progress.number
+                    return
+                record = progress.held[0]
+                message: Any
+                try:
+                    message = self._decode(progress, record)
+                except Unavailable as error:
+                    self._wait_for_registry(progress, error)
+                    break
+                except WireError as error:
+                    if record.topic in self.role.journals and another_may_read(error):
+                        self._wait_for_schema(progress, record, error)
+                        break
+                    self._passed(progress)
+                    if record.offset >= progress.floor:  # else buried when it was read first
+                        self.role.unreadable(record, error)
+                        self.letters.bury(record, error)
+                else:
+                    self._passed(progress)
+                    if progress.suspicion.condemned(record.offset):
+                        self._condemn(record, message)
+                    else:
+                        self.letters.read()
+                        yield record, message
+                room -= 1
+                if progress.held and not room:
+                    self.cut = progress.topic, progress.number
+                    self.commits.hasten()  # so that a death is known to be near it
+
+    def _room(self, progress: PartitionProgress) -> int:
+        """How many of the held records of a partition may be handed over now."""
+        if progress.away and self.clock() < self._retry_due:
+            return 0  # it was asked for another's sake a moment ago
+        if progress.suspicion.level < FEW:
+            return len(progress.held)
+        below = sum(record.offset < progress.floor for record in progress.held)
+        most = 1 if progress.suspicion.level == ALONE else FEW_RECORDS - self.role.in_flight()
+        return below or most
+
+    def _decode(self, progress: PartitionProgress, record: Record) -> Any:
+        """What a record says; raises WireError, also where it is passed over, and Unavailable."""
+        if not self._letters_read:
+            self.letters.passed.refresh()
+            self._letters_read = True
+        self.letters.passed.check(record)
+        if progress.suspicion.deaths.get(record.offset, 0) > DEATHS:
+            raise self._verdict(record)  # even to answer it instead was too much
+        return self.codec.decode(record.value, self.role.expects(record.topic))
+
+    def _passed(self, progress: PartitionProgress) -> None:
+        record = progress.held.popleft()
+        progress.away = False
+        if record.offset >= progress.floor:
+            progress.handed = record.offset
+            if progress.suspicion.level > FREE:
+                progress.suspicion.went_well(self.clock())
+
+    def _wait_for_registry(self, progress: PartitionProgress, error: Unavailable) -> None:
+        progress.away = True
+        self._retry_due = self.clock() + RETRY_S
+        log.warning("registry_away", topic=progress.topic, error=str(error))
+
+    def _wait_for_schema(
+        self, progress: PartitionProgress, record: Record, error: WireError
+    ) -> None:
+        """Hold the partition: a reader that does know the schema would tell another history."""
+        progress.away = True
+        self._retry_due = self.clock() + RETRY_S
+        self._letters_read = False  # where somebody decides to skip it, that is written there
+        if progress.stuck != record.offset:
+            progress.stuck = record.offset
+            place = f"{record.partition}@{record.offset}"
+            log.warning(
+                "journal_held",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                error=str(error),
+                remedy="bring schema or object back, upgrade this worker, or, with all workers of "
+                "the group stopped, `rollcall dlq skip "
+                f"{self.letters.group} {record.topic} {place}`",
+            )
+
+    def _condemn(self, record: Record, message: Any) -> None:
+        verdict = self._verdict(record)
+        if not self.role.fatal(record, message, verdict):
+            self.letters.bury(record, verdict)
+
+    def _verdict(self, record: Record) -> KilledWorkers:
+        place = f"{record.topic} {record.partition}@{record.offset}"
+        self.counts["condemned"] += 1
+        log.error("record_condemned", place=place, group=self.letters.group)
+        msg = (
+            f"{DEATHS} workers of {self.letters.group} died while they had nothing in hand but "
+            f"{place}; see their last words (a crash, memory, the watchdog), mend what it asks for "
+            "and write it again"
+        )
+        return KilledWorkers(msg)
+
+
+def another_may_read(error: WireError) -> bool:
+    """Whether the bytes may be good: only their schema, or object, is one not to be had here."""
+    return isinstance(error, UnknownSchema | ObjectLost) and not isinstance(error, WrongSchema)

@@ -1,0 +1,74 @@
+"""How far one assigned partition has come: what was delivered, handed over and finished."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from consumers.log.protocols import Record
+from consumers.loop.suspects import ALONE, Suspicion
+
+NO_COMMIT = (-1, "")
+
+
+@dataclass(slots=True)
+class PartitionProgress:
+    """One assigned partition: what was delivered and how much of it is finished."""
+
+    topic: str
+    number: int
+    next_offset: int
+    """The first offset that is not finished; what a commit says."""
+    floor: int
+    """What lies below was finished before the assignment: read for its history, never committed."""
+    end_at_assign: int
+    taken: deque[Record] = field(default_factory=deque)
+    held: deque[Record] = field(default_factory=deque)
+    """Delivered and not yet handed over: the turn was over, or the registry is away."""
+    away: bool = False
+    """Whether the first held record waits for the registry."""
+    ended: int | None = None
+    """Where the partition was said to end, while records before that are held."""
+    end: int = 0
+    """Where the partition last came to its end; behind the last record there may be holes."""
+    skip: frozenset[int] = frozenset()
+    """Offsets above the commit that were finished before a restart."""
+    needs: Callable[[int, bytes | None], bool] | None = None
+    """Told offset and key, whether a record below the floor is read at all."""
+    stuck: int = -1
+    """The offset that was last said to hold the partition."""
+    committed: tuple[int, str] = NO_COMMIT
+    paused: bool = False
+    handed: int = -1
+    """The last offset that was handed over, of those that a commit has to wait for."""
+    suspicion: Suspicion = field(default_factory=Suspicion)
+
+    def receive(self, record: Record) -> bool:
+        """Put a record behind those that wait to be handed over; False where it was finished."""
+        if record.offset >= self.floor:
+            self.taken.append(record)
+        elif self.needs and not self.needs(record.offset, record.key):
+            return True
+        if record.offset in self.skip:
+            record.closed = True
+            return False
+        self.held.append(record)
+        return True
+
+    def advance(self) -> int:
+        """Move past everything finished, never past what is held; return how many records."""
+        moved = 0
+        while self.taken and self.taken[0].finished():
+            self.next_offset = self.taken.popleft().offset + 1
+            moved += 1
+        if not self.taken and not self.held and self.end > self.next_offset:
+            self.next_offset = self.end
+        self.suspicion.moved(self.next_offset)
+        return moved
+
+    def suspects_next(self) -> bool:
+        """Whether the next record may only be handed over alone."""
+        return self.suspicion.level == ALONE and self.held[0].offset >= self.floor
+
+    def mark(self) -> str:
+        """What a commit says of deaths, behind the role's word."""
+        return self.suspicion.mark(self.next_offset, busy=self.handed >= self.next_offset)

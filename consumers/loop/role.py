@@ -1,0 +1,121 @@
+"""What a group does with its records; the loop knows nothing else about it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from consumers.log.protocols import Held, Record
+from consumers.loop.finished_offsets import above_commit, finished_above
+from consumers.loop.partition_progress import PartitionProgress
+from schemas.errors import KilledWorkers, WireError
+
+SPAN_RECORDS = 2000
+"""Records of one partition in hand at once; more would make a restart repeat all behind one."""
+
+
+class Role(Protocol):
+    """What a group does; it is usable as soon as it is made."""
+
+    name: str
+    topics: Sequence[str]
+    journals: Sequence[str]
+    """Topics of which all readers must come to the same: what one cannot read, it waits for."""
+    poll_s: float
+    """How long a poll may wait while work is in flight."""
+
+    def expects(self, topic: str) -> type:
+        """The message type of a topic's values."""
+        ...
+
+    def assigned(self, held: Held, progress: PartitionProgress) -> int:
+        """Return the offset to start from."""
+        ...
+
+    def dropped(self, progress: PartitionProgress) -> None:
+        """The partition is gone; forget its work. Nothing of it will be committed any more."""
+        ...
+
+    def at_end(self, progress: PartitionProgress) -> None:
+        """All there was up to `progress.end` has been handed over."""
+        ...
+
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        """Handle decoded records; each is closed now or later.
+
+        They can be gone through once, and end when the turn's time is over.
+        """
+        ...
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        """A record cannot be read; it is buried when this returns."""
+        ...
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
+        """Answer a record that kills whoever takes it, and do nothing else with it.
+
+        False where there is no answer: it is buried then.
+        """
+        ...
+
+    def tick(self) -> None:
+        """Do what is due, and collect what was finished elsewhere."""
+        ...
+
+    def commit_metadata(self, progress: PartitionProgress) -> str:
+        """The word that goes with a commit of `progress.next_offset`."""
+        ...
+
+    def waits(self, progress: PartitionProgress) -> bool:
+        """Whether none of the partition's records may be handed over yet, only kept in order."""
+        ...
+
+    def full(self, progress: PartitionProgress) -> bool:
+        """Whether the partition should be paused."""
+        ...
+
+    def in_flight(self) -> int:
+        """Pieces of work begun and not ended; the loop polls briefly while there are any."""
+        ...
+
+
+class WorkRole:
+    """What roles on work topics share: order does not matter, finished offsets are remembered."""
+
+    name = ""
+    topics: Sequence[str] = ()
+    journals: Sequence[str] = ()
+    poll_s = 0.0
+
+    def assigned(self, held: Held, progress: PartitionProgress) -> int:
+        progress.skip = finished_above(held.metadata, progress.next_offset)
+        return progress.next_offset
+
+    def dropped(self, progress: PartitionProgress) -> None:
+        """Nothing is kept per partition."""
+
+    def at_end(self, progress: PartitionProgress) -> None:
+        """Nothing waits for that."""
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        """Nobody has to be told."""
+
+    def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
+        del record, message, error
+        return False
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+    def commit_metadata(self, progress: PartitionProgress) -> str:
+        return above_commit(progress)
+
+    def waits(self, progress: PartitionProgress) -> bool:
+        del progress
+        return False
+
+    def full(self, progress: PartitionProgress) -> bool:
+        if len(progress.taken) > SPAN_RECORDS // 2:
+            progress.advance()  # what is finished is not in hand, though no commit has said so yet
+        return len(progress.taken) > (SPAN_RECORDS // 2 if progress.paused else SPAN_RECORDS)
+
+    def in_flight(self) -> int:
+        return 0

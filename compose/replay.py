@@ -23,6 +23,7 @@ from producers.submit import Submitter
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest
 from schemas.names import unknown
+from schemas.whole_files import appearing
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -152,10 +153,8 @@ def _unchecked(request: RolloutRequest) -> None:
 def _sink(cluster: "Cluster", file: Path | None) -> Iterator[Sink]:
     """Where requests go: into a file that is there whole or not at all, or to the topic."""
     if file:
-        temporary = file.with_name(f".{file.name}.tmp")
-        with temporary.open("wb") as out:
+        with appearing(file) as hidden, hidden.open("wb") as out:
             yield lambda request: _write_line(out.write, request)
-        temporary.rename(file)
         return
     publisher = cluster.log.publisher()
     submitter = Submitter(publisher, cluster.codec, cluster.topics, source="replay")

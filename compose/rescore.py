@@ -9,9 +9,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -28,7 +29,7 @@ from schemas.codec import Codec
 from schemas.errors import Refused, WireError
 from schemas.messages import ScoredTrajectory
 from schemas.topics import Topics
-from schemas.whole_files import refuse_used
+from schemas.whole_files import appearing, refuse_used
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -200,6 +201,7 @@ class RewardsFile:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "rewards.parquet"
         self._rows: list[dict[str, Any]] = []
+        self._ends = ExitStack()
 
     def __enter__(self) -> "RewardsFile":
         import pyarrow as pa
@@ -220,7 +222,9 @@ class RewardsFile:
             ]
         )
         self._table = pa.Table
-        self._writer = pq.ParquetWriter(self.path.with_suffix(".tmp"), self._schema)
+        hidden = self._ends.enter_context(appearing(self.path))
+        self._writer = self._ends.enter_context(pq.ParquetWriter(hidden, self._schema))
+        self._ends.push(self._finish)
         return self
 
     def take(self, scored: ScoredTrajectory) -> None:
@@ -248,15 +252,17 @@ class RewardsFile:
         self._writer.write_table(self._table.from_pylist(self._rows, self._schema))
         self._rows.clear()
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        temporary = self.path.with_suffix(".tmp")
+    def _finish(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self._write()
-        self._writer.close()
-        if kind is None:
-            temporary.rename(self.path)
-        else:
-            temporary.unlink()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ends.__exit__(kind, error, trace)
 
 
 def show(found: Rescored, terminal: Console) -> None:

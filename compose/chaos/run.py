@@ -1,6 +1,5 @@
 """`rollcall chaos`: a workload and the faults that befall it; then the log is asked."""
 
-import json as json_
 import shutil
 import tempfile
 import time
@@ -16,7 +15,7 @@ from compose.chaos.outcome import Outcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.stage import staged
 from compose.conductor.conductor import Stopped, interruptible
-from compose.files import refuse_no_folder
+from compose.files import refuse_no_folder, write_json
 from compose.log_setup import set_up
 from compose.pages.audit_page import audit_with_bar, print_report
 from compose.settings import Settings
@@ -52,7 +51,7 @@ def run_chaos(
         terminal.print(table(outcome))
         print_report(report, terminal)
         if json is not None:
-            json.write_text(json_.dumps(plain(outcome), indent=2) + "\n")
+            write_json(json, plain(outcome))
         if not outcome.ok:
             terminal.print(WHERE.format(directory), soft_wrap=True)
         elif keep is None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import orjson
 import structlog
 from rich.console import Console as Terminal
 from rich.live import Live
@@ -22,7 +21,7 @@ from compose.cluster import Cluster, answers, cluster_of
 from compose.conductor.live_panel import line, render
 from compose.curves import Curve, draw
 from compose.extras import require
-from compose.files import refuse_no_folder
+from compose.files import refuse_no_folder, write_json
 from compose.processes import memory_bytes
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
@@ -252,11 +251,9 @@ def _screen(run: Conducted, terminal: Terminal, steps: int) -> Iterator[Callable
 def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[str, Any]:
     figures, folder = run.figures, run.folder
     result = _summary(run)
-    (folder.directory / run_folder.SUMMARY_FILE).write_bytes(
-        orjson.dumps(result, option=orjson.OPT_INDENT_2)
-    )
+    write_json(folder.directory / run_folder.SUMMARY_FILE, result)
     if summary is not None:
-        summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+        write_json(summary, result)
     picture = folder.directory / "curve.png"
     draw(Curve.of(folder.run_id, figures.steps, figures.heldout), picture)
     terminal.print(_words(run, result, picture), highlight=False, soft_wrap=True)

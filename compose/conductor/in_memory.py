@@ -13,7 +13,7 @@ from rich.console import Console as Terminal
 
 from compose.conductor.live_panel import line
 from compose.extras import require
-from compose.files import refuse_no_folder
+from compose.files import refuse_no_folder, write_json
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
@@ -55,7 +55,7 @@ def run_in_memory(
     }
     Terminal().print_json(orjson.dumps(result).decode())
     if summary is not None:
-        summary.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
+        write_json(summary, result)
     return result
 
 

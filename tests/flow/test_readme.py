@@ -1,78 +1,130 @@
-"""What the README shows is run as it stands there."""
+"""What the pages for people show is run as it stands there."""
 
 import importlib
-import os
+import json
 import re
-import subprocess
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from compose.cluster import Cluster
 from compose.runs.recipe import parse_recipe
-from compose.settings import Settings
+from compose.services.embedded import Endpoints
+from compose.settings import Kafka, Registry, Settings
 from compose.workers.build import Workshop
 from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
 from producers.submit import Submitter
 from schemas.codec import Codec, LocalRegistry
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
-from schemas.topics import Topics, manifest, wanted
-from tests.support.crew import Crew
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from schemas.topics import Topics, wanted
+from tests.support.crew import everything
+from tests.support.live_run import LiveRun
+from tests.support.pages import blocks, script
+from tests.support.tiny_run import RECIPE, World
+from trainer.curation import FILTERS
+from trainer.plugins import plugin
+from trainer.samples import Sample
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+BASH = ("bash", "-euc")
+OPEN, GARBAGE = "waits-for-ever", b"{}"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+@pytest.fixture
+def live(services: Endpoints, tmp_path: Path) -> Iterator[LiveRun]:
+    """A small run on the broker as the pages mean it: topics as they are without any option."""
+    settings = Settings(
+        state_dir=tmp_path / "state",
+        kafka=Kafka(bootstrap_servers=services.bootstrap_servers),
+        registry=Registry(url=services.registry_url),
+    )
+    cluster = Cluster(services.bootstrap_servers, services.registry_url, settings)
+    live = LiveRun(cluster)
+    yield live
+    live.close()
 
 
 @pytest.mark.broker
-def test_a_client_that_knows_nothing_of_ours_publishes_and_reads_its_score(
-    make_cluster: Callable[..., Cluster], tmp_path: Path
+@pytest.mark.timeout(500)
+def test_the_commands_and_the_foreign_client_do_what_the_pages_say(
+    live: LiveRun, tmp_path: Path
 ) -> None:
-    # Given a policy that is served, and the README's program in a folder of its own
-    cluster = make_cluster("policy", prefix="rl.")
-    program = next(block for block in blocks("python") if "AvroSerializer" in block)
-    assert not re.search(r"^(from|import) (schemas|producers|consumers|compose)", program, re.M)
+    # Given the history of a small run, and its groups still at work
+    (every_day,) = blocks("sh", "README.md")[1:]
+    while_it_runs, day_after = blocks("sh", "compose/README.md")
+    live.until(live.trainer.done)
+
+    # When a client that knows nothing of ours asks for a rollout, then it reads its score
+    (program,) = blocks("python", "producers/README.md")
+    assert not re.search(r"^(from|import) (schemas|producers|consumers|compose|rollcall)", program)
     (tmp_path / "foreign.py").write_text(program)
-    crew = Crew(cluster, tmp_path, "policy")
-    crew.start_all()
+    addresses = {"BOOTSTRAP": live.cluster.bootstrap_servers, "REGISTRY": live.cluster.registry_url}
+    scored = live.beside(sys.executable, "foreign.py", cwd=tmp_path, **addresses)
+    assert scored.startswith("finished ")
+    assert "'content': 's7'" in scored
 
-    # When it is run
-    try:
-        done = subprocess.run(
-            [sys.executable, "foreign.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-            env={
-                **os.environ,
-                "BOOTSTRAP": cluster.bootstrap_servers,
-                "REGISTRY": cluster.registry_url,
-            },
-        )
-    finally:
-        crew.close()
+    # And every day's commands find the rollout that they submit
+    (line,) = blocks("json", "producers/README.md")
+    (tmp_path / "requests.jsonl").write_text(line)
+    rollout_id = json.loads(line)["rollout_id"]
+    printed = live.beside(*BASH, script(every_day), cwd=tmp_path, ROLLOUT=rollout_id)
+    assert rollout_id in printed
 
-    # Then it has read what came of its request
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("finished ")
-    assert "'content': 's7'" in done.stdout
+    # And a run is steered: one rollout whose policy nobody serves, and bad input nobody has read
+    ask_for_what_nobody_serves(live)
+    place = write_garbage(live.cluster)
+    live.beside(
+        *BASH, script(while_it_runs), cwd=tmp_path, resting="agents-1", ROLLOUT=OPEN, PLACE=place
+    )
+    live.until(lambda: ending(live.cluster, OPEN) == "cancelled")
+
+    # And the day after all of it is read again
+    live.beside(*BASH, script(day_after), cwd=tmp_path)
 
 
-def test_the_readmes_program_environment_and_scorer_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given the README's own code as a user's module
-    code = [block for block in blocks("python") if "AvroSerializer" not in block]
-    (tmp_path / "readme_code.py").write_text("\n".join(code))
+def ask_for_what_nobody_serves(live: LiveRun) -> None:
+    """Publish a request whose model call waits, and let it come so far."""
+    cluster = live.cluster
+    publisher = cluster.log.publisher()
+    request = RolloutRequest(OPEN, Task(prompt="?"), agent="single_turn", policy_id="away")
+    Submitter(publisher, cluster.codec, cluster.topics).publish(request)
+    assert publisher.flush(30) == 0
+    live.until(lambda: bool(everything(cluster, cluster.topics.calls("away"))))
+
+
+def write_garbage(cluster: Cluster) -> str:
+    """Put what nobody can read on a topic; return its place as `dlq skip` is told it."""
+    topic = cluster.topics.requests
+    publisher = cluster.log.publisher()
+    first = cluster.log.bounds(topic)[0][1]
+    for _ in range(2):
+        publisher.send(topic, None, GARBAGE, partition=0)
+    assert publisher.flush(30) == 0
+    return f"0@{first}-{first + 1}"
+
+
+def ending(cluster: Cluster, rollout_id: str) -> str:
+    """How a rollout ended; empty where it has not."""
+    records = everything(cluster, cluster.topics.trajectories)
+    found = (cluster.codec.decode(record.value, Trajectory) for record in records)
+    return next((t.status for t in found if t.rollout_id == rollout_id), "")
+
+
+@pytest.fixture
+def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All code of the pages that a user would write, as a module of a user's."""
+    code = [*blocks("python", "README.md"), *blocks("python", "trainer/README.md")]
+    (tmp_path / "code_of_the_pages.py").write_text("\n".join(code))
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
+    return "code_of_the_pages"
+
+
+def test_the_program_the_environment_and_the_scorer_of_the_pages_work(users_module: str) -> None:
+    # Given workers that know no more of them than their names
     topics = Topics("m.")
     log = MemoryLog(wanted("m.", ["p"], partitions=2))
     shop = Workshop(log, Codec(LocalRegistry()), topics, Settings(), watched=False)
@@ -80,12 +132,12 @@ def test_the_readmes_program_environment_and_scorer_work(
         shop.agents("a"),
         shop.models("m", ScriptedEngine("p", lambda call: "3" if call.position == 1 else "33")),
         shop.environments("e"),
-        shop.rewards("r", ["environment_return", "readme_code:short_answers*0.5"], "both"),
+        shop.rewards("r", ["environment_return", f"{users_module}:short_answers*0.5"], "both"),
     ]
 
     # When a rollout of it is asked for
-    task = Task("readme_code:Guess", seed=13)
-    request = RolloutRequest("one", task, agent="readme_code:ask_twice", policy_id="p")
+    task = Task(f"{users_module}:Guess", seed=13)
+    request = RolloutRequest("one", task, agent=f"{users_module}:ask_twice", policy_id="p")
     Submitter(log.publisher(), shop.codec, topics).publish(request)
     for _ in range(40):
         for loop in loops:
@@ -99,20 +151,30 @@ def test_the_readmes_program_environment_and_scorer_work(
     assert scored.total == pytest.approx(1.0 + 0.5 / (1 + scored.trajectory.sampled_tokens))
 
 
-def test_the_readmes_recipe_is_one() -> None:
+def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
+    users_module: str, tmp_path: Path
+) -> None:
+    rules = f"""
+        [learner]
+        advantage = "{users_module}:signs"
+        loss = "{users_module}:unclipped"
+    """
+    world = World(tmp_path / "run", RECIPE.replace("[learner]", textwrap.dedent(rules)))
+
+    world.train(world.trainer(), steps=1)
+
+    (step,) = world.steps()
+    assert step.metrics["clip_fraction"] == 0
+    (scored, *_) = world.read(world.topics.scored, ScoredTrajectory)
+    keep = plugin("filters", f"{users_module}:mixed", FILTERS)
+    failed, solved = (Sample(scored, 0, 0, 0, reward, 0, 1) for reward in (0.0, 1.0))
+    assert keep([failed, solved])
+    assert not keep([failed, failed])
+
+
+def test_the_recipe_of_the_pages_is_one() -> None:
     (text,) = blocks("toml")
 
     recipe = parse_recipe(text, "README")
 
     assert recipe.evaluation.goal == 0.9
-
-
-def test_the_readmes_topic_table_is_the_manifests() -> None:
-    rows = re.findall(r"^\| `([a-z.]+)[<>.a-z]*` \|.*\| ([a-z_ ]+) \|$", README, flags=re.M)
-
-    found = {name.rstrip("."): key for name, key in rows}
-    assert found == {spec.name: spec.key for spec in manifest()}
-
-
-def test_the_readme_is_short_enough_to_be_read() -> None:
-    assert len(README.splitlines()) <= 300

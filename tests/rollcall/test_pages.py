@@ -1,0 +1,141 @@
+"""What the pages for people name is there: files, modules, commands, topics, invariants."""
+
+import re
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+import typer
+
+from compose.benchmarks.suite import BENCHMARKS
+from compose.cli.app import PANELS, app
+from consumers.audit.report import INVARIANTS
+from schemas.names import ROOMS
+from schemas.topics import manifest
+from tests.support.command_line import ROOT
+from tests.support.pages import PAGES, blocks, commands, quoted
+
+README = PAGES["README.md"]
+TOPS = {path.name for path in ROOT.iterdir()}
+LINES = [
+    (page, words) for page in PAGES for block in blocks("sh", page) for words in commands(block)
+]
+EVERYWHERE = sorted({(page, text) for page in PAGES for text in quoted(page)})
+
+
+def is_path(text: str) -> bool:
+    return re.fullmatch(r"[\w.*/-]+", text) is not None and text.split("/")[0] in TOPS
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_a_page_names_is_there(page: str) -> None:
+    paths = {text for text in quoted(page) if is_path(text)}
+
+    assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", PAGES[page])
+
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_of_ours_on_a_page_can_be_imported(page: str) -> None:
+    ours = re.compile(rf"({'|'.join(ROOMS)})(\.\w+)+(?<!\.toml)(?<!\.yaml)")
+    names = {text for text in quoted(page) if ours.fullmatch(text)}
+
+    for name in names:
+        resolve_name(name)
+
+
+def test_the_walk_names_a_place_for_every_step() -> None:
+    walk = README.partition("## Follow one rollout")[2].partition("\n## ")[0]
+    rows = [row for row in walk.splitlines() if row.startswith("|")][2:]
+
+    assert [row for row in rows if "`" not in row.split("|")[2] and "---" not in row][1:] == []
+
+
+def test_every_folder_stands_in_the_tree_and_the_other_way_round() -> None:
+    (tree,) = blocks("text", "README.md")
+    named, parents = set[str](), dict[int, str]()
+    for line in tree.splitlines():
+        depth = len(line) - len(line.lstrip())
+        name = line.split()[0]
+        parents[depth] = parents.get(depth - 2, "") + name
+        named.add(parents[depth])
+
+    folders = {
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", "")
+    }
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+    assert folders - named == {"sandbox/environments/", "schemas/avro/", "compose/services/locks/"}
+
+
+@pytest.mark.parametrize(("page", "words"), LINES, ids=lambda value: " ".join(value[:3]))
+def test_every_command_of_a_page_can_be_called_as_it_stands_there(
+    page: str, words: list[str]
+) -> None:
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    assert words[0] == "rollcall"
+    command: Any = typer.main.get_command(app)
+    for name in words[1:]:
+        if not hasattr(command, "commands") or name not in command.commands:
+            break
+        words = words[1:]
+        command = command.commands[name]
+    command.make_context(" ".join(words), words[1:])
+
+
+def test_every_command_in_running_text_is_one() -> None:
+    command: Any = typer.main.get_command(app)
+    called = {(page, text.split()[1]) for page, text in EVERYWHERE if text.startswith("rollcall ")}
+
+    first = {(page, name.partition("|")[0]) for page, name in called if name.islower()}
+    assert {(page, name) for page, name in first if name not in command.commands} == set()
+
+
+def test_the_table_of_commands_is_that_of_help() -> None:
+    table = PAGES["compose/README.md"].partition("## Commands")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z ]+) \| (`.*`) \|$", table, re.MULTILINE)
+
+    assert {when.capitalize(): re.findall(r"`(\S+)`", names) for when, names in rows} == {
+        panel: list(commands_) for panel, commands_ in PANELS.items()
+    }
+
+
+def test_the_table_of_topics_is_the_manifests() -> None:
+    rows = re.findall(r"^\| `([a-z.]+)[<>.a-z]*` \|.*\| ([a-z_ ]+) \|$", README, flags=re.M)
+
+    keys = {name.rstrip("."): key for name, key in rows}
+    assert keys == {spec.name: spec.key for spec in manifest()}
+
+
+def test_the_table_of_invariants_is_that_of_verify() -> None:
+    page = PAGES["consumers/README.md"]
+
+    assert dict(re.findall(r"^\| (I\d) \| (.*) \|$", page, re.MULTILINE)) == INVARIANTS
+
+
+def test_every_benchmark_stands_in_the_table_of_how_they_are_measured() -> None:
+    table = PAGES["compose/benchmarks/README.md"].partition("How each is measured")[2]
+    names = re.findall(r"`([\w.]+)`(?= [`|])", table)
+
+    assert sorted(names) == sorted(BENCHMARKS)
+
+
+def test_a_readme_is_short_enough_to_be_read() -> None:
+    assert len(README.splitlines()) <= 180
+    assert {page for page, text in PAGES.items() if len(text.splitlines()) > 180} == set()
+
+
+def test_nothing_is_said_twice() -> None:
+    lines = [line for text in PAGES.values() for line in text.splitlines() if len(line) > 60]
+
+    assert {line for line in lines if lines.count(line) > 1} == set()

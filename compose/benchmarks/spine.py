@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
+from typing import NamedTuple
 
 from compose.benchmarks import echo, load
 from compose.benchmarks.figure import Figure
@@ -36,40 +37,61 @@ ALONE = 50
 """Rollouts of 8 turns, one live at a time: 400 turns."""
 
 
-def turns(
-    settings: Settings,
-    tokens: int,
-    *,
-    live: int = LIVE,
-    ahead: int = AHEAD,
-    warm_s: float = WARM_S,
-    window_s: float = WINDOW_S,
-) -> Figure:
-    """Turns a second, so many rollouts live at all times, so many tokens a turn."""
-    share = live // sum(role.startswith("agents") for role in CREW)
-    agents = settings.agents.model_copy(update={"max_live": share})
-    with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
+class Windows(NamedTuple):
+    """Of one run, one after the other on the same broker."""
+
+    workers: Measurement
+    echo: Measurement
+    avro: Measurement
+
+
+class Turns:
+    """Turns of so many tokens, so many rollouts live at all times.
+
+    They are measured when a figure is first asked for: all figures are of one run.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.measured: Windows | None = None
+
+    def per_second(self, settings: Settings) -> Figure:
+        """Turns a second, beside those that the echo goes round."""
+        workers, echo_, avro = self._windows(settings)
+        notes = (_note("workers", workers), _note("echo", echo_), _note("echo with Avro", avro))
+        return Figure(workers.rate, "turns/s", echo_.rate, notes=notes)
+
+    def us_per_hop(self, settings: Settings) -> Figure:
+        """Microseconds of CPU for a hop, in all processes together, the broker's among them."""
+        workers, echo_, _ = self._windows(settings)
+        return Figure(_us_per_hop(workers), "us", _us_per_hop(echo_), lower_is_better=True)
+
+    def _windows(self, settings: Settings) -> Windows:
+        if self.measured is None:
+            share = LIVE // sum(role.startswith("agents") for role in CREW)
+            agents = settings.agents.model_copy(update={"max_live": share})
+            with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
+                self.measured = self._run(cluster)
+        return self.measured
+
+    def _run(self, cluster: Cluster) -> Windows:
         echo.provide(cluster)
-        submit(cluster, range(ahead))
-        with processes(cluster, *([role, str(tokens), "0"] for role in CREW)) as pids:
-            _await(cluster, cluster.topics.events, 4 * live, pids)
-            time.sleep(warm_s)
-            ours = measure(cluster, cluster.topics.events, pids, window_s, _is_answer)
+        submit(cluster, range(AHEAD))
+        topic, tokens = cluster.topics.events, str(self.tokens)
+        with processes(cluster, *([role, tokens, "0"] for role in CREW)) as pids:
+            _await(cluster, topic, 4 * LIVE, pids)
+            time.sleep(WARM_S)
+            workers = measure(cluster, topic, pids, WINDOW_S, _is_answer)
             _check_ahead(cluster)
-        best, avro = (_echo(cluster, kind, tokens, live, warm_s, window_s) for kind in echo.KINDS)
-    notes = (_note("workers", ours), _note("echo", best), _note("echo with Avro", avro))
-    return Figure(ours.rate, "turns/s", best.rate, notes=notes)
+        return Windows(workers, *(self._echo(cluster, kind) for kind in echo.KINDS))
 
-
-def _echo(
-    cluster: Cluster, kind: str, tokens: int, live: int, warm_s: float, window_s: float
-) -> Measurement:
-    """The turns that go round, with Avro or without."""
-    topic = echo.topics_of(cluster, kind).events
-    with processes(cluster, *([f"{kind}-{r}", str(tokens), str(live)] for r in ROLES)) as pids:
-        _await(cluster, topic, 4 * live, pids)
-        time.sleep(warm_s)
-        return measure(cluster, topic, pids, window_s, echo.is_answer)
+    def _echo(self, cluster: Cluster, kind: str) -> Measurement:
+        """The turns that go round, with Avro or without."""
+        topic, tokens = echo.topics_of(cluster, kind).events, str(self.tokens)
+        with processes(cluster, *([f"{kind}-{r}", tokens, str(LIVE)] for r in ROLES)) as pids:
+            _await(cluster, topic, 4 * LIVE, pids)
+            time.sleep(WARM_S)
+            return measure(cluster, topic, pids, WINDOW_S, echo.is_answer)
 
 
 def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64) -> Figure:
@@ -153,11 +175,14 @@ def _spans(shown: Iterable[tuple[bytes | None, int] | None]) -> list[float]:
 def _note(what: str, window: Measurement) -> str:
     """CPU per process and per record, for people."""
     shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
-    each = sum(window.cpu_s.values()) / max(1, 4 * window.count) * 1e6
     return (
         f"{what}: {window.rate:,.0f} turns/s over {window.seconds:.1f} s; CPU seconds: {shares}; "
-        f"{each:.0f} us of CPU per hop, all processes together"
+        f"{_us_per_hop(window):.0f} us of CPU per hop, all processes together"
     )
+
+
+def _us_per_hop(window: Measurement) -> float:
+    return sum(window.cpu_s.values()) / max(1, load.HOPS * window.count) * 1e6
 
 
 def _quantiles(what: str, spans: list[float]) -> str:

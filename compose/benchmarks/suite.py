@@ -29,9 +29,11 @@ from compose.settings import Settings
 from schemas.message_code import message_code
 from schemas.names import unknown
 
+TURNS_64 = spine.Turns(64)
 BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
-    "turns_64": lambda settings: spine.turns(settings, 64),
-    "turns_512": lambda settings: spine.turns(settings, 512),
+    "turns_64": TURNS_64.per_second,
+    "us_per_hop": TURNS_64.us_per_hop,
+    "turns_512": spine.Turns(512).per_second,
     "turn_latency_ms": spine.turn_latency,
     "refold_events_per_s": refold.refold,
     "kill_10000_s": takeover.kill,

@@ -5,24 +5,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.cli.waiting import wait_reader
 
 if TYPE_CHECKING:
-    pass
+    from schemas.messages import Control
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
+Name = Annotated[str, typer.Argument(help="The id of a rollout or of a group.")]
+Worker = Annotated[str, typer.Argument(help="The worker's name, as `waiting` shows it.")]
 
 
-def cancel(
-    name: Annotated[str, typer.Argument(help="The id of a rollout or of a group.")],
-    reason: Reason = "",
-) -> None:
+def cancel(name: Name, reason: Reason = "") -> None:
     """End a rollout, or all rollouts of a group, as cancelled.
 
     Example: rollcall cancel lake-17 --reason "wrong task"
     """
-    from compose.steer import cancel as ask
+    from consumers.history.known_ids import known_ids
+    from schemas.messages import Control
 
-    typer.echo(ask(cluster(), name, reason))
+    state = wait_reader().waiting()
+    rollouts, members = {name} & state.rollouts(), state.members(name)
+    if rollouts:
+        _send(Control("cancel", rollout_id=name, reason=reason), name)
+    if members:
+        _send(Control("cancel", group_id=name, reason=reason), name)
+    if rollouts or members:
+        count = len(rollouts | members)
+        what = f"{count} open rollouts of group" if members else "rollout"
+        typer.echo(f"asked for the end of {what} {name}; `rollcall waiting` shows who is left")
+    elif name in known_ids(cluster(), name).groups:
+        typer.echo(f"every rollout of group {name} has ended already; nothing to cancel")
+    else:
+        typer.echo(f"rollout {name} has ended already; nothing to cancel")
 
 
 def pause(reason: Reason = "") -> None:
@@ -30,9 +44,14 @@ def pause(reason: Reason = "") -> None:
 
     Example: rollcall pause --reason "new weights are on their way"
     """
-    from compose.steer import pause as ask
+    from consumers.history.waiting import read_control
+    from schemas.messages import Control
 
-    typer.echo(ask(cluster(), reason))
+    if read_control(cluster()).paused:
+        typer.echo("the agents are paused already")
+        return
+    _send(Control("pause", reason=reason))
+    typer.echo("asked the agents to start no more requests; `rollcall resume` lets them go on")
 
 
 def resume(reason: Reason = "") -> None:
@@ -40,19 +59,41 @@ def resume(reason: Reason = "") -> None:
 
     Example: rollcall resume
     """
-    from compose.steer import resume as ask
+    from consumers.history.waiting import read_control
+    from schemas.messages import Control
 
-    typer.echo(ask(cluster(), reason))
+    if not read_control(cluster()).paused:
+        typer.echo("the agents are not paused")
+        return
+    _send(Control("resume", reason=reason))
+    typer.echo("asked the agents to start requests again")
 
 
-def drain(
-    worker: Annotated[str, typer.Argument(help="The worker's name, as `waiting` shows it.")],
-    reason: Reason = "",
-) -> None:
+def drain(worker: Worker, reason: Reason = "") -> None:
     """Have one worker, of whichever role, finish what is in flight and exit with code 0.
 
     Example: rollcall drain models-2
     """
-    from compose.steer import drain as ask
+    from consumers.history.worker_names import worker_names
+    from schemas.errors import Refused
+    from schemas.messages import Control
+    from schemas.names import hint
 
-    typer.echo(ask(cluster(), worker, reason))
+    here = cluster()
+    names = worker_names(here, here.admin)
+    if worker not in names:
+        near = hint(worker, names) if names else "no worker is up"
+        msg = (
+            f"no worker {worker!r} in any group, nor a trainer that has announced a version under "
+            f"that name; {near}"
+        )
+        raise Refused(msg)
+    _send(Control("drain", worker=worker, reason=reason), worker)
+    typer.echo(f"asked {worker} to finish what it has in hand and to leave")
+
+
+def _send(word: "Control", key: str | None = None) -> None:
+    from producers.control import send_control
+
+    here = cluster()
+    send_control(here.log.publisher(), here.codec, here.topics, word, key)

@@ -7,14 +7,16 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    pass
+    from consumers.history.waiting import Waiting, WaitReader
+
+Rollout = Annotated[str, typer.Option(help="Only this rollout.")]
+Group = Annotated[str, typer.Option(help="Only this group, its scored members too.")]
+OlderThan = Annotated[str, typer.Option(help="Only waits that long, such as 5m.")]
+Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
 
 def waiting(
-    rollout: Annotated[str, typer.Option(help="Only this rollout.")] = "",
-    group: Annotated[str, typer.Option(help="Only this group, its scored members too.")] = "",
-    older_than: Annotated[str, typer.Option(help="Only waits that long, such as 5m.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="All of it, as one object.")] = False,
+    rollout: Rollout = "", group: Group = "", older_than: OlderThan = "", json: Json = False
 ) -> None:
     """Say what every open rollout waits for, on whom, since when, until when.
 
@@ -22,13 +24,44 @@ def waiting(
 
     Example: rollcall waiting --older-than 5m
     """
-    from compose.waiting import waiting as print_waiting
+    import time
+    from dataclasses import replace
+
+    from compose.pages.waiting_page import print_waiting
+    from compose.terminal import emit
     from consumers.history.times import seconds_of
 
-    print_waiting(
-        cluster(),
-        rollout_id=rollout,
-        group_id=group,
-        older_than_s=seconds_of(older_than) if older_than else 0.0,
-        as_json=json,
-    )
+    long_s = seconds_of(older_than) if older_than else 0.0
+    state = _chosen(rollout, group)
+    now_ms = int(time.time() * 1000)
+    waits = [wait for wait in state.waits if wait.since_ms <= now_ms - long_s * 1000]
+    state = replace(state, waits=waits)
+    emit(state.plain(now_ms), lambda terminal: print_waiting(state, now_ms, terminal), json=json)
+
+
+def wait_reader(group_id: str = "") -> "WaitReader":
+    """Reads who waits for whom on the cluster at hand; raises Unavailable."""
+    from consumers.history.local_programs import watched_world
+    from consumers.history.waiting import WaitReader
+
+    here = cluster()
+    world = watched_world(here.settings.agents.program_timeout_s)
+    scoring_id = here.settings.rewards.scoring_id
+    return WaitReader(here, here.admin, world, scoring_id, group_id=group_id)
+
+
+def _chosen(rollout: str, group: str) -> "Waiting":
+    """Only the waits of a rollout or a group; raises Refused for an id that nobody knows."""
+    from dataclasses import replace
+
+    from consumers.history.known_ids import known_ids
+
+    state = wait_reader(group).waiting()
+    waits = [wait for wait in state.waits if not rollout or wait.rollout_id == rollout]
+    waits = [wait for wait in waits if not group or wait.group_id == group]
+    remarks = list(state.remarks)
+    if not waits:
+        for name in filter(None, (rollout, group)):
+            known_ids(cluster(), name)
+            remarks.append(f"{name} has ended, and its rewards are there")
+    return replace(state, waits=waits, remarks=remarks)

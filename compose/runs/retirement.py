@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from compose import curves
 from compose.runs import listing
-from compose.waiting import open_rollouts
+from consumers.history.local_programs import watched_world
+from consumers.history.waiting import WaitReader
 from schemas.errors import Refused
 from schemas.names import unknown
 
@@ -77,7 +78,10 @@ def _require_over(cluster: "Cluster", left: Left) -> None:
     if members:
         msg = f"{', '.join(members)} serve {left.policy_id!r}; `rollcall drain {members[0]}` first"
         raise Refused(msg)
-    open_ = sorted(open_rollouts(cluster, left.run_id, left.policy_id))
+    settings = cluster.settings
+    world = watched_world(settings.agents.program_timeout_s)
+    reader = WaitReader(cluster, cluster.admin, world, settings.rewards.scoring_id)
+    open_ = sorted(reader.open_rollouts(left.run_id, left.policy_id))
     if open_:
         some = ", ".join([*open_[:NAMED], *(["..."] if len(open_) > NAMED else [])])
         msg = (

@@ -14,13 +14,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from compose.waiting import look
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
 from consumers.agents.wishes import Task as Given
 from consumers.audit.audit import audit
 from consumers.history.export import export
+from consumers.history.local_programs import watched_world
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.history.waiting import WaitReader
 from consumers.tables.query import open_tables
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
@@ -204,7 +205,8 @@ def test_a_rollout_of_128k_tokens_is_run_scored_trained_on_exported_and_shown(
     call(cluster, "tail", "trajectories")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(len(line["value"]["sequences"]) == 1 for line in lines)
-    assert look(cluster).waits == []  # type: ignore[arg-type]
+    reader = WaitReader(cluster, cluster.admin, watched_world(5.0), "default")
+    assert reader.waiting().waits == []
 
     # And it is judged
     report = audit(cluster.log, cluster.codec, topics, drained=True)

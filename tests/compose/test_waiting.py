@@ -4,9 +4,12 @@ import pytest
 import typer
 
 from compose.cli.app import app
-from compose.waiting import Waiting, as_plain, show
+from compose.pages.waiting_page import print_waiting
+from compose.terminal import page
 from consumers.agents.worker import Words
-from consumers.history.waits import Place, Wait
+from consumers.history.open_work import Place
+from consumers.history.waiting import Waiting
+from consumers.history.waits import Wait
 
 NOW_MS = 1_700_000_000_000
 STEPS = Place("t.environments", "t.env.steps", 2)
@@ -19,6 +22,11 @@ WHOLE = Wait("r3", "g", "group", "1 of 3", NOW_MS - 1_000, None, None)
 def waiting(*waits: Wait, words: Words | None = None, **given: object) -> Waiting:
     told = {"owners": {STEPS: "environments-2"}, "writers": {1: "agents-1"}, "remarks": [], **given}
     return Waiting(list(waits), words or Words(), **told)  # type: ignore[arg-type]
+
+
+def show(state: Waiting) -> None:
+    with page() as terminal:
+        print_waiting(state, NOW_MS, terminal)
 
 
 def test_a_wait_is_on_the_owner_of_its_partition_or_on_nobody() -> None:
@@ -36,7 +44,7 @@ def test_where_the_broker_does_not_say_the_last_agents_worker_is_guessed() -> No
 def test_a_page_has_totals_by_reason_then_a_row_for_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show(waiting(CALL, END, WHOLE), NOW_MS)
+    show(waiting(CALL, END, WHOLE))
 
     total, _, call, end, whole = capsys.readouterr().out.splitlines()
     assert total == (
@@ -54,7 +62,7 @@ def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
 ) -> None:
     words = Words({"r1": "enough"}, {"other": "too"}, paused=True)
 
-    show(waiting(CALL, WHOLE, words=words, remarks=["a gap"]), NOW_MS)
+    show(waiting(CALL, WHOLE, words=words, remarks=["a gap"]))
 
     said = capsys.readouterr().out
     assert "note: a gap" in said
@@ -63,26 +71,26 @@ def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
 
 
 def test_a_page_ends_somewhere_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    show(waiting(*[CALL] * 45), NOW_MS)
+    show(waiting(*[CALL] * 45))
 
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("5 more waits, none of them older")
 
 
 def test_one_rollout_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    show(waiting(CALL), NOW_MS)
+    show(waiting(CALL))
 
     assert capsys.readouterr().out.startswith("1 rollout waits: 1 step (oldest 90.0 s)\n")
 
 
 def test_nothing_to_wait_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    show(waiting(), NOW_MS)
+    show(waiting())
 
     assert capsys.readouterr().out == "nothing is waited for\n"
 
 
 def test_as_json_every_wait_has_its_place_and_who_is_on_it() -> None:
-    plain = as_plain(waiting(CALL), NOW_MS)
+    plain = waiting(CALL).plain(NOW_MS)
 
     assert plain["totals"] == {"step": 1}
     assert plain["waits"] == [

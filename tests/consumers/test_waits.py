@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from consumers.agents.fold.rollout import Effect
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Task, user
-from consumers.history.waits import Place, Scoring, Wait, Waits
+from consumers.history.open_work import OpenWork, Place, ScoringPosition
+from consumers.history.waits import Wait, waits_of
 from schemas.messages import (
     AttemptStarted,
     EnvironmentStep,
@@ -29,7 +30,7 @@ TOPICS = Topics("t.")
 PARTITION = 3
 FIRST_MS = 1_000_010
 """When a hand writes its first entry."""
-SCORING = Scoring("default")
+SCORING = ScoringPosition("default")
 
 
 def crowd(task: Task) -> Agent:
@@ -37,16 +38,18 @@ def crowd(task: Task) -> Agent:
     yield [CallModel([user(str(n))]) for n in range(6)]
 
 
-def waits_of(hand: Hand, *scorings: Scoring, commit: int = 0, group_id: str = "") -> Waits:
+def work_of(
+    hand: Hand, *scorings: ScoringPosition, commit: int = 0, group_id: str = ""
+) -> OpenWork:
     """What a reader of this journal knows."""
-    waits = Waits(TOPICS, hand.journal.world, scorings or (SCORING,), group_id=group_id)
+    waits = OpenWork(TOPICS, hand.journal.world, scorings or (SCORING,), group_id=group_id)
     waits.begin(PARTITION, Watermark(0), commit)
     for entry in hand.entries:
         waits.take_event(entry.event, PARTITION, entry.offset, entry.at_ms)
     return waits
 
 
-def send(waits: Waits, command: Effect, group: str, topic: str, partition: int = 7) -> None:
+def send(waits: OpenWork, command: Effect, group: str, topic: str, partition: int = 7) -> None:
     """Show a command as it lies on its work topic."""
     assert isinstance(command, ModelCall | EnvironmentStep)
     waits.take_command(command.command_id.hex().encode(), Place(group, topic, partition))
@@ -65,19 +68,19 @@ def ended(hand: Hand, asked: RolloutRequest) -> Trajectory:
     return hand.end(decision)
 
 
-def only(waits: Waits) -> Wait:
-    (wait,) = waits.told()
+def only(waits: OpenWork) -> Wait:
+    (wait,) = waits_of(waits)
     return wait
 
 
 def test_a_request_that_no_start_has_counted_waits_for_admission() -> None:
     hand = Hand()
     hand.start("react")
-    waits = waits_of(hand)
+    waits = work_of(hand)
     waits.take_request(request("r"), PARTITION, 0, 5)
     waits.take_request(request("late", group_id="g"), PARTITION, 1, 77)
 
-    wait = next(wait for wait in waits.told() if wait.rollout_id == "late")
+    wait = next(wait for wait in waits_of(waits) if wait.rollout_id == "late")
 
     assert (wait.reason, wait.group_id, wait.since_ms, wait.deadline_ms) == (
         "admission",
@@ -92,7 +95,7 @@ def test_a_first_command_that_is_missing_on_its_topic_waits_for_admission() -> N
     hand = Hand()
     hand.start("react")
 
-    wait = only(waits_of(hand))
+    wait = only(work_of(hand))
 
     assert (wait.reason, wait.since_ms, wait.deadline_ms) == ("admission", FIRST_MS, None)
     assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
@@ -101,7 +104,7 @@ def test_a_first_command_that_is_missing_on_its_topic_waits_for_admission() -> N
 def test_a_step_waits_on_the_partition_of_its_command() -> None:
     hand = Hand()
     (step,) = hand.start("react", limits=Limits(step_timeout_s=2.5))
-    waits = waits_of(hand)
+    waits = work_of(hand)
     assert waits.wanted_commands() == {("t.environments", "t.env.steps"): FIRST_MS}
     assert waits.wanted_keys() == {b"r"}
     send(waits, step, "t.environments", "t.env.steps")
@@ -118,7 +121,7 @@ def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:
     (step,) = hand.start("react", limits=Limits(call_timeout_s=9.0))
     (call,) = hand.show(step)
     (again,) = hand.fail(call)
-    waits = waits_of(hand)
+    waits = work_of(hand)
     unsent = only(waits)
     send(waits, again, "t.models.p", "t.model.calls.p")
 
@@ -134,7 +137,7 @@ def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:
 def test_no_wait_outlives_its_rollout() -> None:
     hand = Hand()
     (step,) = hand.start("react", limits=Limits(rollout_timeout_s=1.0))
-    waits = waits_of(hand)
+    waits = work_of(hand)
     send(waits, step, "t.environments", "t.env.steps")
 
     assert only(waits).deadline_ms == FIRST_MS + 1000
@@ -144,7 +147,7 @@ def test_wishes_made_together_wait_one_by_one() -> None:
     hand = Hand(DICED["side_by_side"])
     left, right = hand.start("side_by_side")
     hand.show(left)
-    waits = waits_of(hand)
+    waits = work_of(hand)
     send(waits, right, "t.environments", "t.env.steps")
 
     assert only(waits).what == "maze 1/1/0"
@@ -153,7 +156,7 @@ def test_wishes_made_together_wait_one_by_one() -> None:
 def test_a_rollout_is_listed_once_for_each_reason_however_many_records_tell_of_it() -> None:
     hand = Hand(crowd)
     hand.start("crowd")
-    waits = waits_of(hand)
+    waits = work_of(hand)
     for offset in (7, 8, 9):  # one id, asked for again and again
         waits.take_request(request("again"), PARTITION, offset, FIRST_MS + offset)
     twice = ended(Hand(), request("twice", "single_turn"))
@@ -161,9 +164,9 @@ def test_a_rollout_is_listed_once_for_each_reason_however_many_records_tell_of_i
         at = replace(twice, journal_partition=PARTITION, first_offset=offset, last_offset=offset)
         waits.take_trajectory(at, PARTITION, offset)
 
-    told = {(wait.rollout_id, wait.reason): wait for wait in waits.told()}
+    told = {(wait.rollout_id, wait.reason): wait for wait in waits_of(waits)}
 
-    assert len(told) == len(waits.told()) == 3
+    assert len(told) == len(waits_of(waits)) == 3
     assert told["again", "admission"].since_ms == FIRST_MS + 7
     assert told["r", "admission"].what.startswith("started, first command not sent")
     assert told["twice", "reward"].what == "scoring 'default'"
@@ -172,7 +175,7 @@ def test_a_rollout_is_listed_once_for_each_reason_however_many_records_tell_of_i
 def test_calls_side_by_side_are_told_in_one_line() -> None:
     hand = Hand(crowd)
     calls = hand.start("crowd")
-    waits = waits_of(hand)
+    waits = work_of(hand)
     for call in calls:
         send(waits, call, "t.models.p", "t.model.calls.p")
 
@@ -188,7 +191,7 @@ def test_an_end_that_is_decided_waits_for_whoever_writes_it() -> None:
     (step,) = hand.say(call, "yes")
     hand.show(step)
 
-    wait = only(waits_of(hand))
+    wait = only(work_of(hand))
 
     assert (wait.reason, wait.since_ms) == ("decision", hand.now_ms)
     assert wait.what == "an agents worker has to write its end: finished"
@@ -200,7 +203,7 @@ def test_a_new_attempt_that_is_decided_waits_for_whoever_writes_it() -> None:
     (step,) = hand.start("react", limits=Limits(max_attempts=2))
     hand.fail(step, "session_lost", retriable=False)
 
-    assert only(waits_of(hand)).what.startswith("an agents worker has to begin attempt 2")
+    assert only(work_of(hand)).what.startswith("an agents worker has to begin attempt 2")
 
 
 def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> None:
@@ -209,7 +212,7 @@ def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> Non
     (step,) = hand.start(request("theirs", "stubborn"))
     hand.show(step)
     (step,) = hand.start(request("ours"))
-    here = Waits(TOPICS, world_of({}), (SCORING,))
+    here = OpenWork(TOPICS, world_of({}), (SCORING,))
     here.begin(PARTITION, Watermark(0), 0)
 
     # When it is read where that program cannot be loaded
@@ -218,7 +221,7 @@ def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> Non
     send(here, step, "t.environments", "t.env.steps")
 
     # Then what it waits for is not known, and the other is told as ever
-    theirs, ours = here.told()
+    theirs, ours = waits_of(here)
     assert (theirs.rollout_id, theirs.reason) == ("theirs", "program")
     assert "unknown program 'stubborn'" in theirs.what
     assert (ours.rollout_id, ours.reason) == ("ours", "step")
@@ -228,14 +231,14 @@ def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> Non
 def test_an_ended_rollout_waits_for_its_reward_until_it_is_scored(known: str) -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn"))
-    before = waits_of(hand)
+    before = work_of(hand)
     before.take_trajectory(trajectory, PARTITION, 4)
     scoring = {
-        "committed": Scoring("default", {PARTITION: 5}),
-        "above the commit": Scoring("default", {PARTITION: 2}, {PARTITION: {4}}),
+        "committed": ScoringPosition("default", {PARTITION: 5}),
+        "above the commit": ScoringPosition("default", {PARTITION: 2}, {PARTITION: {4}}),
         "scored": SCORING,
     }[known]
-    after = waits_of(hand, scoring)
+    after = work_of(hand, scoring)
     after.take_trajectory(trajectory, PARTITION, 4)
     if known == "scored":
         assert after.scored_keys() == {b"r"}
@@ -249,13 +252,13 @@ def test_an_ended_rollout_waits_for_its_reward_until_it_is_scored(known: str) ->
         trajectory.ended_ms,
     )
     assert wait.at == Place("t.rewards.default", "t.trajectories", PARTITION)
-    assert after.told() == []
+    assert waits_of(after) == []
 
 
 def test_each_scoring_is_waited_for_by_itself() -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn"))
-    waits = waits_of(hand, Scoring("fast", {PARTITION: 9}), Scoring("slow"))
+    waits = work_of(hand, ScoringPosition("fast", {PARTITION: 9}), ScoringPosition("slow"))
     waits.take_trajectory(trajectory, PARTITION, 4)
 
     assert only(waits).what == "scoring 'slow'"
@@ -265,21 +268,21 @@ def test_an_end_whose_trajectory_is_not_out_waits_for_an_agents_worker() -> None
     hand = Hand()
     ended(hand, request("r", "single_turn"))
 
-    wait = only(waits_of(hand))
+    wait = only(work_of(hand))
 
     assert (wait.reason, wait.what) == (
         "reward",
         "scoring 'default', its trajectory is not written yet",
     )
     assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
-    assert waits_of(hand, commit=len(hand.entries)).told() == []
+    assert waits_of(work_of(hand, commit=len(hand.entries))) == []
 
 
 def test_a_rollout_that_ended_while_the_log_was_read_is_not_open() -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn"))
     hand.entries.pop()
-    waits = waits_of(hand)
+    waits = work_of(hand)
     assert only(waits).reason == "decision"
 
     waits.take_trajectory(trajectory, PARTITION, 0)
@@ -293,7 +296,7 @@ def test_scored_members_wait_for_the_others_of_their_group() -> None:
     of = {"group_id": "g", "group_size": 3}
     first = ended(hand, request("a", "single_turn", **of))
     (step,) = hand.start(request("b", **of))
-    waits = waits_of(hand, Scoring("default", {PARTITION: 1}))
+    waits = work_of(hand, ScoringPosition("default", {PARTITION: 1}))
     assert waits.first_requests() == {PARTITION: 1}, "where the open member was asked for"
     waits.take_request(request("b", **of), PARTITION, 1, 40)
     waits.take_request(request("c", **of), PARTITION, 2, 50)
@@ -306,7 +309,7 @@ def test_scored_members_wait_for_the_others_of_their_group() -> None:
     waits.take_scored(scored(first), 60)
 
     # Then it waits for the two
-    told = {wait.rollout_id: wait for wait in waits.told()}
+    told = {wait.rollout_id: wait for wait in waits_of(waits)}
     assert {name: wait.reason for name, wait in told.items()} == {
         "a": "group",
         "b": "step",
@@ -319,7 +322,7 @@ def test_scored_members_wait_for_the_others_of_their_group() -> None:
 def test_a_member_that_nobody_asked_for_is_missed_when_its_group_is_looked_at() -> None:
     hand = Hand()
     trajectory = ended(hand, request("a", "single_turn", group_id="g", group_size=2))
-    waits = waits_of(hand, Scoring("default", {PARTITION: 1}), commit=9, group_id="g")
+    waits = work_of(hand, ScoringPosition("default", {PARTITION: 1}), commit=9, group_id="g")
 
     assert waits.scored_keys() == {b"g"}
     waits.take_scored(scored(trajectory), 60)
@@ -329,12 +332,12 @@ def test_a_member_that_nobody_asked_for_is_missed_when_its_group_is_looked_at() 
 
 def test_a_whole_group_waits_for_nothing() -> None:
     hand = Hand()
-    waits = waits_of(hand, group_id="g")
+    waits = work_of(hand, group_id="g")
     for name in ("a", "b"):
         trajectory = ended(hand, request(name, "single_turn", group_id="g", group_size=2))
         waits.take_scored(scored(trajectory), 60)
 
-    assert waits.told() == []
+    assert waits_of(waits) == []
 
 
 def test_the_agents_worker_that_wrote_last_is_remembered() -> None:
@@ -344,21 +347,21 @@ def test_the_agents_worker_that_wrote_last_is_remembered() -> None:
     hand.read(Event.decision("r", 2, "second", body))
     hand.show(step)
 
-    assert waits_of(hand).writers == {PARTITION: "second"}
+    assert work_of(hand).writers == {PARTITION: "second"}
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
 def test_wherever_a_journal_is_cut_exactly_its_open_rollouts_run(seed: int, share: float) -> None:
     entries: list[Entry] = Dice(Random(seed)).live().entries
     cut = entries[: int(len(entries) * share)]
-    waits = Waits(TOPICS, world_of(DICED))
+    waits = OpenWork(TOPICS, world_of(DICED))
     waits.begin(0, Watermark(0), 0)
 
     for entry in cut:
         waits.take_event(entry.event, 0, entry.offset, entry.at_ms)
 
     journal, _ = fold(cut, world_of(DICED))
-    running = Counter(wait.rollout_id for wait in waits.told())
+    running = Counter(wait.rollout_id for wait in waits_of(waits))
     assert running == {
         name: int(bool(rollout.decision or rollout.attempt.outstanding))
         for name, rollout in journal.open.items()
@@ -370,8 +373,8 @@ def test_what_has_ended_is_not_kept() -> None:
     for number in range(600):
         ended(hand, replace(request("r", "single_turn"), rollout_id=f"r{number}"))
 
-    waits = waits_of(hand, commit=len(hand.entries))
+    waits = work_of(hand, commit=len(hand.entries))
 
-    assert waits.told() == []
+    assert waits_of(waits) == []
     assert len(waits.journals[PARTITION]._ended) < 300
-    assert waits._touched == waits._request_offsets == {}
+    assert waits.touched == waits._request_offsets == {}

@@ -18,7 +18,8 @@ from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from consumers.agents.worker import program_digest
 from consumers.audit.audit import audit
-from consumers.history.waits import Waits
+from consumers.history.open_work import OpenWork
+from consumers.history.waits import waits_of
 from consumers.loop.loop import Loop
 from consumers.time_guard import SIGNAL, Guard
 from inference.scripted import ScriptedEngine
@@ -184,13 +185,13 @@ def test_what_was_started_out_of_bounds_is_folded_all_the_same(limits: Limits) -
 def test_whoever_looks_at_endless_waits_sees_them() -> None:
     hand = Hand(asks)
     hand.start(request(agent="asks", limits=Limits(call_timeout_s=INF, rollout_timeout_s=NAN)))
-    waits = Waits(Rig().topics, hand.journal.world)
-    waits.begin(3, Watermark(0), 0)
+    work = OpenWork(Rig().topics, hand.journal.world)
+    work.begin(3, Watermark(0), 0)
 
     for entry in hand.entries:
-        waits.take_event(entry.event, 3, entry.offset, entry.at_ms)
+        work.take_event(entry.event, 3, entry.offset, entry.at_ms)
 
-    (wait,) = waits.told()
+    (wait,) = waits_of(work)
     assert wait.rollout_id == "r"
 
 

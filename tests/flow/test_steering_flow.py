@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from compose import letters, steer
+from compose import letters
 from compose.cluster import Cluster
-from compose.waiting import NOBODY, look, waiting, words_of
-from consumers.history.waits import Place
+from consumers.history.local_programs import watched_world
+from consumers.history.open_work import Place
+from consumers.history.waiting import NOBODY, Waiting, WaitReader, read_control
 from schemas.errors import Refused
 from schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
+from tests.support.command_line import call
 from tests.support.crew import (
     Crew,
     Seen,
@@ -30,6 +32,18 @@ def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]
     crew = Crew(make_cluster("p"), tmp_path)
     yield crew
     crew.close()
+
+
+def look(cluster: Cluster) -> Waiting:
+    """Who waits for whom."""
+    return WaitReader(cluster, cluster.admin, watched_world(5.0), "default").waiting()
+
+
+def printed(capsys: pytest.CaptureFixture[str], cluster: Cluster, *words: str) -> str:
+    """What one command says."""
+    capsys.readouterr()
+    call(cluster, *words)
+    return capsys.readouterr().out
 
 
 def reasons(cluster: Cluster) -> Counter[tuple[str, str]]:
@@ -75,10 +89,14 @@ def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
     assert all(wait.deadline_ms == wait.since_ms + 300_000 for wait in found.waits)
 
     # And who is cancelled ends as soon as somebody is there to hear it
-    assert "8 open rollouts of group group-0" in steer.cancel(cluster, "group-0", "enough")
-    assert "rollout rollout-8" in steer.cancel(cluster, "rollout-8", "wrong task")
+    assert "8 open rollouts of group group-0" in printed(
+        capsys, cluster, "cancel", "group-0", "--reason=enough"
+    )
+    assert "rollout rollout-8" in printed(
+        capsys, cluster, "cancel", "rollout-8", "--reason=wrong task"
+    )
     with pytest.raises(Refused, match="did you mean 'rollout-8'"):
-        steer.cancel(cluster, "rolout-8", "")
+        call(cluster, "cancel", "rolout-8")
     for role in ("agents", "environments", "models", "rewards"):
         crew.start(role)
     seen = Seen(cluster)
@@ -94,19 +112,22 @@ def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
     assert (told["rollout-0"], told["rollout-8"]) == ("enough", "wrong task")
     assert_nothing_lost_or_doubled(cluster, requests)
     assert look(cluster).waits == []
-    capsys.readouterr()
-    waiting(cluster, rollout_id="rollout-8")
-    assert capsys.readouterr().out.startswith("note: rollout-8 has ended")
-    assert "has ended already" in steer.cancel(cluster, "rollout-8", "")
-    assert "every rollout of group group-0 has ended" in steer.cancel(cluster, "group-0", "")
+    gone = printed(capsys, cluster, "waiting", "--rollout=rollout-8")
+    assert gone.startswith("note: rollout-8 has ended")
+    assert "has ended already" in printed(capsys, cluster, "cancel", "rollout-8")
+    assert "every rollout of group group-0 has ended" in printed(
+        capsys, cluster, "cancel", "group-0"
+    )
 
 
 @pytest.mark.timeout(300)
-def test_paused_agents_start_nothing_until_they_are_resumed(crew: Crew) -> None:
+def test_paused_agents_start_nothing_until_they_are_resumed(
+    crew: Crew, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Given agents that were asked to pause
     cluster = crew.cluster
-    steer.pause(cluster, "lunch")
-    assert "paused already" in steer.pause(cluster, "")
+    call(cluster, "pause", "--reason=lunch")
+    assert "paused already" in printed(capsys, cluster, "pause")
     name = crew.start("agents")
     publish(cluster, lake_requests(8))
     until(lambda: crew.joined(name), 60, lambda: crew.words(name))
@@ -115,10 +136,10 @@ def test_paused_agents_start_nothing_until_they_are_resumed(crew: Crew) -> None:
         60,
         lambda: f"{reasons(cluster)} {crew.words(name)}",
     )
-    assert words_of(cluster).paused
+    assert read_control(cluster).paused
 
     # When they are resumed
-    steer.resume(cluster, "")
+    call(cluster, "resume")
     until(lambda: len(starts(cluster)) == 8, 60, lambda: crew.words(name))
 
     # Then no start was written before that word
@@ -128,7 +149,7 @@ def test_paused_agents_start_nothing_until_they_are_resumed(crew: Crew) -> None:
         if cluster.codec.decode(record.value, Control).kind == "resume"
     ]
     assert min(starts(cluster)) >= word
-    assert "not paused" in steer.resume(cluster, "")
+    assert "not paused" in printed(capsys, cluster, "resume")
 
 
 @pytest.mark.timeout(300)
@@ -145,8 +166,8 @@ def test_a_drained_worker_leaves_under_load_and_nothing_is_lost(crew: Crew) -> N
 
     # When the one that has been there from the start is drained
     with pytest.raises(Refused, match="did you mean 'agents-"):
-        steer.drain(cluster, "agents-11", "")
-    steer.drain(cluster, "agents-1", "this machine is wanted")
+        call(cluster, "drain", "agents-11")
+    call(cluster, "drain", "agents-1", "--reason=this machine is wanted")
 
     # Then it exits with 0, the other goes on, and every rollout ends once
     assert crew.processes["agents-1"].wait(60) == 0, crew.words("agents-1")

@@ -1,0 +1,76 @@
+"""Who waits for whom, as people read it."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from consumers.agents.worker import Words
+from consumers.history.waiting import NOBODY, REASONS_OF_ENDED, Waiting
+from consumers.history.waits import Wait
+
+WAITS_SHOWN = 40
+
+
+def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
+    """Remarks, totals, and one row for each of the oldest waits."""
+    for remark in waiting.remarks:
+        terminal.print(Text(f"note: {remark}", style="yellow"), soft_wrap=True)
+    terminal.print(_headline(waiting, now_ms), soft_wrap=True)
+    if waiting.waits:
+        terminal.print(_table(waiting, now_ms))
+    more = len(waiting.waits) - WAITS_SHOWN
+    if more > 0:
+        text = (
+            f"{more:,} more waits, none of them older; --json has all of them, --rollout, --group "
+            "and --older-than choose"
+        )
+        terminal.print(text, soft_wrap=True)
+
+
+def _headline(waiting: Waiting, now_ms: int) -> Text:
+    paused = "agents are paused: no request is started until `rollcall resume`\n"
+    text = Text(paused if waiting.control.paused else "", style="bold red")
+    rollouts = len({wait.rollout_id for wait in waiting.waits})
+    words = [
+        f"{count:,} {reason} (oldest {_ago(now_ms - since)})"
+        for reason, count, since in waiting.totals()
+    ]
+    who = "1 rollout waits" if rollouts == 1 else f"{rollouts:,} rollouts wait"
+    text.append(f"{who}: {', '.join(words)}" if words else "nothing is waited for", "bold")
+    return text
+
+
+def _table(waiting: Waiting, now_ms: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for name in ("rollout", "group", "for", "on", "since", "deadline"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for wait in waiting.waits[:WAITS_SHOWN]:
+        on = waiting.on(wait)
+        left = None if wait.deadline_ms is None else wait.deadline_ms - now_ms
+        deadline = "" if left is None else f"in {_ago(left)}" if left > 0 else f"{_ago(-left)} ago"
+        table.add_row(
+            wait.rollout_id,
+            wait.group_id,
+            wait.reason,
+            Text(on, style="red" if on == NOBODY else ""),
+            f"{_ago(now_ms - wait.since_ms)}",
+            Text(deadline, style="red" if left is not None and left <= 0 else ""),
+            _asked_to_end(wait, waiting.control) + wait.what,
+        )
+    return table
+
+
+def _asked_to_end(wait: Wait, control: Words) -> str:
+    """A cancel that no agents worker has carried out yet."""
+    reason = control.rollouts.get(wait.rollout_id, control.groups.get(wait.group_id))
+    return "" if reason is None or wait.reason in REASONS_OF_ENDED else "(cancel was asked) "
+
+
+def _ago(ms: int) -> str:
+    """A length of time, as short as can be."""
+    seconds = max(0, ms) / 1000
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"

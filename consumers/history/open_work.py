@@ -1,0 +1,268 @@
+"""What is open, as the log tells it: a fold of all that says so; no worker is asked.
+
+Records are taken in the order journal (from the agents' low watermark on), requests,
+trajectories, scored records, and the names of commands on the work topics; each may have gone on
+while the one before was read, and the later one is believed. Memory is bounded by what is open.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from consumers.agents.fold.journal import START, Journal
+from consumers.agents.fold.outstanding import Outstanding
+from consumers.agents.fold.rollout import Rollout
+from consumers.agents.fold.trajectory import END
+from consumers.agents.fold.world import World
+from consumers.agents.watermark import Watermark
+from consumers.agents.wishes import CallModel, Step
+from consumers.log.protocols import Record
+from schemas.messages import (
+    AttemptStarted,
+    Event,
+    RolloutRequest,
+    RolloutStarted,
+    ScoredTrajectory,
+    Trajectory,
+)
+from schemas.topics import Topics
+
+PRUNE_EVERY = 1024
+
+Run = tuple[int, int]
+"""Journal partition and first offset: an id may be asked for again, this may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition; the member of the group that owns it has to act."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringPosition:
+    """How far one scoring has come; what it has finished needs no scored record as a proof."""
+
+    scoring_id: str
+    commits: Mapping[int, int] = field(default_factory=dict)
+    above: Mapping[int, Collection[int]] = field(default_factory=dict)
+    """Finished offsets above the commit."""
+
+    def finished(self, partition: int, offset: int) -> bool:
+        below = offset < self.commits.get(partition, 0)
+        return below or offset in self.above.get(partition, ())
+
+
+@dataclass(frozen=True, slots=True)
+class UnstartedRequest:
+    """A request that no start has counted."""
+
+    request: RolloutRequest
+    partition: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRollout:
+    """A rollout that has ended, and the offsets at which its trajectory was seen."""
+
+    rollout_id: str
+    group_id: str
+    group_size: int
+    partition: int
+    ended_ms: int
+    offsets: list[int] = field(default_factory=list)
+
+
+class OpenWork:
+    """Takes what was read, in the order of the module's law."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        world: World,
+        scorings: Sequence[ScoringPosition] = (),
+        *,
+        group_id: str = "",
+    ) -> None:
+        self.topics = topics
+        self.world = world
+        self.scorings = scorings
+        self.group_id = group_id
+        """A group whose scored members are wanted although none of it may be open."""
+        self.journals: dict[int, Journal] = {}
+        self.writers: dict[int, str] = {}
+        """The agents worker that wrote the newest entry of an agents worker, by partition."""
+        self.oldest_ms: int | None = None
+        """Nothing that matters was scored before."""
+        self._commits: dict[int, int] = {}
+        self.touched: dict[Run, int] = {}
+        """When something last happened to a rollout."""
+        self._request_offsets: dict[Run, int] = {}
+        self.unstarted: dict[Run, UnstartedRequest] = {}
+        self.ended: dict[Run, EndedRollout] = {}
+        self.scored: dict[str, dict[Run, int]] = defaultdict(dict)
+        self.members: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        self.sizes: dict[str, int] = {}
+        self.sent: dict[bytes, Place] = {}
+        """Where commands lie, by their ids in hex."""
+
+    # Taking
+
+    def begin(self, partition: int, begin: Watermark, commit: int) -> None:
+        """Fold a journal partition; trajectories of ends below `commit` are known to be out."""
+        self.journals[partition] = Journal(partition, self.world, "", begin)
+        self._commits[partition] = commit
+
+    def needs(self, record: Record) -> bool:
+        """Whether an entry of the journal has to be read at all; asked in log order."""
+        return self.journals[record.partition].needs(record.offset, record.key)
+
+    def take_event(self, event: Event, partition: int, offset: int, at_ms: int) -> None:
+        """One entry of the journal, in log order."""
+        journal, body = self.journals[partition], event.body
+        if isinstance(body, (*START, *END, AttemptStarted)):
+            self.writers[partition] = event.written_by
+        before = journal.open.get(event.rollout_id)
+        taken = journal.take(event, offset, at_ms)
+        rollout = journal.open.get(event.rollout_id)
+        if rollout is not None:
+            self.touched[run_of(rollout)] = at_ms
+            if before is None and isinstance(body, RolloutStarted):
+                self._request_offsets[run_of(rollout)] = body.request_offset
+        elif before is not None:
+            self._forget(before)
+        if taken.ended is not None and offset >= self._commits[partition]:
+            self._end(taken.ended)
+        if offset % PRUNE_EVERY == 0:
+            journal.watermark(offset + 1)  # what has ended need not be kept
+
+    def _forget(self, rollout: Rollout) -> None:
+        self.touched.pop(run_of(rollout), None)
+        self._request_offsets.pop(run_of(rollout), None)
+
+    def first_requests(self) -> dict[int, int]:
+        """From where requests are to be read: those of open groups, and those not started."""
+        first = {p: 0 if j.last is None else j.last + 1 for p, j in self.journals.items()}
+        for rollout in self.open():
+            if rollout.request.group_size > 1 and run_of(rollout) in self._request_offsets:
+                offset = self._request_offsets[run_of(rollout)]
+                first[rollout.partition] = min(first[rollout.partition], offset)
+        return first
+
+    def take_request(
+        self, request: RolloutRequest, partition: int, offset: int, at_ms: int
+    ) -> None:
+        """One request; it is waiting where no start has counted it."""
+        self._not_before(at_ms)
+        last = self.journals[partition].last
+        if last is None or offset > last:
+            self.unstarted[partition, offset] = UnstartedRequest(request, partition, at_ms)
+
+    def take_trajectory(self, trajectory: Trajectory, partition: int, offset: int) -> None:
+        """One trajectory, which may be there more than once."""
+        self._end(trajectory).offsets.append(offset)
+        journal = self.journals[partition]
+        rollout = journal.open.get(trajectory.rollout_id)
+        if rollout is not None and rollout.first_offset == trajectory.first_offset:
+            del journal.open[trajectory.rollout_id]
+            self._forget(rollout)
+
+    def _end(self, trajectory: Trajectory) -> EndedRollout:
+        run = trajectory.journal_partition, trajectory.first_offset
+        if run not in self.ended:
+            request = trajectory.request
+            group = (request.group_id, request.group_size) if request else ("", 1)
+            place = trajectory.journal_partition, trajectory.ended_ms
+            self.ended[run] = EndedRollout(trajectory.rollout_id, *group, *place)
+            self._not_before(trajectory.started_ms)
+        return self.ended[run]
+
+    def _not_before(self, at_ms: int) -> None:
+        self.oldest_ms = at_ms if self.oldest_ms is None else min(self.oldest_ms, at_ms)
+
+    def scored_keys(self) -> set[bytes]:
+        """Keys of the scored records that tell something about what is open."""
+        keys = {self.group_id, *(e.group_id or e.rollout_id for e in self.ended.values())}
+        keys |= {request.group_id for request in self.requests() if request.group_size > 1}
+        return {key.encode(errors="surrogateescape") for key in keys if key}
+
+    def take_scored(self, scored: ScoredTrajectory, at_ms: int) -> None:
+        """One scored record; of each scoring the first counts."""
+        trajectory, request = scored.trajectory, scored.trajectory.request
+        run = trajectory.journal_partition, trajectory.first_offset
+        self.scored[scored.scoring_id].setdefault(run, at_ms)
+        if request is not None and request.group_id and request.group_size > 1:
+            self.sizes[request.group_id] = request.group_size
+            members = self.members[scored.scoring_id, request.group_id]
+            members.setdefault(trajectory.rollout_id, at_ms)
+
+    def wanted_commands(self) -> dict[tuple[str, str], int]:
+        """Groups and their topics to look through for commands, and since when they were sent."""
+        since: dict[tuple[str, str], int] = {}
+        for rollout in self.open():
+            for waits in rollout.attempt.outstanding.values():
+                work = self._work(rollout, waits)
+                since[work] = min(since.get(work, waits.opened_ms), waits.opened_ms)
+        return since
+
+    def wanted_keys(self) -> set[bytes]:
+        """The keys of those commands."""
+        return {
+            rollout.request.rollout_id.encode()
+            for rollout in self.open()
+            if rollout.attempt.outstanding
+        }
+
+    def take_command(self, name: bytes, place: Place) -> None:
+        """A command under one of these keys was sent; `name` is its id in hex, as its header is."""
+        self.sent[name] = place
+
+    # What was found
+
+    def asked_of(self, run_id: str, policy_id: str) -> set[str]:
+        """Ids of what is open or asked for, of a run, or of a policy that is waited for."""
+        rollout_ids = {
+            request.rollout_id
+            for request in self.requests()
+            if (run_id and request.run_id == run_id) or request.policy_id == policy_id
+        }
+        for rollout in self.open():
+            sequences = (waits.sequence for waits in rollout.attempt.outstanding.values())
+            if any(sequence and sequence.policy_id == policy_id for sequence in sequences):
+                rollout_ids.add(rollout.request.rollout_id)
+        return rollout_ids
+
+    def open(self) -> Iterator[Rollout]:
+        """Every rollout that has not ended."""
+        for journal in self.journals.values():
+            yield from journal.open.values()
+
+    def requests(self) -> Iterator[RolloutRequest]:
+        """Of all that is open or asked for."""
+        yield from (rollout.request for rollout in self.open())
+        yield from (unstarted.request for unstarted in self.unstarted.values())
+
+    def asked_for(self, rollout: Rollout, waits: Outstanding) -> str:
+        """The policy or the environment that a command is for."""
+        wish = waits.wish
+        if isinstance(wish, CallModel):
+            return wish.policy_id or rollout.request.policy_id
+        opened = rollout.attempt.sessions[wish.session] if isinstance(wish, Step) else None
+        environment = opened.environment if opened else getattr(wish, "environment", None)
+        return str(environment or rollout.request.task.environment)
+
+    def _work(self, rollout: Rollout, waits: Outstanding) -> tuple[str, str]:
+        """Group and topic of a command."""
+        if isinstance(waits.wish, CallModel):
+            policy = self.asked_for(rollout, waits)
+            return self.topics.group("models", policy), self.topics.calls(policy)
+        return self.topics.group("environments"), self.topics.steps
+
+
+def run_of(rollout: Rollout) -> Run:
+    """What names a rollout for good."""
+    return rollout.partition, rollout.first_offset

@@ -1,0 +1,270 @@
+"""Who waits for whom: reads what is needed of the log, and asks the broker who owns what.
+
+Where the broker says which process owns a partition now, that is named; where nobody owns it, that
+is what one came to learn.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from consumers.agents.fold.world import World
+from consumers.agents.watermark import Watermark, read_watermark
+from consumers.agents.worker import Words
+from consumers.control_reader import ControlReader
+from consumers.history.history import History
+from consumers.history.open_work import OpenWork, Place, ScoringPosition
+from consumers.history.ranges import SKEW_MS
+from consumers.history.waits import REASONS, Wait, waits_of
+from consumers.log.protocols import Record
+from consumers.log.reading import POLL_S, read_all, uninterrupted
+from consumers.loop.dead_letters import passed_in_journal
+from consumers.loop.finished_offsets import finished_above
+from consumers.loop.suspects import parted
+from consumers.scoring_retirement import retired
+from schemas.errors import Unavailable, WireError
+from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Trajectory
+
+if TYPE_CHECKING:
+    from producers.admin import Admin
+
+REASONS_OF_ENDED = ("reward", "group")
+"""What rollouts wait for that have ended."""
+NOBODY = "nobody"
+TRAINER = "the trainer"
+
+Owners = dict[Place, str]
+Offsets = dict[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is waited for now, who has it, and what was found on the way."""
+
+    waits: list[Wait]
+    control: Words
+    """What was said on `control`."""
+    owners: Owners | None
+    """None where the broker does not say."""
+    writers: dict[int, str]
+    remarks: list[str]
+
+    def on(self, wait: Wait) -> str:
+        """The process that has to act; where the broker does not say, who last did."""
+        if wait.at is None:
+            return TRAINER
+        if self.owners is not None:
+            return self.owners.get(wait.at, NOBODY)
+        last = self.writers.get(wait.at.partition, "")
+        return f"{last}?" if last and wait.at.group.endswith("agents") else "?"
+
+    def rollouts(self) -> set[str]:
+        """Everybody who has not ended."""
+        return {wait.rollout_id for wait in self.waits if wait.reason not in REASONS_OF_ENDED}
+
+    def members(self, group_id: str) -> set[str]:
+        """Those of a group who have not ended."""
+        waits = [wait for wait in self.waits if wait.group_id == group_id]
+        return {wait.rollout_id for wait in waits if wait.reason not in REASONS_OF_ENDED}
+
+    def totals(self) -> Iterator[tuple[str, int, int]]:
+        """Reason, how many waits, and since when the oldest, in milliseconds since the epoch."""
+        for reason in REASONS:
+            since = [wait.since_ms for wait in self.waits if wait.reason == reason]
+            if since:
+                yield reason, len(since), min(since)
+
+    def plain(self, now_ms: int) -> dict[str, Any]:
+        """All of it, as JSON knows it."""
+        return {
+            "at_ms": now_ms,
+            "paused": self.control.paused,
+            "totals": {reason: count for reason, count, _ in self.totals()},
+            "remarks": self.remarks,
+            "waits": [{**asdict(wait), "on": self.on(wait)} for wait in self.waits],
+        }
+
+
+def read_control(history: History) -> Words:
+    """What `control` says, as every agents worker reads it; raises Unavailable."""
+    control = Words()
+    with closing(ControlReader(history.log, history.codec, history.topics)) as reader:
+        while not reader.caught_up():
+            with uninterrupted():
+                words = list(reader.poll(POLL_S))
+            for _, word in words:
+                control.take(word)
+    return control
+
+
+class WaitReader:
+    """One reading; each stage begins where the one before says that it matters.
+
+    Scorings that nobody has committed for are taken to be `scoring_id`.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        admin: "Admin",
+        world: World,
+        scoring_id: str,
+        *,
+        group_id: str = "",
+    ) -> None:
+        self.history = history
+        self.admin = admin
+        self.topics = history.topics
+        self.scoring_id = scoring_id
+        self.remarks: list[str] = []
+        self.unreadable: Counter[str] = Counter()
+        self.work = OpenWork(self.topics, world, self._scorings(), group_id=group_id)
+
+    def open_rollouts(self, run_id: str, policy_id: str) -> set[str]:
+        """Rollouts of a run, or that ask a policy, which are not started or have not ended."""
+        self._open()
+        return self.work.asked_of(run_id, policy_id)
+
+    def waiting(self) -> Waiting:
+        """Read the log as far as it says something about what is open; raises Unavailable."""
+        self._open()
+        self._trajectories()
+        self._scored()
+        self._commands()
+        control = read_control(self.history)
+        waits = waits_of(self.work)
+        for topic, count in self.unreadable.items():
+            self.remarks.append(f"{count} records of {topic} cannot be read; they were passed over")
+        return Waiting(waits, control, self._owners(waits), self.work.writers, self.remarks)
+
+    def _open(self) -> None:
+        """Who is asked for and has not ended."""
+        self._journal()
+        self._requests()
+
+    def _journal(self) -> None:
+        """From the agents' low watermark on; from the start where they left no word."""
+        topic, group = self.topics.events, self.topics.group("agents")
+        commits = self.history.log.commits(group, topic)
+        begins = self._starts(topic)
+        starts = {}
+        for (_, number), first in begins.items():
+            commit = commits.get(number)
+            begin = read_watermark(parted(commit.metadata)[0]) if commit else None
+            if begin is not None and begin.low < first:
+                self.remarks.append(
+                    f"{topic} {number} begins at {first}, retention has passed {begin.low}: "
+                    "rollouts that began before are not shown"
+                )
+            if begin is None or begin.low < first:
+                begin = Watermark(first)
+            starts[topic, number] = begin.low
+            self.work.begin(number, begin, commit.offset if commit else 0)
+        for record, event in self._read(topic, starts, Event, self.work.needs):
+            self.work.take_event(event, record.partition, record.offset, record.timestamp_ms)
+
+    def _requests(self) -> None:
+        topic = self.topics.requests
+        wanted = self.work.first_requests()
+        starts = {tp: max(at, wanted.get(tp[1], at)) for tp, at in self._starts(topic).items()}
+        for record, request in self._read(topic, starts, RolloutRequest):
+            self.work.take_request(request, record.partition, record.offset, record.timestamp_ms)
+
+    def _scorings(self) -> list[ScoringPosition]:
+        """Every scoring that has a group and owes scores; else the one of the settings."""
+        log, topic, prefix = (
+            self.history.log,
+            self.topics.trajectories,
+            self.topics.group("rewards", ""),
+        )
+        try:
+            groups = [name for name in log.group_names() if name.startswith(prefix)]
+        except Unavailable as error:
+            self.remarks.append(str(error))
+            groups = []
+        scorings = []
+        names = [name.removeprefix(prefix) for name in groups]
+        known = {
+            name: log.commits(self.topics.group("rewards", name), topic)
+            for name in names or [self.scoring_id]
+        }
+        owing = {name: held for name, held in known.items() if retired(held.values()) is None}
+        for name, held in (owing or known).items():
+            above = {n: finished_above(parted(c.metadata)[0], c.offset) for n, c in held.items()}
+            scorings.append(ScoringPosition(name, {n: c.offset for n, c in held.items()}, above))
+        return scorings
+
+    def _trajectories(self) -> None:
+        """From the first on that some scoring has not finished."""
+        topic = self.topics.trajectories
+        starts = {
+            tp: max(at, min(s.commits.get(tp[1], 0) for s in self.work.scorings))
+            for tp, at in self._starts(topic).items()
+        }
+        for record, trajectory in self._read(topic, starts, Trajectory):
+            self.work.take_trajectory(trajectory, record.partition, record.offset)
+
+    def _scored(self) -> None:
+        topic, keys = self.topics.scored, self.work.scored_keys()
+        if not keys:
+            return
+        starts = (
+            self._starts(topic)
+            if self.work.group_id
+            else self._since(topic, self.work.oldest_ms or 0)
+        )
+        for record, scored in self._read(topic, starts, ScoredTrajectory, lambda r: r.key in keys):
+            self.work.take_scored(scored, record.timestamp_ms)
+
+    def _commands(self) -> None:
+        """Which commands were sent, by their names; their values are not read."""
+        keys = self.work.wanted_keys()
+        names = self.history.log.topic_names()
+        for (group, topic), since_ms in self.work.wanted_commands().items():
+            if topic not in names:
+                continue
+            for record in self._records(topic, self._since(topic, since_ms)):
+                if record.key in keys:
+                    name = dict(record.headers or []).get("ce_id", b"")
+                    place = Place(group, topic, record.partition)
+                    self.work.take_command(name, place)
+
+    def _owners(self, waits: Sequence[Wait]) -> Owners | None:
+        groups = sorted({wait.at.group for wait in waits if wait.at})
+        try:
+            members = self.admin.members(groups)
+        except Unavailable as error:
+            self.remarks.append(str(error))
+            return None
+        return {Place(m.group, *tp): m.client_id for m in members for tp in m.partitions}
+
+    # Records
+
+    def _starts(self, topic: str) -> Offsets:
+        bounds = self.history.log.bounds(topic)
+        return {(topic, number): first for number, (first, _) in bounds.items()}
+
+    def _since(self, topic: str, at_ms: int) -> Offsets:
+        return self.history.log.offsets_for_times([topic], max(0, at_ms - SKEW_MS))
+
+    def _records(self, topic: str, starts: Offsets) -> Iterator[Record]:
+        passed = passed_in_journal(self.history.log, self.topics)
+        for record in read_all(self.history.log, [topic], starts):
+            yield from passed.counted([record])
+
+    def _read(
+        self,
+        topic: str,
+        starts: Offsets,
+        kind: type,
+        needed: Callable[[Record], bool] = lambda record: True,
+    ) -> Iterator[tuple[Record, Any]]:
+        for record in self._records(topic, starts):
+            if not needed(record):
+                continue
+            try:
+                yield record, self.history.codec.decode(record.value, kind)
+            except WireError:
+                self.unreadable[topic] += 1

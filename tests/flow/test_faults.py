@@ -36,11 +36,12 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.broker
 
 HERE = "tests/flow/test_faults.py"
-LOOP = "tests/consumers/test_loop.py"
-WORKER = "tests/consumers/test_agents_worker.py"
+LOOP = "tests/consumers/loop/test_loop.py"
+WORKER = "tests/consumers/agents/test_worker.py"
 MEMORY = "tests/flow/test_memory_flow.py"
 CONTRACT = "tests/contract/test_log.py"
 CHAOS = "tests/flow/test_chaos_command.py"
+READY = "tests/compose/workers/test_readiness.py"
 RELEASED = "tests/schemas/test_released.py"
 
 FAULTS: dict[str, list[str]] = {
@@ -84,7 +85,7 @@ FAULTS: dict[str, list[str]] = {
     "F15": [f"{HERE}::test_workers_that_come_and_go_all_the_time_do_not_stop_the_group"],
     "F16": [
         f"{LOOP}::test_a_loop_that_is_wedged_ends_its_process_and_shows_where",
-        "tests/consumers/test_environments.py::test_a_hung_environment_fails_its_own_step_and_the_others_go_on",
+        "tests/consumers/environments/test_environments.py::test_a_hung_environment_fails_its_own_step_and_the_others_go_on",
         f"{WORKER}::test_a_call_without_an_answer_is_failed_and_asked_again",
     ],
     "F17": [
@@ -111,7 +112,7 @@ FAULTS: dict[str, list[str]] = {
         f"{WORKER}::test_a_commit_that_somebody_else_wrote_is_treated_as_none",
         f"{WORKER}::test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again",
     ],
-    "F25": ["tests/compose/test_readable.py::test_a_journal_of_which_no_schema_is_known_is_named"],
+    "F25": [f"{READY}::test_a_journal_of_which_no_schema_is_known_is_named"],
 }
 
 

@@ -15,7 +15,7 @@ from tests.support.journals import request
 from tests.support.rig import Rig, source_of
 
 LONG = "a long observation " * 20_000
-READS = "tests.consumers.test_heavy:reads"
+READS = "tests.consumers.test_heavy_rollouts:reads"
 
 
 def reads(task: Task) -> Agent:

@@ -319,7 +319,7 @@ def dies(task: Task) -> Agent:
 
 
 def prompted(rollout_id: str, prompt: str) -> Any:
-    asked = request(rollout_id, "tests.consumers.test_suspects:dies")
+    asked = request(rollout_id, "tests.consumers.loop.test_suspects:dies")
     return replace(asked, task=replace(asked.task, prompt=prompt))
 
 

@@ -41,7 +41,7 @@ from tests.support.programs import ASKS, asks
 from tests.support.rig import Rig, source_of
 from tests.support.rubbish_program import RUBBISH, YIELDED
 
-HERE = "tests.consumers.test_wall"
+HERE = "tests.consumers.agents.test_isolation"
 TALKS = f"{HERE}:talks"
 NAN, INF = float("nan"), float("inf")
 

@@ -1,6 +1,7 @@
 """`rollcall eval`."""
 
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,35 +10,42 @@ from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
-    pass
+    from consumers.history.version_results import Difference, VersionResult
 
+Compare = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="A B", help="Two versions, P@VERSION, paired by task."),
+]
+Tasks = Annotated[
+    str, typer.Option(help="Run these now: JSON Lines, or a recipe's held-out seeds.")
+]
+Rollouts = Annotated[int, typer.Option("--n", min=1, help="Rollouts of each task.")]
+Ks = Annotated[
+    list[int] | None,
+    typer.Option("--k", min=1, help="pass@K; repeatable. Unasked 1, 2, 4, 8 and 16."),
+]
+Purpose = Annotated[str, typer.Option(help="Of which rollouts: evaluate, train.")]
+ScoringId = Annotated[str, typer.Option(help="Whose rewards, where there are several.")]
 SuccessAt = Annotated[float, typer.Option(help="This total reward is a success.")]
+Resamples = Annotated[int, typer.Option(min=1, help="Of the bootstrap.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap and live rollouts.")]
+Timeout = Annotated[float, typer.Option(help="How long to wait for live ones.")]
 Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
 
 @takes_range
 def evaluate(
     span: Range,
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Two versions, P@VERSION, paired by task."),
-    ] = None,
-    tasks: Annotated[
-        str, typer.Option(help="Run these now: JSON Lines, or a recipe's held-out seeds.")
-    ] = "",
-    n: Annotated[int, typer.Option("--n", min=1, help="Rollouts of each task.")] = 1,
-    k: Annotated[
-        list[int] | None,
-        typer.Option("--k", min=1, help="pass@K; repeatable. Unasked 1, 2, 4, 8 and 16."),
-    ] = None,
-    purpose: Annotated[str, typer.Option(help="Of which rollouts: evaluate, train.")] = (
-        "evaluate"
-    ),
-    scoring_id: Annotated[str, typer.Option(help="Whose rewards, where there are several.")] = "",
+    compare: Compare = None,
+    tasks: Tasks = "",
+    n: Rollouts = 1,
+    k: Ks = None,
+    purpose: Purpose = "evaluate",
+    scoring_id: ScoringId = "",
     success_at: SuccessAt = 1.0,
-    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap and live rollouts.")] = 0,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for live ones.")] = 600.0,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
+    timeout_s: Timeout = 600.0,
     rate: Rate = None,
     json: Json = False,
 ) -> None:
@@ -48,49 +56,46 @@ def evaluate(
 
     Example: rollcall eval --run lake-any-start-20261121-155458-s7
     """
-    import orjson
-    from rich.console import Console
+    from consumers.history.estimates import Bootstrap
+    from consumers.history.version_results import results_of
 
-    from compose import evaluate as evaluating
+    run_id, only = "", (span.policy_id, span.version)
+    if tasks:
+        from compose.conductor.live_evaluation import LiveEvaluation
+
+        _require_policy_alone(span, compare)
+        live = LiveEvaluation(tasks, n, seed, scoring_id, success_at, timeout_s)
+        (run_id, evaluation), only = live.run(cluster(), span.policy()), ("", None)
+    else:
+        from consumers.history.evaluation import evaluate as evaluate_recorded
+
+        selection = selection_of(cluster(), span, rate)
+        evaluation = evaluate_recorded(selection, purpose, success_at)
+    versions, bootstrap = evaluation.scored_by(scoring_id), Bootstrap(resamples, seed)
+    results = results_of(versions, bootstrap, ks=k or (), only=only, compare=compare)
+    _print(*results, run_id, json=json)
+
+
+def _require_policy_alone(span: Range, compare: tuple[str, str] | None) -> None:
+    """Raise Refused where --tasks comes with what only a record has."""
     from schemas.errors import Refused
 
-    run_id = ""
-    if tasks:
-        if not span.policy_id or span.beyond_policy():
-            msg = "--tasks runs rollouts of one --policy; it goes with no other range"
-            raise Refused(msg)
-        if compare:
-            msg = "--compare compares what is recorded; give it without --tasks"
-            raise Refused(msg)
-        run_id, found = evaluating.live(
-            cluster(),
-            span.policy(),
-            tasks,
-            n=n,
-            seed=seed,
-            scoring_id=scoring_id,
-            success_at=success_at,
-            timeout_s=timeout_s,
-        )
-    else:
-        found = evaluating.offline(
-            selection_of(cluster(), span, rate), purpose=purpose, success_at=success_at
-        )
-    made, difference = evaluating.tell(
-        found,
-        policy=("", None) if tasks else (span.policy_id, span.version),
-        compare=compare,
-        scoring_id=scoring_id,
-        ks=k or (),
-        resamples=resamples,
-        seed=seed,
-    )
-    if json:
-        typer.echo(orjson.dumps(evaluating.plain(made, difference, run_id)))
-        return
-    terminal = Console()
-    evaluating.show(made, terminal)
-    if difference:
-        evaluating.show_difference(difference, terminal)
-    if run_id:
+    if not span.policy_id or span.beyond_policy():
+        msg = "--tasks runs rollouts of one --policy; it goes with no other range"
+        raise Refused(msg)
+    if compare:
+        msg = "--compare compares what is recorded; give it without --tasks"
+        raise Refused(msg)
+
+
+def _print(
+    results: "list[VersionResult]", difference: "Difference | None", run_id: str, *, json: bool
+) -> None:
+    from compose.pages.evaluation_page import print_evaluation
+    from compose.terminal import emit
+
+    plain: dict[str, Any] = {"run_id": run_id} if run_id else {}
+    plain |= {"versions": results} | ({"difference": difference} if difference else {})
+    emit(plain, partial(print_evaluation, results, difference), json=json, one_line=True)
+    if run_id and not json:
         typer.echo(f"again from the record: rollcall eval --run {run_id}")

@@ -11,9 +11,6 @@ from math import comb
 
 import numpy as np
 
-RESAMPLES = 1000
-LEVEL = 0.95
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -39,42 +36,32 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def estimate(
-    sums: Sequence[float],
-    counts: Sequence[float],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    level: float = LEVEL,
-) -> Estimate:
-    """sum(sums) / sum(counts), one of each per task; percentiles of resampled tasks.
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """How intervals are drawn: the same numbers and seed give the same interval."""
 
-    The same numbers and seed give the same interval. Raises ValueError for no task.
-    """
-    total, size = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-    if len(total) == 0 or len(total) != len(size) or not (size > 0).all():
-        msg = f"a mean needs a sum and a count above 0 of each task; found {len(total)} tasks"
-        raise ValueError(msg)
-    draw, means = np.random.default_rng(seed), np.empty(resamples)
-    for number in range(resamples):
-        drawn = draw.integers(0, len(total), len(total))
-        means[number] = total[drawn].sum() / size[drawn].sum()
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, (tail, 1 - tail)) if resamples else (np.nan, np.nan)
-    return Estimate(float(total.sum() / size.sum()), float(low), float(high))
+    resamples: int = 1000
+    seed: int = 0
+    level: float = 0.95
 
+    def mean(self, sums: Sequence[float], counts: Sequence[float]) -> Estimate:
+        """sum(sums) / sum(counts), one of each per task; percentiles of resampled tasks.
 
-def paired(
-    first: Sequence[float],
-    second: Sequence[float],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    level: float = LEVEL,
-) -> Estimate:
-    """The mean of second - first over the same tasks, in the same order."""
-    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    ones = np.ones(len(differences))
-    return estimate(
-        differences.tolist(), ones.tolist(), resamples=resamples, seed=seed, level=level
-    )
+        Raises ValueError for no task.
+        """
+        total, size = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+        if len(total) == 0 or len(total) != len(size) or not (size > 0).all():
+            msg = f"a mean needs a sum and a count above 0 of each task; found {len(total)} tasks"
+            raise ValueError(msg)
+        draw, means = np.random.default_rng(self.seed), np.empty(self.resamples)
+        for number in range(self.resamples):
+            drawn = draw.integers(0, len(total), len(total))
+            means[number] = total[drawn].sum() / size[drawn].sum()
+        tail = (1 - self.level) / 2
+        low, high = np.quantile(means, (tail, 1 - tail)) if self.resamples else (np.nan, np.nan)
+        return Estimate(float(total.sum() / size.sum()), float(low), float(high))
+
+    def difference(self, first: Sequence[float], second: Sequence[float]) -> Estimate:
+        """The mean of second - first over the same tasks, in the same order; raises ValueError."""
+        differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+        return self.mean(differences.tolist(), [1.0] * len(differences))

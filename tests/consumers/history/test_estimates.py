@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.history.estimates import Estimate, estimate, paired, pass_at_k
+from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
 
 COUNTS = st.integers(1, 9).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))
@@ -66,9 +66,9 @@ def test_an_interval_lies_within_the_values_and_the_seed_fixes_it(
 ) -> None:
     ones = [1.0] * len(rewards)
 
-    found = estimate(rewards, ones, resamples=50, seed=seed)
+    found = Bootstrap(50, seed).mean(rewards, ones)
 
-    assert found == estimate(rewards, ones, resamples=50, seed=seed)
+    assert found == Bootstrap(50, seed).mean(rewards, ones)
     assert min(rewards) - 1e-9 <= found.low <= found.high <= max(rewards) + 1e-9
     assert found.value == pytest.approx(mean(rewards), abs=1e-9)
 
@@ -76,21 +76,21 @@ def test_an_interval_lies_within_the_values_and_the_seed_fixes_it(
 @FEW
 @given(st.floats(-5, 5), st.integers(1, 9))
 def test_equal_tasks_leave_no_doubt(reward: float, tasks: int) -> None:
-    found = estimate([3 * reward] * tasks, [3.0] * tasks, resamples=20)
+    found = Bootstrap(20).mean([3 * reward] * tasks, [3.0] * tasks)
 
     assert found.low == found.high == pytest.approx(reward, abs=1e-9)
 
 
 def test_rollouts_of_one_task_are_drawn_together() -> None:
     # One task of 99 successes and one of 99 failures: a draw of tasks is 0, 1/2 or 1.
-    found = estimate([99, 0], [99, 99], resamples=1000, seed=1)
+    found = Bootstrap(seed=1).mean([99, 0], [99, 99])
 
     assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
 
 
 def test_the_golden_interval_of_a_hundred_tasks() -> None:
     # 80 of 100: the normal interval is 0.8 -+ 1.96 * 0.04; seed 0 of NumPy's generator gives this.
-    found = estimate([1.0] * 80 + [0.0] * 20, [1.0] * 100)
+    found = Bootstrap().mean([1.0] * 80 + [0.0] * 20, [1.0] * 100)
 
     assert found == Estimate(0.8, pytest.approx(0.72, abs=0.011), pytest.approx(0.88, abs=0.011))
 
@@ -100,7 +100,7 @@ def test_the_golden_interval_of_a_hundred_tasks() -> None:
 def test_a_pair_turned_round_turns_the_difference_round(pairs: list[tuple[float, float]]) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
 
-    there, back = (paired(*both, resamples=50) for both in ((first, second), (second, first)))
+    there, back = (Bootstrap(50).difference(*both) for both in ((first, second), (second, first)))
 
     assert there.value == pytest.approx(-back.value, abs=1e-9)
     assert there.low == pytest.approx(-back.high, abs=1e-9)
@@ -109,7 +109,7 @@ def test_a_pair_turned_round_turns_the_difference_round(pairs: list[tuple[float,
 def test_what_all_tasks_share_falls_out_of_a_paired_difference() -> None:
     hard = [0.1, 0.9, 0.5, 0.3, 0.7]
 
-    found = paired(hard, [value + 0.05 for value in hard])
+    found = Bootstrap().difference(hard, [value + 0.05 for value in hard])
 
     assert (found.low, found.high) == (pytest.approx(0.05), pytest.approx(0.05))
 
@@ -117,4 +117,4 @@ def test_what_all_tasks_share_falls_out_of_a_paired_difference() -> None:
 @pytest.mark.parametrize(("sums", "counts"), [([], []), ([1.0], [0.0]), ([1.0], [1.0, 2.0])])
 def test_a_mean_of_nothing_is_refused(sums: list[float], counts: list[float]) -> None:
     with pytest.raises(ValueError, match="count above 0"):
-        estimate(sums, counts)
+        Bootstrap().mean(sums, counts)

@@ -3,17 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
 
-from compose import evaluate
-from compose.evaluation import Evaluation, Row
+from compose.conductor.live_evaluation import LiveEvaluation, tasks_of
+from compose.pages.evaluation_page import print_evaluation
 from compose.rescore import rescore
 from compose.runs.recipe import load_recipe
 from compose.submission import NotScored
+from consumers.history.estimates import Bootstrap
+from consumers.history.evaluation import Evaluation, evaluate
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.history.version_results import VersionResult, results_of
 from consumers.request_checks import RequestChecks
 from schemas.errors import Refused
 from schemas.messages import (
@@ -39,13 +43,11 @@ def cluster() -> MemoryCluster:
 
 
 def offline(cluster: MemoryCluster, span: Range | None = None) -> Evaluation:
-    return evaluate.offline(
-        Selection(cluster, span or Range()), purpose="evaluate", success_at=1.0
-    )  # fmt: skip
+    return evaluate(Selection(cluster, span or Range()), "evaluate", 1.0)
 
 
-def rows(found: Evaluation, **options: object) -> list[Row]:
-    return evaluate.tell(found, resamples=50, seed=0, **options)[0]  # type: ignore[arg-type]
+def rows(found: Evaluation, scoring_id: str = "", **options: Any) -> list[VersionResult]:
+    return results_of(found.scored_by(scoring_id), Bootstrap(50), **options)[0]
 
 
 def test_recorded_rollouts_are_evaluated_by_task_without_running_any(
@@ -79,12 +81,12 @@ def test_a_rollout_counts_for_the_one_version_that_sampled_it_and_for_none_where
 
     assert (first.version, first.mixed) == (0, 0)
     assert (fourth.version, fourth.rollouts, fourth.mixed) == (4, 1, 1)
-    [only] = rows(found, policy=(POLICY, 4))
+    [only] = rows(found, only=(POLICY, 4))
     assert only.version == 4
     with pytest.raises(Refused, match="in all 1 rollouts of p@3 other versions sampled too"):
-        rows(found, policy=(POLICY, 3))
+        rows(found, only=(POLICY, 3))
     with pytest.raises(Refused, match="no rollouts of p@7 were read; there is p@0, p@3, p@4"):
-        rows(found, policy=(POLICY, 7))
+        rows(found, only=(POLICY, 7))
 
 
 def test_two_versions_are_compared_on_the_tasks_that_both_were_given() -> None:
@@ -93,17 +95,17 @@ def test_two_versions_are_compared_on_the_tasks_that_both_were_given() -> None:
         for seed, total in enumerate(totals):
             found.take(made(f"{version}-{seed}", seed, total, version))
 
-    _, difference = evaluate.tell(found, compare=("1", "p@2"), resamples=100, seed=0)
+    results, difference = results_of(found.scored_by(), Bootstrap(100), compare=("1", "p@2"))
 
     assert difference is not None
     assert (difference.tasks, difference.only_first, difference.only_second) == (3, 0, 1)
     assert difference.success.value == pytest.approx(2 / 3)
-    said = page(lambda terminal: evaluate.show_difference(difference, terminal))
+    said = page(lambda terminal: print_evaluation(results, difference, terminal))
     assert "p@2 less p@1, on the 3 tasks that both were given" in said
     with pytest.raises(Refused, match="no rollouts of p@9"):
-        evaluate.tell(found, compare=("1", "9"), resamples=10, seed=0)
+        rows(found, compare=("1", "9"))
     with pytest.raises(Refused, match="names no version"):
-        evaluate.tell(found, compare=("1", "new"), resamples=10, seed=0)
+        rows(found, compare=("1", "new"))
 
 
 def made(rollout_id: str, seed: int, total: float | None, version: int = 0) -> ScoredTrajectory:
@@ -137,7 +139,9 @@ def test_a_rollout_without_a_reward_has_not_succeeded_and_has_no_part_in_the_mea
     assert (row.success.value, row.without_reward) == (0.5, 1)
     assert row.reward is not None
     assert row.reward.value == 1.0
-    assert "1 rollouts have no reward" in page(lambda terminal: evaluate.show([row], terminal))
+    assert "1 rollouts have no reward" in page(
+        lambda terminal: print_evaluation([row], None, terminal)
+    )
 
 
 def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None:
@@ -162,15 +166,18 @@ def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
 
 
 def test_a_purpose_that_no_rollout_has_is_refused(cluster: MemoryCluster) -> None:
-    found = evaluate.offline(Selection(cluster, Range()), purpose="train", success_at=1.0)
+    found = evaluate(Selection(cluster, Range()), "train", 1.0)
 
     with pytest.raises(Refused, match="no trajectory of purpose 'train' among the 8"):
         rows(found)
 
 
-def live(cluster: MemoryCluster, tasks: str, **options: object) -> tuple[str, Evaluation]:
-    given = {"n": 2, "seed": 0, "scoring_id": "", "success_at": 1.0, "timeout_s": 30.0, **options}
-    return evaluate.live(cluster, POLICY, tasks, **given)  # type: ignore[arg-type]
+def live(cluster: MemoryCluster, tasks: str, **options: Any) -> tuple[str, Evaluation]:
+    return evaluation_of(tasks, **options).run(cluster, POLICY)  # type: ignore[arg-type]
+
+
+def evaluation_of(tasks: str | Path, n: int = 2, **options: Any) -> LiveEvaluation:
+    return LiveEvaluation(str(tasks), n, 0, "", 1.0, 30.0, **options)
 
 
 def test_live_rollouts_are_evaluated_as_the_record_of_them_is(
@@ -198,18 +205,12 @@ def test_a_version_that_is_not_the_newest_is_evaluated_by_just_its_weights(
         cluster.log.append(topic, POLICY.encode(), cluster.codec.encode(topic, word))
     cluster.log.append(topic, POLICY.encode(), b"garbage")
 
-    asked = evaluate.live(
-        cluster, f"{POLICY}@2", str(tmp_path / "tasks.jsonl"), n=2, seed=0, scoring_id="",  # type: ignore[arg-type]
-        success_at=1.0, timeout_s=30.0,
-    )[1]  # fmt: skip
+    _, asked = evaluation_of(tmp_path / "tasks.jsonl").run(cluster, f"{POLICY}@2")  # type: ignore[arg-type]
 
     [row] = rows(asked)
     assert (row.version, row.rollouts, row.mixed) == (2, 2, 0)
     with pytest.raises(Refused, match="version 1 of 'p' is not announced any more"):
-        evaluate.live(
-            cluster, f"{POLICY}@1", str(tmp_path / "tasks.jsonl"), n=2, seed=0, scoring_id="",  # type: ignore[arg-type]
-            success_at=1.0, timeout_s=30.0,
-        )  # fmt: skip
+        evaluation_of(tmp_path / "tasks.jsonl").run(cluster, f"{POLICY}@1")  # type: ignore[arg-type]
 
 
 def test_no_trainer_takes_live_evaluation_for_its_own(
@@ -251,19 +252,14 @@ def test_what_cannot_be_evaluated_live_is_refused_before_anything_is_asked(
     before = cluster.log.bounds(REQUESTS)
 
     with pytest.raises(Refused, match=says):
-        evaluate.live(
-            cluster, policy, tasks, n=1, seed=0, scoring_id="", success_at=1.0, timeout_s=1.0  # type: ignore[arg-type]
-        )  # fmt: skip
+        evaluation_of(tasks, n=1).run(cluster, policy)  # type: ignore[arg-type]
 
     assert cluster.log.bounds(REQUESTS) == before
 
 
 def test_a_recipe_is_asked_greedily_once_and_else_as_it_samples(cluster: MemoryCluster) -> None:
     recipe, _ = load_recipe("lake-any-start")
-    asked = {
-        n: list(evaluate.tasks_of("lake-any-start", POLICY, n, RequestChecks(cluster)))  # type: ignore[arg-type]
-        for n in (1, 4)
-    }
+    asked = {n: list(tasks_of("lake-any-start", POLICY, n, RequestChecks(cluster))) for n in (1, 4)}
 
     first, end = recipe.evaluation.seeds
     assert [each.task.seed for each in asked[1]] == list(range(first, end))
@@ -277,9 +273,7 @@ def test_the_record_of_a_run_gives_the_held_out_figures_that_the_run_noted(tmp_p
     run.train(trainer)
     cluster = SimpleNamespace(log=run.log, codec=run.shop.codec, topics=run.topics)
 
-    found = evaluate.offline(
-        Selection(cluster, Range(run_id=run.folder.run_id)), purpose="evaluate", success_at=1.0
-    )  # fmt: skip
+    found = evaluate(Selection(cluster, Range(run_id=run.folder.run_id)), "evaluate", 1.0)
 
     assert trainer.heldout is not None
     noted = trainer.heldout.curve()

@@ -1,0 +1,231 @@
+"""What an evaluation comes to: a result for each version and family, and the difference of two."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
+from consumers.history.evaluation import Tally, Tasks, Version
+from consumers.history.ranges import parse_policy
+from schemas.errors import Refused
+
+ALL_FAMILIES = "all"
+LARGEST_K = 16
+"""Of pass@k that is shown unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionResult:
+    """One version on one family of tasks."""
+
+    policy_id: str
+    version: int
+    family: str
+    tasks: int
+    rollouts: int
+    pass_at: dict[int, float]
+    """By k, over the tasks that have so many rollouts."""
+    too_few: dict[int, int]
+    """By k, how many tasks have fewer."""
+    success: Estimate
+    """pass@1 with its interval."""
+    reward: Estimate | None
+    without_reward: int
+    mixed: int
+    """Rollouts that were left out, since several versions sampled in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The second version less the first, on the tasks that both were given."""
+
+    first: Version
+    second: Version
+    tasks: int
+    only_first: int
+    only_second: int
+    success: Estimate
+    reward: Estimate | None
+    """Over the tasks that both have a reward of."""
+
+
+def results_of(
+    versions: Mapping[Version, Tasks],
+    bootstrap: Bootstrap,
+    *,
+    ks: Sequence[int] = (),
+    only: tuple[str, int | None] = ("", None),
+    compare: tuple[str, str] | None = None,
+) -> tuple[list[VersionResult], Difference | None]:
+    """A result for every version and family, or for those of `only` a policy's version.
+
+    With `compare` for two versions and with their difference. Raises Refused for what is not there.
+    """
+    difference = None
+    if compare:
+        first, second = (parse_version(text, versions) for text in compare)
+        difference = paired_by_task(versions, first, second, bootstrap)
+        versions = {version: versions[version] for version in (first, second)}
+    elif only[1] is not None:
+        version = only[0], only[1]
+        versions = {version: tasks_of_version(versions, version)}
+    results = list(version_results(versions, ks, bootstrap))
+    for k in ks:
+        if not any(k in result.pass_at for result in results):
+            most = max(t.rollouts for tasks in versions.values() for t in tasks.values())
+            msg = f"pass@{k} needs {k} rollouts of a task; the most that one has is {most}"
+            raise Refused(msg)
+    return results, difference
+
+
+def parse_version(text: str, known: Mapping[Version, Tasks]) -> Version:
+    """P@VERSION, or VERSION where only one policy is there; raises Refused."""
+    policies = sorted({policy_id for policy_id, _ in known})
+    if text.isdecimal() and len(policies) == 1:
+        return policies[0], int(text)
+    if "@" not in text:
+        msg = f"--compare {text!r} names no version; write POLICY@VERSION, such as {policies[0]}@3"
+        raise Refused(msg)
+    policy_id, version = parse_policy(text)
+    return policy_id, version or 0
+
+
+def version_results(
+    versions: Mapping[Version, Tasks], ks: Sequence[int], bootstrap: Bootstrap
+) -> Iterator[VersionResult]:
+    """Every version in order, each family and, where there are several, all together."""
+    for version, tasks in sorted(versions.items()):
+        families = sorted({tally.family for tally in tasks.values()})
+        for family in [*families, ALL_FAMILIES] if len(families) > 1 else families:
+            sums = TallySums([t for t in tasks.values() if family in (t.family, ALL_FAMILIES)], ks)
+            if sums.counted:
+                yield _result(version, family, sums, bootstrap)
+
+
+@dataclass(frozen=True)
+class TallySums:
+    """What the tallies of some tasks come to; `ks` are those of pass@k that are asked for."""
+
+    tallies: Sequence[Tally]
+    ks: Sequence[int] = ()
+
+    @cached_property
+    def counted(self) -> list[Tally]:
+        """Those that have a rollout of one version."""
+        return [tally for tally in self.tallies if tally.rollouts]
+
+    @property
+    def rollouts(self) -> int:
+        return sum(tally.rollouts for tally in self.counted)
+
+    @cached_property
+    def enough(self) -> dict[int, list[Tally]]:
+        """By k, those that have so many rollouts."""
+        fewest = min(tally.rollouts for tally in self.counted)
+        ks = sorted({1, *(self.ks or powers(fewest))})
+        return {k: [t for t in self.counted if t.rollouts >= k] for k in ks}
+
+    @property
+    def pass_at(self) -> dict[int, float]:
+        return {
+            k: sum(pass_at_k(t.rollouts, t.succeeded, k) for t in tallies) / len(tallies)
+            for k, tallies in self.enough.items()
+            if tallies
+        }
+
+    @property
+    def too_few(self) -> dict[int, int]:
+        fewer = {k: len(self.counted) - len(tallies) for k, tallies in self.enough.items()}
+        return {k: count for k, count in fewer.items() if count}
+
+    def success(self, bootstrap: Bootstrap) -> Estimate:
+        return bootstrap.mean(shares(self.counted), [1.0] * len(self.counted))
+
+    def reward(self, bootstrap: Bootstrap) -> Estimate | None:
+        """The mean over all rollouts that have one; None where none has."""
+        rewarded = [tally for tally in self.counted if tally.rewarded]
+        if not rewarded:
+            return None
+        return bootstrap.mean([t.reward for t in rewarded], [t.rewarded for t in rewarded])
+
+    @property
+    def without_reward(self) -> int:
+        return sum(tally.rollouts - tally.rewarded for tally in self.counted)
+
+    @property
+    def mixed(self) -> int:
+        return sum(tally.mixed for tally in self.tallies)
+
+
+def _result(version: Version, family: str, sums: TallySums, bootstrap: Bootstrap) -> VersionResult:
+    return VersionResult(
+        policy_id=version[0],
+        version=version[1],
+        family=family,
+        tasks=len(sums.counted),
+        rollouts=sums.rollouts,
+        pass_at=sums.pass_at,
+        too_few=sums.too_few,
+        success=sums.success(bootstrap),
+        reward=sums.reward(bootstrap),
+        without_reward=sums.without_reward,
+        mixed=sums.mixed,
+    )
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4 and so on, up to `most` and no further than a table is wide."""
+    return [1 << n for n in range(min(max(1, most), LARGEST_K).bit_length())]
+
+
+def shares(tallies: Sequence[Tally]) -> list[float]:
+    """Of every task the share of its rollouts that succeeded."""
+    return [tally.succeeded / tally.rollouts for tally in tallies]
+
+
+def tasks_of_version(versions: Mapping[Version, Tasks], wanted: Version) -> Tasks:
+    """What one version did; raises Refused naming those that are there."""
+    if wanted not in versions:
+        known = ", ".join(f"{policy_id}@{version}" for policy_id, version in sorted(versions))
+        msg = f"no rollouts of {wanted[0]}@{wanted[1]} were read; there is {known}"
+        raise Refused(msg)
+    tasks = {key: tally for key, tally in versions[wanted].items() if tally.rollouts}
+    if not tasks:
+        mixed = sum(tally.mixed for tally in versions[wanted].values())
+        msg = (
+            f"in all {mixed:,} rollouts of {wanted[0]}@{wanted[1]} other versions sampled too, so "
+            "they say nothing about it; have it evaluated with --tasks"
+        )
+        raise Refused(msg)
+    return tasks
+
+
+def paired_by_task(
+    versions: Mapping[Version, Tasks], first: Version, second: Version, bootstrap: Bootstrap
+) -> Difference:
+    """The second less the first; raises Refused where a version or a common task is missing."""
+    one, other = tasks_of_version(versions, first), tasks_of_version(versions, second)
+    both = sorted(one.keys() & other.keys())
+    if not both:
+        msg = (
+            f"{first[0]}@{first[1]} and {second[0]}@{second[1]} have no task in common, so they "
+            "cannot be compared"
+        )
+        raise Refused(msg)
+    rewarded = [key for key in both if one[key].rewarded and other[key].rewarded]
+    successes = shares([one[key] for key in both]), shares([other[key] for key in both])
+    rewards = _mean_rewards(one, rewarded), _mean_rewards(other, rewarded)
+    return Difference(
+        first=first,
+        second=second,
+        tasks=len(both),
+        only_first=len(one) - len(both),
+        only_second=len(other) - len(both),
+        success=bootstrap.difference(*successes),
+        reward=bootstrap.difference(*rewards) if rewarded else None,
+    )
+
+
+def _mean_rewards(tallies: Mapping[bytes, Tally], keys: Sequence[bytes]) -> list[float]:
+    """Of every task the mean reward of its rollouts."""
+    return [tallies[key].reward / tallies[key].rewarded for key in keys]

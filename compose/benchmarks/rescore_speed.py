@@ -11,9 +11,9 @@ from typing import Any
 from compose.benchmarks import scan
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.own_cluster import own_cluster
-from compose.rescore import rescore
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
+from compose.workers.rescorer import Rescorer
 from consumers.history.ranges import Range, filled_extent
 from consumers.history.selection import Selection
 from consumers.log.reading import read_between
@@ -55,8 +55,11 @@ def _bare(cluster: Any) -> None:
 def _rescored(cluster: Any, rollouts: int, *, dry_run: bool) -> None:
     """Raises ServicesError where what came of it is not what must."""
     scorer = f"{__name__}:{same.__name__}"
-    found = rescore(cluster, [scorer], Selection(cluster, Range()), dry_run=dry_run)
-    compared = [each.agree for each in found.agreements]
-    if (found.rewarded, compared) != (rollouts, [rollouts]):
-        msg = f"{found.rewarded:,} of {rollouts:,} rewarded, {compared} agree with what was there"
+    rescorer = Rescorer([scorer], dry_run=dry_run)
+    rescoring = rescorer.rescore(cluster, Selection(cluster, Range()))
+    compared = [agreement.agree for agreement in rescoring.agreements]
+    if (rescoring.rewarded, compared) != (rollouts, [rollouts]):
+        msg = (
+            f"{rescoring.rewarded:,} of {rollouts:,} rewarded, {compared} agree with what was there"
+        )
         raise ServicesError(msg)

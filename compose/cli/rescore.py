@@ -1,7 +1,8 @@
 """`rollcall rescore`."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +10,17 @@ from compose.cli.connection import cluster
 from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
-if TYPE_CHECKING:
-    pass
-
+Scorers = Annotated[
+    list[str],
+    typer.Option(help="name or module:function, optionally *weight; repeatable."),
+]
+ScoringId = Annotated[
+    str, typer.Option(help="Write the rewards under this id; else named after the scorer.")
+]
+Parquet = Annotated[
+    Path | None, typer.Option(help="Write to this empty directory, not to the topic.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare.")]
 SuccessAt = Annotated[float, typer.Option(help="This total reward is a success.")]
 Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
@@ -19,16 +28,10 @@ Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 @takes_range
 def rescore(
     span: Range,
-    scorer: Annotated[
-        list[str], typer.Option(help="name or module:function, optionally *weight; repeatable.")
-    ],
-    scoring_id: Annotated[
-        str, typer.Option(help="Write the rewards under this id; else named after the scorer.")
-    ] = "",
-    parquet: Annotated[
-        Path | None, typer.Option(help="Write to this empty directory, not to the topic.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare.")] = False,
+    scorer: Scorers,
+    scoring_id: ScoringId = "",
+    parquet: Parquet = None,
+    dry_run: DryRun = False,
     success_at: SuccessAt = 1.0,
     rate: Rate = None,
     json: Json = False,
@@ -39,19 +42,12 @@ def rescore(
 
     Example: rollcall rescore --scorer mine:score --since 2h --dry-run
     """
-    from functools import partial
-
-    from compose import rescore as rescoring
+    from compose.pages.rescoring_page import print_rescoring
     from compose.terminal import emit
+    from compose.workers.rescorer import Rescorer
 
     here = cluster()
-    found = rescoring.rescore(
-        here,
-        scorer,
-        selection_of(here, span, rate),
-        scoring_id=scoring_id,
-        parquet=parquet,
-        dry_run=dry_run,
-        success_at=success_at,
-    )
-    emit(found.plain(), partial(rescoring.show, found), json=json, one_line=True)
+    rescorer = Rescorer(scorer, scoring_id, parquet, dry_run, success_at)
+    rescoring = rescorer.rescore(here, selection_of(here, span, rate))
+    show = partial(print_rescoring, rescoring)
+    emit(rescoring.plain(), show, json=json, one_line=True)

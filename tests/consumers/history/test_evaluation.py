@@ -10,9 +10,9 @@ import pytest
 
 from compose.conductor.live_evaluation import LiveEvaluation, tasks_of
 from compose.pages.evaluation_page import print_evaluation
-from compose.rescore import rescore
 from compose.runs.recipe import load_recipe
 from compose.submission import NotScored
+from compose.workers.rescorer import Rescorer
 from consumers.history.estimates import Bootstrap
 from consumers.history.evaluation import Evaluation, evaluate
 from consumers.history.ranges import Range
@@ -155,7 +155,8 @@ def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None
 
 
 def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
-    rescore(cluster, ["environment_return*0.5"], Selection(cluster, Range()), scoring_id="half")
+    rescorer = Rescorer(["environment_return*0.5"], "half")
+    rescorer.rescore(cluster, Selection(cluster, Range()))  # type: ignore[arg-type]
     found = offline(cluster)
 
     with pytest.raises(Refused, match="several scorings are there: default, half"):

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from compose.cli.range_options import parse
-from compose.rescore import Rescored, rescore, show
+from compose.pages.rescoring_page import print_rescoring
 from compose.settings import RewardsSettings, Settings
+from compose.workers.rescorer import Rescorer
 from consumers.history.ranges import Range
+from consumers.history.rescoring import Rescoring
 from consumers.history.selection import Selection
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory, Trajectory
@@ -40,8 +42,9 @@ def cluster() -> MemoryCluster:
 
 def judged(
     cluster: MemoryCluster, scorers: list[str], span: Range | None = None, **options: Any
-) -> Rescored:
-    return rescore(cluster, scorers, Selection(cluster, span or Range()), **options)  # type: ignore[arg-type]
+) -> Rescoring:
+    rescorer = Rescorer(scorers, **options)
+    return rescorer.rescore(cluster, Selection(cluster, span or Range()))  # type: ignore[arg-type]
 
 
 def test_the_same_scorer_gives_the_same_rewards_exactly(cluster: MemoryCluster) -> None:
@@ -86,7 +89,7 @@ def test_a_scorer_that_raises_costs_one_trajectory_its_reward(cluster: MemoryClu
     assert scored(cluster, found.scoring_id)["r3"].total is None
     [agreement] = found.agreements
     assert (agreement.agree, agreement.only_old) == (7, 1)
-    said = page(lambda terminal: show(found, terminal))
+    said = page(lambda terminal: print_rescoring(found, terminal))
     assert "1 got no reward from the scorer:" in said
     assert "no idea" in said
 
@@ -110,7 +113,7 @@ def test_rescoring_twice_is_harmless_and_said(cluster: MemoryCluster) -> None:
     assert [each.scoring_id for each in once.agreements] == ["default"]
     assert [each.scoring_id for each in twice.agreements] == ["default", "s"]
     assert scored(cluster, "s") == before
-    said = page(lambda terminal: show(twice, terminal))
+    said = page(lambda terminal: print_rescoring(twice, terminal))
     assert "s was there before: its first rewards are those that count" in said
 
 

@@ -1,0 +1,84 @@
+"""The rewards group's judgement outside of its group: fed by a range, writing where it is told."""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compose.workers.build import Workshop
+from consumers.history.rescoring import Rescoring, Sink, rescore
+from consumers.history.selection import Selection
+from consumers.log.protocols import Record
+from producers.publisher import flush_all
+from schemas.errors import Refused
+from schemas.messages import ScoredTrajectory
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from consumers.rewards import Rewards
+    from producers.publisher import Publisher
+
+FLUSH_S = 60.0
+POLL_EVERY = 500
+"""Trajectories between two looks at the acks."""
+SCORING_ID = re.compile(r"[A-Za-z0-9_.+-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rescorer:
+    """Which scorers judge, under which scoring id, and where their rewards go."""
+
+    scorers: Sequence[str]
+    scoring_id: str = ""
+    """Named after the scorers where none is given, so that doing it again is doing the same."""
+    parquet: Path | None = None
+    dry_run: bool = False
+    success_at: float = 1.0
+
+    def rescore(self, cluster: "Cluster", selection: Selection) -> Rescoring:
+        """Judge a range anew and compare; raises Refused before anything is written."""
+        scoring_id = self.scoring_id or _default_id(self.scorers)
+        if not SCORING_ID.fullmatch(scoring_id):
+            msg = f"scoring id {scoring_id!r} must be 1-100 of A-Z a-z 0-9 _ . + -"
+            raise Refused(msg)
+        if self.parquet and self.dry_run:
+            msg = "--dry-run writes nothing, so it goes without --parquet"
+            raise Refused(msg)
+        publisher = cluster.log.publisher(bulk=True)
+        main = threading.current_thread() is threading.main_thread()
+        shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=main)
+        rewards = shop.scoring("rescore", publisher, self.scorers, scoring_id)
+        to = str(self.parquet) if self.parquet else cluster.topics.scored
+        rescoring = Rescoring(scoring_id, "" if self.dry_run else to)
+        sink = self._sink(rewards, publisher)
+        rescore(selection, rescoring, rewards.judge, sink, self.success_at)
+        return rescoring
+
+    @contextmanager
+    def _sink(self, rewards: "Rewards", publisher: "Publisher") -> Iterator[Sink]:
+        """Where rewards go: nowhere, into a Parquet file, or to the topic."""
+        if self.dry_run:
+            yield lambda scored, record: None
+        elif self.parquet:
+            from consumers.tables.rewards_file import rewards_file
+
+            with rewards_file(self.parquet) as add:
+                yield lambda scored, record: add(scored)
+        else:
+            numbers = count(1)
+
+            def publish(scored: ScoredTrajectory, record: Record) -> None:
+                rewards.publish(scored, record)
+                if not next(numbers) % POLL_EVERY:
+                    publisher.poll()
+
+            yield publish
+            flush_all(publisher, FLUSH_S, "rewards", "it is safe to do it again")
+
+
+def _default_id(scorers: Sequence[str]) -> str:
+    return "rescore-" + "+".join(re.sub(r"[^A-Za-z0-9_.-]", "-", name) for name in scorers)

@@ -1,0 +1,128 @@
+"""Other rewards for recorded trajectories, and how they agree with the old.
+
+Who judges and who writes comes from outside: the rewards group's own code, so only who reads is
+different. Written under a scoring id of their own, the rewards are not seen by whoever trains.
+Doing it twice writes them twice, which is harmless: the first of each rollout and scoring id
+counts.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from consumers.history.agreement import Agreement
+from consumers.history.first_of_each import FirstOfEach
+from consumers.history.ranges import behind, extent_of
+from consumers.history.selection import Selection, read_paced
+from consumers.log.protocols import Record
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.messages import ScoredTrajectory, Trajectory
+
+FAILED_LISTED = 20
+PICKED = ("scoring_id", "trajectory.rollout_id", "trajectory.attempt", "total")
+
+Judge = Callable[[Record, Trajectory], ScoredTrajectory]
+"""What a scorer makes of a trajectory that was read from this record."""
+Sink = Callable[[ScoredTrajectory, Record], None]
+"""Takes what was judged, and the record that it was read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """A finished trajectory that got no reward."""
+
+    rollout_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Rescoring:
+    """A fold of what was judged, and what came of the comparison."""
+
+    scoring_id: str
+    to: str
+    """Where the rewards went; empty for a dry run."""
+    trajectories: int = 0
+    rewarded: int = 0
+    unfinished: int = 0
+    """Rollouts that did not finish; nobody knows what they would have earned."""
+    failed: int = 0
+    """Trajectories that the scorer gave no reward, because it raised or did not come back."""
+    first_failed: list[NotJudged] = field(default_factory=list)
+    agreements: list[Agreement] = field(default_factory=list)
+    seconds: float = 0.0
+    totals: dict[tuple[str, int], float | None] = field(default_factory=dict)
+    """By rollout and attempt."""
+
+    def take(self, scored: ScoredTrajectory) -> None:
+        trajectory = scored.trajectory
+        name = trajectory.rollout_id, trajectory.attempt
+        self.totals[name] = scored.total
+        self.trajectories += 1
+        if scored.total is not None:
+            self.rewarded += 1
+        elif trajectory.status != "finished":
+            self.unfinished += 1
+        else:
+            self.failed += 1
+            if self.failed <= FAILED_LISTED:
+                self.first_failed.append(NotJudged(*name, scored.reason))
+
+    def plain(self) -> dict[str, Any]:
+        """All of it but the single rewards, as JSON knows values."""
+        values = asdict(replace(self, totals={}))
+        del values["totals"]
+        for row, agreement in zip(values["agreements"], self.agreements, strict=True):
+            row["mean_difference"] = agreement.mean_difference
+        return values
+
+
+def rescore(
+    selection: Selection,
+    rescoring: Rescoring,
+    judge: Judge,
+    sink: AbstractContextManager[Sink],
+    success_at: float,
+) -> None:
+    """Judge the trajectories of a range anew, write, and compare with what was there before.
+
+    Raises Refused, before anything is written, for a range in which nothing lies.
+    """
+    history, began = selection.history, time.monotonic()
+    trajectories = selection.trajectories()
+    # Settled before the first reward is written: what we write is not what we compare with.
+    since = behind(selection.span.since_ms)
+    before = extent_of(history.log, history.topics.scored, since)
+    with sink as write:
+        for record, trajectory in trajectories:
+            scored = judge(record, trajectory)
+            rescoring.take(scored)
+            write(scored, record)
+    old = read_paced(history.log, before, selection.pace)
+    rescoring.agreements = _agreements(history.codec, old, rescoring.totals, success_at)
+    rescoring.seconds = time.monotonic() - began
+
+
+def _agreements(
+    codec: Codec,
+    old: Iterable[Record],
+    totals: Mapping[tuple[str, int], float | None],
+    success_at: float,
+) -> list[Agreement]:
+    """One for each scoring that was there, over its first record of every trajectory."""
+    agreements: dict[str, Agreement] = {}
+    firsts = FirstOfEach[tuple[str, str, int]](tuple)
+    for record in old:
+        with suppress(WireError):  # whoever reads it as a group buries it
+            scoring_id, rollout_id, attempt, total = codec.pick(
+                record.value, ScoredTrajectory, *PICKED
+            )
+            name = rollout_id, attempt
+            if name in totals and firsts.add((scoring_id, *name)):
+                agreement = agreements.setdefault(scoring_id, Agreement(scoring_id, success_at))
+                agreement.take(*name, total, totals[name])
+    return [agreements[scoring_id] for scoring_id in sorted(agreements)]

@@ -1,0 +1,82 @@
+"""Rewards as Parquet: one row per trajectory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.messages import ScoredTrajectory
+from schemas.whole_files import appearing, refuse_used
+
+FILE = "rewards.parquet"
+ROWS_AT_ONCE = 500
+REWARD = pa.struct(
+    [
+        ("scorer", pa.string()),
+        ("value", pa.float64()),
+        ("reason", pa.string()),
+        ("weight", pa.float64()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("run_id", pa.string()),
+        ("policy_id", pa.string()),
+        ("group_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("scoring_id", pa.string()),
+        ("total", pa.float64()),
+        ("reason", pa.string()),
+        ("rewards", pa.list_(REWARD)),
+        ("source_topic", pa.string()),
+        ("source_partition", pa.int32()),
+        ("source_offset", pa.int64()),
+    ]
+)
+
+
+@contextmanager
+def rewards_file(directory: Path) -> Iterator[Callable[[ScoredTrajectory], None]]:
+    """What adds rows to `rewards.parquet`, which is there whole or not at all.
+
+    Raises Refused where the directory is there and not empty.
+    """
+    refuse_used(directory, "--parquet")
+    directory.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with appearing(directory / FILE) as hidden, pq.ParquetWriter(hidden, SCHEMA) as writer:
+
+        def write() -> None:
+            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+            rows.clear()
+
+        def add(scored: ScoredTrajectory) -> None:
+            rows.append(_row(scored))
+            if len(rows) >= ROWS_AT_ONCE:
+                write()
+
+        yield add
+        write()
+
+
+def _row(scored: ScoredTrajectory) -> dict[str, Any]:
+    trajectory, request = scored.trajectory, scored.trajectory.request
+    return {
+        "rollout_id": trajectory.rollout_id,
+        "run_id": request.run_id if request else None,
+        "policy_id": request.policy_id if request else None,
+        "group_id": request.group_id if request else None,
+        "attempt": trajectory.attempt,
+        "scoring_id": scored.scoring_id,
+        "total": scored.total,
+        "reason": scored.reason,
+        "rewards": [asdict(reward) for reward in scored.rewards],
+        "source_topic": scored.source_topic,
+        "source_partition": scored.source_partition,
+        "source_offset": scored.source_offset,
+    }

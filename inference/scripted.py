@@ -6,10 +6,10 @@ no answer. Its tokens are made up but well formed: one per UTF-8 byte unless `en
 prepared ModelAnswered goes out as it is.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from inference.engine import EngineAnswer
+from inference.waiting_calls import WaitingCalls
 from schemas.errors import WorkFailed
 from schemas.ids import digest
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
@@ -42,37 +42,26 @@ class ScriptedEngine:
         self._script = script
         self._encode = encode
         self._template_digest = digest("scripted").hex()
-        self._waiting: deque[ModelCall] = deque()
-        self._held: list[ModelCall] = []
+        self._waiting = WaitingCalls()
 
     def add(self, call: ModelCall) -> None:
-        if call.min_policy_version > self.version:
-            self._held.append(call)
-        else:
-            self._waiting.append(call)
+        self._waiting.add(call, self.version)
 
     def step(self) -> list[EngineAnswer]:
         if self.version < 0:
             return []
-        calls, self._waiting = self._waiting, deque()
-        return [EngineAnswer(call, self._body(call)) for call in calls]
+        answers = [EngineAnswer(call, self._body(call)) for call in self._waiting.ready]
+        self._waiting.ready.clear()
+        return answers
 
     def busy(self) -> bool:
-        return self.version >= 0 and bool(self._waiting)
+        return self.version >= 0 and bool(self._waiting.ready)
 
     def expire(self, now_ms: int) -> list[ModelCall]:
-        late = [c for c in (*self._waiting, *self._held) if c.not_after_ms < now_ms]
-        if late:
-            self._waiting = deque(c for c in self._waiting if c.not_after_ms >= now_ms)
-            self._held = [c for c in self._held if c.not_after_ms >= now_ms]
-        return late
+        return self._waiting.expire(now_ms)
 
     def abort(self, rollout_id: str, attempt: int) -> None:
-        def stays(call: ModelCall) -> bool:
-            return call.rollout_id != rollout_id or call.attempt > attempt
-
-        self._waiting = deque(filter(stays, self._waiting))
-        self._held = list(filter(stays, self._held))
+        self._waiting.abort(rollout_id, attempt)
 
     def twin(self) -> "ScriptedEngine":
         """One that answers from the same script; it waits for its first weights."""
@@ -81,27 +70,25 @@ class ScriptedEngine:
     def adopt(self, version: PolicyVersion) -> None:
         """Take the number; nothing is loaded and nothing proven."""
         self.version = max(self.version, version.version)
-        held, self._held = self._held, []
-        for call in held:
-            self.add(call)
+        self._waiting.release(self.version)
 
     def _body(self, call: ModelCall) -> ModelAnswered | CallFailed:
         if call.prefix_ids is None and call.prefix_length:
             msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
             return CallFailed("prefix_needed", msg, retriable=True)
         try:
-            said = self._script(call)
+            answer = self._script(call)
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
-        return self._answered(call, said) if isinstance(said, str) else said
+        return self._answer_of(call, answer) if isinstance(answer, str) else answer
 
-    def _answered(self, call: ModelCall, said: str) -> ModelAnswered:
-        ids = list(self._encode(said))
+    def _answer_of(self, call: ModelCall, text: str) -> ModelAnswered:
+        ids = list(self._encode(text))
         limit = call.sampling.max_tokens
         added = [token for message in call.messages for token in self._encode(message.content)]
         count = min(len(ids), limit)
         return ModelAnswered(
-            text=said, added_ids=pack_ids(added), token_ids=pack_ids(ids[:limit]),
+            text=text, added_ids=pack_ids(added), token_ids=pack_ids(ids[:limit]),
             logprobs=pack_logprobs([LOGPROB] * count), versions=pack_ids([self.version] * count),
             finish_reason="stop" if len(ids) <= limit else "length", policy_id=call.policy_id,
             sequence=call.sequence, engine="scripted", precision="float32",

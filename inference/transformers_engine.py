@@ -10,31 +10,29 @@ Weights are proven: a version serves only after the canary, scored through the s
 agrees with the trainer. Between a failed canary and the next good version nothing is sampled.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from inference.canary import prove
 from inference.engine import EngineAnswer
 from inference.key_values import BatchKv, PrefixCache
 from inference.load_weights import load_into
 from inference.policy_dir import Policy, load_policy
 from inference.sampling import draw, uniforms
-from inference.stream_text import UNFINISHED, Spoken, cut_at
+from inference.slot import Slot, slot_of
+from inference.stream_text import UNFINISHED, cut_at
+from inference.waiting_calls import WaitingCalls, is_of
 from schemas.errors import WorkFailed
 from schemas.foreign_text import raised
-from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion, Sampling
-from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
-
-TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
-"""How far the canary may be off, in nats; half precision rounds logits of about 10 that far."""
+from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from schemas.packed import pack_ids, pack_logprobs
 
 CHUNK = 512
 """A prompt is fed so many tokens a step, so that long ones do not hold up those who decode."""
@@ -44,27 +42,6 @@ PASS = 8192
 
 SHARED = 64
 """From so many tokens on, a prompt's keys are kept for the siblings that begin with it."""
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One call in the batch."""
-
-    call: ModelCall
-    tokens: list[int]
-    """Prefix, added and sampled."""
-    added: list[int]
-    limit: int
-    """The most tokens to sample."""
-    seed: int
-    shares: bytes
-    """The packed prompt less its last token, when siblings wait for it; else empty."""
-    spoken: Spoken | None
-    fed: int = 0
-    """How many tokens have keys and values under the present weights."""
-    finish: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
 
 
 class TransformersEngine:
@@ -91,33 +68,24 @@ class TransformersEngine:
         self._proven = -1
         self._kv = BatchKv(self.policy.model)
         self._prefixes = PrefixCache(max_cache_bytes)
-        self._rows: list[_Slot] = []
-        self._waiting: deque[ModelCall] = deque()
-        self._held: list[ModelCall] = []
+        self._rows: list[Slot] = []
+        self._waiting = WaitingCalls()
         # Most answers of a small policy are one word of few; decoding one costs 20 us.
         self._decode_short = lru_cache(maxsize=4096)(self._decode)
 
     def add(self, call: ModelCall) -> None:
-        self._waiting.append(call)
+        self._waiting.add(call, self.version)
 
     def busy(self) -> bool:
-        return self.version >= 0 and bool(self._rows or self._waiting)
+        return self.version >= 0 and bool(self._rows or self._waiting.ready)
 
     def expire(self, now_ms: int) -> list[ModelCall]:
-        late = [c for c in (*self._waiting, *self._held) if c.not_after_ms < now_ms]
-        if late:
-            self._waiting = deque(c for c in self._waiting if c.not_after_ms >= now_ms)
-            self._held = [c for c in self._held if c.not_after_ms >= now_ms]
-        return late
+        return self._waiting.expire(now_ms)
 
     def abort(self, rollout_id: str, attempt: int) -> None:
-        def stays(call: ModelCall) -> bool:
-            return call.rollout_id != rollout_id or call.attempt > attempt
-
-        self._waiting = deque(filter(stays, self._waiting))
-        self._held = list(filter(stays, self._held))
+        self._waiting.abort(rollout_id, attempt)
         for index in reversed(range(len(self._rows))):
-            if not stays(self._rows[index].call):
+            if is_of(self._rows[index].call, rollout_id, attempt):
                 self._remove(index)
 
     def step(self) -> list[EngineAnswer]:
@@ -149,34 +117,23 @@ class TransformersEngine:
             # The old weights are gone now: nobody is served before the canary has spoken.
             self.version = -1
             self._forget_keys()
-            self._prove(version)
+            prove(self.policy, version)
         self.version = self._proven = version.version
-        self._waiting.extendleft(reversed(self._held))
-        self._held.clear()
+        self._waiting.release(self.version)
 
     def _admit(self) -> list[EngineAnswer]:
         """Let waiting calls into the batch, in order, as far as there is room."""
         failed, later = [], []
-        widest = max((len(row.tokens) + row.limit for row in self._rows), default=0)
+        widest = max((row.width for row in self._rows), default=0)
         opening = {row.shares for row in self._rows if row.shares}
-        while self._waiting and len(self._rows) < self._max_batch:
-            call = self._waiting.popleft()
-            if call.min_policy_version > self.version:
-                self._held.append(call)
+        ready = self._waiting.ready
+        while ready and len(self._rows) < self._max_batch:
+            call = ready.popleft()
+            row = self._row(call)
+            if isinstance(row, CallFailed):
+                failed.append(EngineAnswer(call, row))
                 continue
-            try:
-                row = self._row(call)
-            except WorkFailed as error:
-                failed.append(
-                    EngineAnswer(call, CallFailed(error.code, str(error), error.retriable))
-                )
-                continue
-            except Exception as error:  # a chat template is foreign code, and so are its tools
-                failed.append(
-                    EngineAnswer(call, CallFailed("not_renderable", raised(error), False))
-                )
-                continue
-            widest = max(widest, len(row.tokens) + row.limit)
+            widest = max(widest, row.width)
             if row.shares and row.shares in opening:
                 later.append(call)
             elif self._rows and not self._has_room(widest):
@@ -185,59 +142,31 @@ class TransformersEngine:
             else:
                 opening.add(row.shares)
                 self._join(row)
-        self._waiting.extendleft(reversed(later))
+        ready.extendleft(reversed(later))
         return failed
+
+    def _row(self, call: ModelCall) -> Slot | CallFailed:
+        try:
+            row = slot_of(call, self.policy, self._decode)
+        except WorkFailed as error:
+            return CallFailed(error.code, str(error), error.retriable)
+        except Exception as error:  # a chat template is foreign code, and so are its tools
+            return CallFailed("not_renderable", raised(error), False)
+        row.shares = self._shares(row)
+        return row
 
     def _has_room(self, widest: int) -> bool:
         size_bytes = (len(self._rows) + 1) * widest * self._kv.bytes_per_token()
         return size_bytes <= self._max_bytes
 
-    def _row(self, call: ModelCall) -> _Slot:
-        """Render what is new; raises WorkFailed for a call that cannot be served."""
-        if call.prefix_ids is None and call.prefix_length:
-            msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
-            raise WorkFailed("prefix_needed", msg, retriable=True)
-        _check_sampling(call.sampling)
-        prefix = ids_of(call.prefix_ids or b"").tolist()
-        self._check_ids(prefix)
-        added = self.policy.template.render(
-            call.messages, first=not prefix, tools=call.tools,
-            ended=bool(prefix) and prefix[-1] in self.policy.template.end_ids,
-        )  # fmt: skip
-        tokens = prefix + added
-        room = self.policy.context - len(tokens)
-        if room < 1:
-            msg = (
-                f"this model's maximum context length is {self.policy.context} tokens. However, "
-                f"your messages resulted in {len(tokens)} tokens."
-            )
-            raise WorkFailed("too_long", msg, retriable=False)
-        if not tokens:
-            msg = "neither prefix nor messages gave a token to begin with"
-            raise WorkFailed("not_renderable", msg, retriable=False)
-        return _Slot(
-            call, tokens, added, limit=min(call.sampling.max_tokens, room),
-            seed=call.seed & 0xFFFFFFFFFFFFFFFF, shares=self._shares(prefix, tokens),
-            spoken=Spoken(self._decode) if any(call.sampling.stop) else None,
-        )  # fmt: skip
-
-    def _check_ids(self, prefix: Sequence[int]) -> None:
-        size = self.policy.model.config.vocab_size
-        if prefix and not 0 <= min(prefix) <= max(prefix) < size:
-            msg = (
-                f"the prefix holds tokens from {min(prefix)} to {max(prefix)}, but policy "
-                f"{self.policy_id!r} has tokens 0 to {size - 1}; was it sampled by another one?"
-            )
-            raise WorkFailed("bad_prefix", msg, retriable=False)
-
-    def _shares(self, prefix: Sequence[int], tokens: Sequence[int]) -> bytes:
+    def _shares(self, row: Slot) -> bytes:
         """The key under which a long fresh prompt is kept, unless it is already."""
-        if len(tokens) - len(prefix) < SHARED:
+        if len(row.added) < SHARED:
             return b""
-        key = pack_ids(tokens[:-1])
+        key = pack_ids(row.tokens[:-1])
         return b"" if self._prefixes.get(key) is not None else key
 
-    def _join(self, row: _Slot) -> None:
+    def _join(self, row: Slot) -> None:
         self._kv.grow(len(self._rows) + 1, len(row.tokens))
         kept = self._kept(row)
         if kept is not None:
@@ -245,7 +174,7 @@ class TransformersEngine:
             self._kv.load(len(self._rows), kept)
         self._rows.append(row)
 
-    def _kept(self, row: _Slot) -> Tensor | None:
+    def _kept(self, row: Slot) -> Tensor | None:
         """The longest kept prefix: the whole prompt, or all that was fed for the last answer."""
         whole = self._prefixes.get(pack_ids(row.tokens[:-1])) if not row.shares else None
         if whole is None and row.call.prefix_ids:
@@ -282,12 +211,12 @@ class TransformersEngine:
             logits_RV = logits_RV[ready]
             rows = [rows[at] for at in ready]
         for row, token, logprob in zip(rows, *self._draw(logits_RV, rows), strict=True):
-            self._take(row, token, logprob)
+            row.add(token, logprob, self.version, self.policy.end_ids)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _draw(self, logits_RV: Tensor, rows: Sequence[_Slot]) -> tuple[list[int], list[float]]:
+    def _draw(self, logits_RV: Tensor, rows: Sequence[Slot]) -> tuple[list[int], list[float]]:
         count = len(rows)
         sampling = [row.call.sampling for row in rows]
         seed_R = np.fromiter((row.seed for row in rows), np.uint64, count)
@@ -300,26 +229,6 @@ class TransformersEngine:
             self._tensor(uniforms(seed_R, count_R)),
         )  # fmt: skip
 
-    def _take(self, row: _Slot, token: int, logprob: float) -> None:
-        """Put a sampled token into its row and see whether that ends it."""
-        row.tokens.append(token)
-        row.logprobs.append(logprob)
-        row.versions.append(self.version)
-        if token in self.policy.end_ids or self._says_stop(row, token):
-            row.finish = "stop"
-        elif len(row.logprobs) >= row.limit:
-            row.finish = "length"
-
-    def _says_stop(self, row: _Slot, token: int) -> bool:
-        if row.spoken is None:
-            return False
-        before = len(row.spoken.text)
-        row.spoken.push(token)
-        return any(
-            stop and row.spoken.text.find(stop, max(0, before - len(stop) + 1)) >= 0
-            for stop in row.call.sampling.stop
-        )
-
     def _ended(self) -> list[EngineAnswer]:
         ended = [index for index, row in enumerate(self._rows) if row.finish]
         answers = [self._answer(index) for index in ended]
@@ -330,7 +239,7 @@ class TransformersEngine:
     def _answer(self, index: int) -> EngineAnswer:
         """The answer of a row that has ended; what was fed for it is kept for the next turn."""
         row = self._rows[index]
-        sampled = row.tokens[len(row.tokens) - len(row.logprobs) :]
+        sampled = row.sampled()
         self._prefixes.put(pack_ids(row.tokens[: row.fed]), self._kv.save(index, row.fed))
         body = ModelAnswered(
             text=self._text(row, sampled), added_ids=pack_ids(row.added),
@@ -341,10 +250,10 @@ class TransformersEngine:
         )  # fmt: skip
         return EngineAnswer(row.call, body)
 
-    def _text(self, row: _Slot, sampled: Sequence[int]) -> str:
-        said = sampled[:-1] if sampled[-1] in self.policy.end_ids else sampled
-        decode = self._decode_short if len(said) <= 2 else self._decode
-        text = cut_at(decode(tuple(said)), row.call.sampling.stop)
+    def _text(self, row: Slot, sampled: Sequence[int]) -> str:
+        words = sampled[:-1] if sampled[-1] in self.policy.end_ids else sampled
+        decode = self._decode_short if len(words) <= 2 else self._decode
+        text = cut_at(decode(tuple(words)), row.call.sampling.stop)
         # A cut answer may end within a character.
         return text.rstrip(UNFINISHED) if row.finish == "length" else text
 
@@ -368,50 +277,3 @@ class TransformersEngine:
         for row in self._rows:
             row.fed = 0
             row.shares = b""
-
-    def _prove(self, version: PolicyVersion) -> None:
-        """Score the canary and compare; in two parts, so that the cache is proven too."""
-        ids, expected = ids_of(version.canary_ids).tolist(), logprobs_of(version.canary_logprobs)
-        size = self.policy.model.config.vocab_size
-        if not 2 <= len(ids) <= self.policy.context or not 0 <= min(ids) <= max(ids) < size:
-            msg = (
-                f"the canary of version {version.version} has {len(ids)} tokens; it needs 2 to "
-                f"{self.policy.context}, all of them 0 to {size - 1}"
-            )
-            raise WorkFailed("canary", msg, retriable=False)
-        found = self._score(ids)
-        off = float(np.abs(found - expected).max())
-        # Written so that NaN fails.
-        if not off <= TOLERANCE[self.policy.precision]:
-            msg = (
-                f"the canary of version {version.version} is off by {off:.3g} nats, allowed are "
-                f"{TOLERANCE[self.policy.precision]} in {self.policy.precision}; do trainer and "
-                "engine have the same config, and was every tensor loaded?"
-            )
-            raise WorkFailed("canary", msg, retriable=False)
-
-    def _score(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Natural log-probabilities of ids[1:] at temperature 1."""
-        kv = BatchKv(self.policy.model, rows=1, columns=len(ids))
-        half = len(ids) // 2
-        parts = [(0, ids[:half]), (half, ids[half:-1])]
-        logits = [
-            kv.forward([0], [begin], [part], keep=len(part))[0]
-            for begin, part in parts if part
-        ]  # fmt: skip
-        logprob_TV = torch.cat(logits).float().log_softmax(-1)
-        chosen_T1 = self._tensor(np.asarray(ids[1:]))[:, None]
-        return np.asarray(logprob_TV.gather(1, chosen_T1)[:, 0].cpu())
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    if (
-        sampling.temperature >= 0
-        and np.isfinite(sampling.temperature)
-        and 0 < sampling.top_p <= 1
-        and sampling.top_k >= 0
-        and sampling.max_tokens >= 1
-    ):
-        return
-    msg = f"{sampling}; needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1"
-    raise WorkFailed("bad_sampling", msg, retriable=False)

@@ -15,6 +15,7 @@ from compose.benchmarks.inside import Clock, Inside
 from compose.settings import Settings
 from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
+from inference.waiting_calls import is_of
 from schemas.messages import ModelCall, Trajectory
 
 TOKENS = 64
@@ -42,8 +43,9 @@ class PacedEngine(ScriptedEngine):
             call = self.rows.popleft()[1]
             answers.append(EngineAnswer(call, self._body(call)))
             self.answered += 1
-        while self._waiting and len(self.rows) < ROWS:
-            self.rows.append((self.clock.now + SERVICE_S, self._waiting.popleft()))
+        waiting = self._waiting.ready
+        while waiting and len(self.rows) < ROWS:
+            self.rows.append((self.clock.now + SERVICE_S, waiting.popleft()))
         return answers
 
     def busy(self) -> bool:
@@ -51,9 +53,7 @@ class PacedEngine(ScriptedEngine):
 
     def abort(self, rollout_id: str, attempt: int) -> None:
         super().abort(rollout_id, attempt)
-        stay = ((at, c) for at, c in self.rows if (c.rollout_id, c.attempt) > (rollout_id, attempt)
-                or c.rollout_id != rollout_id)  # fmt: skip
-        self.rows = deque(stay)
+        self.rows = deque(row for row in self.rows if not is_of(row[1], rollout_id, attempt))
 
 
 class Overloaded:

@@ -1,0 +1,51 @@
+"""The canary: tokens that trainer and engine score alike, or the weights are not the trainer's."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.key_values import BatchKv
+from inference.policy_dir import Policy
+from schemas.errors import WorkFailed
+from schemas.messages import PolicyVersion
+from schemas.packed import ids_of, logprobs_of
+
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
+"""How far the canary may be off, in nats; half precision rounds logits of about 10 that far."""
+
+
+def prove(policy: Policy, version: PolicyVersion) -> None:
+    """Score the canary with the loaded weights; raises WorkFailed(`canary`) where it is off."""
+    ids, expected = ids_of(version.canary_ids).tolist(), logprobs_of(version.canary_logprobs)
+    size = policy.model.config.vocab_size
+    if not 2 <= len(ids) <= policy.context or not 0 <= min(ids) <= max(ids) < size:
+        msg = (
+            f"the canary of version {version.version} has {len(ids)} tokens; it needs 2 to "
+            f"{policy.context}, all of them 0 to {size - 1}"
+        )
+        raise WorkFailed("canary", msg, retriable=False)
+    off = float(np.abs(_score(policy, ids) - expected).max())
+    # Written so that NaN fails.
+    if not off <= TOLERANCE[policy.precision]:
+        msg = (
+            f"the canary of version {version.version} is off by {off:.3g} nats, allowed are "
+            f"{TOLERANCE[policy.precision]} in {policy.precision}; do trainer and "
+            "engine have the same config, and was every tensor loaded?"
+        )
+        raise WorkFailed("canary", msg, retriable=False)
+
+
+def _score(policy: Policy, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Natural log-probabilities of ids[1:] at temperature 1, [T - 1].
+
+    In two parts, so that the cache is proven too.
+    """
+    kv = BatchKv(policy.model, rows=1, columns=len(ids))
+    half = len(ids) // 2
+    parts = [(0, ids[:half]), (half, ids[half:-1])]
+    logits = [kv.forward([0], [begin], [part], keep=len(part))[0] for begin, part in parts if part]
+    logprob_TV = torch.cat(logits).float().log_softmax(-1)
+    chosen_T1 = torch.from_numpy(np.asarray(ids[1:])).to(logprob_TV.device)[:, None]
+    return np.asarray(logprob_TV.gather(1, chosen_T1)[:, 0].cpu())

@@ -1,0 +1,113 @@
+"""One call in the batch: its tokens, how many of them were fed, and what was sampled."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from inference.policy_dir import Policy
+from inference.stream_text import Spoken
+from schemas.errors import WorkFailed
+from schemas.messages import ModelCall, Sampling
+from schemas.packed import ids_of
+
+
+@dataclass(slots=True)
+class Slot:
+    """A row of the batch."""
+
+    call: ModelCall
+    tokens: list[int]
+    """Prefix, added and sampled."""
+    added: list[int]
+    limit: int
+    """The most tokens to sample."""
+    seed: int
+    spoken: Spoken | None
+    shares: bytes = b""
+    """The packed prompt less its last token, when siblings wait for it; else empty."""
+    fed: int = 0
+    """How many tokens have keys and values under the present weights."""
+    finish: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """The most tokens that it may come to."""
+        return len(self.tokens) + self.limit
+
+    def sampled(self) -> list[int]:
+        return self.tokens[len(self.tokens) - len(self.logprobs) :]
+
+    def add(self, token: int, logprob: float, version: int, end_ids: Collection[int]) -> None:
+        """Put a sampled token in and see whether that ends it."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        if token in end_ids or self._says_stop(token):
+            self.finish = "stop"
+        elif len(self.logprobs) >= self.limit:
+            self.finish = "length"
+
+    def _says_stop(self, token: int) -> bool:
+        if self.spoken is None:
+            return False
+        before = len(self.spoken.text)
+        self.spoken.push(token)
+        return any(
+            stop and self.spoken.text.find(stop, max(0, before - len(stop) + 1)) >= 0
+            for stop in self.call.sampling.stop
+        )
+
+
+def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], str]) -> Slot:
+    """Render what is new; raises WorkFailed for a call that cannot be served."""
+    if call.prefix_ids is None and call.prefix_length:
+        msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
+        raise WorkFailed("prefix_needed", msg, retriable=True)
+    _check_sampling(call.sampling)
+    prefix = ids_of(call.prefix_ids or b"").tolist()
+    _check_ids(prefix, call.policy_id, policy.model.config.vocab_size)
+    added = policy.template.render(
+        call.messages, first=not prefix, tools=call.tools,
+        ended=bool(prefix) and prefix[-1] in policy.template.end_ids,
+    )  # fmt: skip
+    tokens = prefix + added
+    room = policy.context - len(tokens)
+    if room < 1:
+        msg = (
+            f"this model's maximum context length is {policy.context} tokens. However, "
+            f"your messages resulted in {len(tokens)} tokens."
+        )
+        raise WorkFailed("too_long", msg, retriable=False)
+    if not tokens:
+        msg = "neither prefix nor messages gave a token to begin with"
+        raise WorkFailed("not_renderable", msg, retriable=False)
+    return Slot(
+        call, tokens, added, limit=min(call.sampling.max_tokens, room),
+        seed=call.seed & 0xFFFFFFFFFFFFFFFF,
+        spoken=Spoken(decode) if any(call.sampling.stop) else None,
+    )  # fmt: skip
+
+
+def _check_ids(prefix: Sequence[int], policy_id: str, size: int) -> None:
+    if prefix and not 0 <= min(prefix) <= max(prefix) < size:
+        msg = (
+            f"the prefix holds tokens from {min(prefix)} to {max(prefix)}, but policy "
+            f"{policy_id!r} has tokens 0 to {size - 1}; was it sampled by another one?"
+        )
+        raise WorkFailed("bad_prefix", msg, retriable=False)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if (
+        sampling.temperature >= 0
+        and np.isfinite(sampling.temperature)
+        and 0 < sampling.top_p <= 1
+        and sampling.top_k >= 0
+        and sampling.max_tokens >= 1
+    ):
+        return
+    msg = f"{sampling}; needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1"
+    raise WorkFailed("bad_sampling", msg, retriable=False)

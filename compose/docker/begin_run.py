@@ -6,7 +6,7 @@
 import shutil
 import sys
 
-from compose.cluster import cluster_of
+from compose.cluster import Cluster, cluster_of
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import load_settings
@@ -15,21 +15,20 @@ from compose.workers.readiness import patiently
 SEED = 7
 
 
-def main(recipe_name: str, run_id: str) -> None:
-    """Make the run's folder in the state directory, unless it is there.
+def begin_run(cluster: Cluster, recipe_name: str, run_id: str) -> None:
+    """Make the run's folder in the state directory, unless it has begun.
 
     Raises Refused for what is no recipe, Unavailable where the cluster stays away.
     """
-    settings = load_settings()
-    directory = settings.state() / "runs" / run_id
+    state = cluster.settings.state()
+    directory = state / "runs" / run_id
     if (directory / run_folder.RUN_FILE).exists():
         return
     shutil.rmtree(directory, ignore_errors=True)  # made, but not begun: nobody has worked in it
     recipe, text = load_recipe(recipe_name)
-    folder = run_folder.create(settings.state(), recipe, text, SEED, run_id)
-    cluster = cluster_of(settings)
+    folder = run_folder.create(state, recipe, text, SEED, run_id)
     patiently(lambda: run_folder.begin(folder, cluster))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    begin_run(cluster_of(load_settings()), *sys.argv[1:])

@@ -104,6 +104,14 @@ class MemoryAdmin:
             for source in self.log.groups[name].members
         ]
 
+    def ends(self, partitions: Mapping[str, int]) -> dict[tuple[str, int], int]:
+        """Where each partition of the topics ends."""
+        return {
+            (topic, number): end
+            for topic in partitions
+            for number, (_, end) in self.log.bounds(topic).items()
+        }
+
     def delete_topics(self, names: Sequence[str]) -> None:
         for name in names:
             self.log.topics.pop(name, None)

@@ -57,3 +57,8 @@ def page() -> Iterator["Console"]:
 def printable(text: str) -> str:
     """A text without what a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    """The same, with no new line either."""
+    return "".join(c if c.isprintable() else " " for c in text)

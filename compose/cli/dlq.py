@@ -1,5 +1,6 @@
 """`rollcall dlq`: dead letters listed, shown, replayed, dropped, skipped."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,7 +8,11 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    from compose.letters import Choice
+    from consumers.history.dead_letter_index import DeadLetter, LetterChoice
+    from consumers.loop.dead_letters import Skip
+
+RECORDS_NAMED = 5
+"""Records that a dry run names one by one."""
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 Places = Annotated[
@@ -31,9 +36,17 @@ def list_letters(
 
     Example: rollcall dlq list --source rollout.requests --since 2h
     """
-    from compose.letters import show_list
+    from compose.pages.dead_letters_page import letters_line, letters_table
+    from compose.terminal import page
+    from consumers.history.dead_letter_index import DeadLetterIndex
 
-    show_list(cluster(), _choice([], source, error, since, every=True), handled=every)
+    index = DeadLetterIndex(cluster())
+    chosen = index.chosen(_choice([], source, error, since, every=True))
+    letters = [letter for letter in chosen if every or not letter.state]
+    with page() as terminal:
+        if letters:
+            terminal.print(letters_table(letters, handled=every))
+        terminal.print(letters_line(chosen, index), soft_wrap=True)
 
 
 def show(
@@ -43,9 +56,19 @@ def show(
 
     Example: rollcall dlq show 0@12
     """
-    from compose.letters import show
+    import orjson
 
-    show(cluster(), place)
+    from compose.terminal import quiet_pipes
+    from consumers.history.dead_letter_index import DeadLetterIndex
+    from consumers.history.record_lines import decoder, envelope
+
+    history = cluster()
+    index = DeadLetterIndex(history)
+    letter, record = index.letter_at(place)
+    plain = envelope(record) | {"state": letter.state or "waits"}
+    plain |= decoder(history, index.topic)(record)
+    with quiet_pipes():
+        print(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
 
 
 def replay(
@@ -64,10 +87,26 @@ def replay(
 
     Example: rollcall dlq replay 0@12-20 --yes --rate 10
     """
-    from compose.letters import replay
+    from consumers.history.dead_letter_index import DeadLetterIndex
+    from consumers.history.dead_letter_replay import NotReplayed, plan_replay, replay_letters
 
     choice = _choice(places, source, error, since, every=every)
-    replay(cluster(), choice, yes=yes, again=again, rate=rate)
+    index = DeadLetterIndex(cluster())
+    plan = plan_replay(index, index.chosen(choice), again=again)
+    if plan.passed:
+        typer.echo(f"{_counted(plan.passed)} passed over: replayed or dropped before")
+    _echo_refused(plan.refused)
+    refused = len(plan.refused)
+    if not yes:
+        _rehearse("send", plan.letters)
+    else:
+        too_large = replay_letters(index, plan.letters, rate)
+        _echo_refused(too_large)
+        refused += len(too_large)
+        typer.echo(f"{_counted(len(plan.letters) - len(too_large))} replayed")
+    if refused:
+        msg = f"{refused:,} letters cannot be replayed; `rollcall dlq drop` takes them off the list"
+        raise NotReplayed(msg)
 
 
 def drop(
@@ -85,9 +124,17 @@ def drop(
 
     Example: rollcall dlq drop --error BadMagic --yes
     """
-    from compose.letters import drop
+    from consumers.history.dead_letter_index import DeadLetterIndex
+    from consumers.history.dead_letter_replay import drop_letters
 
-    drop(cluster(), _choice(places, source, error, since, every=every), yes=yes)
+    choice = _choice(places, source, error, since, every=every)
+    index = DeadLetterIndex(cluster())
+    letters = [letter for letter in index.chosen(choice) if letter.state != "dropped"]
+    if not yes:
+        _rehearse("drop", letters)
+        return
+    drop_letters(index, letters)
+    typer.echo(f"{_counted(len(letters))} dropped; their bytes stay until retention takes them")
 
 
 def skip(
@@ -106,14 +153,67 @@ def skip(
 
     Example: rollcall dlq skip agents rollout.requests 0@17-67 --reason "JSON by mistake"
     """
-    from compose.skip import signature, skip
+    from consumers.history.skip_decision import decide_skip, write_skip
 
-    skip(cluster(), group, topic, place, reason=reason, by=by or signature(), yes=yes)
+    here = cluster()
+    by = by or _signature()
+    decided = decide_skip(here, here.admin, group, topic, place, reason=reason, by=by)
+    where = f"{decided.topic} {decided.partition}@{decided.first}-{decided.last}"
+    if not yes:
+        _echo_records(decided)
+        typer.echo(f"{decided.group} would pass over {where}; nothing was done, --yes does it")
+        return
+    write_skip(here, decided)
+    typer.echo(
+        f"{decided.group} passes over {where}; its workers learn of it when they start or are "
+        "given the partition"
+    )
 
 
 def _choice(
     places: list[str] | None, source: str, error: str, since: str, *, every: bool
-) -> "Choice":
-    from compose.letters import choice_of
+) -> "LetterChoice":
+    from consumers.history.dead_letter_index import choice_of
 
     return choice_of(places or [], source=source, error=error, since=since, every=every)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} letter{'' if count == 1 else 's'}"
+
+
+def _rehearse(verb: str, letters: "Sequence[DeadLetter]") -> None:
+    for letter in letters:
+        typer.echo(f"would {verb} {letter.place()}, from {letter.came_from()}")
+    typer.echo(f"{_counted(len(letters))}; nothing was done, --yes does it")
+
+
+def _echo_refused(refused: "Sequence[tuple[DeadLetter, str]]") -> None:
+    for letter, why in refused:
+        typer.echo(f"{letter.place()} cannot {why}")
+
+
+def _signature() -> str:
+    """Who decides, where nothing else is said."""
+    from getpass import getuser
+
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container without users
+        return ""
+
+
+def _echo_records(decided: "Skip") -> None:
+    """Say what lies in a range."""
+    from collections import Counter
+
+    from consumers.history.skip_decision import records_in, unreadable_because
+
+    history = cluster()
+    counts: Counter[str] = Counter()
+    for record in records_in(history, decided):
+        why = unreadable_because(history, record)
+        counts[why.partition(":")[0] or "readable"] += 1
+        if counts.total() <= RECORDS_NAMED:
+            typer.echo(f"{record.partition}@{record.offset}  {why or 'can be read'}")
+    typer.echo(", ".join(f"{count:,} {what}" for what, count in counts.items()) or "no records")

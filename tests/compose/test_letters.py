@@ -5,25 +5,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from compose.letters import (
-    Choice,
-    NotReplayed,
-    choice_of,
-    drop,
-    replay,
-    show,
-    show_list,
-)
+from consumers.history.dead_letter_index import choice_of
+from consumers.history.dead_letter_replay import NotReplayed
 from consumers.history.rate_limit import Pace
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from schemas.errors import BadMagic, Refused, WireError
 from schemas.messages import Control
+from tests.support.command_line import call, options
 from tests.support.memory_cluster import MemoryCluster
 
 LETTERS = "t.dead.letters"
 REQUESTS = "t.rollout.requests"
-EVERY = Choice((), "", "", "")
 
 
 @pytest.fixture
@@ -48,11 +41,9 @@ def bury(
     letters.bury(record, error or BadMagic(b"bytes"))
 
 
-def listed(
-    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str], choice: Choice = EVERY, **how: bool
-) -> list[str]:
+def listed(cluster: MemoryCluster, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     capsys.readouterr()
-    show_list(cluster, choice, handled=how.get("handled", False))
+    call(cluster, "dlq", "list", *words)
     return capsys.readouterr().out.splitlines()
 
 
@@ -97,10 +88,9 @@ def test_a_list_is_narrowed_by_source_error_and_time(
     bury(cluster, 2, topic="t.env.steps", error=WireError("odd"))
 
     def offsets(**given: str) -> list[str]:
-        named = {"source": "", "error": "", "since": "", **given}
         return [
             line.split(" 1@")[1].split()[0]
-            for line in listed(cluster, capsys, choice_of([], every=True, **named))
+            for line in listed(cluster, capsys, *options(**given))
             if " 1@" in line
         ]
 
@@ -121,9 +111,8 @@ def test_a_list_is_narrowed_by_source_error_and_time(
 def test_a_filter_that_nobody_knows_is_refused(
     cluster: MemoryCluster, given: dict[str, str], said: str
 ) -> None:
-    named = {"source": "", "error": "", "since": "", **given}
     with pytest.raises(Refused, match=said):
-        show_list(cluster, choice_of([], every=True, **named), handled=False)
+        call(cluster, "dlq", "list", *options(**given))
 
 
 @pytest.mark.parametrize("text", ["7", "@7", "0@", "a@b", "0@7-", "-1@3"])
@@ -143,7 +132,7 @@ def test_a_letter_is_shown_with_all_headers_and_the_bytes_that_nobody_could_read
     bury(cluster)
 
     capsys.readouterr()
-    show(cluster, place(cluster))
+    call(cluster, "dlq", "show", place(cluster))
 
     told = json.loads(capsys.readouterr().out)
     assert told["headers"]["mine"] == ["1", "2"]
@@ -160,7 +149,7 @@ def test_a_letter_that_can_be_read_by_now_is_shown_decoded(
     bury(cluster, topic="t.control", value=value)
 
     capsys.readouterr()
-    show(cluster, place(cluster))
+    call(cluster, "dlq", "show", place(cluster))
 
     assert json.loads(capsys.readouterr().out)["value"]["reason"] == "lunch"
 
@@ -168,10 +157,10 @@ def test_a_letter_that_can_be_read_by_now_is_shown_decoded(
 @pytest.mark.parametrize("text", ["0@99", "9@0"])
 def test_a_letter_that_is_not_there_is_refused(cluster: MemoryCluster, text: str) -> None:
     with pytest.raises(Refused, match="no dead letters"):
-        show(cluster, text)
+        call(cluster, "dlq", "show", text)
     bury(cluster)
     with pytest.raises(Refused, match=f"unknown dead letter '{text}'"):
-        show(cluster, text)
+        call(cluster, "dlq", "show", text)
 
 
 def test_a_dry_run_changes_nothing(
@@ -179,8 +168,8 @@ def test_a_dry_run_changes_nothing(
 ) -> None:
     bury(cluster)
 
-    replay(cluster, EVERY, yes=False, again=False, rate=0)
-    drop(cluster, EVERY, yes=False)
+    call(cluster, "dlq", "replay", "--all")
+    call(cluster, "dlq", "drop", "--all")
 
     assert cluster.log.all(REQUESTS) == []
     assert len(cluster.log.all(LETTERS)) == 1
@@ -190,7 +179,7 @@ def test_a_dry_run_changes_nothing(
 def test_a_replayed_letter_is_what_it_was_before_it_was_buried(cluster: MemoryCluster) -> None:
     bury(cluster)
 
-    replay(cluster, EVERY, yes=True, again=False, rate=0)
+    call(cluster, "dlq", "replay", "--all", "--yes")
 
     (record,) = cluster.log.all(REQUESTS)
     assert (record.partition, record.key, record.value) == (1, b"k", b"bytes")
@@ -207,12 +196,12 @@ def test_a_letter_is_replayed_once_unless_it_is_asked_for_again(
     bury(cluster)
     bury(cluster)
     for _ in range(2):
-        replay(cluster, EVERY, yes=True, again=False, rate=0)
+        call(cluster, "dlq", "replay", "--all", "--yes")
     assert len(cluster.log.all(REQUESTS)) == 1
     assert listed(cluster, capsys) == ["0 dead letters waiting, 1 replayed"]
-    assert "replayed" in listed(cluster, capsys, handled=True)[1]
+    assert "replayed" in listed(cluster, capsys, "--all")[1]
 
-    replay(cluster, EVERY, yes=True, again=True, rate=0)
+    call(cluster, "dlq", "replay", "--all", "--yes", "--again")
 
     assert len(cluster.log.all(REQUESTS)) == 2
 
@@ -222,10 +211,9 @@ def test_a_dropped_letter_is_neither_listed_nor_replayed_again_or_not(
 ) -> None:
     bury(cluster, 1)
     bury(cluster, 2)
-    chosen = choice_of([place(cluster)], source="", error="", since="", every=False)
 
-    drop(cluster, chosen, yes=True)
-    replay(cluster, EVERY, yes=True, again=True, rate=0)
+    call(cluster, "dlq", "drop", place(cluster), "--yes")
+    call(cluster, "dlq", "replay", "--all", "--yes", "--again")
 
     assert len(cluster.log.all(REQUESTS)) == 1
     assert listed(cluster, capsys) == ["0 dead letters waiting, 1 replayed, 1 dropped"]
@@ -235,14 +223,14 @@ def test_a_record_that_is_buried_again_after_its_replay_is_a_letter_of_its_own(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster, 1)
-    replay(cluster, EVERY, yes=True, again=False, rate=0)
+    call(cluster, "dlq", "replay", "--all", "--yes")
     (record,) = cluster.log.all(REQUESTS)
     letters = DeadLetters(
         cluster.log.publisher(), cluster.topics, "t.agents", lambda: 0.0, cluster.log
     )
 
     letters.bury(record, BadMagic(b"bytes"))
-    replay(cluster, EVERY, yes=True, again=False, rate=0)
+    call(cluster, "dlq", "replay", "--all", "--yes")
 
     last = cluster.log.all(REQUESTS)[-1]
     names = [name for name, _ in last.headers or []]
@@ -258,7 +246,7 @@ def test_a_letter_whose_topic_is_gone_or_refuses_it_stays_and_is_named(
     bury(cluster, 3)
 
     with pytest.raises(NotReplayed, match="2 letters"):
-        replay(cluster, EVERY, yes=True, again=False, rate=0)
+        call(cluster, "dlq", "replay", "--all", "--yes")
 
     said = capsys.readouterr().out
     assert "t.model.calls.gone 1 is not there" in said

@@ -2,15 +2,14 @@
 
 import pytest
 
-from compose.letters import Choice, NotReplayed, replay, show_list
-from compose.skip import skip
+from consumers.history.dead_letter_replay import NotReplayed
 from consumers.log.memory_log import MemorySource
 from consumers.loop.dead_letters import Passed, Skip
 from schemas.errors import Refused
+from tests.support.command_line import call
 from tests.support.journals import request
 from tests.support.memory_cluster import MemoryCluster
 
-EVERY = Choice((), "", "", "")
 AGENTS = "t.agents"
 REQUESTS = "t.rollout.requests"
 EVENTS = "t.rollout.events"
@@ -36,7 +35,8 @@ def skipped(cluster: MemoryCluster) -> list[Skip]:
 def ask(cluster: MemoryCluster, place: str, *, yes: bool = True, **given: str) -> None:
     told = {"group": "agents", "topic": "rollout.requests", "reason": "JSON by mistake", **given}
     group, topic, reason = told["group"], told["topic"], told["reason"]
-    skip(cluster, group, topic, place, reason=reason, by="ann", yes=yes)
+    words = [group, topic, place, f"--reason={reason}", "--by=ann", *(["--yes"] if yes else [])]
+    call(cluster, "dlq", "skip", *words)
 
 
 def test_without_yes_it_is_only_said_what_lies_there(
@@ -59,7 +59,7 @@ def test_what_was_decided_is_kept_with_who_and_why_and_listed(
 
     assert skipped(cluster) == [Skip(AGENTS, REQUESTS, 1, 0, 3, "JSON by mistake", "ann")]
     capsys.readouterr()
-    show_list(cluster, EVERY, handled=False)
+    call(cluster, "dlq", "list")
     assert capsys.readouterr().out.strip() == "0 dead letters waiting, 1 ranges skipped"
 
 
@@ -120,6 +120,6 @@ def test_what_was_cut_to_be_buried_is_not_replayed_as_if_it_were_whole(
     cluster.finish()
 
     with pytest.raises(NotReplayed, match="1 letters cannot be replayed"):
-        replay(cluster, Choice((), "", "", ""), yes=False, again=False, rate=0)
+        call(cluster, "dlq", "replay", "--all")
 
     assert f"it is not whole; what it was cut from is at {REQUESTS} 0@0" in capsys.readouterr().out

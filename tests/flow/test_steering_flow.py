@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compose import letters
 from compose.cluster import Cluster
+from consumers.history.dead_letter_index import DeadLetterIndex, choice_of
 from consumers.history.local_programs import watched_world
 from consumers.history.open_work import Place
 from consumers.history.waiting import NOBODY, Waiting, WaitReader, read_control
@@ -183,11 +183,11 @@ def test_dead_letters_are_listed_replayed_and_dropped(
 ) -> None:
     # Given two records that an environments worker could not read
     cluster = crew.cluster
-    every = letters.choice_of([], source="", error="", since="", every=True)
+    every = choice_of([], source="", error="", since="", every=True)
 
     def left() -> int:
-        box = letters.Box(cluster)
-        return sum(not letter.state for letter in box.chosen(every))
+        index = DeadLetterIndex(cluster)
+        return sum(not letter.state for letter in index.chosen(every))
 
     out = cluster.log.publisher()
     for key in (b"one", b"two"):
@@ -197,12 +197,11 @@ def test_dead_letters_are_listed_replayed_and_dropped(
     until(lambda: left() == 2, 90, lambda: f"{left()} {crew.dead()}")
 
     # When one is replayed, and that comes back as a letter of its own
-    first = letters.Box(cluster).chosen(every)[0]
-    choice = letters.choice_of([first.place()], source="", error="", since="", every=False)
-    letters.replay(cluster, choice, yes=False, again=False, rate=0)
+    first = DeadLetterIndex(cluster).chosen(every)[0]
+    call(cluster, "dlq", "replay", first.place())
     assert len(everything(cluster, cluster.topics.steps)) == 2
     for _ in range(2):
-        letters.replay(cluster, choice, yes=True, again=False, rate=0)
+        call(cluster, "dlq", "replay", first.place(), "--yes")
     *_, sent = everything(cluster, cluster.topics.steps)
     assert (sent.partition, sent.offset, sent.value) == (1, 2, b"no magic")
     named = f"{cluster.topics.dead_letters} {first.place()}".encode()
@@ -210,10 +209,10 @@ def test_dead_letters_are_listed_replayed_and_dropped(
     until(lambda: left() == 2, 60, lambda: f"{left()} {crew.dead()}")
 
     # And the rest is dropped
-    letters.drop(cluster, every, yes=True)
+    call(cluster, "dlq", "drop", "--all", "--yes")
 
     # Then nothing is left on the list
     assert left() == 0
     capsys.readouterr()
-    letters.show_list(cluster, every, handled=False)
+    call(cluster, "dlq", "list")
     assert capsys.readouterr().out == "0 dead letters waiting, 3 dropped\n"

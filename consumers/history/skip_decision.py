@@ -1,0 +1,108 @@
+"""Taking a group past records: one bad stretch of a topic must not stop it for good.
+
+The decision is written to `dead.letters`; the group's workers read it whenever they are given a
+partition, and bury what they skip, so that nothing is lost and it can be replayed. A skipped
+request ends as refused; a skipped entry of the journal counts for no reader.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from consumers.history.dead_letter_index import offset_range
+from consumers.history.history import History
+from consumers.history.record_lines import topic_named
+from consumers.log.protocols import Record
+from consumers.log.reading import read_between
+from consumers.loop.dead_letters import Skip
+from producers.publisher import flush_all
+from schemas.errors import Refused, WireError
+from schemas.names import unknown
+
+if TYPE_CHECKING:
+    from producers.admin import Admin
+
+SKIP_FLUSH_S = 30.0
+
+
+def decide_skip(
+    history: History, admin: "Admin", group: str, topic: str, place: str, *, reason: str, by: str
+) -> Skip:
+    """A range of one partition that a group may pass over; raises Refused where it may not."""
+    if not reason.strip():
+        msg = "say why with --reason: it is kept beside what is skipped"
+        raise Refused(msg)
+    partition, first, last = offset_range(place)
+    names = _group(history, group), topic_named(history, topic)
+    decided = Skip(*names, partition, first, last, reason, by)
+    _require_skippable(history, admin, decided)
+    return decided
+
+
+def write_skip(history: History, decided: Skip) -> None:
+    """Have the group pass over it; raises DeliveryFailed."""
+    out, headers = history.log.publisher(), decided.headers()
+    out.send(history.topics.dead_letters, None, None, partition=0, headers=headers)
+    then = "whether the range is skipped is not known; ask again"
+    flush_all(out, SKIP_FLUSH_S, "records", then)
+
+
+def _group(history: History, text: str) -> str:
+    names = history.log.group_names()
+    for name in (text, f"{history.topics.prefix}{text}"):
+        if name in names:
+            return name
+    raise unknown("group", text, names)
+
+
+def _require_skippable(history: History, admin: "Admin", decided: Skip) -> None:
+    """Refuse what is not there, what was read before, and the journal under its readers' eyes."""
+    tp = decided.topic, decided.partition
+    low, end = history.log.bounds(decided.topic).get(decided.partition, (0, 0))
+    if not low <= decided.first <= decided.last < end:
+        msg = f"{tp[0]} {tp[1]} holds offsets from {low} to {end - 1}; name a range of these"
+        raise Refused(msg)
+    committed = history.log.committed(decided.group, decided.topic).get(decided.partition)
+    if committed is not None and decided.last < committed:
+        msg = f"{decided.group} has come to {tp[0]} {tp[1]}@{committed}, past all of this, already"
+        raise Refused(msg)
+    if decided.topic == history.topics.events:
+        _require_uncounted(admin, decided, committed or 0)
+
+
+def _require_uncounted(admin: "Admin", decided: Skip, committed: int) -> None:
+    """Nobody may have counted what is to count for nobody."""
+    if decided.first < committed:
+        msg = (
+            f"the agents have counted {decided.topic} {decided.partition} up to {committed}; name "
+            f"{decided.partition}@{committed}-{decided.last}"
+        )
+        raise Refused(msg)
+    if admin.members([decided.group]):
+        msg = (
+            f"{decided.group} has workers, and one of them may have read what another cannot; stop "
+            "them all before an entry of the journal is skipped"
+        )
+        raise Refused(msg)
+
+
+def records_in(history: History, decided: Skip) -> Iterator[Record]:
+    """What lies in the range; raises Unavailable."""
+    bounds = history.log.bounds(decided.topic)
+    starts = {(decided.topic, number): end for number, (_, end) in bounds.items()}
+    ends = dict(starts)
+    tp = decided.topic, decided.partition
+    starts[tp], ends[tp] = decided.first, decided.last + 1
+    for records in read_between(history.log, starts, ends):
+        yield from records
+
+
+def unreadable_because(history: History, record: Record) -> str:
+    """Why a record cannot be read; empty where it can."""
+    kind = history.topics.record_of(record.topic)
+    if kind is None:
+        return ""
+    try:
+        history.codec.decode(record.value, kind)
+    except WireError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

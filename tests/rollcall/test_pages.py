@@ -17,6 +17,7 @@ from tests.support.pages import PAGES, blocks, commands, quoted
 
 README = PAGES["README.md"]
 TOPS = {path.name for path in ROOT.iterdir()}
+OURS = re.compile(rf"({'|'.join(ROOMS)})(\.\w+)+(?<!\.toml)(?<!\.yaml)(?<!\.json)")
 LINES = [
     (page, words) for page in PAGES for block in blocks("sh", page) for words in commands(block)
 ]
@@ -43,10 +44,16 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_name_of_ours_on_a_page_can_be_imported(page: str) -> None:
-    ours = re.compile(rf"({'|'.join(ROOMS)})(\.\w+)+(?<!\.toml)(?<!\.yaml)")
-    names = {text for text in quoted(page) if ours.fullmatch(text)}
+    for name in filter(OURS.fullmatch, quoted(page)):
+        resolve_name(name)
 
-    for name in names:
+
+def test_every_name_of_ours_in_a_docstring_or_comment_can_be_imported() -> None:
+    sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    texts = [path.read_text() for path in sources]
+    names = {text for source in texts for text in re.findall(r"`([\w.]+)`", source)}
+
+    for name in filter(OURS.fullmatch, sorted(names)):
         resolve_name(name)
 
 

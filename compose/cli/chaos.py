@@ -1,14 +1,11 @@
 """`rollcall chaos`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import settings
-
-if TYPE_CHECKING:
-    pass
 
 
 def chaos(

@@ -1,15 +1,12 @@
 """`rollcall curve`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster
 from compose.extras import require
-
-if TYPE_CHECKING:
-    pass
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
 

@@ -1,5 +1,6 @@
 """`rollcall objects`: the store of records too heavy for the log."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,7 +8,12 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    pass
+    from schemas.objects import ObjectStore, StoredObject
+
+OlderThan = Annotated[
+    str, typer.Option(help="An age such as 90d; the least that is safe, unless given.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; else it is only shown.")]
 
 
 def list_objects() -> None:
@@ -15,24 +21,52 @@ def list_objects() -> None:
 
     Example: rollcall objects list
     """
-    from compose.objects import show_list
+    from consumers.history.object_retention import DAY_S, needed_s, unneeded
+    from schemas.errors import Refused
 
-    show_list(cluster())
+    here, store = cluster(), _store()
+    objects = list(store.kept())
+    ages = [each.age_s / DAY_S for each in objects]
+    typer.echo(f"{len(objects):,} objects, {_megabytes(objects)} in {store.url}")
+    if ages:
+        typer.echo(f"from {min(ages):.1f} to {max(ages):.1f} days old")
+    try:
+        old = unneeded(objects, needed_s(here, here.admin))
+        typer.echo(f"{len(old):,} of them are needed by nobody any more")
+    except Refused as error:
+        typer.echo(str(error))
 
 
-def gc(
-    older_than: Annotated[
-        str, typer.Option(help="An age such as 90d; the least that is safe, unless given.")
-    ] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only shown.")] = False,
-) -> None:
+def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
     """Remove objects that no record can claim any more: older than any topic keeps a record.
 
     A dry run without --yes.
 
     Example: rollcall objects gc --yes
     """
-    from compose.objects import gc
+    from consumers.history.object_retention import removable
     from consumers.history.times import seconds_of
 
-    gc(cluster(), seconds_of(older_than) if older_than else 0.0, yes=yes)
+    here, store = cluster(), _store()
+    old = removable(here, here.admin, store, seconds_of(older_than) if older_than else 0.0)
+    what = f"{len(old):,} objects, {_megabytes(old)}"
+    if not yes:
+        typer.echo(f"would remove {what}; nothing was done, --yes does it")
+        return
+    for each in old:
+        store.remove(each)
+    typer.echo(f"removed {what}")
+
+
+def _store() -> "ObjectStore":
+    from schemas.errors import Refused
+
+    store = cluster().objects
+    if store is None:
+        msg = "no store of objects is named; set ROLLCALL_OBJECTS__URL"
+        raise Refused(msg)
+    return store
+
+
+def _megabytes(objects: "Sequence[StoredObject]") -> str:
+    return f"{sum(each.size_bytes for each in objects) / 1e6:,.1f} MB"

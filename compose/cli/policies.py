@@ -1,14 +1,11 @@
 """`rollcall export-policy` and `publish-policy`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster, settings
-
-if TYPE_CHECKING:
-    pass
 
 
 def export_policy(

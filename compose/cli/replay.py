@@ -1,15 +1,12 @@
 """`rollcall replay`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster
 from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
-
-if TYPE_CHECKING:
-    pass
 
 
 @takes_range

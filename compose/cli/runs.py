@@ -1,14 +1,11 @@
 """`rollcall demo`, `run`, `serve`, `runs`: training runs, and what is left of them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster, settings
-
-if TYPE_CHECKING:
-    pass
 
 Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
 Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]

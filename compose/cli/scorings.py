@@ -1,13 +1,10 @@
 """`rollcall scorings`: who owes a score of every trajectory."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster
-
-if TYPE_CHECKING:
-    pass
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 
@@ -17,11 +14,17 @@ def list_scorings() -> None:
 
     Example: rollcall scorings list
     """
-    from compose import scorings
-    from compose.terminal import page
+    from rich.table import Table
 
+    from compose.terminal import page
+    from consumers.history.scorings import scorings
+
+    table = Table("scoring", "trajectories behind", "owes scores")
+    for state in scorings(cluster()):
+        owes = "yes" if state.retired is None else f"no, retired {state.retired}"
+        table.add_row(state.scoring_id, f"{state.behind:,}", owes)
     with page() as terminal:
-        terminal.print(scorings.table(scorings.scorings(cluster())))
+        terminal.print(table)
 
 
 def retire(
@@ -33,7 +36,8 @@ def retire(
 
     Example: rollcall scorings retire tried-once --reason "only a try"
     """
-    from compose.scorings import retire
+    from consumers.history.scorings import retire_scoring
 
-    found = retire(cluster(), scoring, reason)
-    typer.echo(f"{found.scoring_id} owes no scores any more; it was {found.behind:,} behind")
+    here = cluster()
+    state = retire_scoring(here, here.admin, scoring, reason)
+    typer.echo(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")

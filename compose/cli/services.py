@@ -1,13 +1,10 @@
 """`rollcall up`, `down`, `status`: the embedded broker and registry."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli.connection import settings
-
-if TYPE_CHECKING:
-    pass
 
 
 def up(

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from compose.objects import gc, needed_s, show_list
 from compose.settings import ObjectSettings, Settings
+from consumers.history.object_retention import needed_s
 from schemas.errors import Refused
 from schemas.objects import ObjectStore
+from tests.support.command_line import call
 from tests.support.memory_cluster import MemoryCluster
 
 DAY_S = 86_400
@@ -37,7 +38,7 @@ def there(cluster: Storing) -> int:
 
 
 def test_an_object_is_needed_as_long_as_a_record_may_lie_somewhere(cluster: Storing) -> None:
-    assert needed_s(cluster) == (30 + 30 + 7) * DAY_S
+    assert needed_s(cluster, cluster.admin) == (30 + 30 + 7) * DAY_S
 
 
 def test_what_is_older_is_removed_but_only_when_told(
@@ -46,13 +47,13 @@ def test_what_is_older_is_removed_but_only_when_told(
     for days in (0, 66, 68, 100):
         put(cluster, b"%d" % days, days)
 
-    gc(cluster, 0, yes=False)
+    call(cluster, "objects", "gc")
     assert "would remove 2 objects" in capsys.readouterr().out
     assert there(cluster) == 4
 
-    gc(cluster, 90 * DAY_S, yes=True)
+    call(cluster, "objects", "gc", "--older-than=90d", "--yes")
     assert there(cluster) == 3
-    gc(cluster, 0, yes=True)
+    call(cluster, "objects", "gc", "--yes")
     assert there(cluster) == 2
 
 
@@ -62,14 +63,14 @@ def test_what_a_crash_has_left_is_removed_after_a_day(cluster: Storing, tmp_path
         at = os.stat(tmp_path / name).st_mtime - days * DAY_S
         os.utime(tmp_path / name, (at, at))
 
-    gc(cluster, 0, yes=True)
+    call(cluster, "objects", "gc", "--yes")
 
     assert [path.name for path in tmp_path.glob("*.tmp")] == ["a.tmp"]
 
 
 def test_an_age_at_which_a_record_may_claim_it_is_refused(cluster: Storing) -> None:
     with pytest.raises(Refused, match="younger than 67 days may be claimed"):
-        gc(cluster, 30 * DAY_S, yes=True)
+        call(cluster, "objects", "gc", "--older-than=30d", "--yes")
 
 
 def test_where_a_topic_is_kept_for_ever_nothing_is_removed(
@@ -80,8 +81,8 @@ def test_where_a_topic_is_kept_for_ever_nothing_is_removed(
     cluster.admin.configs = lambda topics: configs(topics) | forever
 
     with pytest.raises(Refused, match=r"t\.trajectories keeps its records for ever"):
-        gc(cluster, 100 * DAY_S, yes=True)
-    show_list(cluster)
+        call(cluster, "objects", "gc", "--older-than=100d", "--yes")
+    call(cluster, "objects", "list")
     assert "keeps its records for ever" in capsys.readouterr().out
 
 
@@ -91,7 +92,7 @@ def test_the_list_says_how_much_how_old_and_how_much_is_needed(
     put(cluster, b"x" * 2_000_000, 1)
     put(cluster, b"y" * 1_000_000, 80)
 
-    show_list(cluster)
+    call(cluster, "objects", "list")
 
     said = capsys.readouterr().out
     assert "2 objects, 3.0 MB in" in said
@@ -103,7 +104,7 @@ def test_without_a_store_it_is_said_how_to_name_one(cluster: Storing) -> None:
     cluster.objects = None
 
     with pytest.raises(Refused, match="ROLLCALL_OBJECTS__URL"):
-        show_list(cluster)
+        call(cluster, "objects", "list")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from compose.pages.audit_page import print_report
-from compose.scorings import retire, scorings, table
 from consumers.audit.audit import audit
+from consumers.history.scorings import retire_scoring, scorings
 from consumers.log.protocols import Commit
 from consumers.scoring_retirement import RETIRED, retired, retired_word
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
-from tests.support.command_line import refused, rollcall
+from tests.support.command_line import call, refused, rollcall
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 
@@ -38,12 +38,12 @@ def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
 ) -> None:
     before = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
-    told = retire(cluster, "other", "only a try")  # type: ignore[arg-type]
+    state = retire_scoring(cluster, cluster.admin, "other", "only a try")
     after = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
     out = io.StringIO()
     print_report(after, Console(file=out, width=120))
-    assert (before.lost, after.ok, told.behind) == (3, True, 3)
+    assert (before.lost, after.ok, state.behind) == (3, True, 3)
     assert "scoring other owes no scores: retired 20" in out.getvalue()
     assert "only a try" in out.getvalue()
 
@@ -51,7 +51,7 @@ def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
 def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
     before = cluster.log.committed("t.rewards.default", "t.trajectories")
 
-    retire(cluster, "default", "done with")  # type: ignore[arg-type]
+    retire_scoring(cluster, cluster.admin, "default", "done with")
 
     assert cluster.log.committed("t.rewards.default", "t.trajectories") == before
 
@@ -59,7 +59,7 @@ def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
 def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_scores(
     cluster: MemoryCluster,
 ) -> None:
-    retire(cluster, "default", "done with")  # type: ignore[arg-type]
+    retire_scoring(cluster, cluster.admin, "default", "done with")
 
     cluster.hire(lambda call: "left")
     cluster.ask(RolloutRequest("later", Task(CORRIDOR), policy_id=POLICY))
@@ -67,18 +67,19 @@ def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_score
     for worker in cluster.log.crew:
         worker.stop()
 
-    found = {s.scoring_id: s for s in scorings(cluster)}  # type: ignore[arg-type]
+    found = {s.scoring_id: s for s in scorings(cluster)}
     assert (found["default"].retired, found["default"].behind) == (None, 0)
     assert len(cluster.log.all("t.trajectories.scored")) == 4
 
 
-def test_the_list_says_who_owes_scores(cluster: MemoryCluster) -> None:
-    retire(cluster, "other", "only a try")  # type: ignore[arg-type]
+def test_the_list_says_who_owes_scores(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retire_scoring(cluster, cluster.admin, "other", "only a try")
 
-    out = io.StringIO()
-    Console(file=out, width=120).print(table(scorings(cluster)))  # type: ignore[arg-type]
+    call(cluster, "scorings", "list")
 
-    shown = out.getvalue()
+    shown = capsys.readouterr().out
     assert all(word in shown for word in ("default", "yes", "other", "no, retired", "only a try"))
 
 
@@ -90,12 +91,12 @@ def test_a_scoring_that_is_at_work_unknown_or_given_no_reason_is_not_retired(
         ("other", " ", "say why with --reason"),
     ):
         with pytest.raises(Refused, match=says):
-            retire(cluster, scoring_id, reason)  # type: ignore[arg-type]
+            retire_scoring(cluster, cluster.admin, scoring_id, reason)
     cluster.hire(lambda call: "left")
     cluster.finish()
 
     with pytest.raises(Refused, match=r"`rollcall drain .*` first"):
-        retire(cluster, "default", "why")  # type: ignore[arg-type]
+        retire_scoring(cluster, cluster.admin, "default", "why")
 
 
 def test_a_word_is_one_only_where_every_partition_says_the_same() -> None:

@@ -1,0 +1,73 @@
+"""Which heavy records in the store of objects nobody needs any more.
+
+Nobody knows which records claim an object but the log itself, and that forgets by time alone: an
+object that is older than any record can be is claimed by none.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from consumers.history.history import History
+from schemas.claims import HOLDERS, LIGHT
+from schemas.errors import Refused
+from schemas.topics import WantedTopic, wanted
+
+if TYPE_CHECKING:
+    from producers.admin import Admin
+    from schemas.objects import ObjectStore, StoredObject
+
+DAY_S = 86_400
+SEGMENT_S = 7 * DAY_S
+"""Kafka removes a segment when its newest record is old enough, and begins one a week."""
+UNFINISHED_S = DAY_S
+"""A temporary file of this age belongs to nobody who is still writing it."""
+
+
+def removable(
+    history: History, admin: "Admin", store: "ObjectStore", older_than_s: float = 0.0
+) -> "list[StoredObject]":
+    """What no record can claim any more; raises Refused for an age at which one can, Unavailable.
+
+    An age of 0 is the least that is safe.
+    """
+    least_s = needed_s(history, admin)
+    if older_than_s and older_than_s < least_s:
+        msg = (
+            f"objects younger than {least_s / DAY_S:g} days may be claimed: so long do topics and "
+            "dead letters keep their records"
+        )
+        raise Refused(msg)
+    return unneeded(store.kept(), older_than_s or least_s)
+
+
+def needed_s(history: History, admin: "Admin") -> float:
+    """The age at which no record can claim an object; raises Refused where there is none.
+
+    A record that was buried on its last day lies in the dead letters as long again.
+    """
+    names, calls = history.log.topic_names(), history.topics.calls("")
+    policies = [name.removeprefix(calls) for name in names if name.startswith(calls)]
+    known = wanted(history.topics.prefix, policies)
+    topics = [topic for topic in known if topic.name in names and _bears_claims(topic)]
+    letters = history.topics.dead_letters
+    configs = admin.configs([*(topic.name for topic in topics), letters])
+    kept_ms = {name: int(config["retention.ms"]) for name, config in configs.items()}
+    for_ever = sorted(name for name, ms in kept_ms.items() if ms < 0)
+    if for_ever:
+        msg = f"{', '.join(for_ever)} keeps its records for ever, so what they claim is kept too"
+        raise Refused(msg)
+    longest_ms = max((ms for name, ms in kept_ms.items() if name != letters), default=0)
+    return (longest_ms + kept_ms.get(letters, 0)) / 1000 + SEGMENT_S
+
+
+def _bears_claims(topic: WantedTopic) -> bool:
+    return topic.record in LIGHT or topic.record in HOLDERS
+
+
+def unneeded(objects: "Iterable[StoredObject]", older_than_s: float) -> "list[StoredObject]":
+    """What is older than that; of what a crash has left, what is older than a day."""
+    return [
+        each
+        for each in objects
+        if each.age_s > (UNFINISHED_S if each.path.endswith(".tmp") else older_than_s)
+    ]

@@ -1,0 +1,69 @@
+"""Who owes scores, and taking one off that list that nobody runs any more.
+
+Every group of scorers that was ever started owes a score of every trajectory; `verify --drained`
+and `waiting` hold it to that. What retires one is a word beside its commits
+(`consumers.scoring_retirement`).
+"""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from consumers.history.history import History
+from consumers.log.protocols import Commit
+from consumers.scoring_retirement import retired, retired_word
+from schemas.errors import Refused
+from schemas.names import unknown
+
+if TYPE_CHECKING:
+    from producers.admin import Admin
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringState:
+    """One group of scorers."""
+
+    scoring_id: str
+    commits: tuple[Commit, ...]
+    behind: int
+    """Trajectories that its commits have not come past."""
+    retired: str | None
+    """When and why; None where it owes scores."""
+
+
+def scorings(history: History) -> list[ScoringState]:
+    """Every scoring that has committed anything; raises Unavailable."""
+    groups = history.topics.group("rewards", "")
+    names = [name for name in history.log.group_names() if name.startswith(groups)]
+    states = (_state(history, name, name.removeprefix(groups)) for name in names)
+    return [state for state in states if state.commits]
+
+
+def _state(history: History, group: str, scoring_id: str) -> ScoringState:
+    topic = history.topics.trajectories
+    commits = history.log.commits(group, topic)
+    bounds = history.log.bounds(topic)
+    behind = sum(
+        end - max(start, commits[number].offset if number in commits else start)
+        for number, (start, end) in bounds.items()
+    )
+    return ScoringState(scoring_id, tuple(commits.values()), behind, retired(commits.values()))
+
+
+def retire_scoring(history: History, admin: "Admin", scoring_id: str, reason: str) -> ScoringState:
+    """Let a scoring owe nothing any more; raises Refused where it is unknown, or at work."""
+    if not reason.strip():
+        msg = "say why with --reason: it is kept beside the scoring's commits"
+        raise Refused(msg)
+    known = {scoring.scoring_id: scoring for scoring in scorings(history)}
+    if scoring_id not in known:
+        raise unknown("scoring", scoring_id, sorted(known))
+    group = history.topics.group("rewards", scoring_id)
+    members = sorted({member.client_id for member in admin.members([group])})
+    if members:
+        msg = f"{', '.join(members)} score for {scoring_id!r}; `rollcall drain {members[0]}` first"
+        raise Refused(msg)
+    word = retired_word(datetime.now(UTC).isoformat(timespec="seconds"), reason)
+    commits = [replace(commit, metadata=word) for commit in known[scoring_id].commits]
+    history.log.commit_for(group, commits)
+    return _state(history, group, scoring_id)

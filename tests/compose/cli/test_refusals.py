@@ -14,7 +14,7 @@ from compose.cli.app import PANELS, app
 from compose.cluster import Cluster
 from compose.extras import EXTRAS
 from schemas.message_code import message_code
-from tests.support.command_line import ROOT, addresses, refused, rollcall
+from tests.support.command_line import ROOT, addresses, afresh, refused, rollcall
 
 
 def test_without_a_broker_a_command_says_how_to_get_one(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_help_names_the_range_and_shows_an_example(tmp_path: Path, command: str)
 def test_a_module_of_the_users_named_like_a_room_is_not_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("raise SystemExit('this ran')\n")
 
-    done = rollcall("status", cwd=tmp_path)
+    done = afresh("status", cwd=tmp_path)
 
     assert done.returncode == 1
     assert "kafka     not running" in done.stdout
@@ -232,7 +232,7 @@ def test_a_module_that_is_found_before_a_room_is_refused_by_its_path(
 ) -> None:
     (tmp_path / name).write_text("")
 
-    done = rollcall("status", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    done = afresh("status", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
 
     assert str(tmp_path / name) in refused(done)
     assert "rename it" in done.stderr
@@ -276,7 +276,7 @@ def test_a_missing_library_is_refused_in_one_line_with_its_extra(
     away = "import os, sys\nsys.modules.update(dict.fromkeys(os.environ['ABSENT'].split(',')))\n"
     (tmp_path / "sitecustomize.py").write_text(away)
 
-    done = rollcall(
+    done = afresh(
         *line.split(),
         cwd=tmp_path,
         ABSENT=absent,
@@ -304,13 +304,13 @@ def test_every_library_is_in_the_extra_that_is_named() -> None:
 def test_the_version_is_that_of_the_distribution_and_names_the_form_of_its_codec(
     tmp_path: Path,
 ) -> None:
-    told = rollcall("--version", cwd=tmp_path).stdout
+    told = afresh("--version", cwd=tmp_path).stdout
 
     assert told == f"rollcall {version('rollcall')}\ncodec: {message_code().form}\n"
 
 
 def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
-    told = rollcall("--help", cwd=tmp_path, COLUMNS="120", TERMINAL_WIDTH="120").stdout
+    told = afresh("--help", cwd=tmp_path, COLUMNS="120", TERMINAL_WIDTH="120").stdout
 
     panels = [line.split()[1] for line in told.splitlines() if line.startswith("╭")]
     assert panels == ["Options", "Start", "Look", "Steer", "Read", "Check"]

@@ -1,12 +1,10 @@
 """How groups that carry out commands answer: into the journal partition that the command names."""
 
-from collections import deque
 from collections.abc import Sequence
-
-import structlog
 
 from consumers.clock import Clock, LogClock
 from consumers.log.protocols import Log, Record
+from consumers.send_later import SendLater
 from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.errors import NoSuchPartition, TooLarge, Unavailable, WireError, WorkFailed
@@ -25,8 +23,6 @@ from schemas.topics import Topics
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 make_event = maker(Event)
-
-log = structlog.get_logger()
 
 
 class Answers:
@@ -53,8 +49,7 @@ class Answers:
         time does: it may have waited for long, so what is late may be done, and never the reverse.
         """
         self._acked_ms = 0
-        self._unsent: deque[tuple[Command, Answer, Record]] = deque()
-        """Put in by any thread."""
+        self._unsent: SendLater[tuple[Command, Answer, Record]] = SendLater("answering_waits")
         self._partitions = log.partitions(self.topic)
 
     def check(self, command: Command) -> None:
@@ -76,8 +71,8 @@ class Answers:
 
         To be called soon after acks were counted.
         """
-        for _ in range(len(self._unsent)):
-            self.give(*self._unsent.popleft())
+        for unsent in self._unsent.drain():
+            self.give(*unsent)
         acked_ms = self.publisher.acked_ms
         if acked_ms != self._acked_ms:
             self._acked_ms = acked_ms
@@ -96,9 +91,7 @@ class Answers:
         try:
             self._write(command, body, cause)
         except Unavailable as error:
-            if not self._unsent:
-                log.warning("answering_waits", error=str(error))
-            self._unsent.append((command, body, cause))
+            self._unsent.add((command, body, cause), error)
             return
         except TooLarge as error:
             self._write(command, CallFailed(error.code, str(error), error.retriable), cause)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from compose.benchmarks import load
+from consumers.agents.outbox import Outbox
 from consumers.agents.worker import Agents, Capacity
 from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
@@ -56,8 +57,9 @@ class Inside:
     def _agents(self) -> tuple[Agents, Loop]:
         commands, whole = self.log.publisher(), self.log.publisher(bulk=True)
         letters = self._letters("agents", commands)
+        outbox = Outbox("agents", self.codec, self.topics, commands, whole)
         role = Agents(
-            "agents", self.log, self.codec, self.topics, commands, whole, letters,
+            self.log, self.codec, self.topics, outbox, letters,
             capacity=Capacity(0), clock=self.clock, wall=self.clock,
         )  # fmt: skip
         return role, self._loop(role, letters, commands, whole)

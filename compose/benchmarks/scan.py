@@ -21,8 +21,7 @@ from compose.settings import Settings
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.rollout import Effect
 from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.agents.worker import program_digest
+from consumers.agents.programs import program_digest, program_of
 from consumers.audit.audit import audit
 from consumers.audit.stretch import MOST
 from consumers.log.protocols import Log

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from consumers.agents.worker import Words
+from consumers.agents.control_state import ControlState
 from consumers.history.waiting import NOBODY, REASONS_OF_ENDED, Waiting
 from consumers.history.waits import Wait
 
@@ -61,7 +61,7 @@ def _table(waiting: Waiting, now_ms: int) -> Table:
     return table
 
 
-def _asked_to_end(wait: Wait, control: Words) -> str:
+def _asked_to_end(wait: Wait, control: ControlState) -> str:
     """A cancel that no agents worker has carried out yet."""
     reason = control.rollouts.get(wait.rollout_id, control.groups.get(wait.group_id))
     return "" if reason is None or wait.reason in REASONS_OF_ENDED else "(cancel was asked) "

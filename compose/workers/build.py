@@ -50,6 +50,7 @@ class Workshop:
         """Whether this is the main thread of a process of its own."""
 
     def agents(self, name: str, *, accept: bool = False) -> Loop:
+        from consumers.agents.outbox import Outbox
         from consumers.agents.worker import Agents, Capacity
 
         given = self.settings.agents
@@ -58,12 +59,10 @@ class Workshop:
         commands, trajectories = self.log.publisher(), self.log.publisher(bulk=True)
         letters = self._letters(commands, "agents")
         role = Agents(
-            name,
             self.log,
             self.codec,
             self.topics,
-            commands,
-            trajectories,
+            Outbox(name, self.codec, self.topics, commands, trajectories),
             letters,
             capacity=Capacity(given.max_live, given.max_running_per_user),
             guard=self._guard("the program", given.program_timeout_s),

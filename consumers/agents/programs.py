@@ -1,5 +1,8 @@
 """The agent programs that ship. A program of one's own is named `module:function`."""
 
+from functools import cache
+from hashlib import blake2b
+from inspect import getsource
 from typing import cast
 
 from consumers.agents.fork import forking
@@ -61,3 +64,12 @@ SHIPPED: dict[str, Program] = {
     "single_turn": single_turn,
     "fork": forking(program_of),
 }
+
+
+@cache
+def program_digest(program: Program) -> str:
+    """Names the source of a program; empty where there is no source to be had."""
+    try:
+        return blake2b(getsource(program).encode(), digest_size=8).hexdigest()
+    except (OSError, TypeError):
+        return ""

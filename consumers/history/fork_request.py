@@ -13,8 +13,7 @@ from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.rollout import Rollout
 from consumers.agents.fold.world import World
 from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
-from consumers.agents.programs import program_of
-from consumers.agents.worker import program_digest
+from consumers.agents.programs import program_digest, program_of
 from consumers.history.history import History
 from consumers.history.rollout_story import Story, latest, stories_of
 from producers.submit import grouped, new_rollout_id

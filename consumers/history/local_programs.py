@@ -6,8 +6,7 @@ from functools import cache
 from random import Random
 
 from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.agents.worker import program_digest
+from consumers.agents.programs import program_digest, program_of
 from consumers.time_guard import Guard
 from schemas.errors import Refused
 from schemas.messages import RolloutStarted

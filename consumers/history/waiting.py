@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from consumers.agents.control_state import ControlState
 from consumers.agents.fold.world import World
 from consumers.agents.watermark import Watermark, read_watermark
-from consumers.agents.worker import Words
 from consumers.control_reader import ControlReader
 from consumers.history.history import History
 from consumers.history.open_work import OpenWork, Place, ScoringPosition
@@ -44,7 +44,7 @@ class Waiting:
     """What is waited for now, who has it, and what was found on the way."""
 
     waits: list[Wait]
-    control: Words
+    control: ControlState
     """What was said on `control`."""
     owners: Owners | None
     """None where the broker does not say."""
@@ -87,9 +87,9 @@ class Waiting:
         }
 
 
-def read_control(history: History) -> Words:
+def read_control(history: History) -> ControlState:
     """What `control` says, as every agents worker reads it; raises Unavailable."""
-    control = Words()
+    control = ControlState()
     with closing(ControlReader(history.log, history.codec, history.topics)) as reader:
         while not reader.caught_up():
             with uninterrupted():

@@ -6,7 +6,7 @@ import typer
 from compose.cli.app import app
 from compose.pages.waiting_page import print_waiting
 from compose.terminal import page
-from consumers.agents.worker import Words
+from consumers.agents.control_state import ControlState
 from consumers.history.open_work import Place
 from consumers.history.waiting import Waiting
 from consumers.history.waits import Wait
@@ -19,9 +19,9 @@ END = Wait("r2", "g", "decision", "its end", NOW_MS - 3_000, NOW_MS + 4_000, JOU
 WHOLE = Wait("r3", "g", "group", "1 of 3", NOW_MS - 1_000, None, None)
 
 
-def waiting(*waits: Wait, words: Words | None = None, **given: object) -> Waiting:
+def waiting(*waits: Wait, words: ControlState | None = None, **given: object) -> Waiting:
     told = {"owners": {STEPS: "environments-2"}, "writers": {1: "agents-1"}, "remarks": [], **given}
-    return Waiting(list(waits), words or Words(), **told)  # type: ignore[arg-type]
+    return Waiting(list(waits), words or ControlState(), **told)  # type: ignore[arg-type]
 
 
 def show(state: Waiting) -> None:
@@ -60,7 +60,7 @@ def test_a_page_has_totals_by_reason_then_a_row_for_each(
 def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = Words({"r1": "enough"}, {"other": "too"}, paused=True)
+    words = ControlState({"r1": "enough"}, {"other": "too"}, paused=True)
 
     show(waiting(CALL, WHOLE, words=words, remarks=["a gap"]))
 

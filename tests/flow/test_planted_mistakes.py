@@ -15,6 +15,7 @@ import structlog
 
 from consumers.agents.fold.commands import Command
 from consumers.agents.fold.journal import START, Journal, Taken
+from consumers.agents.outbox import Outbox
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.log.protocols import Held, Record
@@ -64,7 +65,7 @@ class CommitsBeforeAcks(HarmedLog):
         return NoCause(self, self.life)
 
 
-class TryInTheSeed(Agents):
+class TryInTheSeed(Outbox):
     """Samples anew when it asks again."""
 
     def _command(self, topic: str, command: Command, cause: Record | None) -> None:
@@ -133,7 +134,7 @@ def folding(journal_: type[Journal]) -> type[Agents]:
 
 MISTAKES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "commit before ack": ({"make_log": CommitsBeforeAcks}, {"I1", "I3", "I6", "I8"}),
-    "try in the seed": ({"agents": TryInTheSeed}, {"I3"}),
+    "try in the seed": ({"outbox": TryInTheSeed}, {"I3"}),
     "settings read by the fold": ({"agents": folding(ReadsSettings)}, {"I2", "I3", "I5"}),
     "a start counted below the last one": ({"agents": folding(StartsAgain)}, {"I8"}),
     "a late answer applied": ({"agents": folding(AppliesLateAnswers)}, {"I2", "I3", "I5"}),

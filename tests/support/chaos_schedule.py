@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from consumers.agents.outbox import Outbox
 from consumers.agents.worker import Agents, Capacity
 from consumers.audit.audit import audit
 from consumers.audit.report import Breach, Report
@@ -229,8 +230,9 @@ class Chaos:
         again: float = 0.0,
         make_log: "type[HarmedLog] | None" = None,
         agents: type[Agents] = Agents,
+        outbox: type[Outbox] = Outbox,
     ) -> None:
-        """`make_log` and `agents` may be ones that make a mistake."""
+        """`make_log`, `agents` and `outbox` may be ones that make a mistake."""
         self.random = Random(seed)
         self.small_batches = small_batches
         self.quotas = quotas
@@ -241,6 +243,7 @@ class Chaos:
         self.homes: dict[str, int] = {}
         self.rig = Rig(partitions=2, make_log=make_log or HarmedLog)
         self.agents = agents
+        self.outbox = outbox
         self.members: list[Member] = []
         self.requests = [self._request(n) for n in range(rollouts)]
         self.asked = 0
@@ -279,7 +282,7 @@ class Chaos:
             loop = self.rig.models(ScriptedEngine("p", self._say), name)
         elif kind == "agents":
             most = Capacity(self.random.choice(self.most_live), self.random.choice(self.quotas))
-            loop = self.rig.agents(name, make=self.agents, capacity=most)
+            loop = self.rig.agents(name, make=self.agents, make_outbox=self.outbox, capacity=most)
         else:
             loop = getattr(self.rig, kind)(name)
         self.members.append(Member(kind, name, life, loop))

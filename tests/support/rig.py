@@ -6,6 +6,7 @@ Its clock is one that only the test moves, unless another is given.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from consumers.agents.outbox import Outbox
 from consumers.agents.worker import Agents
 from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
@@ -98,7 +99,7 @@ class Rig:
 
     def loop(self, role: Any, publisher: Any, group: str, **options: Any) -> Loop:
         letters = getattr(role, "letters", None) or self.letters(publisher, group)
-        publishers = [publisher, *([role.trajectories] if isinstance(role, Agents) else [])]
+        publishers = [publisher, *([role.outbox.trajectories] if isinstance(role, Agents) else [])]
         return Loop(self.log, role, self.codec, publishers, letters, clock=self.clock, **options)
 
     def letters(self, publisher: Any, group: str) -> DeadLetters:
@@ -110,16 +111,15 @@ class Rig:
         *,
         accept: bool = False,
         make: type[Agents] = Agents,
+        make_outbox: type[Outbox] = Outbox,
         **options: Any,
     ) -> Loop:
-        publisher = self.log.publisher()
+        publisher, trajectories = self.log.publisher(), self.log.publisher(bulk=True)
         role = make(
-            name,
             self.log,
             self.codec,
             self.topics,
-            publisher,
-            self.log.publisher(bulk=True),
+            make_outbox(name, self.codec, self.topics, publisher, trajectories),
             self.letters(publisher, "t.agents"),
             clock=self.clock,
             wall=self.wall,

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.agents.fold.world import World
+from consumers.agents.programs import program_digest
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.agents.worker import program_digest
 from consumers.audit.audit import audit
 from consumers.history.open_work import OpenWork
 from consumers.history.waits import waits_of

@@ -4,15 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.agents.fold.rollout import Rollout
+from consumers.agents.programs import program_digest, program_of
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.agents.worker import (
-    Agents,
-    Capacity,
-    program_digest,
-    program_of,
-)
+from consumers.agents.worker import Capacity
 from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
 from producers.publisher import VALUE_LIMIT_BYTES
@@ -491,7 +486,7 @@ def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> Non
     rig.settle(second)
     assert len(calls(rig)) == 2
     rig.registry.away = True
-    role_of(second).codec = second.hand_over.codec = Codec(rig.registry)
+    role_of(second).outbox.codec = second.hand_over.codec = Codec(rig.registry)
 
     role_of(second)._look_back = look_back
     rig.settle(second)
@@ -567,13 +562,13 @@ def test_a_journals_commit_waits_for_commands_and_trajectories(rig: Rig) -> None
     rig.settle(loop)
     rig.commit(loop)
     answer(rig, calls(rig)[0])
-    role_of(loop).trajectories.hold_acks = True
+    role_of(loop).outbox.trajectories.hold_acks = True
 
     rig.settle(loop)
     rig.commit(loop)
     assert len(rig.trajectories()) == 1
     assert rig.committed("t.agents", rig.topics.events) == 2
-    role_of(loop).trajectories.hold_acks = False
+    role_of(loop).outbox.trajectories.hold_acks = False
     rig.commit(loop)
 
     assert rig.committed("t.agents", rig.topics.events) == 3
@@ -845,11 +840,11 @@ def test_a_request_too_large_for_the_journal_leaves_no_gap_where_it_could_not_be
 
     # When what was to be written can be encoded again, and no broker has answered yet
     registry.topic = ""
-    role_of(loop).commands.hold_acks = True
+    role_of(loop).outbox.commands.hold_acks = True
     rig.commit(loop)
     rig.commit(loop)
     assert rig.committed("t.agents", rig.topics.requests) in (None, 0)
-    role_of(loop).commands.hold_acks = False
+    role_of(loop).outbox.commands.hold_acks = False
     rig.settle(loop)
     rig.commit(loop)
 
@@ -983,7 +978,7 @@ def test_an_heir_that_dies_before_its_commands_are_out_leaves_word_of_them(rig: 
     rig.commit(first)
     killed(first)
     second = rig.agents("a2")
-    role_of(second).commands.send = lambda *args, **named: None
+    role_of(second).outbox.commands.send = lambda *args, **named: None
     rig.settle(second)
     answer(rig, steps(rig)[0])
     rig.settle(second)
@@ -1032,12 +1027,10 @@ def test_a_word_cancels_one_rollout(rig: Rig) -> None:
 def test_a_word_looks_only_at_the_rollouts_that_it_names(rig: Rig) -> None:
     looked: list[str] = []
 
-    class Looking(Agents):
-        def _cancel_if_asked(self, rollout: Rollout) -> None:
-            looked.append(rollout.request.rollout_id)
-            super()._cancel_if_asked(rollout)
-
-    loop = rig.agents(make=Looking)
+    loop = rig.agents()
+    control = role_of(loop).control
+    cancels = control.cancels
+    control.cancels = lambda asked: looked.append(asked.rollout_id) or cancels(asked)
     for n in range(20):
         ask(rig, f"r{n}", group_id=f"g{n % 10}", group_size=2)
     rig.settle(loop)
@@ -1261,12 +1254,12 @@ def test_trajectories_sent_during_a_full_fold_hold_the_commit(rig: Rig) -> None:
     ask(rig)
     rig.settle(first)
     answer(rig, calls(rig)[0])
-    role_of(first).trajectories.send = lambda *a, **k: None  # never leaves the buffer
+    role_of(first).outbox.trajectories.send = lambda *a, **k: None  # never leaves the buffer
     rig.settle(first)
     killed(first)
     assert rig.trajectories() == []
     second = rig.agents("a2")
-    role_of(second).trajectories.hold_acks = True
+    role_of(second).outbox.trajectories.hold_acks = True
     for _ in range(4):
         rig.commit(second)
     offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
@@ -1359,11 +1352,11 @@ def test_a_worker_that_stops_waits_for_its_trajectories(rig: Rig) -> None:
     rig.settle(loop)
     answer(rig, calls(rig)[0])
     loop.turn(0.0)
-    role_of(loop).trajectories.poll = lambda: None  # acks come with the flush only
+    role_of(loop).outbox.trajectories.poll = lambda: None  # acks come with the flush only
     loop.turn(0.0)
     loop.turn(0.0)
     flushed = []
-    role_of(loop).trajectories.flush = lambda s: flushed.append(s) or 0
+    role_of(loop).outbox.trajectories.flush = lambda s: flushed.append(s) or 0
     loop.stop()
     assert flushed
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from consumers.agents.fold.outstanding import PATIENCE
+from consumers.agents.outbox import Outbox
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answer
@@ -209,7 +210,7 @@ def test_a_deadline_that_a_quota_moved_is_no_other_command() -> None:
 def test_tokens_that_are_overwritten_on_their_way_break_i3_at_every_call_that_has_any() -> None:
     rig = Rig()
     rewards, models = rig.rewards(), rig.models(ScriptedEngine("p", yes))
-    agents = rig.agents(make=Overwrites)
+    agents = rig.agents(make_outbox=Overwrites)
     for number in range(3):
         rig.ask(request(f"r{number}", TWICE))
     rig.settle(agents, models, rewards)
@@ -251,7 +252,7 @@ def test_tokens_under_a_wrong_name_break_i3(named: tuple[Rig, bytes]) -> None:
     assert places(audited(rig)) == [("I3", "t.model.calls.p", offset)]
 
 
-class Overwrites(Agents):
+class Overwrites(Outbox):
     """Sends zeros where a call's tokens belong."""
 
     def _command(self, topic: str, command: Any, cause: Record | None) -> None:

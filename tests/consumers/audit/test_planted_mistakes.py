@@ -1,6 +1,6 @@
 """Workers that make one mistake each: whatever it loses or doubles, the audit finds where."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.outstanding import PATIENCE
+from consumers.agents.outbox import Outbox
 from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.answers import Answers
@@ -23,7 +24,6 @@ from schemas.messages import (
     Event,
     ModelAnswered,
     RolloutFinished,
-    RolloutRequest,
     RolloutStarted,
 )
 from tests.support.journals import request
@@ -48,9 +48,9 @@ def yes(call: Any) -> str:
 class Lived(Rig):
     """A few rollouts of one call each, to their ends and to the commits after them."""
 
-    def __init__(self, make: type[Agents] = Agents, *, partitions: int = 1) -> None:
+    def __init__(self, *, partitions: int = 1, **agents: Any) -> None:
         super().__init__(partitions=partitions)
-        self.crew = [self.agents(make=make), self.models(ScriptedEngine("p", yes)), self.rewards()]
+        self.crew = [self.agents(**agents), self.models(ScriptedEngine("p", yes)), self.rewards()]
 
     def live(self, rollouts: int = 3) -> "Lived":
         for number in range(rollouts):
@@ -64,8 +64,8 @@ class Lived(Rig):
             self.commit(*self.crew)
 
 
-def lived(make: type[Agents] = Agents) -> Lived:
-    return Lived(make).live()
+def lived(**agents: Any) -> Lived:
+    return Lived(**agents).live()
 
 
 def test_workers_that_make_no_mistake_leave_nothing_to_find() -> None:
@@ -77,23 +77,34 @@ def test_workers_that_make_no_mistake_leave_nothing_to_find() -> None:
 # One record costs one rollout
 
 
+def is_answer_to(message: Any, rollout_id: str) -> bool:
+    return (
+        isinstance(message, Event)
+        and isinstance(message.body, ModelAnswered)
+        and message.rollout_id == rollout_id
+    )
+
+
 class DropsWhatRaises(Agents):
     """Takes a rollout whose fold raises out of its books, and goes on."""
 
-    def _event(self, record: Record, event: Event) -> None:
-        owned = self.owned[record.partition]
-        if isinstance(event.body, ModelAnswered) and event.rollout_id == "r1":
-            owned.journal.open.pop(event.rollout_id)
-        super()._event(record, event)
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        super().handle(self._dropping(batch))
+
+    def _dropping(self, batch: Iterable[tuple[Record, Any]]) -> Iterator[tuple[Record, Any]]:
+        for record, message in batch:
+            if is_answer_to(message, "r1"):
+                self.owned[record.partition].journal.open.pop("r1")
+            yield record, message
 
 
 def test_a_rollout_that_is_dropped_where_its_fold_raised() -> None:
-    rig = lived(DropsWhatRaises)
+    rig = lived(make=DropsWhatRaises)
 
     assert places(audited(rig, drained=False)) == [("I6", EVENTS, 3, "lost")]
 
 
-class KeepsLargeEndsBack(Agents):
+class KeepsLargeEndsBack(Outbox):
     """Writes nothing of a rollout whose trajectory is too large."""
 
     def _trajectory(self, trajectory: Any, cause: Record | None) -> None:
@@ -102,13 +113,13 @@ class KeepsLargeEndsBack(Agents):
 
 
 def test_a_trajectory_that_is_too_large_and_never_written() -> None:
-    rig = lived(KeepsLargeEndsBack)
+    rig = lived(make_outbox=KeepsLargeEndsBack)
 
     ends = [n for n, e in enumerate(rig.read(EVENTS, Event)) if isinstance(e.body, RolloutFinished)]
     assert places(audited(rig, drained=False)) == [("I8", EVENTS, ends[1], "lost")]
 
 
-class KeepsLargeCommandsBack(Agents):
+class KeepsLargeCommandsBack(Outbox):
     """Sends nothing where a command is too large, and tells nobody."""
 
     def _command(self, topic: str, command: Any, cause: Record | None) -> None:
@@ -117,7 +128,7 @@ class KeepsLargeCommandsBack(Agents):
 
 
 def test_a_command_that_is_too_large_and_never_answered() -> None:
-    rig = lived(KeepsLargeCommandsBack)
+    rig = lived(make_outbox=KeepsLargeCommandsBack)
     for _ in range(4):
         rig.clock.pass_by(PATIENCE * 120 + 1)
         rig.work()
@@ -240,10 +251,15 @@ def test_a_takeover_that_forgot_what_was_open_is_found_while_work_goes_on() -> N
 class BuriesAnAnswer(Agents):
     """Does not know the schema of one entry of the journal, and reads on without it."""
 
-    def _event(self, record: Record, event: Event) -> None:
-        if isinstance(event.body, ModelAnswered) and event.rollout_id == "r0":
-            return
-        super()._event(record, event)
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        super().handle(self._reading_on(batch))
+
+    def _reading_on(self, batch: Iterable[tuple[Record, Any]]) -> Iterator[tuple[Record, Any]]:
+        for record, message in batch:
+            if is_answer_to(message, "r0"):
+                record.closed = True
+            else:
+                yield record, message
 
 
 def test_an_entry_of_the_journal_that_one_reader_passed_over() -> None:
@@ -267,12 +283,13 @@ def test_an_entry_of_the_journal_that_one_reader_passed_over() -> None:
 class RunsAgain(Agents):
     """Starts whatever is asked for, also what was asked for before."""
 
-    def _asked_before(self, record: Record, rollout_id: str) -> None:
-        del record, rollout_id
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.requests._asked_before = lambda record, rollout_id: None
 
 
 def test_a_rollout_that_is_asked_for_again_and_runs_again() -> None:
-    rig = lived(RunsAgain)
+    rig = lived(make=RunsAgain)
     rig.ask(request("r1", ASKS))
     rig.work()
 
@@ -283,7 +300,7 @@ def test_a_rollout_that_is_asked_for_again_and_runs_again() -> None:
 
 
 def test_one_rollout_that_runs_in_two_partitions() -> None:
-    rig = Lived(RunsAgain, partitions=2)
+    rig = Lived(make=RunsAgain, partitions=2)
     for partition in range(2):
         rig.ask(request("r", ASKS), partition)
         rig.work()
@@ -296,7 +313,7 @@ def test_one_rollout_that_runs_in_two_partitions() -> None:
 
 
 def test_a_request_that_an_operator_sent_again_or_that_a_stranger_keyed_is_none_of_these() -> None:
-    rig = Lived(RunsAgain)
+    rig = Lived(make=RunsAgain)
     value = rig.codec.encode(REQUESTS, request("r", ASKS))
     replayed = [("dlq_replayed_from", b"0@0")]
     for key, headers in ((b"r", []), (b"r", replayed), (b"another key", [])):
@@ -336,13 +353,19 @@ def test_what_is_written_again_is_counted_and_found_where_it_may_not_be(
 class RefusesForNobody(Agents):
     """Skips requests, as somebody told it to, without a word about them."""
 
-    def _request(self, record: Record, request_: RolloutRequest) -> None:
-        if record.offset != 1:
-            super()._request(record, request_)
+    def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        super().handle(self._skipping(batch))
+
+    def _skipping(self, batch: Iterable[tuple[Record, Any]]) -> Iterator[tuple[Record, Any]]:
+        for record, message in batch:
+            if record.topic == REQUESTS and record.offset == 1:
+                record.closed = True
+            else:
+                yield record, message
 
 
 def test_a_request_that_was_skipped_without_a_word() -> None:
-    rig = Lived(RefusesForNobody).live(2)
+    rig = Lived(make=RefusesForNobody).live(2)
 
     assert places(audited(rig, drained=False)) == [("I6", REQUESTS, 1, "lost")]
 

@@ -153,7 +153,7 @@ def test_garbage_on_control_hides_no_word_behind_it(rig: Rig) -> None:
     rig.order("pause")
     loop = rig.agents()
 
-    assert role_of(loop).words.paused
+    assert role_of(loop).control.paused
 
 
 # Too large

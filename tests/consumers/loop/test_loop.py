@@ -758,8 +758,10 @@ def ending(rig: Rig) -> list[tuple[str, str]]:
 
 def test_a_call_whose_topic_was_deleted_has_failed(rig: Rig) -> None:
     agents = rig.agents()
-    agents.turn(0.0)
-    role_of(agents)._check_policy = lambda policy_id: None  # the client has not heard of it yet
+    agents.turn(0.0)  # later the client does not hear that the topic is gone
+    role_of(agents).requests._check_policy = lambda policy_id: (
+        None
+    )  # the client has not heard of it yet
     rig.log.delete(rig.topics.calls("p"))
 
     asked(rig, agents)

@@ -1,0 +1,274 @@
+"""The way out of the agents group: commands, entries of the journal, trajectories.
+
+What cannot be written ends its rollout alone. What cannot be encoded now, because registry or
+object store is away, is sent later, and the record that gave rise to it waits for that.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from consumers.agents.fold.commands import Command
+from consumers.agents.fold.journal import START
+from consumers.agents.fold.rollout import Effect
+from consumers.answers import event_of
+from consumers.bare_trajectory import barer
+from consumers.log.protocols import Record
+from consumers.send_later import SendLater
+from producers.publisher import Publisher
+from schemas.bounds import check_sampling
+from schemas.codec import Codec
+from schemas.errors import (
+    NoTopic,
+    Refused,
+    TooLarge,
+    TopicsDiffer,
+    Unavailable,
+    Unfit,
+    WireError,
+    WorkFailed,
+)
+from schemas.foreign_text import plain, raised
+from schemas.headers import Headers, full_headers, hot_headers
+from schemas.ids import digest
+from schemas.messages import (
+    AttemptStarted,
+    CallFailed,
+    EnvironmentStep,
+    Event,
+    ModelCall,
+    RolloutFinished,
+    RolloutRefused,
+    Trajectory,
+)
+from schemas.topics import POLICY_ID, Topics
+
+REASON_CHARS = 2000
+"""Of a reason so much goes into the journal."""
+COURTESY = ("close", "abort")
+PROCESS = (Unfit, Unavailable)
+"""What concerns all rollouts alike; anything else that is raised for one ends that one."""
+
+log = structlog.get_logger()
+
+
+class Outbox:
+    """Writes what rollouts give rise to, each as an output of the record that caused it."""
+
+    def __init__(
+        self,
+        name: str,
+        codec: Codec,
+        topics: Topics,
+        commands: Publisher,
+        trajectories: Publisher,
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.topics = topics
+        self.commands = commands
+        self.trajectories = trajectories
+        self._unsent: SendLater[tuple[Effect, int, Record | None]] = SendLater("sending_waits")
+        self._unwritten: dict[int, list[tuple[Event, Record | None]]] = {}
+        """By partition what waits to be written in its order: the chain of requests has no gap."""
+        self._call_topics: dict[str, str] = {}
+
+    def carry_out(self, effects: Iterable[Effect], partition: int, cause: Record | None) -> None:
+        """Write what one rollout gives rise to; what cannot be written ends that rollout alone."""
+        for effect in effects:
+            try:
+                self._send(effect, partition, cause)
+            except Unavailable as error:
+                self._send_later(effect, partition, cause, error)
+            except Unfit:
+                raise
+            except Exception as error:
+                if isinstance(effect, Trajectory):
+                    raise  # of which too little is left to leave anything out
+                log.warning("rollout_broken", rollout_id=effect.rollout_id, error=raised(error))
+                self._write_bare_end(effect, error, partition, cause)
+
+    def retry(self) -> None:
+        """Try again what could not be encoded because registry or store was away."""
+        for partition, events in list(self._unwritten.items()):
+            del self._unwritten[partition]
+            for event, cause in events:
+                if not self.write(event, partition, cause):
+                    self._write_refusal(event, partition, cause)
+                _pay(cause)
+        for effect, partition, cause in self._unsent.drain():
+            self.carry_out([effect], partition, cause)
+            _pay(cause)
+
+    def write(self, event: Event, partition: int, cause: Record | None = None) -> bool:
+        """Write an entry of the journal; False where it is too large for its topic.
+
+        Where it cannot be encoded now it is written later, and so is what comes after it.
+        """
+        try:
+            if partition in self._unwritten:
+                self._write_later(event, partition, cause)
+                return True
+            self.commands.send(
+                self.topics.events,
+                event.rollout_id,
+                self.codec.encode(self.topics.events, event),
+                partition=partition,
+                headers=hot_headers(type(event.body).__name__, event.command_id),
+                cause=cause,
+            )
+        except TooLarge:
+            return False
+        except Unavailable as error:
+            self._write_later(event, partition, cause)
+            log.warning("writing_waits", partition=partition, error=str(error))
+        return True
+
+    def _write_later(self, event: Event, partition: int, cause: Record | None) -> None:
+        _owe(cause)
+        self._unwritten.setdefault(partition, []).append((event, cause))
+
+    def _write_refusal(self, event: Event, partition: int, cause: Record | None) -> None:
+        """In place of what is too large for the journal after all."""
+        body = event.body
+        error = WireError(f"its {type(body).__name__} is too large for the journal")
+        if not isinstance(body, START):
+            self._write_bare_end(event, error, partition, cause)
+            return
+        why = "too_large", str(error)
+        if isinstance(body, RolloutRefused):
+            why = body.code, body.reason
+        bare = RolloutRefused(*why, body.from_offset, body.request_offset)
+        self.write(replace(event, body=bare), partition, cause)
+
+    def _write_bare_end(
+        self, effect: Command | Event, error: Exception, partition: int, cause: Record | None
+    ) -> None:
+        """End a rollout of which an effect cannot be written, in as few words as there are."""
+        if not isinstance(effect, Event) and effect.kind in COURTESY:
+            return
+        begins = isinstance(effect, Event) and isinstance(effect.body, AttemptStarted)
+        body = RolloutFinished("failed", "broken", raised(error, REASON_CHARS))
+        end = Event.decision(effect.rollout_id, effect.attempt - begins, self.name, body)
+        self.write(end, partition, cause)
+
+    def _send(self, effect: Effect, partition: int, cause: Record | None) -> None:
+        if isinstance(effect, ModelCall):
+            self._command(self._calls_topic(effect.policy_id), effect, cause)
+        elif isinstance(effect, EnvironmentStep):
+            self._command(self.topics.steps, effect, cause)
+        elif isinstance(effect, Trajectory):
+            self._trajectory(effect, cause)
+        elif not self.write(effect, partition, cause):
+            msg = f"its {type(effect.body).__name__} is too large for the journal"
+            raise WireError(msg)
+
+    def _send_later(
+        self, effect: Effect, partition: int, cause: Record | None, error: Unavailable
+    ) -> None:
+        _owe(cause)
+        self._unsent.add((effect, partition, cause), error, kind=type(effect).__name__)
+
+    def _calls_topic(self, policy_id: str) -> str:
+        topic = self._call_topics.get(policy_id)
+        if topic is None:
+            topic = self._call_topics[policy_id] = self.topics.calls(policy_id)
+        return topic
+
+    def _command(self, topic: str, command: Command, cause: Record | None) -> None:
+        try:
+            if isinstance(command, ModelCall):
+                _check_call(command)
+            value = self.codec.encode(topic, command)
+            self.commands.send(
+                topic,
+                command.rollout_id,
+                value,
+                headers=hot_headers(type(command).__name__, command.command_id),
+                cause=cause,
+                refused=partial(self._turned_away, command, cause),
+            )
+        except TopicsDiffer:
+            msg = f"no topic {topic:.300}: unknown policy"
+            self._fail(command, CallFailed("unknown_policy", msg, False), cause)
+        except TooLarge as error:
+            self._fail(command, CallFailed(error.code, str(error), False), cause)
+        except Refused as error:
+            self._fail(command, CallFailed("out_of_bounds", str(error), False), cause)
+        except WireError as error:
+            reason = plain(str(error), REASON_CHARS)
+            self._fail(command, CallFailed("unwritable", reason, False), cause)
+        except Unavailable as error:
+            self._send_later(command, command.answer_partition, cause, error)
+
+    def _turned_away(self, command: Command, cause: Record | None, error: WorkFailed) -> None:
+        """Answer a command that its topic would not have, though it was sent."""
+        unknown = isinstance(error, NoTopic) and isinstance(command, ModelCall)
+        code = "unknown_policy" if unknown else error.code
+        self._fail(command, CallFailed(code, str(error), False), cause)
+
+    def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
+        """Answer a command that cannot be sent; a courtesy is let go."""
+        if command.kind not in COURTESY:
+            self.write(event_of(command, body, self.name), command.answer_partition, cause)
+
+    def _trajectory(self, trajectory: Trajectory, cause: Record | None) -> None:
+        """Write a trajectory, or as much of it as can be; it says why there is not more."""
+        try:
+            self._send_trajectory(trajectory, cause)
+        except PROCESS:
+            raise
+        except Exception as error:
+            code = "too_large" if isinstance(error, TooLarge) else "unwritable"
+            reason = plain(str(error), REASON_CHARS)
+            for bare in barer(replace(trajectory, code=code, reason=reason)):
+                with suppress(TooLarge, WireError):
+                    self._send_trajectory(bare, cause)
+                    return
+            raise
+
+    def _send_barest(self, trajectory: Trajectory, cause: Record | None, error: WorkFailed) -> None:
+        """Write next to nothing of a trajectory that its topic refused."""
+        *_, barest = barer(replace(trajectory, code=error.code, reason=str(error)))
+        self._send_trajectory(barest, cause, last=True)
+
+    def _send_trajectory(
+        self, trajectory: Trajectory, cause: Record | None, *, last: bool = False
+    ) -> None:
+        self.trajectories.send(
+            self.topics.trajectories,
+            trajectory.rollout_id,
+            self.codec.encode(self.topics.trajectories, trajectory),
+            partition=trajectory.journal_partition,
+            headers=self._headers(trajectory),
+            cause=cause,
+            refused=None if last else partial(self._send_barest, trajectory, cause),
+        )
+
+    def _headers(self, trajectory: Trajectory) -> Headers:
+        request, rollout_id = trajectory.request, trajectory.rollout_id
+        ce_id = digest(rollout_id, trajectory.attempt).hex()
+        source = f"{self.name}/{request.run_id if request else ''}"
+        return full_headers("Trajectory", ce_id, source, rollout_id, rollout_id)
+
+
+def _check_call(call: ModelCall) -> None:
+    """Raises TopicsDiffer or Refused for what a program may wish and nobody can be asked."""
+    if not POLICY_ID.fullmatch(call.policy_id):
+        raise TopicsDiffer(call.policy_id)
+    check_sampling(call.sampling)
+
+
+def _owe(cause: Record | None) -> None:
+    """Have a record wait for what is sent later."""
+    if cause is not None:
+        cause.sent += 1
+
+
+def _pay(cause: Record | None) -> None:
+    """It was sent; the record waits for the acks of that instead."""
+    if cause is not None:
+        cause.acked += 1

@@ -1,0 +1,195 @@
+"""What becomes of a request: one start, or one refusal, in the journal partition of its number."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+
+import structlog
+
+from consumers.agents.outbox import PROCESS, REASON_CHARS, Outbox
+from consumers.agents.owned_journal import OwnedJournal
+from consumers.agents.programs import program_digest
+from consumers.agents.recent_requests import Asked, First
+from consumers.agents.wishes import Program
+from consumers.log.protocols import Log, Record
+from schemas.bounds import check_names, check_request, fitting
+from schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
+from schemas.foreign_text import plain, raised
+from schemas.headers import REPLAYED_FROM
+from schemas.messages import REPEATED, Event, RolloutRefused, RolloutRequest, RolloutStarted
+from schemas.topics import Topics
+
+READ_AT_ONCE = 8
+"""So many windows of requests are read back at a time; each has a client of its own."""
+UNREAD = {KilledWorkers: "killed_worker", Skipped: "skipped"}
+"""Why a request is refused unread, by its error; the others say that it cannot be read."""
+
+log = structlog.get_logger()
+
+
+class RequestStarts:
+    """Starts requests; every start says from where on requests were read, so none is skipped."""
+
+    def __init__(
+        self,
+        log_: Log,
+        topics: Topics,
+        outbox: Outbox,
+        programs: Callable[[str], Program],
+        journals: Mapping[int, OwnedJournal],
+    ) -> None:
+        self.log = log_
+        self.topics = topics
+        self.outbox = outbox
+        self.programs = programs
+        self.journals = journals
+        """Those of this worker, by partition."""
+        self.partitions: dict[int, int] = {}
+        """Those of this worker, and the position behind the last request that was seen."""
+        self._asked: dict[int, Asked] = {}
+
+    def begin(self, partition: int, start: int, next_offset: int) -> None:
+        """Take a partition over; its requests count from `start` on."""
+        self.partitions[partition] = start
+        self._asked[partition] = Asked(self.log, self.topics.requests, partition, next_offset)
+
+    def drop(self, partition: int) -> None:
+        self.partitions.pop(partition, None)
+        if partition in self._asked:
+            self._asked.pop(partition).close()
+
+    def knows_window(self, partition: int) -> bool:
+        """Whether what was asked for last has been read back."""
+        return self._asked[partition].known
+
+    def look_back(self, over: Callable[[], bool]) -> None:
+        """Read some windows back until the time is over."""
+        unknown = (asked for asked in self._asked.values() if not asked.known)
+        for asked in islice(unknown, READ_AT_ONCE):
+            while asked.read() and not over():
+                pass
+
+    def handle(self, record: Record, request: RolloutRequest) -> None:
+        """Write the start of a request, or its refusal."""
+        span = self._span(record)
+        first = self._asked_before(record, request.rollout_id)
+        if self._counted(record):
+            return
+        if first is not None:
+            self._repeated(record, span, request.rollout_id, first)
+            return
+        try:
+            check_request(request)
+            digest = self._program_digest(request.agent)
+            self._check_policy(request.policy_id)
+        except Refused as error:
+            self._refuse(record, span, request.rollout_id, "refused", str(error), request)
+            return
+        body = RolloutStarted(request, span, record.offset, digest)
+        start = Event.decision(request.rollout_id, 1, self.outbox.name, body)
+        if not self.outbox.write(start, record.partition, record):
+            reason = "the request is too large for the journal"
+            self._refuse(record, span, request.rollout_id, "too_large", reason, None)
+        elif record.partition in self.journals:
+            self.journals[record.partition].starting.add(record.offset)
+
+    def refuse_unread(self, record: Record, error: WireError) -> None:
+        """Where a request was that cannot be read, the journal says that it was refused."""
+        rollout_id = (record.key or b"").decode("utf-8", "replace")
+        if record.key:
+            self._asked[record.partition].note(record.key, record)
+        span, code = self._span(record), UNREAD.get(type(error), "unreadable")
+        if not self._counted(record):
+            self._refuse(record, span, rollout_id, code, str(error), None)
+
+    def _span(self, record: Record) -> int:
+        """The position before this request; the next one begins behind it."""
+        began = self.partitions.get(record.partition, record.offset)
+        self.partitions[record.partition] = record.offset + 1
+        return began
+
+    def _counted(self, record: Record) -> bool:
+        """Whether the journal says that a request was started, so that no start of it can count."""
+        owned = self.journals.get(record.partition)
+        last = owned.journal.last if owned else None
+        return last is not None and record.offset <= last
+
+    def _asked_before(self, record: Record, rollout_id: str) -> First | None:
+        """The request that this one repeats, in its own partition or in another one held here.
+
+        Of two in different partitions the one that was appended first is never refused, whatever is
+        read first: so both may run, where nobody holds both partitions, and never none.
+        """
+        named, here = rollout_id.encode(), self._asked[record.partition]
+        first = here.first(named, record.offset)
+        here.note(named, record)
+        if first is None:
+            own = First(record.timestamp_ms, record.partition, record.offset)
+            others = (asked.first(named) for asked in self._asked.values() if asked.known)
+            first = min((own, *filter(None, others)))
+            first = None if first == own else first
+        replayed = first is not None and any(k == REPLAYED_FROM for k, _ in record.headers or ())
+        return None if replayed else first
+
+    def _repeated(self, record: Record, span: int, rollout_id: str, first: First) -> None:
+        """Refuse what was asked for before.
+
+        It is no attempt of that rollout, and no member of its run: nobody takes its end for the
+        rollout's own.
+        """
+        reason = (
+            f"asked for before, at {first.partition}@{first.offset} of {record.topic}; "
+            "to run it again, ask under a new id: `rollcall submit --again`"
+        )
+        self._refuse(record, span, rollout_id, REPEATED, reason, None, attempt=0)
+
+    def _program_digest(self, name: str) -> str:
+        """Find a program and name its source; raises Refused."""
+        try:
+            return program_digest(self.programs(name))
+        except (Refused, *PROCESS):
+            raise
+        except Exception as error:  # a user's module may do anything when it is looked at
+            msg = f"program {name!r} cannot be had: {raised(error)}"
+            raise Refused(msg) from error
+
+    def _check_policy(self, policy_id: str) -> None:
+        """Raises Refused where nobody could be asked."""
+        try:
+            self.log.partitions(self.topics.calls(policy_id))
+        except TopicsDiffer as error:
+            msg = (
+                f"unknown policy {policy_id!r}; its calls topic is missing, add it with "
+                f"`rollcall topics apply --policy {policy_id}`"
+            )
+            raise Refused(msg) from error
+
+    def _refuse(
+        self,
+        record: Record,
+        span: int,
+        rollout_id: str,
+        code: str,
+        reason: str,
+        request: RolloutRequest | None,
+        *,
+        attempt: int = 1,
+    ) -> None:
+        unnamed = f"unreadable-{record.partition}-{record.offset}"
+        rollout_id = fitting(rollout_id) or unnamed
+        kept = request if request is not None and _names_fit(request) else None
+        reason = plain(reason, REASON_CHARS)
+        body = RolloutRefused(code, reason, span, record.offset, kept)
+        event = Event.decision(rollout_id, attempt, self.outbox.name, body)
+        if not self.outbox.write(event, record.partition, record):
+            bare = replace(body, request=None)
+            self.outbox.write(replace(event, body=bare), record.partition, record)
+        log.warning("request_refused", rollout_id=rollout_id, code=code, reason=reason)
+
+
+def _names_fit(request: RolloutRequest) -> bool:
+    try:
+        check_names(request)
+    except Refused:
+        return False
+    return True

@@ -1,21 +1,25 @@
 """`rollcall retrain`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from compose.cli.connection import cluster
+from schemas.errors import Refused
+
+STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
+
+Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
+Steps = Annotated[str, typer.Option(metavar="A..B", help="Which steps; or one.")]
+Version = Annotated[
+    int | None, typer.Option(help="Of the branch that led there, not to the newest.")
+]
+Json = Annotated[Path | None, typer.Option(help="Write the report there.")]
 
 
-def retrain(
-    run: Annotated[str, typer.Argument(help="A run's id or folder.")],
-    steps: Annotated[str, typer.Option(metavar="A..B", help="Which steps; or one.")],
-    version: Annotated[
-        int | None, typer.Option(help="Of the branch that led there, not to the newest.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report there.")] = None,
-) -> None:
+def retrain(run: Run, steps: Steps, version: Version = None, json: Json = None) -> None:
     """Train steps of a run again from the record, and compare the weights after each.
 
     Begins at the newest kept checkpoint before A. Writes no record and nothing of the run.
@@ -24,25 +28,29 @@ def retrain(
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
-    import orjson
-
-    from compose import retrain as again
-    from compose.files import refuse_no_folder
+    from compose.files import refuse_no_folder, write_json
     from compose.runs import run_folder
 
-    asked = again.asked_for(steps)
+    numbers = parse_steps(steps)
     refuse_no_folder(json)
     here = cluster()
-    report = again.retrain(
-        here.log,
-        here.codec,
-        here.topics,
-        run_folder.find(here.settings.state(), run),
-        asked,
-        version=version,
-        threads=here.settings.training.threads,
-        tell=typer.echo,
+    folder = run_folder.find(here.settings.state(), run)
+    from compose.pages.retraining_page import retrain_and_tell
+
+    threads = here.settings.training.threads
+    report = retrain_and_tell(
+        here, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
     )
     if json is not None:
-        json.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        write_json(json, report)
     raise typer.Exit(1 if report["differing"] else 0)
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """`3..5`, or `3` for one; raises Refused."""
+    match = STEPS.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        msg = f"--steps {text!r} is no range of steps; write a..b with 1 <= a <= b, such as 3..5"
+        raise Refused(msg)
+    return first, last

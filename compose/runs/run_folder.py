@@ -17,6 +17,7 @@ from schemas.whole_files import write_whole
 if TYPE_CHECKING:
     from compose.cluster import Cluster
     from consumers.heldout import HeldOutPlan
+    from consumers.history.training_record import TrainedRun
     from consumers.training.training_run import TrainingRun
     from trainer.config import LearnerConfig
 
@@ -48,6 +49,12 @@ class RunFolder:
         from trainer.config import LearnerConfig
 
         return LearnerConfig.of({"seed": self.seed, **self.recipe.learner})
+
+    def trained(self) -> "TrainedRun":
+        """What it needs to be trained again; raises Refused for a recipe that is none."""
+        from consumers.history.training_record import TrainedRun
+
+        return TrainedRun(self.run_id, self.policy_id, self.learner(), self.directory, self.policy)
 
     def rule(self) -> AdmissionRule:
         """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from compose.cluster import Cluster
-from compose.retrain import retrain
+from compose.pages.retraining_page import retrain_and_tell
 from compose.runs import run_folder
 from consumers.log.protocols import Reader
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
@@ -99,15 +99,9 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
 def assert_trains_again_to_the_same_weights(cluster: Cluster, result: dict[str, Any]) -> None:
     """What the killed trainers left behind is enough."""
     folder = run_folder.find(cluster.settings.state(), result["run_id"])
-    report = retrain(
-        cluster.log,
-        cluster.codec,
-        cluster.topics,
-        folder,
-        (1, 6),
-        version=None,
-        threads=cluster.settings.training.threads,
-        tell=print,
+    threads = cluster.settings.training.threads
+    report = retrain_and_tell(
+        cluster, folder.trained(), (1, 6), version=None, threads=threads, tell=print
     )
     assert [step["identical"] for step in report["steps"]] == [True] * 6
 

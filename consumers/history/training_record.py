@@ -1,16 +1,17 @@
 """What a run was trained on, read back from the log: its steps, and trajectories by place."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
-from compose.runs.run_folder import RunFolder
-from consumers.log.protocols import Log, Record
-from consumers.log.reading import to_the_end
+from consumers.history.history import History
+from consumers.log.protocols import Log, Record, TopicPartition
+from consumers.log.reading import read_all
 from schemas.codec import Codec
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
-from schemas.topics import Topics
 from schemas.trajectory_refs import refs_of
+from trainer.config import LearnerConfig
 from trainer.samples import Curation, Sample, judge
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
@@ -18,32 +19,42 @@ Place = tuple[str, int, int]
 """Topic, partition, offset."""
 
 
-def steps_of(log: Log, codec: Codec, topics: Topics, folder: RunFolder) -> Iterator[TrainStep]:
-    with closing(log.reader([topics.train_steps])) as reader:
-        for record in to_the_end(reader):
-            if record.key == folder.policy_id.encode():
-                step = codec.decode(record.value, TrainStep)
-                if step.run_id == folder.run_id:
-                    yield step
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """A run that has been trained: whose it is, how it learned, and where its files lie."""
+
+    run_id: str
+    policy_id: str
+    config: LearnerConfig
+    directory: Path
+    """Of its checkpoints and weights."""
+    policy: Path
+    """The policy that it began with."""
 
 
-def digests_of(
-    log: Log, codec: Codec, topics: Topics, folder: RunFolder, versions: set[int]
-) -> Iterator[tuple[int, str]]:
+def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:
+    """The run's steps in the order of the log, those of abandoned branches too."""
+    for record in read_all(history.log, [history.topics.train_steps]):
+        if record.key == run.policy_id.encode():
+            step = history.codec.decode(record.value, TrainStep)
+            if step.run_id == run.run_id:
+                yield step
+
+
+def digests_of(history: History, run: TrainedRun, versions: set[int]) -> Iterator[tuple[int, str]]:
     """Digests of steps whose records were written before they carried them."""
-    with closing(log.reader([topics.versions])) as reader:
-        for record in to_the_end(reader):
-            if record.key == folder.policy_id.encode() and record.value is not None:
-                version = codec.decode(record.value, PolicyVersion)
-                if version.version in versions:
-                    yield version.version, version.weights_digest
+    for record in read_all(history.log, [history.topics.versions]):
+        if record.key == run.policy_id.encode() and record.value is not None:
+            version = history.codec.decode(record.value, PolicyVersion)
+            if version.version in versions:
+                yield version.version, version.weights_digest
 
 
 def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[Place, Record]:
     """The record at every place that the steps name; raises Refused where retention took some."""
     refs = [ref for step in steps for ref in refs_of(step)]
     topics = sorted({ref.topic for ref in refs})
-    starts: dict[tuple[str, int], int] = {}
+    starts: dict[TopicPartition, int] = {}
     for topic in topics:
         bounds = log.bounds(topic)
         _refuse_gone(topic, bounds, steps)
@@ -53,17 +64,16 @@ def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[Place, Record]:
         at = ref.topic, ref.partition
         starts[at] = min(ref.offset, starts.get(at, ref.offset))
     wanted = {_place(ref) for ref in refs}
-    found: dict[Place, Record] = {}
-    with closing(log.reader(topics, starts)) as reader:
-        for record in to_the_end(reader):
-            place = record.topic, record.partition, record.offset
-            if place in wanted:
-                found[place] = record
-                if len(found) == len(wanted):
-                    break
-    if len(found) < len(wanted):
-        raise _made_anew(min(wanted - found.keys()))
-    return found
+    records: dict[Place, Record] = {}
+    for record in read_all(log, topics, starts):
+        place = record.topic, record.partition, record.offset
+        if place in wanted:
+            records[place] = record
+            if len(records) == len(wanted):
+                break
+    if len(records) < len(wanted):
+        raise _made_anew(min(wanted - records.keys()))
+    return records
 
 
 def _refuse_gone(
@@ -80,11 +90,11 @@ def _refuse_gone(
     number, refs = next(iter(gone.items()))
     whole = [step.step for step in steps if step.step > max(gone)]
     still = f"steps {whole[0]}..{whole[-1]} are whole" if whole else "no step of these is whole"
-    named = ", ".join(f"{ref.partition}:{ref.offset}" for ref in refs[:3])
+    some = ", ".join(f"{ref.partition}:{ref.offset}" for ref in refs[:3])
     more = f" and {len(refs) - 3} more" if len(refs) > 3 else ""
     lows = ", ".join(f"{p} from {bounds[p][0]}" for p in sorted({ref.partition for ref in refs}))
     msg = (
-        f"step {number} was made of trajectories that retention has taken: {topic} {named}{more}; "
+        f"step {number} was made of trajectories that retention has taken: {topic} {some}{more}; "
         f"still there are partitions {lows}; {still}"
     )
     raise Refused(msg)
@@ -105,7 +115,10 @@ def _made_anew(place: Place) -> TopicRecreated:
 def samples_of(
     step: TrainStep, records: Mapping[Place, Record], codec: Codec, curation: Curation
 ) -> tuple[Sample, ...]:
-    """The step's samples in the order of its record, judged as they were then."""
+    """The step's samples in the order of its record, judged as they were then.
+
+    Raises TopicRecreated, and Refused where the recipe would not train on them now.
+    """
     samples = []
     for ref in refs_of(step):
         scored = codec.decode(records[_place(ref)].value, ScoredTrajectory)

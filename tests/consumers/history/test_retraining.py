@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from compose.retrain import asked_for, retrain
+from compose.cli.retrain import parse_steps
+from compose.pages.retraining_page import retrain_and_tell
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder, require_unchanged
 from schemas.errors import Refused, TopicRecreated
@@ -34,12 +35,10 @@ def again(
     world: World, steps: str, *, version: int | None = None, folder: RunFolder | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     told: list[str] = []
-    report = retrain(
-        world.log,
-        world.shop.codec,
-        world.topics,
-        folder or world.folder,
-        asked_for(steps),
+    report = retrain_and_tell(
+        world,
+        (folder or world.folder).trained(),
+        parse_steps(steps),
         version=version,
         threads=torch.get_num_threads(),
         tell=told.append,
@@ -177,7 +176,7 @@ def told_otherwise(world: World) -> None:
 @pytest.mark.parametrize("text", ["", "4..2", "0..3", "a..b", "1-3", "..3"])
 def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
     with pytest.raises(Refused, match=r"write a\.\.b with 1 <= a <= b"):
-        asked_for(text)
+        parse_steps(text)
 
 
 def test_steps_that_are_not_there_are_named_with_those_that_are(finished: World) -> None:

@@ -1,0 +1,73 @@
+"""Training steps of a run again, told while it goes on."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from consumers.history.history import History
+from consumers.history.retraining import (
+    RetrainedStep,
+    RetrainingPlan,
+    otherwise,
+    plan,
+    report,
+    train,
+)
+from consumers.history.training_record import TrainedRun
+from trainer.machine import machine
+
+
+def retrain_and_tell(
+    history: History,
+    run: TrainedRun,
+    steps: tuple[int, int],
+    *,
+    version: int | None,
+    threads: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Plan, train, tell in lines; return the report. Raises Refused before anything is trained."""
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    ahead = plan(history, run, *steps, version)
+    for line in _plan_lines(ahead, threads):
+        tell(line)
+    retrained = []
+    for step in train(ahead, history.codec):
+        tell(_step_line(step))
+        retrained.append(step)
+    return report(ahead, threads, retrained)
+
+
+def _plan_lines(plan: RetrainingPlan, threads: int) -> Iterator[str]:
+    """What is going to happen."""
+    begin = plan.start.state.step + 1
+    yield (
+        f"run {plan.run.run_id}, branch of version {plan.branch.version}: from checkpoint "
+        f"{plan.path.name} (step {plan.start.state.step}), {threads} thread"
+        f"{'' if threads == 1 else 's'}"
+    )
+    if begin < plan.first:
+        last = plan.first - 1
+        between = f"step {last} is" if begin == last else f"steps {begin}..{last} are"
+        yield f"no checkpoint of step {last} was kept: {between} trained too"
+    others = otherwise(plan, machine("cpu"))
+    if others:
+        yield f"the bits may differ, for this is not as it was: {'; '.join(others)}"
+
+
+def _step_line(step: RetrainedStep) -> str:
+    if step.identical:
+        verdict = "identical"
+    elif not step.announced:
+        verdict = "nothing to compare with: its digest is announced no more"
+    elif step.difference is None:
+        verdict = f"differs from {step.announced[:16]}; its weights file is gone"
+    else:
+        verdict = f"differs from {step.announced[:16]} by at most {step.difference:.3g}"
+    return (
+        f"step {step.step:>4}  version {step.version:>4}  {step.trajectories:>4} trajectories  "
+        f"digest {step.digest[:16]}  {verdict}{'' if step.asked else ' (between)'}"
+    )

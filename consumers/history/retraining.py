@@ -1,0 +1,197 @@
+"""Training some steps of a run again from the record, and comparing the weights.
+
+The law: what a step was made of is in its record, so it is fetched by place and goes the way that
+the trainer's own samples go: `judge`, then `Learner.step`, in the order of the record. Nothing else
+enters a step: curation chose the trajectories, and the generator of torch is in the checkpoint.
+Nothing is written, to no topic and not into the run's folder.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from consumers.history.history import History
+from consumers.history.training_record import (
+    CHANGED,
+    Place,
+    TrainedRun,
+    digests_of,
+    fetch,
+    samples_of,
+    steps_of,
+)
+from consumers.log.protocols import Record
+from schemas.codec import Codec
+from schemas.errors import Refused, RollcallError
+from schemas.trajectory_refs import refs_of
+from schemas.weights import RawTensor, from_safetensors, weights_digest
+from trainer import checkpoint as checkpoints
+from trainer.branches import Branch, branch_of
+from trainer.checkpoint import Checkpoint
+from trainer.machine import differing, machine
+from trainer.step import Learner
+
+
+@dataclass(frozen=True, slots=True)
+class RetrainedStep:
+    """One step, trained again."""
+
+    step: int
+    version: int
+    trajectories: int
+    asked: bool
+    """False for a step between the checkpoint and the first that was asked for."""
+    digest: str
+    announced: str
+    """Empty where neither train.steps nor policy.versions knows it any more."""
+    difference: float | None = None
+    """The largest absolute one of a parameter; None where the weights of then are gone."""
+
+    @property
+    def identical(self) -> bool | None:
+        """None where there is nothing to compare with."""
+        return self.digest == self.announced if self.announced else None
+
+
+@dataclass(frozen=True, slots=True)
+class RetrainingPlan:
+    """What will be trained, from where."""
+
+    run: TrainedRun
+    branch: Branch
+    start: Checkpoint
+    path: Path
+    first: int
+    last: int
+    records: dict[Place, Record]
+    announced: dict[int, str]
+
+    def numbers(self) -> range:
+        return range(self.start.state.step + 1, self.last + 1)
+
+
+def plan(
+    history: History, run: TrainedRun, first: int, last: int, version: int | None = None
+) -> RetrainingPlan:
+    """Find everything that is needed before anything is trained; raises Refused, one line."""
+    steps = list(steps_of(history, run))
+    if not steps:
+        topic = history.topics.train_steps
+        msg = f"run {run.run_id!r} has no record in {topic}: it has trained no step"
+        raise Refused(msg)
+    branch = branch_of(steps, version)
+    branch.require(first, last)
+    path, start = _checkpoint(run, branch, first)
+    checkpoints.require_recipe(path, run.config.digest(), CHANGED)
+    wanted = [branch.steps[number] for number in range(start.state.step + 1, last + 1)]
+    records = fetch(history.log, wanted)
+    announced = {step.version: step.weights_digest for step in wanted}
+    if not all(announced.values()):
+        announced |= dict(digests_of(history, run, set(announced)))
+    return RetrainingPlan(run, branch, start, path, first, last, records, announced)
+
+
+def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
+    """Each step as soon as it is trained."""
+    run = plan.run
+    learner = Learner(str(run.policy), run.config)
+    learner.load(plan.start.state)
+    curation = replace(
+        run.config.curation(run.run_id, run.policy_id),
+        vocabulary=learner.vocabulary,
+        context=learner.context,
+    )
+    for number in plan.numbers():
+        step = plan.branch.steps[number]
+        learner.step(samples_of(step, plan.records, codec, curation), version=step.version)
+        tensors = learner.tensors()
+        digest, announced = weights_digest(tensors), plan.announced[step.version]
+        difference: float | None = 0.0
+        if digest != announced:
+            then = _weights_of(run, step.version, announced)
+            difference = _difference(tensors, then) if then else None
+        yield RetrainedStep(
+            step=number,
+            version=step.version,
+            trajectories=len(refs_of(step)),
+            asked=number >= plan.first,
+            digest=digest,
+            announced=announced,
+            difference=difference,
+        )
+
+
+def otherwise(plan: RetrainingPlan, now: Mapping[str, str]) -> list[str]:
+    """What the steps were trained on then and are not now: their bits may differ for it."""
+    steps = [plan.branch.steps[number] for number in plan.numbers()]
+    return list(dict.fromkeys(text for step in steps for text in differing(step.machine, now)))
+
+
+def report(plan: RetrainingPlan, threads: int, steps: Sequence[RetrainedStep]) -> dict[str, Any]:
+    """All of it as plain values, for JSON."""
+    return {
+        "run_id": plan.run.run_id,
+        "branch": plan.branch.version,
+        "checkpoint": plan.path.name,
+        "checkpoint_step": plan.start.state.step,
+        "threads": threads,
+        "otherwise": otherwise(plan, machine("cpu")),
+        "differing": [step.step for step in steps if step.identical is False],
+        "steps": [asdict(step) | {"identical": step.identical} for step in steps],
+    }
+
+
+def _checkpoint(run: TrainedRun, branch: Branch, first: int) -> tuple[Path, Checkpoint]:
+    """The newest whole checkpoint of the branch from before step `first`."""
+    kept = checkpoints.kept(run.directory / "checkpoints")
+    at = {branch.step_of(version): path for version, path in kept.items()}
+    before = sorted(
+        (number for number in at if number is not None and number < first), reverse=True
+    )
+    damaged = []
+    for number in before:
+        try:
+            return at[number], checkpoints.load(at[number])
+        except (RollcallError, OSError, ValueError, KeyError, TypeError) as error:
+            damaged.append(f"{at[number].name}: {type(error).__name__}: {error}")
+    kept_steps = sorted(number for number in at if number is not None)
+    has = f"after steps {', '.join(map(str, kept_steps))}" if kept_steps else "none of this branch"
+    bad = f"; damaged: {'; '.join(damaged)}" if damaged else ""
+    least = next((number + 1 for number in kept_steps if number not in before), None)
+    remedy = f"; begin with step {least}" if least is not None and least in branch.steps else ""
+    msg = (
+        f"run {run.run_id!r} has no checkpoint from before step {first}; kept are those "
+        f"{has}{bad}{remedy}"
+    )
+    raise Refused(msg)
+
+
+def _weights_of(run: TrainedRun, version: int, digest: str) -> dict[str, RawTensor] | None:
+    """What was announced, from the weights folder or the version's checkpoint; None when gone."""
+    for tensors in _candidates(run, version):
+        if weights_digest(tensors) == digest:
+            return tensors
+    return None
+
+
+def _candidates(run: TrainedRun, version: int) -> Iterable[dict[str, RawTensor]]:
+    for path in sorted((run.directory / "weights").glob(f"v{version:08d}-*.safetensors")):
+        yield from_safetensors(path.read_bytes())
+    kept = checkpoints.kept(run.directory / "checkpoints")
+    if version in kept:
+        yield dict(checkpoints.load(kept[version]).state.weights)
+
+
+def _difference(ours: dict[str, RawTensor], theirs: dict[str, RawTensor]) -> float:
+    """The largest absolute difference of a parameter; both are float32."""
+    return max(
+        float(np.abs(_values(tensor) - _values(theirs[name])).max(initial=0.0))
+        for name, tensor in ours.items()
+    )
+
+
+def _values(tensor: RawTensor) -> np.ndarray:
+    return np.frombuffer(tensor.data, dtype="<f4").astype(np.float64)

@@ -1,5 +1,6 @@
 """`rollcall curve`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,19 +9,17 @@ import typer
 from compose.cli.connection import cluster
 from compose.extras import require
 
+Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
+Out = Annotated[Path | None, typer.Option(help="A PNG, or a folder for a PNG and a CSV.")]
+Csv = Annotated[Path | None, typer.Option(help="A line for each step.")]
+Tensorboard = Annotated[
+    Path | None, typer.Option(help="Event files go into a folder of the run's name.")
+]
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
 
 
 def curve(
-    run: Annotated[str, typer.Argument(help="A run's id or folder.")],
-    out: Annotated[
-        Path | None, typer.Option(help="A PNG, or a folder for a PNG and a CSV.")
-    ] = None,
-    csv: Annotated[Path | None, typer.Option(help="A line for each step.")] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Event files go into a folder of the run's name.")
-    ] = None,
-    json: Json = False,
+    run: Run, out: Out = None, csv: Csv = None, tensorboard: Tensorboard = None, json: Json = False
 ) -> None:
     """Show how a run went: reward, length, staleness, entropy, loss, held-out success.
 
@@ -28,29 +27,24 @@ def curve(
 
     Example: rollcall curve lake-any-start-20261121-140000-s7 --out curves
     """
-    from functools import partial
-
-    from compose.terminal import emit
-
     picture = out / "curve.png" if out and out.suffix != ".png" else out
     lines = csv or (out / "curve.csv" if out and out.suffix != ".png" else None)
     if picture:
         require("matplotlib")
     if tensorboard:
         require("tensorboardX")
-    from compose import curves
+    from compose.conductor.curve_files import write_files
+    from compose.pages.curve_page import print_chart
+    from compose.runs.run_folder import find_or_none
+    from compose.terminal import emit
+    from consumers.history.run_curve import curve_of
 
-    found = curves.read(cluster(), run)
-    written = []
-    if picture:
-        curves.draw(found, picture)
-        written.append(picture)
-    if lines:
-        curves.write_csv(found, lines)
-        written.append(lines)
-    if tensorboard:
-        written.append(curves.write_tensorboard(found, tensorboard))
+    here = cluster()
+    folder = find_or_none(here.settings.state(), run)
+    run_id, rule = (folder.run_id, folder.held_out_rule()) if folder else (run, None)
+    series = curve_of(here, run_id, rule)
+    written = write_files(series, picture=picture, lines=lines, tensorboard=tensorboard)
     for path in written:
         typer.echo(f"written {path}", err=json)
     if json or not written:
-        emit(found.plain(), partial(curves.print_chart, found), json=json)
+        emit(series.plain(), partial(print_chart, series), json=json)

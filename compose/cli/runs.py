@@ -1,11 +1,16 @@
 """`rollcall demo`, `run`, `serve`, `runs`: training runs, and what is left of them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compose.cli.connection import cluster, settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from compose.runs.listing import RunEntry
 
 Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
 Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]
@@ -92,11 +97,33 @@ def list_runs(
     from compose.runs import listing
     from compose.terminal import emit
 
-    found = listing.list_runs(cluster())
-    if found or json:
-        emit(found, lambda terminal: terminal.print(listing.table(found)), json=json)
+    entries = listing.list_runs(cluster())
+    if entries or json:
+        emit(entries, lambda terminal: terminal.print(_table(entries)), json=json)
     else:
         typer.echo("no run yet; `rollcall demo` makes one")
+
+
+def _table(entries: "list[RunEntry]") -> "Table":
+    from rich.table import Table
+
+    from consumers.history.times import iso
+
+    table = Table("run", "recipe", "policy", "started", "steps", "version", "held-out", "state")
+    for column in (4, 5, 6):
+        table.columns[column].justify = "right"
+    for run in entries:
+        table.add_row(
+            run.run_id,
+            run.recipe or "-",
+            run.policy_id,
+            (iso(run.started_ms) or "-")[:19],
+            f"{run.steps:,}",
+            "-" if run.version is None else str(run.version),
+            "-" if run.success is None else f"{run.success:.3f}",
+            run.state,
+        )
+    return table
 
 
 def retire(
@@ -115,15 +142,15 @@ def retire(
 
     Example: rollcall runs retire lake-any-start-20261121-155458-s7 --yes
     """
-    from compose.runs import retirement as retiring
+    from compose.runs.retirement import remains_of, remove
 
     here = cluster()
-    left = retiring.left_by(here, run, folder=folder)
+    remains = remains_of(here, run, folder=folder)
     if yes:
-        retiring.remove(here, left)
-    for line in left.lines():
+        remove(here, remains)
+    for line in remains.lines():
         typer.echo(f"{'removed' if yes else 'would remove'} {line}")
-    if not left.lines():
-        typer.echo(f"nothing is left of run {left.run_id}")
+    if not remains.lines():
+        typer.echo(f"nothing is left of run {remains.run_id}")
     elif not yes:
         typer.echo("do it with --yes")

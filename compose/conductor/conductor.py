@@ -18,8 +18,8 @@ from rich.console import Console as Terminal
 from rich.live import Live
 
 from compose.cluster import Cluster, answers, cluster_of
+from compose.conductor.curve_files import draw
 from compose.conductor.live_panel import line, render
-from compose.curves import Curve, draw
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.processes import memory_bytes
@@ -31,6 +31,7 @@ from compose.workers.shutdown import Drained
 from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
 from consumers.heldout import HeldOut
+from consumers.history.run_curve import RunCurve
 from consumers.history.run_figures import Console, Figures
 from producers import provision
 from schemas.errors import Unavailable
@@ -255,7 +256,7 @@ def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[st
     if summary is not None:
         write_json(summary, result)
     picture = folder.directory / "curve.png"
-    draw(Curve.of(folder.run_id, figures.steps, figures.heldout), picture)
+    draw(RunCurve.of(folder.run_id, figures.steps, figures.heldout), picture)
     terminal.print(_words(run, result, picture), highlight=False, soft_wrap=True)
     return result
 

@@ -1,4 +1,4 @@
-"""`rollcall runs retire`: a run that is over leaves no topic and no group behind.
+"""A run that is over leaves no topic and no group behind.
 
 What it did stays in the journal, in the trajectories and in `train.steps`, so `curve`, `eval` and
 `retrain` go on working; its calls topic holds nothing that the journal does not.
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose import curves
-from compose.runs import listing
+from compose.runs.listing import is_training
+from compose.runs.run_folder import find_or_none
 from consumers.history.local_programs import watched_world
+from consumers.history.run_curve import steps_of_runs
 from consumers.history.waiting import WaitReader
 from schemas.errors import Refused
 from schemas.names import unknown
@@ -19,11 +20,11 @@ from schemas.names import unknown
 if TYPE_CHECKING:
     from compose.cluster import Cluster
 
-NAMED = 3
+OPEN_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Remains:
     """What a run has left behind."""
 
     run_id: str
@@ -40,60 +41,62 @@ class Left:
         return [*lines, f"folder {self.folder}"] if self.folder else lines
 
 
-def left_by(cluster: "Cluster", name: str, *, folder: bool) -> Left:
+def remains_of(cluster: "Cluster", name: str, *, folder: bool) -> Remains:
     """What there is of a run, by its id or folder; raises Refused for one that is unknown or on.
 
     `folder`: its checkpoints, weights and logs too.
     """
-    found = curves.folder_of(cluster, name)
-    run_id = found.run_id if found else name
-    steps = {} if found else curves.steps_of(cluster)
-    if found is None and run_id not in steps:
+    own = find_or_none(cluster.settings.state(), name)
+    run_id = own.run_id if own else name
+    steps = {} if own else steps_of_runs(cluster)
+    if own is None and run_id not in steps:
         raise unknown("run", name, sorted(steps))
-    if found is None and folder:
+    if own is None and folder:
         msg = f"run {run_id!r} has no folder in {cluster.settings.state()}; leave --folder out"
         raise Refused(msg)
-    policy_id = found.policy_id if found else steps[run_id][0][0].policy_id
-    if found and listing.is_training(found):
+    policy_id = own.policy_id if own else steps[run_id][0][0].policy_id
+    if own and is_training(own):
         msg = f"run {run_id!r} is training; end it with Ctrl-C, or `rollcall drain` its trainer"
         raise Refused(msg)
     calls = cluster.topics.calls(policy_id)
-    there = cluster.admin.partitions()
-    ours = cluster.settings.prefix, f".{policy_id}"
-    groups = [g for g in cluster.log.group_names() if g.startswith(ours[0]) and g.endswith(ours[1])]
-    left = Left(
+    topics = cluster.admin.partitions()
+    prefix, suffix = cluster.settings.prefix, f".{policy_id}"
+    groups = [g for g in cluster.log.group_names() if g.startswith(prefix) and g.endswith(suffix)]
+    remains = Remains(
         run_id,
         policy_id,
-        {calls: there[calls]} if calls in there else {},
+        {calls: topics[calls]} if calls in topics else {},
         groups,
-        found.directory if found and folder else None,
+        own.directory if own and folder else None,
     )
-    _require_over(cluster, left)
-    return left
+    _require_over(cluster, remains)
+    return remains
 
 
-def _require_over(cluster: "Cluster", left: Left) -> None:
+def _require_over(cluster: "Cluster", remains: Remains) -> None:
     """Raise Refused while somebody serves the run's policy or a rollout of it is open."""
-    members = sorted({member.client_id for member in cluster.admin.members(left.groups)})
+    members = sorted({member.client_id for member in cluster.admin.members(remains.groups)})
     if members:
-        msg = f"{', '.join(members)} serve {left.policy_id!r}; `rollcall drain {members[0]}` first"
+        msg = (
+            f"{', '.join(members)} serve {remains.policy_id!r}; `rollcall drain {members[0]}` first"
+        )
         raise Refused(msg)
     settings = cluster.settings
     world = watched_world(settings.agents.program_timeout_s)
     reader = WaitReader(cluster, cluster.admin, world, settings.rewards.scoring_id)
-    open_ = sorted(reader.open_rollouts(left.run_id, left.policy_id))
+    open_ = sorted(reader.open_rollouts(remains.run_id, remains.policy_id))
     if open_:
-        some = ", ".join([*open_[:NAMED], *(["..."] if len(open_) > NAMED else [])])
+        some = ", ".join([*open_[:OPEN_NAMED], *(["..."] if len(open_) > OPEN_NAMED else [])])
         msg = (
-            f"{len(open_):,} rollouts of run {left.run_id!r} are open ({some}); `rollcall waiting` "
-            "says for what, `rollcall cancel` ends them"
+            f"{len(open_):,} rollouts of run {remains.run_id!r} are open ({some}); "
+            "`rollcall waiting` says for what, `rollcall cancel` ends them"
         )
         raise Refused(msg)
 
 
-def remove(cluster: "Cluster", left: Left) -> None:
+def remove(cluster: "Cluster", remains: Remains) -> None:
     """Remove all of it; what is gone already is none to mind. Raises Refused, Unavailable."""
-    cluster.admin.delete_groups(left.groups)
-    cluster.admin.delete_topics(list(left.topics))
-    if left.folder:
-        shutil.rmtree(left.folder)
+    cluster.admin.delete_groups(remains.groups)
+    cluster.admin.delete_topics(list(remains.topics))
+    if remains.folder:
+        shutil.rmtree(remains.folder)

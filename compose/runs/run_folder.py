@@ -17,6 +17,7 @@ from schemas.whole_files import write_whole
 if TYPE_CHECKING:
     from compose.cluster import Cluster
     from consumers.heldout import HeldOutPlan
+    from consumers.history.run_curve import HeldOutRule
     from consumers.history.training_record import TrainedRun
     from consumers.training.training_run import TrainingRun
     from trainer.config import LearnerConfig
@@ -80,6 +81,12 @@ class RunFolder:
     def draws(self) -> Draws:
         template = self.recipe.template(self.run_id, self.policy_id)
         return Draws(template, self.seed, self.learner().group_size, self.recipe.task.seeds)
+
+    def held_out_rule(self) -> "HeldOutRule":
+        """How it is evaluated, and whose rewards count."""
+        from consumers.history.run_curve import HeldOutRule
+
+        return HeldOutRule(self.heldout(), self.recipe.scoring_id)
 
     def heldout(self) -> "HeldOutPlan":
         from consumers.heldout import HeldOutPlan
@@ -164,6 +171,13 @@ def find(state: Path, name: str) -> RunFolder:
             raise Refused(msg)
         raise unknown("run", name, known)
     return load(state / "runs" / name)
+
+
+def find_or_none(state: Path, name: str) -> RunFolder | None:
+    """The same; None for a run from elsewhere, of which there is only the log."""
+    with suppress(Refused):
+        return find(state, name)
+    return None
 
 
 def require_unchanged(folder: RunFolder) -> None:

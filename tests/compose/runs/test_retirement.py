@@ -8,7 +8,7 @@ import pytest
 from compose.cluster import Cluster
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
-from compose.runs.retirement import left_by, remove
+from compose.runs.retirement import remains_of, remove
 from compose.settings import Settings
 from compose.workers.build import sole_trainer
 from consumers.audit.audit import audit
@@ -48,12 +48,12 @@ def leave(cluster: MemoryCluster) -> None:
 
 def refusal(cluster: MemoryCluster, name: str = "run", *, folder: bool = False) -> str:
     with pytest.raises(Refused) as told:
-        left_by(cluster, name, folder=folder)  # type: ignore[arg-type]
+        remains_of(cluster, name, folder=folder)  # type: ignore[arg-type]
     return str(told.value)
 
 
 def test_what_is_left_is_named_and_nothing_is_removed(cluster: MemoryCluster) -> None:
-    left = left_by(cluster, "run", folder=False)  # type: ignore[arg-type]
+    left = remains_of(cluster, "run", folder=False)  # type: ignore[arg-type]
 
     assert left.lines() == [f"topic {CALLS}, 3 partitions", "group t.models.p"]
     assert CALLS in cluster.log.topics
@@ -63,14 +63,14 @@ def test_what_is_left_is_named_and_nothing_is_removed(cluster: MemoryCluster) ->
 def test_topic_and_groups_are_removed_and_the_history_still_verifies(
     cluster: MemoryCluster,
 ) -> None:
-    remove(cluster, left_by(cluster, "run", folder=False))  # type: ignore[arg-type]
+    remove(cluster, remains_of(cluster, "run", folder=False))  # type: ignore[arg-type]
 
     assert CALLS not in cluster.log.topics
     assert "t.models.p" not in cluster.log.groups
     assert {"t.agents", "t.environments", "t.rewards.default"} <= cluster.log.groups.keys()
     report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
     assert (report.ok, report.ended) == (True, 3)
-    assert left_by(cluster, "run", folder=False).lines() == []  # type: ignore[arg-type]
+    assert remains_of(cluster, "run", folder=False).lines() == []  # type: ignore[arg-type]
 
 
 def test_a_run_with_an_open_rollout_is_refused(cluster: MemoryCluster) -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compose import curves
 from compose.cluster import Cluster
+from compose.conductor import curve_files
 from compose.conductor.live_panel import BARS
-from compose.curves import HELD_OUT, Curve
+from compose.pages.curve_page import print_chart
 from compose.runs import listing, run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
 from compose.workers.build import sole_trainer
 from consumers.heldout import MARK
+from consumers.history.run_curve import HELD_OUT, RunCurve, curve_of
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
 from tests.support.command_line import addresses, refused, rollcall
@@ -65,8 +66,9 @@ def evaluate(
         cluster.log.append(topic, key.encode(), cluster.codec.encode(topic, scored))
 
 
-def read(cluster: MemoryCluster, name: str = RUN) -> Curve:
-    return curves.read(cluster, name)  # type: ignore[arg-type]
+def read(cluster: MemoryCluster, name: str = RUN) -> RunCurve:
+    own = run_folder.find_or_none(cluster.settings.state(), name)
+    return curve_of(cluster, name, own.held_out_rule() if own else None)
 
 
 def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False) -> Path:
@@ -130,10 +132,10 @@ def test_the_curve_is_written_as_a_picture_lines_and_events(
     evaluate(cluster, 2, [1.0, 1.0])
     curve = read(cluster)
 
-    curves.draw(curve, tmp_path / "new" / "curve.png")
-    curves.write_csv(curve, tmp_path / "curve.csv")
+    curve_files.draw(curve, tmp_path / "new" / "curve.png")
+    curve_files.write_csv(curve, tmp_path / "curve.csv")
     for _ in range(2):
-        events = curves.write_tensorboard(curve, tmp_path / "board")
+        events = curve_files.write_tensorboard(curve, tmp_path / "board")
 
     assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "curve.csv").open() as lines:
@@ -172,7 +174,7 @@ def test_a_place_that_cannot_be_written_is_refused(cluster: MemoryCluster, tmp_p
     (tmp_path / "file").write_text("")
 
     with pytest.raises(Refused, match="cannot write"):
-        curves.write_csv(read(cluster), tmp_path / "file" / "curve.csv")
+        curve_files.write_csv(read(cluster), tmp_path / "file" / "curve.csv")
 
 
 def test_without_a_file_the_curve_is_a_chart_of_text(
@@ -180,7 +182,7 @@ def test_without_a_file_the_curve_is_a_chart_of_text(
 ) -> None:
     train(cluster, *(step(number, number, number - 1) for number in range(1, 9)))
 
-    curves.print_chart(read(cluster), Console(width=120))
+    print_chart(read(cluster), Console(width=120))
 
     shown = capsys.readouterr().out
     assert BARS in shown
@@ -205,7 +207,7 @@ def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) 
         "c-stopped": ("lake-any-start", 0, None, None, "stopped"),
         RUN: ("", 1, 1, 0.5, "elsewhere"),
     }
-    assert [run["run_id"] for run in listing.plain(found)][-1] == RUN
+    assert found[-1].run_id == RUN
 
 
 @pytest.mark.broker

@@ -1,0 +1,91 @@
+"""A run's curve as files: a picture, lines, events of TensorBoard."""
+
+import csv
+from pathlib import Path
+
+from consumers.history.run_curve import HELD_OUT, RunCurve
+from schemas.errors import Refused
+
+
+def write_files(
+    curve: RunCurve, *, picture: Path | None, lines: Path | None, tensorboard: Path | None
+) -> list[Path]:
+    """Each that is named; returns what was written. Raises Refused where that cannot be."""
+    written = []
+    if picture:
+        draw(curve, picture)
+        written.append(picture)
+    if lines:
+        write_csv(curve, lines)
+        written.append(lines)
+    if tensorboard:
+        written.append(write_tensorboard(curve, tensorboard))
+    return written
+
+
+def write_csv(curve: RunCurve, path: Path) -> None:
+    """One line a step, every metric a column; held-out success where it was measured."""
+    names = sorted({name for step in curve.steps for name in step.metrics})
+    success = dict(curve.heldout)
+    with _writable(path).open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["step", "version", "parent", "held_out_success", *names])
+        if curve.steps and curve.steps[0].parent in success:
+            before = curve.steps[0].parent
+            writer.writerow([0, before, "", success[before], *[""] * len(names)])
+        for step in curve.steps:
+            metrics = [step.metrics.get(name, "") for name in names]
+            measured = success.get(step.version, "")
+            writer.writerow([step.step, step.version, step.parent, measured, *metrics])
+
+
+def _writable(path: Path) -> Path:
+    """The path itself, below folders that are there now."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}"
+        raise Refused(msg) from error
+    return path
+
+
+def draw(curve: RunCurve, path: Path) -> None:
+    """Every series as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True)
+    for at, (name, points) in zip(axes.flat, curve.series().items(), strict=True):
+        marker = "o" if name == HELD_OUT else ""
+        at.plot([x for x, _ in points], [y for _, y in points], marker=marker)
+        at.set_title(name)
+        at.grid(alpha=0.3)
+        if name == HELD_OUT:
+            at.set_ylim(-0.05, 1.05)
+    for at in axes[-1]:
+        at.set_xlabel("optimiser step")
+    figure.suptitle(curve.run_id)
+    figure.tight_layout()
+    figure.savefig(_writable(path), format="png", dpi=120)
+    plt.close(figure)
+
+
+def write_tensorboard(curve: RunCurve, directory: Path) -> Path:
+    """Event files in a folder of the run's name, instead of those of the last time."""
+    from tensorboardX import SummaryWriter
+
+    folder = _writable(directory / curve.run_id / "events.rollcall").parent
+    for old in folder.glob("events*.rollcall"):
+        old.unlink()
+    writer = SummaryWriter(str(folder), filename_suffix=".rollcall")
+    for step in curve.steps:
+        at_s = curve.at_ms.get(step.version, 0) / 1000
+        for name, value in step.metrics.items():
+            writer.add_scalar(f"train/{name}", value, step.step, walltime=at_s)
+    for at, success in curve.series()[HELD_OUT]:
+        writer.add_scalar("held_out/success", success, at)
+    writer.close()
+    return folder

@@ -1,0 +1,163 @@
+"""The way of a run, from `train.steps` and the held-out part of `trajectories.scored` alone.
+
+A trainer that came back may have taken steps again from an older checkpoint; what the newest
+version descends from is the run, the rest is counted as abandoned.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from consumers.heldout import MARK, HeldOut, HeldOutPlan
+from consumers.history.history import History
+from consumers.history.ranges import Range, extent_of
+from consumers.log.reading import read_all, read_between
+from schemas.errors import Refused, WireError
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.names import unknown
+from trainer.branches import descent
+
+SERIES: Mapping[str, str] = {
+    "reward": "reward_mean",
+    "length": "length_mean",
+    "staleness": "staleness_mean",
+    "entropy": "entropy",
+    "loss": "loss",
+}
+"""What is shown, by the metric of a step that it is."""
+HELD_OUT = "held-out success"
+
+
+@dataclass
+class RunCurve:
+    """One run: its steps in order, and what its held-out evaluations gave."""
+
+    run_id: str
+    steps: list[TrainStep]
+    heldout: list[tuple[int, float]]
+    """(version, success) of every complete evaluation."""
+    at_ms: dict[int, int] = field(default_factory=dict)
+    """When each version's step was written, where that is known."""
+    abandoned: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        run_id: str,
+        steps: Iterable[TrainStep],
+        heldout: HeldOut | None,
+        at_ms: Mapping[int, int] | None = None,
+    ) -> "RunCurve":
+        """From every step that was written, those of abandoned branches among them."""
+        by_version = {step.version: step for step in steps}
+        own = list(descent(by_version))[::-1]
+        abandoned = len(by_version) - len(own)
+        measured = heldout.curve() if heldout else []
+        return cls(run_id, own, measured, dict(at_ms or {}), abandoned)
+
+    def series(self) -> dict[str, list[tuple[int, float]]]:
+        """(step, value) of everything that is shown; a version's held-out success at its step."""
+        at_step = {step.version: step.step for step in self.steps}
+        series = {
+            name: [(s.step, s.metrics[metric]) for s in self.steps if metric in s.metrics]
+            for name, metric in SERIES.items()
+        }
+        first = self.steps[0].parent if self.steps else None
+        series[HELD_OUT] = [
+            (at_step.get(version, 0), success)
+            for version, success in self.heldout
+            if version in at_step or not self.steps or version == first
+        ]
+        return series
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "steps": [
+                {
+                    "step": step.step,
+                    "version": step.version,
+                    "parent": step.parent,
+                    "at_ms": self.at_ms.get(step.version),
+                    "metrics": step.metrics,
+                }
+                for step in self.steps
+            ],
+            "held_out": [
+                {"version": version, "success": success} for version, success in self.heldout
+            ],
+            "abandoned_steps": self.abandoned,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutRule:
+    """How a run is evaluated, where its recipe is known: its plan, and whose rewards count."""
+
+    plan: HeldOutPlan
+    scoring_id: str
+
+
+def curve_of(history: History, run_id: str, rule: HeldOutRule | None) -> RunCurve:
+    """The curve of a run; raises Refused for one of which there is no record."""
+    steps = steps_of_runs(history)
+    heldout = held_out_of(history, [run_id], {run_id: rule} if rule else {})[run_id]
+    if run_id not in steps and not heldout.results:
+        if rule:
+            msg = f"run {run_id!r} has no step and no held-out result in the log yet"
+            raise Refused(msg)
+        raise unknown("run", run_id, sorted(steps))
+    written = steps.get(run_id, [])
+    at_ms = {step.version: at for step, at in written}
+    return RunCurve.of(run_id, [step for step, _ in written], heldout, at_ms)
+
+
+def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
+    """Every optimiser step by run, and when it was written."""
+    steps: dict[str, list[tuple[TrainStep, int]]] = {}
+    for record in read_all(history.log, [history.topics.train_steps]):
+        with suppress(WireError):
+            step = history.codec.decode(record.value, TrainStep)
+            steps.setdefault(step.run_id, []).append((step, record.timestamp_ms))
+    return steps
+
+
+def held_out_of(
+    history: History, run_ids: Iterable[str], rules: Mapping[str, HeldOutRule]
+) -> dict[str, HeldOut]:
+    """The held-out results of some runs; only they are decoded, for their keys name them."""
+    results = {
+        run_id: HeldOut(rules[run_id].plan if run_id in rules else _plan(run_id))
+        for run_id in run_ids
+    }
+    keys = tuple(f"{run_id}{MARK}".encode() for run_id in results)
+    if not keys:
+        return results
+    extent = extent_of(history.log, history.topics.scored, Range())
+    for record in chain.from_iterable(read_between(history.log, *extent)):
+        if (record.key or b"").startswith(keys):
+            with suppress(WireError):
+                _take(results, rules, history.codec.decode(record.value, ScoredTrajectory))
+    return results
+
+
+def _take(
+    results: Mapping[str, HeldOut], rules: Mapping[str, HeldOutRule], scored: ScoredTrajectory
+) -> None:
+    """Note a result under the run's scoring id; without a rule, under whichever there is."""
+    request = scored.trajectory.request
+    if request is None or request.run_id not in results:
+        return
+    heldout, rule = results[request.run_id], rules.get(request.run_id)
+    if rule is not None and rule.scoring_id != scored.scoring_id:
+        return
+    if rule is None and not heldout.plan.seeds[1]:
+        heldout.plan = _plan(request.run_id, request.group_size)
+    heldout.take(scored)
+
+
+def _plan(run_id: str, seeds: int = 0) -> HeldOutPlan:
+    """What is known of a run's evaluation without its recipe: success is a reward of 1."""
+    return HeldOutPlan(RolloutRequest("", Task(), run_id=run_id), (0, seeds), 0, 1.0, 2.0)

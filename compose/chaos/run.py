@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from compose.chaos.experiment import Conductor
-from compose.chaos.faults import roles_of
 from compose.chaos.outcome import Outcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.stage import staged
@@ -26,26 +25,17 @@ WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 
 
 def run_chaos(
-    settings: Settings,
-    *,
-    minutes: float | None,
-    seed: int,
-    kill: str,
-    kills: int | None,
-    rollouts: int | None,
-    beside: Path | None,
-    json: Path | None,
-    keep: Path | None,
-    terminal: Console,
+    settings: Settings, plan: ChaosPlan, *, json: Path | None, keep: Path | None, terminal: Console
 ) -> bool:
     """Run it all and print the table; True when nothing was lost, doubled or breached."""
-    plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, beside)
     refuse_no_folder(json)
     with interruptible() as check, _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
             set_up("conductor", "conductor", log)
-            others = f", half of the workers of {beside.name}" if beside else ""
-            beginning = f"seed {seed}, session timeout {plan.session_s:g} s{others}, in {directory}"
+            others = f", half of the workers of {plan.beside.name}" if plan.beside else ""
+            beginning = (
+                f"seed {plan.seed}, session timeout {plan.session_s:g} s{others}, in {directory}"
+            )
             terminal.print(beginning, highlight=False, soft_wrap=True)
             outcome, report = _conduct(plan, settings, directory, terminal, check)
         terminal.print(table(outcome))

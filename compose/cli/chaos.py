@@ -7,30 +7,37 @@ import typer
 
 from compose.cli.connection import settings
 
+Minutes = Annotated[float | None, typer.Option(help="Harm for so long.")]
+Seed = Annotated[int, typer.Option(help="Of the schedule and the workload.")]
+Kill = Annotated[str, typer.Option(help="Whom, by comma; pauses and network cuts befall them too.")]
+Kills = Annotated[
+    int | None, typer.Option(help="Instead of --minutes: a soak of so many SIGKILLs.")
+]
+Rollouts = Annotated[
+    int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
+]
+Beside = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="WHEEL",
+        help="Half of the workers are of this release, and swap with every kill.",
+    ),
+]
+Json = Annotated[Path | None, typer.Option(help="Write the figures there.")]
+Keep = Annotated[
+    Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
+]
+
 
 def chaos(
-    minutes: Annotated[float | None, typer.Option(help="Harm for so long.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the schedule and the workload.")] = 7,
-    kill: Annotated[
-        str, typer.Option(help="Whom, by comma; pauses and network cuts befall them too.")
-    ] = "agents,models,environments,rewards,training,broker,registry",
-    kills: Annotated[
-        int | None, typer.Option(help="Instead of --minutes: a soak of so many SIGKILLs.")
-    ] = None,
-    rollouts: Annotated[
-        int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
-    ] = None,
-    beside: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="WHEEL",
-            help="Half of the workers are of this release, and swap with every kill.",
-        ),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
-    ] = None,
+    minutes: Minutes = None,
+    seed: Seed = 7,
+    kill: Kill = "agents,models,environments,rewards,training,broker,registry",
+    kills: Kills = None,
+    rollouts: Rollouts = None,
+    beside: Beside = None,
+    json: Json = None,
+    keep: Keep = None,
 ) -> None:
     """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
 
@@ -44,23 +51,15 @@ def chaos(
     """
     from rich.console import Console
 
+    from compose.chaos.faults import roles_of
+    from compose.chaos.plan import ChaosPlan
     from compose.chaos.run import run_chaos
     from compose.conductor.conductor import Stopped
 
     terminal = Console()
     try:
-        ok = run_chaos(
-            settings(),
-            minutes=minutes,
-            seed=seed,
-            kill=kill,
-            kills=kills,
-            rollouts=rollouts,
-            beside=beside,
-            json=json,
-            keep=keep,
-            terminal=terminal,
-        )
+        plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, beside)
+        ok = run_chaos(settings(), plan, json=json, keep=keep, terminal=terminal)
     except Stopped:
         terminal.print("stopped; everything was taken down")
         raise typer.Exit(130) from None

@@ -14,22 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
-from rich.console import Console
 
 from compose.chaos import workload
 from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
 from compose.chaos.outcome import Outcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.proxy import HOST, Ports, Proxy, listeners
-from compose.chaos.run import run_chaos
 from compose.chaos.watch import ON_THE_WIRE_MS, FaultRecovery
 from compose.services import embedded
 from compose.services.ports import free_port
-from compose.settings import Settings
 from inference.scripted import ScriptedEngine
 from schemas.errors import Refused
 from schemas.messages import ModelCall, Sampling
 from tests.support.chaos_command import chaos
+from tests.support.command_line import call, options
 from tests.support.rig import Rig
 from tests.support.waiting import until
 
@@ -65,10 +63,8 @@ def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Pat
     ],
 )
 def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -> None:
-    nothing = dict.fromkeys(("minutes", "kills", "rollouts", "beside", "json", "keep"))
-    asked = {**nothing, "kill": EVERYBODY, "seed": 1, **given}
     with pytest.raises(Refused, match=complaint):
-        run_chaos(Settings(), terminal=Console(), **asked)
+        call(None, "chaos", *options(**given))
 
 
 # The schedule

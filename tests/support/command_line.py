@@ -20,11 +20,14 @@ def call(cluster: object, *words: str) -> object:
 
 
 def options(**values: object) -> list[str]:
-    """Values as words of the command line; what is false or empty is left out."""
+    """Values as words of the command line; what is False, None or empty is left out."""
     words: list[str] = []
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
-        words += [option] if value is True else [f"{option}={value}"] if value else []
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False and value != "":
+            words.append(f"{option}={value}")
     return words
 
 

@@ -299,8 +299,8 @@ def test_a_call_in_line_that_may_not_begin_any_more_is_handed_back_and_one_begun
     now = [0.0]
     engine = workload.UnhurriedEngine("p", workload.script("m"), clock=lambda: now[0])
     calls = [replace(made_call(), seed=seed, not_after_ms=1000) for seed in range(20)]
-    for call in calls:
-        engine.add(call)
+    for each in calls:
+        engine.add(each)
 
     assert engine.expire(1000) == []
     late = engine.expire(1001)

@@ -89,8 +89,8 @@ class Rewards(WorkRole):
             with self.guard:
                 scored = self.score(trajectory, *place)
         except Exception as error:  # a user's scorer may raise anything, also an error of ours
-            said = str(error) if isinstance(error, ProgramFailed) else raised(error)
-            scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, said)
+            reason = str(error) if isinstance(error, ProgramFailed) else raised(error)
+            scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, reason)
         self.counts["scored" if scored.total is not None else "without_reward"] += 1
         return scored
 
@@ -105,10 +105,10 @@ class Rewards(WorkRole):
         self, scored: ScoredTrajectory, error: TooLarge | WireError, record: Record
     ) -> None:
         code = "too_large" if isinstance(error, TooLarge) else "unwritable"
-        told = replace(scored, total=None, reason=plain(f"{code}: {error}", REASON_CHARS))
+        unscored = replace(scored, total=None, reason=plain(f"{code}: {error}", REASON_CHARS))
         for bare in barer(scored.trajectory):
             with suppress(TooLarge, WireError):
-                self._write(replace(told, trajectory=bare), record, None)
+                self._write(replace(unscored, trajectory=bare), record, None)
                 return
         raise error
 
@@ -116,8 +116,8 @@ class Rewards(WorkRole):
         """Write next to nothing of what its topic refused."""
         *_, barest = barer(scored.trajectory)
         reason = plain(f"{error.code}: {error}", REASON_CHARS)
-        told = replace(scored, trajectory=barest, total=None, reason=reason)
-        self._write(told, record, None)
+        unscored = replace(scored, trajectory=barest, total=None, reason=reason)
+        self._write(unscored, record, None)
 
     def _write(
         self,

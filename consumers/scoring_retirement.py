@@ -23,9 +23,9 @@ def retired_word(at: str, reason: str) -> str:
 
 def retired(commits: Collection[Commit]) -> str | None:
     """When and why a scoring was retired; None where it was not, or somebody has gone on since."""
-    said = {commit.metadata for commit in commits}
-    if len(said) != 1:
+    words = {commit.metadata for commit in commits}
+    if len(words) != 1:
         return None
-    kind, _, rest = said.pop().partition(SEPARATOR)
-    at, found, reason = rest.partition(SEPARATOR)
-    return f"{at}: {reason}" if kind == RETIRED and found else None
+    kind, _, rest = words.pop().partition(SEPARATOR)
+    at, separator, reason = rest.partition(SEPARATOR)
+    return f"{at}: {reason}" if kind == RETIRED and separator else None

@@ -203,10 +203,10 @@ class JinjaTemplate:
         """Render a conversation turn by turn and whole; the two must be one text."""
         question, more = [Message("user", "A question.")], [Message("user", "And now?")]
         for probe in PROBES:
-            said = probe.format(ANSWER)
-            whole = [*question, Message("assistant", said), *more]
+            spoken = probe.format(ANSWER)
+            whole = [*question, Message("assistant", spoken), *more]
             try:
-                turns = self._text(question, "", open_answer=True) + said
+                turns = self._text(question, "", open_answer=True) + spoken
                 turns += self._suffix(more, ended=False, tools="")
                 at_once = self._text(whole, "", open_answer=True)
             except WorkFailed as error:

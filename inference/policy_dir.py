@@ -170,13 +170,13 @@ def _model(config: Mapping[str, Any], tokenizer: Any, seed: int, precision: str)
         "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, **config,
     }  # fmt: skip
     try:
-        made = AutoConfig.for_model(**fields)
+        model_config = AutoConfig.for_model(**fields)
     except (ValueError, TypeError) as error:
         msg = f"the policy's config {dict(config)!r} is none of Hugging Face's: {error}"
         raise Refused(msg) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(made)
+        model = AutoModelForCausalLM.from_config(model_config)
     return model.to(DTYPES[precision])
 
 
@@ -215,11 +215,11 @@ def _context(config: Any) -> int:
 
 
 def _end_ids(model: Any) -> frozenset[int]:
-    found = {model.config.eos_token_id} if not model.generation_config else set()
+    end_ids = {model.config.eos_token_id} if not model.generation_config else set()
     if model.generation_config:
         ids = model.generation_config.eos_token_id
-        found = set(ids) if isinstance(ids, list) else {ids}
-    return frozenset(found - {None})
+        end_ids = set(ids) if isinstance(ids, list) else {ids}
+    return frozenset(end_ids - {None})
 
 
 def _exists(directory: Path, made_from: str) -> bool:

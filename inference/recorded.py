@@ -27,10 +27,10 @@ class RecordedEngine(ScriptedEngine):
 
     def _recall(self, call: ModelCall) -> ModelAnswered:
         place = (call.rollout_id, call.attempt, call.position)
-        found = self._by_place.get(place)
-        if found is None and call.body_digest:
-            found = self._by_body.get(call.body_digest)
-        if found is None:
+        answer = self._by_place.get(place)
+        if answer is None and call.body_digest:
+            answer = self._by_body.get(call.body_digest)
+        if answer is None:
             msg = f"no answer on record for rollout {place[0]!r}, attempt {place[1]}, position "
             raise WorkFailed("not_recorded", f"{msg}{place[2]}", retriable=False)
-        return found
+        return answer

@@ -34,5 +34,5 @@ class Spoken:
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
     """The text before the first stop string in it; the whole when there is none."""
-    found = [at for at in (text.find(stop) for stop in stops if stop) if at >= 0]
-    return text[: min(found)] if found else text
+    places = [at for at in (text.find(stop) for stop in stops if stop) if at >= 0]
+    return text[: min(places)] if places else text

@@ -67,20 +67,20 @@ class Admin:
     def partitions(self) -> dict[str, int]:
         """Every topic and its partition count; raises Unavailable."""
         try:
-            found = self._client.list_topics(timeout=self._timeout_s).topics
+            topics = self._client.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
             msg = (
                 f"no broker answers at {self._servers!r} within {self._timeout_s:g} s; "
                 "run `rollcall up`, or set ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"
             )
             raise Unavailable(msg) from error
-        return {name: len(topic.partitions) for name, topic in found.items()}
+        return {name: len(topic.partitions) for name, topic in topics.items()}
 
     def groups(self) -> list[str]:
         """The name of every consumer group; raises Unavailable."""
-        asked = self._client.list_consumer_groups(request_timeout=self._timeout_s)
+        listing = self._client.list_consumer_groups(request_timeout=self._timeout_s)
         try:
-            return sorted(group.group_id for group in asked.result().valid)
+            return sorted(group.group_id for group in listing.result().valid)
         except KafkaException as error:
             msg = f"the consumer groups are not to be had: {error.args[0].str()}"
             raise Unavailable(msg) from error
@@ -181,17 +181,17 @@ class Admin:
         self, partitions: Collection[tuple[str, int]], which: OffsetSpec
     ) -> dict[tuple[str, int], int]:
         """A topic that was just made or grown has no leader for a moment, so it is asked again."""
-        asked = {TopicPartition(*tp): which for tp in partitions}
-        if not asked:
+        wanted = {TopicPartition(*tp): which for tp in partitions}
+        if not wanted:
             return {}
 
         def ask() -> dict[tuple[str, int], int]:
-            found = self._client.list_offsets(
-                asked,
+            offsets = self._client.list_offsets(
+                wanted,
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=self._timeout_s,
             )
-            return {(tp.topic, tp.partition): e.result().offset for tp, e in found.items()}
+            return {(tp.topic, tp.partition): e.result().offset for tp, e in offsets.items()}
 
         names = ", ".join(sorted({topic for topic, _ in partitions}))
         return self._asked(ask, f"the offsets of {names}")
@@ -220,12 +220,12 @@ class Admin:
             return []
 
         def ask() -> list[GroupMember]:
-            asked = self._client.describe_consumer_groups(
+            described = self._client.describe_consumer_groups(
                 list(groups), request_timeout=self._timeout_s
             )
             return [
                 GroupMember(group, member.client_id, _assigned(member))
-                for group, future in asked.items()
+                for group, future in described.items()
                 for member in future.result().members
             ]
 

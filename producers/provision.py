@@ -27,10 +27,10 @@ class Change:
 def plan(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
     """What `apply` would do, in its order."""
     counts = admin.partitions()
-    there = [topic for topic in wanted if topic.name in counts]
-    configs = admin.configs([topic.name for topic in there])
+    existing = [topic for topic in wanted if topic.name in counts]
+    configs = admin.configs([topic.name for topic in existing])
     changes = [change for topic in wanted for change in _counts(topic, counts)]
-    for topic in there:
+    for topic in existing:
         changes += _configs(topic, configs.get(topic.name, {}))
     for topic in wanted:
         changes += _schema(topic, registry)
@@ -38,27 +38,27 @@ def plan(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) ->
 
 
 def _counts(topic: WantedTopic, counts: dict[str, int]) -> list[Change]:
-    found = counts.get(topic.name)
-    if found is None:
+    count = counts.get(topic.name)
+    if count is None:
         text = f"create {topic.name} with {topic.partitions} partitions"
         return [Change("create", topic, text)]
-    if found < topic.partitions:
-        text = f"grow {topic.name} from {found} to {topic.partitions} partitions"
+    if count < topic.partitions:
+        text = f"grow {topic.name} from {count} to {topic.partitions} partitions"
         return [Change("grow", topic, text)]
-    if found > topic.partitions:
+    if count > topic.partitions:
         text = (
-            f"{topic.name} has {found} partitions and cannot shrink to {topic.partitions}; "
-            f"ask for at least {found} with --partitions"
+            f"{topic.name} has {count} partitions and cannot shrink to {topic.partitions}; "
+            f"ask for at least {count} with --partitions"
         )
         return [Change("refuse", topic, text)]
     return []
 
 
-def _configs(topic: WantedTopic, found: dict[str, str]) -> list[Change]:
-    differing = {name: value for name, value in topic.config.items() if found.get(name) != value}
+def _configs(topic: WantedTopic, config: dict[str, str]) -> list[Change]:
+    differing = {name: value for name, value in topic.config.items() if config.get(name) != value}
     if not differing:
         return []
-    words = ", ".join(f"{name} {found.get(name)} -> {value}" for name, value in differing.items())
+    words = ", ".join(f"{name} {config.get(name)} -> {value}" for name, value in differing.items())
     return [Change("alter", topic, f"alter {topic.name}: {words}")]
 
 
@@ -116,14 +116,14 @@ def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic])
     not.
     """
     counts = admin.partitions()
-    there = [topic for topic in wanted if topic.name in counts]
+    existing = [topic for topic in wanted if topic.name in counts]
     wrong = [f"{topic.name} is missing" for topic in wanted if topic.name not in counts]
-    wrong += _unequal(there, counts)
-    configs = admin.configs([topic.name for topic in there])
-    for topic in there:
-        found = configs[topic.name].get("cleanup.policy")
-        if found != topic.config["cleanup.policy"]:
-            wrong.append(f"{topic.name} has cleanup.policy {found}")
+    wrong += _unequal(existing, counts)
+    configs = admin.configs([topic.name for topic in existing])
+    for topic in existing:
+        policy = configs[topic.name].get("cleanup.policy")
+        if policy != topic.config["cleanup.policy"]:
+            wrong.append(f"{topic.name} has cleanup.policy {policy}")
         wrong += [c.text for c in _schema(topic, registry) if c.kind == "register"]
     if wrong:
         msg = f"topics differ from the manifest: {'; '.join(wrong)}; run `rollcall topics apply`"
@@ -135,5 +135,5 @@ def _unequal(topics: Sequence[WantedTopic], counts: dict[str, int]) -> list[str]
     together = {topic.name: counts[topic.name] for topic in topics if topic.grows_with}
     if len(set(together.values())) <= 1:
         return []
-    found = ", ".join(f"{name} has {count}" for name, count in together.items())
-    return [f"{found} partitions, but they must have the same number"]
+    unequal = ", ".join(f"{name} has {count}" for name, count in together.items())
+    return [f"{unequal} partitions, but they must have the same number"]

@@ -105,44 +105,44 @@ def _fitting(rollout_id: str) -> str:
 
 def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRequest:
     """A request from a JSON object over defaults; unknown keys and wrong types are refused."""
-    given: dict[str, Any] = {"rollout_id": new_rollout_id()}
+    fields: dict[str, Any] = {"rollout_id": new_rollout_id()}
     for key, value in values.items():
         if key in NESTED:
-            given[key] = _nested(key, value, getattr(defaults, key))
+            fields[key] = _nested(key, value, getattr(defaults, key))
         elif key in ("agent_config",) and isinstance(value, dict):
-            given[key] = orjson.dumps(value).decode()
+            fields[key] = orjson.dumps(value).decode()
         else:
-            given[key] = _checked("", RolloutRequest, key, value)
-    request = dataclasses.replace(defaults, **given)
+            fields[key] = _checked("", RolloutRequest, key, value)
+    request = dataclasses.replace(defaults, **fields)
     _fitting(request.rollout_id)
     return request
 
 
 def _object(line: str | bytes) -> Mapping[str, Any]:
     try:
-        found = orjson.loads(line)
+        value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         msg = f"not JSON: {error}"
         raise Refused(msg) from error
-    if not isinstance(found, dict):
-        msg = f"a JSON object is needed, found {type(found).__name__}"
+    if not isinstance(value, dict):
+        msg = f"a JSON object is needed, found {type(value).__name__}"
         raise Refused(msg)
-    return found
+    return value
 
 
 def _nested(key: str, value: Any, default: Any) -> Any:
     if not isinstance(value, dict):
         msg = f"{key} must be an object, found {value!r:.80}"
         raise Refused(msg)
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, item in value.items():
         if name == "environment_config" and isinstance(item, dict):
-            given[name] = orjson.dumps(item).decode()
+            fields[name] = orjson.dumps(item).decode()
         elif name == "stop" and isinstance(item, list):
-            given[name] = tuple(str(stop) for stop in item)
+            fields[name] = tuple(str(stop) for stop in item)
         else:
-            given[name] = _checked(f"{key}.", type(default), name, item)
-    return dataclasses.replace(default, **given)
+            fields[name] = _checked(f"{key}.", type(default), name, item)
+    return dataclasses.replace(default, **fields)
 
 
 def _checked(place: str, kind: type, name: str, value: Any) -> Any:

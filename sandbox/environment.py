@@ -76,10 +76,10 @@ def make_environment(name: str, config_json: str = "") -> Environment:
     config = _config(name, config_json)
     _fit(name, factory, config)
     with foreign("bad_config", f"environment {name!r} cannot be made of {config_json}"):
-        made = factory(**config)
-        environment = made if isinstance(made, Environment) else None
+        product = factory(**config)
+        environment = product if isinstance(product, Environment) else None
     if environment is None:
-        msg = f"environment {name!r} makes a {type(made).__name__}; "
+        msg = f"environment {name!r} makes a {type(product).__name__}; "
         msg += "it needs replayable, open, step and close"
         raise WorkFailed(code="bad_config", message=msg, retriable=False)
     return environment

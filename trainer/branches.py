@@ -72,8 +72,8 @@ class Branch:
             if others
             else ""
         )
-        asked = f"step {first} is not" if first == last else f"steps {first}..{last} are not all"
-        msg = f"{asked} there: the branch of version {self.version} has steps {low}..{high}{also}"
+        missing = f"step {first} is not" if first == last else f"steps {first}..{last} are not all"
+        msg = f"{missing} there: the branch of version {self.version} has steps {low}..{high}{also}"
         raise Refused(msg)
 
     def _others(self, number: int) -> tuple[int, ...]:
@@ -101,10 +101,10 @@ def branch_of(steps: Iterable[TrainStep], version: int | None = None) -> Branch:
 
 def _listed(numbers: list[int]) -> str:
     """Numbers as ranges: 1..4, 7."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in found) or "none"
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in ranges) or "none"

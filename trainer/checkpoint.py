@@ -108,10 +108,10 @@ def load(directory: Path) -> Checkpoint:
     """One checkpoint, verified; raises FileNotFoundError where there is no manifest."""
     manifest = orjson.loads((directory / MANIFEST).read_bytes())
     body = manifest["body"]
-    found = hashlib.sha256(orjson.dumps(body)).hexdigest()
-    if found != manifest["sha256"] or body["format"] != FORMAT:
+    sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
+    if sha256 != manifest["sha256"] or body["format"] != FORMAT:
         msg = (
-            f"{directory / MANIFEST} has sha256 {found[:16]} and format {body['format']}; "
+            f"{directory / MANIFEST} has sha256 {sha256[:16]} and format {body['format']}; "
             f"expected {manifest['sha256'][:16]} and format {FORMAT}"
         )
         raise WeightsDiffer(msg)

@@ -122,10 +122,10 @@ def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curat
 
 def versions_of(sequences: Iterable[TokenSequence], policy_index: int) -> set[int]:
     """The weights that sampled the policy's tokens."""
-    found: set[int] = set()
+    versions: set[int] = set()
     for sequence in sequences:
-        found.update(ids_of(sequence.versions)[mine(sequence, policy_index)].tolist())
-    return found
+        versions.update(ids_of(sequence.versions)[mine(sequence, policy_index)].tolist())
+    return versions
 
 
 def sampled_tokens(sequences: Iterable[TokenSequence], policy_index: int) -> int:
@@ -175,8 +175,8 @@ def _missing(
     if abs(scored.total) > REWARD_LIMIT:
         return "reward_out_of_range"
     ours = [each for each in trajectory.sequences or () if mine(each, policy_index).any()]
-    asked = trajectory.request.sampling if trajectory.request else Sampling()
-    used = [sampling for each in ours for sampling in each.samplings or (asked,)]
+    requested = trajectory.request.sampling if trajectory.request else Sampling()
+    used = [sampling for each in ours for sampling in each.samplings or (requested,)]
     if not all(_followed(sampling, curation.temperature) for sampling in used):
         return "sampling_not_followed"
     if any(_malformed(sequence, policy_index) for sequence in ours):

@@ -29,12 +29,12 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
         fill(cluster.log, cluster.codec, cluster.topics, rollouts)
         bare_s = _bare_s(cluster)
         began = time.monotonic()
-        found = export(Selection(cluster, Range()), Path(folder) / "out")
+        exported = export(Selection(cluster, Range()), Path(folder) / "out")
         took_s = time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    rows = sum(found.rows.values())
+    rows = sum(exported.rows.values())
     note = (
-        f"{found.rows['trajectories'] + found.rows['scores']:,} records read, {rows:,} rows "
+        f"{exported.rows['trajectories'] + exported.rows['scores']:,} records read, {rows:,} rows "
         f"written in {took_s:.1f} s ({rows / took_s:,.0f} rows/s), peak memory {peak:,.0f} MB"
     )
     records = rollouts * RECORDS

@@ -76,9 +76,9 @@ class Inside:
     def _loop(self, role: Role, letters: DeadLetters, *ways: Publisher) -> Loop:
         return Loop(self.log, role, self.codec, ways, letters, clock=self.clock)
 
-    def ask(self, asked: RolloutRequest) -> None:
-        value = self.codec.encode(self.topics.requests, asked)
-        self._pen.send(self.topics.requests, asked.rollout_id, value)
+    def ask(self, request: RolloutRequest) -> None:
+        value = self.codec.encode(self.topics.requests, request)
+        self._pen.send(self.topics.requests, request.rollout_id, value)
 
     def turn(self) -> None:
         """Let every worker take what there is for it."""

@@ -30,9 +30,11 @@ def live_rollout(settings: Settings, *, live: int = LIVE) -> Figure:
     ran = subprocess.run(
         [sys.executable, "-m", __name__, str(live)], stdout=subprocess.PIPE, check=True
     )
-    found = json.loads(ran.stdout)
+    measured = json.loads(ran.stdout)
     note = f"{live:,} rollouts live, {load.TURNS // 2} of {load.TURNS} turns each"
-    return Figure(found["resident"], "bytes", found["payload"], lower_is_better=True, notes=(note,))
+    return Figure(
+        measured["resident"], "bytes", measured["payload"], lower_is_better=True, notes=(note,)
+    )
 
 
 def fold(live: int) -> dict[str, float]:

@@ -120,18 +120,18 @@ class Player:
         self._offset = -1
         self._requests = 0
 
-    def play(self, asked: RolloutRequest) -> Iterator[tuple[ModelCall | EnvironmentStep, bytes]]:
+    def play(self, request: RolloutRequest) -> Iterator[tuple[ModelCall | EnvironmentStep, bytes]]:
         """Each command with the bytes of its answer, which is folded when the next is asked for."""
-        commands = self._fold(self._start(asked)).commands
+        commands = self._fold(self._start(request)).commands
         while commands:
             (command,) = commands
             written = self._encode(self.answer(command))
             yield command, written
             commands = self._fold(written).commands
 
-    def journal(self, asked: RolloutRequest) -> Iterator[bytes]:
+    def journal(self, request: RolloutRequest) -> Iterator[bytes]:
         """All entries of a rollout's journal, each folded when the next is asked for."""
-        written = self._start(asked)
+        written = self._start(request)
         while True:
             yield written
             effect, *_ = self._fold(written).effects
@@ -139,10 +139,10 @@ class Player:
                 return
             written = self._encode(effect if isinstance(effect, Event) else self.answer(effect))
 
-    def _start(self, asked: RolloutRequest) -> bytes:
+    def _start(self, request: RolloutRequest) -> bytes:
         number, self._requests = self._requests, self._requests + 1
-        started = RolloutStarted(asked, number, number)
-        return self._encode(Event.decision(asked.rollout_id, 1, "bench", started))
+        started = RolloutStarted(request, number, number)
+        return self._encode(Event.decision(request.rollout_id, 1, "bench", started))
 
     def _encode(self, event: Event) -> bytes:
         return self.codec.encode(self.topics.events, event)

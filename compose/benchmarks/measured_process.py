@@ -18,13 +18,13 @@ from inference.scripted import ScriptedEngine
 
 def main(role: str, tokens: int, live: int) -> None:
     set_up(role, role)
-    here = cluster_of(load_settings())
+    cluster = cluster_of(load_settings())
     stop = Stop()
     kind, _, echoed = role.partition("-")
     if kind in echo.KINDS:
-        echo.run(kind, echoed, here, tokens, live, stop)
+        echo.run(kind, echoed, cluster, tokens, live, stop)
         return
-    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings)
     if role.startswith("agents"):
         loop = shop.agents(role)
     elif role == "models":

@@ -97,10 +97,10 @@ class Overloaded:
         for record in records:
             trajectory = self.inside.codec.decode(record.value, Trajectory)
             self.ended[trajectory.status] += 1
-            said = [message for sequence in trajectory.sequences or ()
+            spoken = [message for sequence in trajectory.sequences or ()
                     for message in sequence.messages if message.role == "assistant"]  # fmt: skip
-            self.ended["counted"] += len(said)
-            self.ended["of_finished"] += len(said) * (trajectory.status == "finished")
+            self.ended["counted"] += len(spoken)
+            self.ended["of_finished"] += len(spoken) * (trajectory.status == "finished")
         self._ask(len(records))
 
 

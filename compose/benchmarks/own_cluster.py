@@ -30,10 +30,10 @@ def own_cluster(settings: Settings) -> Iterator[Cluster]:
     """Broker, registry and topics in a folder that is removed afterwards; only jars are shared."""
     with tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder:
         state = Path(folder)
-        found = embedded.up(state, settings.cache(), ready=answers)
+        endpoints = embedded.up(state, settings.cache(), ready=answers)
         try:
             own = settings.model_copy(update={"state_dir": state})
-            cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
+            cluster = Cluster(endpoints.bootstrap_servers, endpoints.registry_url, own)
             topics = wanted(settings.prefix, [POLICY])
             provision.apply(cluster.admin, cluster.registry, topics)
             yield cluster
@@ -66,8 +66,8 @@ def processes(
             yield {name: process.pid for name, process in running.items()}
         except TimeoutError as error:
             raise ServicesError(_last_words(running, logs, doomed) or str(error)) from error
-        if said := _last_words(running, logs, doomed):
-            raise ServicesError(said)
+        if words := _last_words(running, logs, doomed):
+            raise ServicesError(words)
     finally:
         end(running.values(), GRACE_S)
 
@@ -130,8 +130,8 @@ def measure(
 
 def services_of(cluster: Cluster) -> dict[str, int]:
     """The broker's pid."""
-    found = embedded.endpoints(cluster.settings.state())
-    return {"broker": found.kafka_pid} if found else {}
+    endpoints = embedded.endpoints(cluster.settings.state())
+    return {"broker": endpoints.kafka_pid} if endpoints else {}
 
 
 def wait_for(

@@ -66,9 +66,9 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
 
 def _bare(log: Log, topics: Topics) -> tuple[float, int]:
     """Seconds and records of a read that looks at nothing."""
-    there = [name for name in log.topic_names() if name.startswith(topics.prefix)]
+    names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
     began, read = time.monotonic(), 0
-    with closing(log.reader(there)) as reader:
+    with closing(log.reader(names)) as reader:
         for polled in polls(reader, lambda: MOST):
             read += len(polled)
     return time.monotonic() - began, read
@@ -122,11 +122,11 @@ class Writer:
     def rollout(self, number: int) -> None:
         """Request, journal and commands of one rollout."""
         partition = number % len(self.journals)
-        asked = load.request(f"{number:032x}")
+        request = load.request(f"{number:032x}")
         at = next(self.requests[partition])
-        self._send(self.topics.requests, asked.rollout_id, asked, partition)
-        body = RolloutStarted(asked, at, at, self.digest)
-        start = Event.decision(asked.rollout_id, 1, "bench", body)
+        self._send(self.topics.requests, request.rollout_id, request, partition)
+        body = RolloutStarted(request, at, at, self.digest)
+        start = Event.decision(request.rollout_id, 1, "bench", body)
         pending: deque[Effect] = deque(self._append(start, partition))
         while pending:
             effect = pending.popleft()

@@ -93,13 +93,13 @@ def bytes_of_a_rollout(settings: Settings, *, tokens: int = TOKENS, turns: int =
     inside.ask(_request(turns, CHARS * half))
     for _ in range(8 * turns):
         inside.turn()
-    found = {topic: inside.log.all(topic) for topic in inside.log.topic_names()}
-    written = {topic: records for topic, records in found.items() if records}
+    stored = {topic: inside.log.all(topic) for topic in inside.log.topic_names()}
+    written = {topic: records for topic, records in stored.items() if records}
     if inside.topics.scored not in written:
         msg = f"the rollout of {turns} turns did not come to its score"
         raise ServicesError(msg)
-    said = 2 * turns * half * CHARS
-    once = said + 2 * turns * half * PER_TOKEN
+    payload = 2 * turns * half * CHARS
+    once = payload + 2 * turns * half * PER_TOKEN
     heavy = {inside.topics.trajectories, inside.topics.scored}
     sent = {topic: _sent(records, bulk=topic in heavy) for topic, records in written.items()}
     notes = tuple(_note(topic, sent[topic], records) for topic, records in written.items())
@@ -113,21 +113,21 @@ def _note(topic: str, sent: int, records: Sequence[Record]) -> str:
 
 def _sent(records: Sequence[Record], *, bulk: bool) -> int:
     """The bytes that leave the client for these records, one after the other."""
-    told: list[str] = []
+    statistics: list[str] = []
     played = {
         "test.mock.num.brokers": 1,
         "statistics.interval.ms": STATISTICS_MS,
-        "stats_cb": told.append,
+        "stats_cb": statistics.append,
     }
     publisher = KafkaPublisher(played, bulk=bulk)
     for record in records:
         publisher.send("t", record.key, record.value, headers=record.headers)
         flush_all(publisher, FLUSH_S, "records", "the client library's own broker is slow")
-    known = len(told)
-    while len(told) < known + 2:  # one may have been on its way before the last ack
+    known = len(statistics)
+    while len(statistics) < known + 2:  # one may have been on its way before the last ack
         publisher.poll()
         time.sleep(STATISTICS_MS / 1000)
-    return int(json.loads(told[-1])["tx_bytes"])
+    return int(json.loads(statistics[-1])["tx_bytes"])
 
 
 def _request(turns: int, chars: int) -> RolloutRequest:

@@ -25,8 +25,8 @@ def unpack(wheel: Path, directory: Path) -> Path:
         check=False,
     )
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        msg = f"--beside {wheel}: {said[-1] if said else 'pip cannot install it'}"
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        msg = f"--beside {wheel}: {lines[-1] if lines else 'pip cannot install it'}"
         raise Refused(msg)
     if not (directory / "compose" / "chaos" / "process.py").is_file():
         msg = f"--beside {wheel} is no wheel of Rollcall's: it has no compose/chaos/process.py"

@@ -62,15 +62,15 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 def table(outcome: Outcome) -> Table:
     """Faults by kind with their times to progress, then the rollouts."""
-    shown = Table("fault", "of", "times", "progress p50", "max")
+    faults = Table("fault", "of", "times", "progress p50", "max")
     for column in (2, 3, 4):
-        shown.columns[column].justify = "right"
+        faults.columns[column].justify = "right"
     for (kind, role), times in _by_kind(outcome).items():
-        shown.add_row(kind, role, f"{len(times)}", *_seconds(times))
-    shown.add_section()
+        faults.add_row(kind, role, f"{len(times)}", *_seconds(times))
+    faults.add_section()
     all_times = [took for _, took in outcome.harmed]
-    shown.add_row("all", "", f"{len(all_times):,}", *_seconds(all_times))
-    shown.add_section()
+    faults.add_row("all", "", f"{len(all_times):,}", *_seconds(all_times))
+    faults.add_section()
     rows = {
         "rollouts accepted": outcome.accepted,
         "rollouts ended": outcome.ended,
@@ -82,21 +82,21 @@ def table(outcome: Outcome) -> Table:
     if outcome.fell:
         rows["ended by themselves"] = sum(map(len, outcome.fell.values()))
     for what, count in rows.items():
-        shown.add_row(what, "", f"{count:,}", "", "")
-    return shown
+        faults.add_row(what, "", f"{count:,}", "", "")
+    return faults
 
 
 def _by_kind(outcome: Outcome) -> dict[tuple[str, str], list[float | None]]:
     """Times to progress by kind and role, in the roles' order."""
-    found: dict[tuple[str, str], list[float | None]] = {}
+    times: dict[tuple[str, str], list[float | None]] = {}
     for fault, took in outcome.harmed:
-        found.setdefault((fault.kind, fault.role), []).append(took)
-    return dict(sorted(found.items(), key=lambda item: (ROLES.index(item[0][1]), item[0][0])))
+        times.setdefault((fault.kind, fault.role), []).append(took)
+    return dict(sorted(times.items(), key=lambda item: (ROLES.index(item[0][1]), item[0][0])))
 
 
 def _seconds(times: Iterable[float | None]) -> tuple[str, str]:
-    found = _middle_and_most([took for took in times if took is not None])
-    return tuple("-" if each is None else f"{each:.1f} s" for each in found)  # type: ignore[return-value]
+    figures = _middle_and_most([took for took in times if took is not None])
+    return tuple("-" if each is None else f"{each:.1f} s" for each in figures)  # type: ignore[return-value]
 
 
 def _middle_and_most(times: Sequence[float]) -> tuple[float | None, float | None]:

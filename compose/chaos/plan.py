@@ -32,8 +32,8 @@ class ChaosPlan:
     as one of the other kind."""
 
     def __post_init__(self) -> None:
-        given = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
-        for name, value in given.items():
+        lengths = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
+        for name, value in lengths.items():
             if value is not None and value <= 0:
                 msg = f"--{name} is {value:g}; it must be more than 0"
                 raise Refused(msg)
@@ -64,11 +64,11 @@ class ChaosPlan:
 
     def workers(self) -> dict[str, list[str]]:
         """The names of the worker processes, by role."""
-        found = {role: [f"{role}-{n + 1}" for n in range(PROCESSES[role])] for role in PROCESSES}
+        names = {role: [f"{role}-{n + 1}" for n in range(PROCESSES[role])] for role in PROCESSES}
         if self.trains:
-            found["models"].append(SERVER)
-            found["training"] = ["training-1"]
-        return found
+            names["models"].append(SERVER)
+            names["training"] = ["training-1"]
+        return names
 
     def victims(self) -> dict[str, list[str]]:
         """The names of those that are harmed, by role."""

@@ -16,9 +16,9 @@ from compose.workers.shutdown import Stop
 
 def main(name: str) -> None:
     set_up("models", name)
-    here = cluster_of(load_settings())
-    wait_until_fit(here)
-    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    cluster = cluster_of(load_settings())
+    wait_until_fit(cluster)
+    shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings)
     patiently(lambda: shop.models(name, UnhurriedEngine(POLICY, script(name)))).run(Stop())
 
 

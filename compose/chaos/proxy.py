@@ -30,11 +30,11 @@ def listeners(plain: int, controller: int, links: Mapping[str, Ports]) -> dict[s
     names = [f"LINK{number}" for number in range(len(links))]
     bound = {"PLAINTEXT": plain, "CONTROLLER": controller}
     bound |= {name: link.broker for name, link in zip(names, links.values(), strict=True)}
-    told = {"PLAINTEXT": plain}
-    told |= {name: link.entry for name, link in zip(names, links.values(), strict=True)}
+    advertised = {"PLAINTEXT": plain}
+    advertised |= {name: link.entry for name, link in zip(names, links.values(), strict=True)}
     return {
         "listeners": _spelt(bound),
-        "advertised.listeners": _spelt(told),
+        "advertised.listeners": _spelt(advertised),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in bound),
         "inter.broker.listener.name": "PLAINTEXT",
         "controller.quorum.bootstrap.servers": f"{HOST}:{controller}",

@@ -112,7 +112,7 @@ def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Sta
     }
     proxy = Proxy(links)
     try:
-        found = embedded.up(
+        endpoints = embedded.up(
             directory,
             settings.cache(),
             kafka_port=plain,
@@ -126,8 +126,8 @@ def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Sta
                 "registry": RegistrySettings(),
             }
         )
-        cluster = Cluster(found.bootstrap_servers, found.registry_url, own)
-        registry = urlsplit(found.registry_url).port or 0
+        cluster = Cluster(endpoints.bootstrap_servers, endpoints.registry_url, own)
+        registry = urlsplit(endpoints.registry_url).port or 0
         proxy.open(_links(map(to_registry, names), links, registry))
         _provision(cluster, workload.POLICY, other)
         run = _training_run(cluster, plan.seed, other) if plan.trains else None
@@ -154,8 +154,8 @@ def _training_run(cluster: Cluster, seed: int, other: Path | None) -> RunFolder:
     # In a process of its own: what makes a policy holds half a gigabyte of libraries
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
         recipe = parse_recipe(text, RECIPE)
-        made = elsewhere.submit(run_folder.create, cluster.settings.state(), recipe, text, seed)
-        folder = made.result()
+        creation = elsewhere.submit(run_folder.create, cluster.settings.state(), recipe, text, seed)
+        folder = creation.result()
     _provision(cluster, folder.policy_id, other)
     return run_folder.begin(folder, cluster)
 

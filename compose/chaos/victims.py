@@ -207,13 +207,13 @@ class WorkerVictim:
                 self._note(json.loads(line))
             self._joined = self._joined or self.joined.encode() in line
 
-    def _note(self, said: Mapping[str, object]) -> None:
-        if said.get("topic") != self.topic:
+    def _note(self, event: Mapping[str, object]) -> None:
+        if event.get("topic") != self.topic:
             return
-        number = int(str(said["partition"]))
-        if said["event"] == "partition_assigned":
+        number = int(str(event["partition"]))
+        if event["event"] == "partition_assigned":
             self.owned.add(number)
-        elif said["event"] == "partition_dropped":
+        elif event["event"] == "partition_dropped":
             self.owned.discard(number)
 
 
@@ -283,5 +283,5 @@ class ServiceVictim:
 
     def _pid(self) -> int | None:
         wanted = {"broker": "kafka"}.get(self.name, self.name)
-        found = embedded.status(self.stack.state_dir)
-        return next(each.pid for each in found if each.name == wanted)
+        services = embedded.status(self.stack.state_dir)
+        return next(each.pid for each in services if each.name == wanted)

@@ -48,12 +48,12 @@ def side_by_side(task: Task) -> Agent:
     """Ask twice at once in every turn, and act on whatever was answered."""
     observation = yield Reset()
     for _ in range(task.max_turns):
-        asked: list[Wish] = [
+        wishes: list[Wish] = [
             CallModel([user(f"{observation.text} {way}?")]) for way in ("left", "right")
         ]
-        answers = yield asked
-        said = [answer.text for answer in answers if isinstance(answer, ModelAnswer)]
-        observation = yield Step(" ".join(said))
+        answers = yield wishes
+        texts = [answer.text for answer in answers if isinstance(answer, ModelAnswer)]
+        observation = yield Step(" ".join(texts))
         if observation.done:
             break
     yield Finish(observation.text)
@@ -210,9 +210,9 @@ def request(seed: int, number: int) -> RolloutRequest:
 def cancel(seed: int, number: int) -> Control | None:
     """The cancel that is asked for after this request, of itself or of its group; mostly none."""
     dice = Random(f"cancel/{seed}/{number}")
-    asked = request(seed, number)
+    victim = request(seed, number)
     if number % GROUP == GROUP - 1 and dice.random() < 0.05:
-        return Control("cancel", group_id=asked.group_id, reason="chaos")
+        return Control("cancel", group_id=victim.group_id, reason="chaos")
     if dice.random() < 0.02:
-        return Control("cancel", rollout_id=asked.rollout_id, reason="chaos")
+        return Control("cancel", rollout_id=victim.rollout_id, reason="chaos")
     return None

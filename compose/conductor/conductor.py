@@ -107,17 +107,17 @@ def interruptible() -> Iterator[Callable[[], None]]:
     librdkafka's callbacks or a finaliser runs does not reach whoever called it. To be called by
     whatever goes on and on.
     """
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
-        asked.append(number)
+        signals.append(number)
         raise Stopped
 
     def check() -> None:
-        if asked:
+        if signals:
             raise Stopped
 
     before = [signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)]
@@ -144,14 +144,16 @@ def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, 
     there_before = endpoints(settings.state()) is not None
     began = time.monotonic()
     try:
-        found = up(
+        services_up = up(
             settings.state(),
             settings.cache(),
             ready=answers,
         )
         took = time.monotonic() - began
-        terminal.print(f"broker at {found.bootstrap_servers}, registry beside it, {took:.1f} s")
-        yield cluster_of(settings), [found.kafka_pid, found.registry_pid]
+        terminal.print(
+            f"broker at {services_up.bootstrap_servers}, registry beside it, {took:.1f} s"
+        )
+        yield cluster_of(settings), [services_up.kafka_pid, services_up.registry_pid]
     finally:
         if not there_before:
             down(settings.state(), wipe=False)
@@ -297,10 +299,10 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
     folder = run.folder
     rollout_id = run.figures.last_rollout_id
     state = run.cluster.settings.state_dir
-    given = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
+    state_dir = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
     called = Path(sys.argv[0]).absolute()
-    here = called.is_relative_to(Path.cwd())
-    rollcall = f"{given}{called.relative_to(Path.cwd()) if here else called.name}"
+    nearby = called.is_relative_to(Path.cwd())
+    rollcall = f"{state_dir}{called.relative_to(Path.cwd()) if nearby else called.name}"
     return (
         f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
         f"{result['starts_solved']} of {result['starts']} starts solved\n"

@@ -46,12 +46,12 @@ def export(folder: RunFolder, out: Path) -> int:
 
 def _newest(folder: RunFolder) -> Checkpoint:
     directory = folder.directory / "checkpoints"
-    found = load_latest(directory)
-    if found.checkpoint is None:
-        bad = f"; passed over: {'; '.join(found.passed_over)}" if found.passed_over else ""
+    latest = load_latest(directory)
+    if latest.checkpoint is None:
+        bad = f"; passed over: {'; '.join(latest.passed_over)}" if latest.passed_over else ""
         msg = f"run {folder.run_id!r} has no whole checkpoint in {str(directory)!r} yet{bad}"
         raise Refused(msg)
-    return found.checkpoint
+    return latest.checkpoint
 
 
 def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
@@ -92,10 +92,10 @@ def _note_origin(path: Path, folder: RunFolder, checkpoint: Checkpoint) -> None:
 def _verify_weights(directory: Path, checkpoint: Checkpoint) -> None:
     """Read them back as everybody will; raises WeightsDiffer."""
     model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto")
-    found, wanted = weights_digest(tensors_of(model)), weights_digest(checkpoint.state.weights)
-    if found != wanted:
+    digest, wanted = weights_digest(tensors_of(model)), weights_digest(checkpoint.state.weights)
+    if digest != wanted:
         msg = (
-            f"version {checkpoint.version} reads back with weights digest {found[:16]}, but the "
+            f"version {checkpoint.version} reads back with weights digest {digest[:16]}, but the "
             f"checkpoint has {wanted[:16]}; nothing was exported"
         )
         raise WeightsDiffer(msg)
@@ -118,8 +118,8 @@ def _verify_tokenizer(directory: Path, policy: Policy) -> None:
 
 
 def _reads_as(directory: Path, policy: Policy) -> bool:
-    found = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    return _core(found) == _core(policy.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return _core(tokenizer) == _core(policy.tokenizer)
 
 
 def _core(tokenizer: Any) -> str:

@@ -67,9 +67,9 @@ def newest_version(cluster: Cluster, policy_id: str) -> int:
 
 def announced(cluster: Cluster, policy_id: str) -> set[int]:
     """The versions of a policy that are on record; older ones go in time."""
-    found = set[int]()
+    versions = set[int]()
     for record in read_all(cluster.log, [cluster.topics.versions]):
         if record.key == policy_id.encode() and record.value is not None:
             with suppress(WireError):  # whatever it is, it announces nothing
-                found.add(cluster.codec.decode(record.value, PolicyVersion).version)
-    return found
+                versions.add(cluster.codec.decode(record.value, PolicyVersion).version)
+    return versions

@@ -114,15 +114,15 @@ def create(state: Path, recipe: Recipe, text: str, seed: int, run_id: str = "") 
     folder.rule()
     folder.directory.mkdir(parents=True)
     (folder.directory / RECIPE_FILE).write_text(text)
-    given = recipe.policy
-    if given.directory:
-        folder.policy.symlink_to(Path(given.directory).expanduser().absolute())
+    policy = recipe.policy
+    if policy.directory:
+        folder.policy.symlink_to(Path(policy.directory).expanduser().absolute())
     else:
         make_policy(
             folder.policy,
-            config=given.config,
-            tokens=given.tokens,
-            template=given.template,
+            config=policy.config,
+            tokens=policy.tokens,
+            template=policy.template,
             seed=seed,
         )
     return folder

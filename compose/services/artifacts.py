@@ -61,14 +61,14 @@ def parse_lock(text: str, *, where: str) -> tuple[Artifact, ...]:
     """The artifacts of a lock in file order, which is the order of the class path."""
     artifacts = []
     for number, line in enumerate(text.splitlines(), start=1):
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             msg = (
                 f"line {number} of {where} is {line!r}, expected "
                 "group:artifact:version[:classifier]:type sha256=<64 hex digits>"
             )
             raise ServicesError(msg)
-        artifacts.append(Artifact(**{k: v or "" for k, v in found.groupdict().items()}))
+        artifacts.append(Artifact(**{k: v or "" for k, v in match.groupdict().items()}))
     return tuple(artifacts)
 
 
@@ -121,7 +121,7 @@ def _obtain_one(artifact: Artifact, cache_dir: Path, download: Download) -> None
     path.unlink(missing_ok=True)  # left by a killed download, or altered since: fetch it again
     try:
         download(artifact, cache_dir)
-        found = _digest(path)
+        actual = _digest(path)
     # requests raises OSErrors, jgo a RuntimeError where no repository has the artifact
     except (OSError, RuntimeError) as error:
         path.unlink(missing_ok=True)
@@ -130,12 +130,12 @@ def _obtain_one(artifact: Artifact, cache_dir: Path, download: Download) -> None
             "network, proxy and disk, then run the command again: what is there already is kept"
         )
         raise ServicesError(msg) from error
-    if found != artifact.sha256:
+    if actual != artifact.sha256:
         path.unlink()
         msg = (
-            f"{artifact} was downloaded with SHA-256 {found}, its lock says {artifact.sha256}; the "
-            "file was removed: run the command again, and if it stays so, ask whoever runs the "
-            "Maven mirror that this machine downloads from"
+            f"{artifact} was downloaded with SHA-256 {actual}, its lock says {artifact.sha256}; "
+            "the file was removed: run the command again, and if it stays so, ask whoever runs "
+            "the Maven mirror that this machine downloads from"
         )
         raise ServicesError(msg)
 

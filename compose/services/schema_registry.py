@@ -93,9 +93,9 @@ class SchemaRegistry:
             "apicurio.datasource.jdbc.initial-size": 1,
             "apicurio.datasource.jdbc.min-size": 1,
         }
-        given = [f"-D{key}={value}" for key, value in settings.items()]
+        properties = [f"-D{key}={value}" for key, value in settings.items()]
         jar = str(app / "quarkus-run.jar")
-        return [str(self.java), *flags, "-XX:+ExitOnOutOfMemoryError", *given, "-jar", jar]
+        return [str(self.java), *flags, "-XX:+ExitOnOutOfMemoryError", *properties, "-jar", jar]
 
     def is_ready(self) -> bool:
         # Not urllib: it would send a loopback address through a configured proxy

@@ -53,7 +53,7 @@ class Workshop:
         from consumers.agents.outbox import Outbox
         from consumers.agents.worker import Agents, Capacity
 
-        given = self.settings.agents
+        settings = self.settings.agents
         self.codec.prepare(self.topics.events, Event)
         self.codec.prepare(self.topics.trajectories, Trajectory)
         commands, trajectories = self.log.publisher(), self.log.publisher(bulk=True)
@@ -64,8 +64,8 @@ class Workshop:
             self.topics,
             Outbox(name, self.codec, self.topics, commands, trajectories),
             letters,
-            capacity=Capacity(given.max_live, given.max_running_per_user),
-            guard=self._guard("the program", given.program_timeout_s),
+            capacity=Capacity(settings.max_live, settings.max_running_per_user),
+            guard=self._guard("the program", settings.program_timeout_s),
             accept=accept,
         )
         return self._loop(role, [commands, trajectories], letters, accept=accept)
@@ -123,9 +123,9 @@ class Workshop:
         from consumers.rewards import Rewards
         from sandbox.scorers import check_scorer, score
 
-        given = self.settings.rewards
-        scoring_id = scoring_id or given.scoring_id
-        specs = [_spec(text) for text in scorers or given.scorers]
+        settings = self.settings.rewards
+        scoring_id = scoring_id or settings.scoring_id
+        specs = [_spec(text) for text in scorers or settings.scorers]
         for spec in specs:
             check_scorer(spec.name)
         self.codec.prepare(self.topics.scored, ScoredTrajectory)
@@ -143,7 +143,7 @@ class Workshop:
                 source_offset=offset,
             ),
             scoring_id=scoring_id,
-            guard=self._guard("the scorer", given.scorer_timeout_s),
+            guard=self._guard("the scorer", settings.scorer_timeout_s),
         )
 
     def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:
@@ -215,13 +215,13 @@ class Workshop:
 def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool]:
     """Hold a run's lock, waiting for it; False when told to stop first. Dies with its process."""
     with (directory / "trainer.lock").open("w") as lock:
-        said = False
+        announced = False
         while not stopping():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not said:
-                    said = True
+                if not announced:
+                    announced = True
                     log.info("training_stands_by", run=directory.name)
                 time.sleep(STAND_BY_S)
             else:
@@ -246,11 +246,11 @@ def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -
     """The default engine on a policy directory."""
     from inference.transformers_engine import TransformersEngine
 
-    given = settings.models
+    models = settings.models
     return TransformersEngine(
         policy_id,
         directory,
-        device=given.device,
-        max_batch=given.max_batch,
-        threads=given.threads,
+        device=models.device,
+        max_batch=models.max_batch,
+        threads=models.threads,
     )

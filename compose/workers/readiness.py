@@ -40,16 +40,16 @@ def patiently(
 
     What is put together at a worker's start goes through here: either may leave at any moment.
     """
-    until, said = time.monotonic() + give_up_s, False
+    until, warned = time.monotonic() + give_up_s, False
     while True:
         try:
             return call()
         except Unavailable as error:
             if time.monotonic() > until:
                 raise
-            if not said:
+            if not warned:
                 log.warning("waiting_for_cluster", error=str(error))
-                said = True
+                warned = True
             time.sleep(retry_s)
 
 

@@ -128,11 +128,11 @@ class _Polling:
     _fatal: list[KafkaError]
 
     def _messages(self, timeout_s: float, most: int) -> list[Message]:
-        found = self._batches.take(timeout_s, most)
+        messages = self._batches.take(timeout_s, most)
         if self._fatal:
             msg = f"the consumer cannot go on: {self._fatal[0].str()}"
             raise Unfit(msg)
-        return found
+        return messages
 
     def _error(self, message: Message) -> None:
         """Sort one error message; raises Unfit where the process must not go on."""
@@ -237,9 +237,9 @@ class KafkaSource(_Polling):
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Pause; a partition of which nothing has come yet is paused when something has."""
-        asked = self._owned.intersection(partitions)
-        self._to_pause = (self._to_pause | asked) & self._fresh
-        self._consumer.pause([Tp(*tp) for tp in asked - self._fresh])
+        ours = self._owned.intersection(partitions)
+        self._to_pause = (self._to_pause | ours) & self._fresh
+        self._consumer.pause([Tp(*tp) for tp in ours - self._fresh])
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         partitions = list(partitions)
@@ -353,14 +353,16 @@ class KafkaReader(_Polling):
         """Read partitions that were added since, too: all that is in them came after."""
         for topic, known in self._partitions.items():
             try:
-                found = self._consumer.list_topics(topic, timeout=LOOK_S).topics[topic].partitions
+                partitions = (
+                    self._consumer.list_topics(topic, timeout=LOOK_S).topics[topic].partitions
+                )
             except KafkaException as error:
                 log.warning("partitions_not_known", topic=topic, error=error.args[0].str())
                 continue
-            if len(found) > known:
-                added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, len(found))]
+            if len(partitions) > known:
+                added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, len(partitions))]
                 self._consumer.incremental_assign(added)
-                self._partitions[topic] = len(found)
+                self._partitions[topic] = len(partitions)
         self._looked = time.monotonic()
 
     def caught_up(self) -> bool:
@@ -389,8 +391,8 @@ class KafkaLog:
         *,
         from_end: bool = False,
     ) -> KafkaReader:
-        asked = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
-        bounds = self._admin.bounds(asked)
+        partitions = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
+        bounds = self._admin.bounds(partitions)
         return KafkaReader(self._settings, bounds, starts or {}, from_end=from_end)
 
     def publisher(self, *, bulk: bool = False) -> KafkaPublisher:
@@ -406,17 +408,17 @@ class KafkaLog:
         Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
         ListConsumerGroupOffsets when the coordinator answers with an error.
         """
-        asked = [Tp(topic, number) for number in range(self.partitions(topic))]
+        partitions = [Tp(topic, number) for number in range(self.partitions(topic))]
         looker = self._looker(group)
         try:
             # The first question about a group that nobody knows yet is answered NOT_COORDINATOR.
-            found = retried(lambda: looker.committed(asked, timeout=CALL_S), CALL_S)
+            committed = retried(lambda: looker.committed(partitions, timeout=CALL_S), CALL_S)
         except (Unfit, Unavailable) as error:
             msg = f"the offsets of group {group!r} are not to be had: {error}"
             raise Unavailable(msg) from error
         return {
             tp.partition: Commit(topic, tp.partition, tp.offset, tp.metadata or "")
-            for tp in found
+            for tp in committed
             if tp.offset >= 0
         }
 
@@ -441,12 +443,12 @@ class KafkaLog:
 
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
         """By partition the first offset whose record is not older; its end where there is none."""
-        asked = [Tp(topic, n, time_ms) for topic in topics for n in range(self.partitions(topic))]
+        times = [Tp(topic, n, time_ms) for topic in topics for n in range(self.partitions(topic))]
         looker = self._looker(LOOKING)
-        found = retried(lambda: looker.offsets_for_times(asked, timeout=CALL_S)) if asked else []
-        beyond = [(tp.topic, tp.partition) for tp in found if tp.offset < 0]
+        offsets = retried(lambda: looker.offsets_for_times(times, timeout=CALL_S)) if times else []
+        beyond = [(tp.topic, tp.partition) for tp in offsets if tp.offset < 0]
         ends = {tp: end for tp, (_, end) in self._admin.bounds(beyond).items()}
-        return ends | {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+        return ends | {(tp.topic, tp.partition): tp.offset for tp in offsets if tp.offset >= 0}
 
     def _looker(self, group: str) -> Consumer:
         """A consumer that never joins the group it asks about."""
@@ -470,8 +472,8 @@ class KafkaLog:
         return self._admin.topic_ids([topic])[topic]
 
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        found = self._admin.bounds([(topic, n) for n in range(self.partitions(topic))])
-        return {number: bounds for (_, number), bounds in found.items()}
+        every = self._admin.bounds([(topic, n) for n in range(self.partitions(topic))])
+        return {number: bounds for (_, number), bounds in every.items()}
 
     @cached_property
     def _admin(self) -> Admin:

@@ -191,8 +191,8 @@ class MemoryLog:
 
     def commits(self, group: str, topic: str) -> dict[int, Commit]:
         """The same with the words that were committed with it."""
-        found = self.groups[group].committed if group in self.groups else {}
-        return {tp[1]: Commit(*tp, *word) for tp, word in found.items() if tp[0] == topic}
+        committed = self.groups[group].committed if group in self.groups else {}
+        return {tp[1]: Commit(*tp, *word) for tp, word in committed.items() if tp[0] == topic}
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
         """Commit in the name of a group that nobody is in; raises Refused where somebody is."""

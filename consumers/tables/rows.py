@@ -154,14 +154,14 @@ def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
     sequences = trajectory.sequences or ()
     lines = _lines(sequences, steps, trajectory.failures)
     for line, (turn, index, message, counts, step) in enumerate(lines):
-        said = (None,) * 3 if message is None else (
+        texts = (None,) * 3 if message is None else (
             message.role, message.content, message.tool_calls,
         )  # fmt: skip
         seen = NO_STEP if step is None else (
             step.position, step.session, step.action, step.text, step.reward, step.terminated,
             step.truncated, step.terminated or step.truncated,
         )  # fmt: skip
-        yield (line, turn, index, *said, *counts, *seen)
+        yield (line, turn, index, *texts, *counts, *seen)
 
 
 Line = tuple[int, "int | None", "Message | None", Row, "StepTaken | None"]
@@ -189,9 +189,9 @@ def _lines(
 
 def _counts(sequence: Sequence) -> list[Row] | None:
     """Tokens read and sampled, by answer; None where messages and mask do not tell the same."""
-    found = [(len(m[1]), len(m[2])) for m in ANSWER.finditer(sequence.loss_mask)]
-    said = sum(message.role == "assistant" for message in sequence.messages)
-    return found if len(found) == said else None
+    counts = [(len(m[1]), len(m[2])) for m in ANSWER.finditer(sequence.loss_mask)]
+    spoken = sum(message.role == "assistant" for message in sequence.messages)
+    return counts if len(counts) == spoken else None
 
 
 def _followers(
@@ -201,16 +201,16 @@ def _followers(
 
     Steps and answers share one run of positions, so an answer lies where no step does.
     """
-    found: list[list[StepTaken]] = [[] for _ in range(answers + 1)]
+    followers: list[list[StepTaken]] = [[] for _ in range(answers + 1)]
     gaps, expected = 0, 0
     for step in sorted(steps, key=_position):
         gaps += step.position - expected
         expected = step.position + 1
         if not 0 <= gaps <= answers:
             return None
-        found[gaps].append(step)
+        followers[gaps].append(step)
     # A call that failed for good leaves a gap too, which an answer without a step would hide.
-    return None if failures and gaps < answers else found
+    return None if failures and gaps < answers else followers
 
 
 def _position(step: StepTaken) -> int:

@@ -36,7 +36,7 @@ class Announcements:
     def version(self, parent: int, weights: WeightsFile, consumed: tuple[Consumed, ...]) -> bytes:
         """The PolicyVersion of the learner's present weights."""
         canary = self.learner.canary()
-        made = PolicyVersion(
+        record = PolicyVersion(
             policy_id=self.policy_id,
             version=self.learner.version,
             parent=parent,
@@ -48,7 +48,7 @@ class Announcements:
             canary_logprobs=canary.logprobs,
             consumed=consumed,
         )
-        return self.codec.encode(self.topics.versions, made)
+        return self.codec.encode(self.topics.versions, record)
 
     def step(
         self,
@@ -60,7 +60,7 @@ class Announcements:
     ) -> bytes:
         """The TrainStep of the learner's last step; `drops` are all so far."""
         plain, packed = fitted([sample.ref(self.topics.scored) for sample in samples])
-        made = TrainStep(
+        record = TrainStep(
             policy_id=self.policy_id,
             run_id=self.run_id,
             step=self.learner.steps_done,
@@ -74,7 +74,7 @@ class Announcements:
             machine=machine(self.learner.device),
             packed=packed,
         )
-        return self.codec.encode(self.topics.train_steps, made)
+        return self.codec.encode(self.topics.train_steps, record)
 
     def _dropped_since(self, drops: Mapping[str, Tally]) -> dict[str, int]:
         now, before = _counts(drops), self._dropped_before

@@ -104,10 +104,10 @@ class RunLog:
             if record.key != self.run.policy_id.encode() or record.value is None:
                 continue
             if record.topic == self.topics.versions:
-                found = decoded(self.codec, record, PolicyVersion)
-                version = _number(record, found)
+                announcement = decoded(self.codec, record, PolicyVersion)
+                version = _number(record, announcement)
                 seen.highest_version = max(seen.highest_version, version)
-                seen.last_run_id = found.run_id if found and version >= 0 else ""
+                seen.last_run_id = announcement.run_id if announcement and version >= 0 else ""
             else:
                 version = _number(record, decoded(self.codec, record, TrainStep))
                 seen.highest_step_record = max(seen.highest_step_record, version)
@@ -117,24 +117,26 @@ class RunLog:
         """The accounts of the newest checkpoint, and what the log has been asked for since."""
         book = held.book if held else Book()
         asked_from = self.begin(self.topics.requests, book.asked if book else ())
-        asked = self._asked(asked_from, book.next_draw if book else 0)
+        requests = self._asked(asked_from, book.next_draw if book else 0)
         if held and book is None:
-            accounts = self._without_book(asked, held.consumed, draws.group_size)
+            accounts = self._without_book(requests, held.consumed, draws.group_size)
         else:
             accounts = Accounts(self.run.run_id, draws.group_size, book)
-        unfinished = tuple(asked.published.unfinished(draws))
-        highest = asked.published.highest_draw
-        return Resumption(accounts, asked_from, unfinished, frozenset(asked.evaluations), highest)
+        unfinished = tuple(requests.published.unfinished(draws))
+        highest = requests.published.highest_draw
+        return Resumption(
+            accounts, asked_from, unfinished, frozenset(requests.evaluations), highest
+        )
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
         """Where to read on: at the marks, else where the run began, at most what retention left."""
         topic_id = self.log.topic_id(topic)
         noted = {mark.partition: mark.next_offset for mark in marks if mark.topic_id == topic_id}
-        found = []
+        marks_now = []
         for number, (low, end) in sorted(self.log.bounds(topic).items()):
             wanted = noted.get(number, self.run.starts.get((topic, number), low))
-            found.append(Consumed(topic, number, min(max(wanted, low), end), (), topic_id))
-        return tuple(found)
+            marks_now.append(Consumed(topic, number, min(max(wanted, low), end), (), topic_id))
+        return tuple(marks_now)
 
     def ends(self, topic: str) -> tuple[Consumed, ...]:
         """Where every partition of a topic ends now."""
@@ -143,28 +145,28 @@ class RunLog:
         return tuple(Consumed(topic, number, end, (), topic_id) for number, (_, end) in bounds)
 
     def _asked(self, marks: Iterable[Consumed], first_draw: int) -> RunRequests:
-        found = RunRequests(Published(self.run.run_id, first_draw))
+        requests = RunRequests(Published(self.run.run_id, first_draw))
         for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)
             if request is not None:
-                found.take(request, record.partition)
-        return found
+                requests.take(request, record.partition)
+        return requests
 
     def _without_book(
-        self, asked: RunRequests, consumed: Iterable[Consumed], group_size: int
+        self, requests: RunRequests, consumed: Iterable[Consumed], group_size: int
     ) -> Accounts:
         """The accounts of a checkpoint that holds none, from all that was asked for.
 
         What it consumed has ended. So has what retention has taken the request of: a rollout does
         not live as long.
         """
-        published, topic = asked.published, self.topics.requests
+        published, topic = requests.published, self.topics.requests
         cut = [
             mark.partition
             for mark in self.begin(topic)
             if mark.next_offset > self.run.starts.get((topic, mark.partition), mark.next_offset)
         ]
-        published.first = max((asked.first_draws.get(number, 0) for number in cut), default=0)
+        published.first = max((requests.first_draws.get(number, 0) for number in cut), default=0)
         book = Book(published.highest_draw + 1, published.first)
         accounts = Accounts(self.run.run_id, group_size, book)
         marks = {mark.partition: mark for mark in consumed}
@@ -188,10 +190,12 @@ def _starts(marks: Iterable[Consumed]) -> dict[TopicPartition, int]:
     return {(mark.topic, mark.partition): mark.next_offset for mark in marks}
 
 
-def _number(record: Record, found: PolicyVersion | TrainStep | None) -> int:
+def _number(record: Record, announcement: PolicyVersion | TrainStep | None) -> int:
     """The version that a record tells of; -1 for one that cannot be."""
-    if found is None or found.version < VERSIONS_END:
-        return -1 if found is None else found.version
+    if announcement is None or announcement.version < VERSIONS_END:
+        return -1 if announcement is None else announcement.version
     place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-    log.warning("version_out_of_range", **place, version=found.version, run_id=found.run_id)
+    log.warning(
+        "version_out_of_range", **place, version=announcement.version, run_id=announcement.run_id
+    )
     return -1

@@ -14,16 +14,16 @@ EVENT_ID = "ce_id"
 
 def event_id(record: Record) -> str | None:
     """The CloudEvents id in a record's headers."""
-    found = dict(record.headers or ()).get(EVENT_ID)
-    return None if found is None else found.decode(errors="replace")
+    value = dict(record.headers or ()).get(EVENT_ID)
+    return None if value is None else value.decode(errors="replace")
 
 
 def end_of(
-    record: Record, asked: Iterable[RolloutRequest], scoring_id: str
+    record: Record, requests: Iterable[RolloutRequest], scoring_id: str
 ) -> ScoredTrajectory | None:
     """The bare end of the one of these requests that the record names, under this scoring."""
     name = event_id(record)
-    for request in asked:
+    for request in requests:
         for attempt in range(request.limits.max_attempts + 1):
             if name == scored_id(request.rollout_id, attempt, scoring_id):
                 return _bare(request, attempt, scoring_id)

@@ -80,5 +80,5 @@ def _check(dataset: str, config: Mapping[str, Any]) -> None:
         msg = f"data set {dataset!r}: leave {sorted(mine)} out, the seed of the task decides"
         raise WorkFailed(code="bad_config", message=msg, retriable=False)
     with foreign("bad_config", f"data set {dataset!r} refuses {dict(config)}"):
-        made = DATASETS[dataset][1](**config, seed=0, size=1)
-        getattr(made, "validate", lambda: None)()
+        sample = DATASETS[dataset][1](**config, seed=0, size=1)
+        getattr(sample, "validate", lambda: None)()

@@ -192,7 +192,7 @@ def _require_our_rooms() -> None:
     ours = Path(__file__).parents[2]
     for room in ROOMS:
         spec = find_spec(room)
-        if spec is not None and spec.origin and Path(spec.origin).parents[1] != ours:
+        if spec is not None and spec.origin and Path(spec.origin).parent != ours / room:
             msg = (
                 f"{spec.origin} is found where Rollcall's own package {room!r} is meant; rename "
                 "it, or take its folder out of PYTHONPATH"

@@ -13,7 +13,7 @@ import pytest
 from compose.cluster import Cluster
 from compose.runs.recipe import parse_recipe
 from compose.services.embedded import Endpoints
-from compose.settings import Kafka, Registry, Settings
+from compose.settings import KafkaSettings, RegistrySettings, Settings
 from compose.workers.build import Workshop
 from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
@@ -23,7 +23,7 @@ from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from schemas.topics import Topics, wanted
 from tests.support.crew import everything
 from tests.support.live_run import LiveRun
-from tests.support.pages import blocks, script
+from tests.support.pages import blocks, script, users_code
 from tests.support.tiny_run import RECIPE, World
 from trainer.curation import FILTERS
 from trainer.plugins import plugin
@@ -38,8 +38,8 @@ def live(services: Endpoints, tmp_path: Path) -> Iterator[LiveRun]:
     """A small run on the broker as the pages mean it: topics as they are without any option."""
     settings = Settings(
         state_dir=tmp_path / "state",
-        kafka=Kafka(bootstrap_servers=services.bootstrap_servers),
-        registry=Registry(url=services.registry_url),
+        kafka=KafkaSettings(bootstrap_servers=services.bootstrap_servers),
+        registry=RegistrySettings(url=services.registry_url),
     )
     cluster = Cluster(services.bootstrap_servers, services.registry_url, settings)
     live = LiveRun(cluster)
@@ -116,8 +116,7 @@ def ending(cluster: Cluster, rollout_id: str) -> str:
 @pytest.fixture
 def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """All code of the pages that a user would write, as a module of a user's."""
-    code = [*blocks("python", "README.md"), *blocks("python", "trainer/README.md")]
-    (tmp_path / "code_of_the_pages.py").write_text("\n".join(code))
+    (tmp_path / "code_of_the_pages.py").write_text("\n".join(users_code()))
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     return "code_of_the_pages"
@@ -156,7 +155,7 @@ def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
 ) -> None:
     rules = f"""
         [learner]
-        advantage = "{users_module}:signs"
+        advantage = "{users_module}:centred"
         loss = "{users_module}:unclipped"
     """
     world = World(tmp_path / "run", RECIPE.replace("[learner]", textwrap.dedent(rules)))

@@ -13,6 +13,7 @@ from consumers.agents.programs import program_of
 from consumers.agents.wishes import CallModel, Finish
 from rollcall import Message, ModelAnswer, Task
 from schemas.names import ROOMS
+from tests.support.pages import users_code
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "rollcall" / "__init__.py").read_text()
@@ -69,7 +70,8 @@ def test_the_example_on_the_page_is_a_program_that_runs(
 
 
 def test_code_of_a_users_is_checked_against_the_face(tmp_path: Path) -> None:
-    # Given a module in a folder of its own, with one mistake of each kind
+    # Given modules in a folder of their own: what the pages show, and one with some mistakes
+    (tmp_path / "of_the_pages.py").write_text("\n".join(users_code()))
     (tmp_path / "mine.py").write_text(
         "from rollcall import Journal, Observation, Scorer\n"
         "wrong: Scorer = len\n"
@@ -79,13 +81,21 @@ def test_code_of_a_users_is_checked_against_the_face(tmp_path: Path) -> None:
     # When it is checked as it would be beside an installed Rollcall
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"),
-         "--cache-dir", str(tmp_path), "mine.py"],
+         "--cache-dir", str(tmp_path), "mine.py", "of_the_pages.py"],
         cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False,
     )  # fmt: skip
 
-    # Then each is found, and nothing else
-    found = re.findall(r"mine.py:(\d): error:.*\[([a-z-]+)\]", done.stdout)
-    assert found == [("1", "attr-defined"), ("2", "assignment"), ("3", "arg-type")], done.stdout
+    # Then each mistake is found, and nothing else
+    errors = re.findall(r"(\w+).py:(\d+): error:.*\[([a-z-]+)\]", done.stdout)
+    assert errors == [
+        ("mine", "1", "attr-defined"), ("mine", "2", "assignment"), ("mine", "3", "arg-type"),
+    ], done.stdout  # fmt: skip
+
+
+def test_what_the_pages_show_imports_of_ours_the_face_alone() -> None:
+    packages = re.findall(r"^(?:from|import) (\w+)", "\n".join(users_code()), re.MULTILINE)
+
+    assert set(packages) & set(ROOMS) == {"rollcall"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -24,6 +24,11 @@ def blocks(language: str, page: str | None = None) -> list[str]:
     ]
 
 
+def users_code() -> list[str]:
+    """The blocks of Python that a user of ours would write."""
+    return [*blocks("python", "README.md"), *blocks("python", "trainer/README.md")]
+
+
 def commands(block: str) -> list[list[str]]:
     """The lines of a shell block, in words."""
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]

@@ -1,6 +1,7 @@
 """`rollcall replay`."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,21 +9,18 @@ from compose.cli.connection import cluster
 from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
+if TYPE_CHECKING:
+    from consumers.history.range_replay import Replay
+
+To = Annotated[str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")]
+Name = Annotated[str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")]
+Of = Annotated[str, typer.Option(help="What the range names: requests, or trajectories' requests.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only shown.")]
+
 
 @takes_range
 def replay(
-    span: Range,
-    to: Annotated[str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")],
-    name: Annotated[
-        str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")
-    ] = "",
-    of: Annotated[
-        str, typer.Option(help="What the range names: requests, or trajectories' requests.")
-    ] = "",
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without this it is only shown.")
-    ] = False,
-    rate: Rate = None,
+    span: Range, to: To, name: Name = "", of: Of = "", yes: Yes = False, rate: Rate = None
 ) -> None:
     """Publish requests again under new ids, or trajectories as they are.
 
@@ -30,11 +28,29 @@ def replay(
 
     Example: rollcall replay --since 2h --to rollout.requests --name again --yes
     """
-    from compose.replay import lines
-    from compose.replay import replay as replay_range
+    from consumers.history.range_replay import replay as replay_range
+    from consumers.request_checks import RequestChecks
 
     here = cluster()
-    selection = selection_of(here, span, rate)
-    found = replay_range(here, selection, to, name=name, of=of, yes=yes)
-    for line in lines(found, yes=yes):
+    selection, check = selection_of(here, span, rate), RequestChecks(here).check
+    result = replay_range(selection, to, check, name=name, of=of, yes=yes)
+    for line in replay_lines(result, yes=yes):
         typer.echo(line)
+
+
+def replay_lines(result: "Replay", *, yes: bool) -> Iterator[str]:
+    """What was done, or would be, for people."""
+    done = "written" if yes else "would be written"
+    yield f"{result.written:,} {result.what} {done} to {result.to}"
+    for (run_id, policy_id, purpose), count in sorted(result.kinds.items()):
+        yield f"  {count:,} of run {run_id or '(none)'}, policy {policy_id}, purpose {purpose}"
+    for old, new in result.first:
+        yield f"  {old} -> {new}" if old != new else f"  {old}"
+    if result.written > len(result.first):
+        yield f"  and {result.written - len(result.first):,} more"
+    if result.before:
+        yield f"{result.before:,} passed over: this replay asked for them before"
+    if result.own:
+        yield f"{result.own:,} passed over: this replay made them itself"
+    if not yes:
+        yield "nothing was written; --yes does it"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 
-from compose import replay
 from compose.cli.range_options import parse
+from compose.cli.replay import replay_lines
+from consumers.history.range_replay import Replay, replay
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
 from consumers.request_checks import RequestChecks
@@ -29,9 +30,10 @@ def cluster() -> MemoryCluster:
     return recorded()
 
 
-def again(cluster: MemoryCluster, span: Range | None = None, **options: object) -> replay.Replayed:
+def again(cluster: MemoryCluster, span: Range | None = None, **options: object) -> Replay:
     given = {"to": "rollout.requests", "name": "again", "yes": True, **options}
-    return replay.replay(cluster, Selection(cluster, span or Range()), **given)  # type: ignore[arg-type]
+    check = RequestChecks(cluster).check
+    return replay(Selection(cluster, span or Range()), check=check, **given)  # type: ignore[arg-type]
 
 
 def requests(cluster: MemoryCluster) -> dict[str, RolloutRequest]:
@@ -45,7 +47,7 @@ def test_without_yes_nothing_is_published(cluster: MemoryCluster) -> None:
 
     assert found.written == 8
     assert len(requests(cluster)) == 8
-    said = "\n".join(replay.lines(found, yes=False))
+    said = "\n".join(replay_lines(found, yes=False))
     assert "8 requests would be written to t.rollout.requests" in said
     assert "8 of run run, policy p, purpose evaluate" in said
     assert f"r0 -> {replayed_id('r0', 'again')}" in said

@@ -94,7 +94,7 @@ class Admin:
             )
             return {name: str(future.result().topic_id) for name, future in described.items()}
 
-        return self._asked(ask, f"the ids of {', '.join(topics)}")
+        return self._answer_to(ask, f"the ids of {', '.join(topics)}")
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Each topic's settings; raises Unavailable."""
@@ -109,7 +109,7 @@ class Admin:
                 for resource, future in described.items()
             }
 
-        return self._asked(ask, f"the settings of {', '.join(topics)}")
+        return self._answer_to(ask, f"the settings of {', '.join(topics)}")
 
     def create(self, topics: Iterable[WantedTopic]) -> None:
         wanted = [
@@ -194,9 +194,9 @@ class Admin:
             return {(tp.topic, tp.partition): e.result().offset for tp, e in offsets.items()}
 
         names = ", ".join(sorted({topic for topic, _ in partitions}))
-        return self._asked(ask, f"the offsets of {names}")
+        return self._answer_to(ask, f"the offsets of {names}")
 
-    def _asked(self, ask: Callable[[], T], what: str) -> T:
+    def _answer_to(self, ask: Callable[[], T], what: str) -> T:
         """Ask until it is answered; raises Unavailable, naming what was asked for."""
         until = time.monotonic() + self._timeout_s
         while True:
@@ -229,7 +229,7 @@ class Admin:
                 for member in future.result().members
             ]
 
-        return self._asked(ask, f"the members of {', '.join(groups)}")
+        return self._answer_to(ask, f"the members of {', '.join(groups)}")
 
 
 def _assigned(member: MemberDescription) -> tuple[tuple[str, int], ...]:

@@ -10,16 +10,17 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from consumers.log.memory_publisher import MemoryPublisher
+from consumers.log.memory_reader import MemoryReader
+from consumers.log.memory_source import MemoryGroup, MemorySource
 from consumers.log.protocols import (
     Commit,
-    Held,
     Listener,
     Record,
     TopicPartition,
 )
-from producers.publisher import LETTER_LIMIT_BYTES, Cause, Publisher, check_size
+from producers.publisher import LETTER_LIMIT_BYTES, Publisher
 from schemas.errors import (
-    DeliveryFailed,
     NoTopic,
     Refused,
     TooLarge,
@@ -30,8 +31,6 @@ from schemas.errors import (
 from schemas.headers import Headers
 from schemas.topics import WantedTopic
 
-WORD_LIMIT = 4095
-"""Measured on the broker: a commit with 4,096 bytes of metadata is refused."""
 Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
 """Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
 
@@ -46,13 +45,6 @@ class _PartitionRecords:
         return self.start + len(self.records)
 
 
-class _GroupState:
-    def __init__(self) -> None:
-        self.members: list[MemorySource] = []
-        self.owner: dict[TopicPartition, MemorySource] = {}
-        self.committed: dict[TopicPartition, tuple[int, str]] = {}
-
-
 class MemoryLog:
     """Topics, groups and commits, in this process; not for several threads."""
 
@@ -62,7 +54,7 @@ class MemoryLog:
         self.topics: dict[str, list[_PartitionRecords]] = {}
         self.incarnations: Counter[str] = Counter()
         self.limits: dict[str, int] = defaultdict(lambda: LETTER_LIMIT_BYTES)
-        self.groups: dict[str, _GroupState] = {}
+        self.groups: dict[str, MemoryGroup] = {}
         self.wall = wall
         for topic in topics:
             self.create(topic.name, topic.partitions)
@@ -203,10 +195,10 @@ class MemoryLog:
         for commit in commits:
             held.committed[commit.topic, commit.partition] = commit.offset, commit.metadata
 
-    def group(self, name: str) -> _GroupState:
-        return self.groups.setdefault(name, _GroupState())
+    def group(self, name: str) -> MemoryGroup:
+        return self.groups.setdefault(name, MemoryGroup())
 
-    def source(self, group: str, topics: Sequence[str], listener: Listener) -> "MemorySource":
+    def source(self, group: str, topics: Sequence[str], listener: Listener) -> MemorySource:
         for topic in topics:
             self.partitions(topic)
         return MemorySource(self, self.group(group), topics, listener)
@@ -223,240 +215,3 @@ class MemoryLog:
     def publisher(self, *, bulk: bool = False) -> Publisher:
         del bulk
         return MemoryPublisher(self)
-
-
-class MemoryPublisher:
-    """Writes at once; acks are counted at the next poll, or withheld by `hold_acks`."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        self.log = log
-        self.hold_acks = False
-        self.acked_ms = 0
-        self._unacked: list[tuple[Cause | None, int]] = []
-        self._refused: list[
-            tuple[WorkFailed, Cause | None, Callable[[WorkFailed], None] | None]
-        ] = []
-
-    def send(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        cause: Cause | None = None,
-        refused: Callable[[WorkFailed], None] | None = None,
-    ) -> None:
-        check_size(topic, value)
-        if cause is not None:
-            cause.sent += 1
-        error = self.log.refusal(topic, value)
-        if error is not None:
-            self._refused.append((error, cause, refused))
-            return
-        self.log.append(
-            topic, key.encode() if isinstance(key, str) else key, value, partition, headers
-        )
-        self._unacked.append((cause, int(self.log.wall() * 1000)))
-
-    def push(self) -> None:
-        """Nothing is gathered here."""
-
-    def poll(self) -> None:
-        if self.hold_acks:
-            return
-        for cause, append_ms in self._unacked:
-            self.acked_ms = append_ms
-            if cause is not None:
-                cause.acked += 1
-        self._unacked.clear()
-        refused, self._refused = self._refused, []
-        for error, cause, tell in refused:
-            if tell is None:
-                msg = f"a record was refused, and nothing can be written instead: {error}"
-                raise DeliveryFailed(msg)
-            tell(error)
-            if cause is not None:
-                cause.acked += 1
-
-    def flush(self, timeout_s: float) -> int:
-        del timeout_s
-        self.poll()
-        if self.waiting():  # what was sent instead of something refused
-            self.poll()
-        return self.waiting()
-
-    def waiting(self) -> int:
-        return len(self._unacked) + len(self._refused)
-
-
-class MemorySource:
-    """A member of a group. Rebalances happen in `poll`, as they do in Kafka."""
-
-    def __init__(
-        self, log: MemoryLog, group: _GroupState, topics: Sequence[str], listener: Listener
-    ) -> None:
-        self.log = log
-        self.topics = list(topics)
-        self.listener = listener
-        self.positions: dict[TopicPartition, int] = {}
-        self.paused: set[TopicPartition] = set()
-        self.refused = 0
-        self._group = group
-        self._at_end: set[TopicPartition] = set()
-        self._ended: list[tuple[str, int, int]] = []
-        group.members.append(self)
-
-    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
-        del timeout_s
-        if self in self._group.members:  # a zombie reads on until it learns that it is one
-            self._rebalance()
-        records: list[Record] = []
-        for tp in list(self.positions):
-            if tp in self.paused:
-                continue
-            before = self.positions[tp]
-            read, self.positions[tp] = self.log.read_on(*tp, before, most - len(records))
-            records += read
-            if self.positions[tp] > before:
-                self._at_end.discard(tp)
-            if len(records) < most:
-                self._come_to_end(tp)
-        return records
-
-    def _come_to_end(self, tp: TopicPartition) -> None:
-        """Tell of the end together with the last records, once until there is more."""
-        if tp not in self._at_end:
-            self._at_end.add(tp)
-            self._ended.append((*tp, self.positions[tp]))
-
-    def ended(self) -> list[tuple[str, int, int]]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _share(self) -> set[TopicPartition]:
-        """Range assignment: the same numbers of every topic meet in one member."""
-        mine = set()
-        for topic in self.topics:
-            members = [m for m in self._group.members if topic in m.topics]
-            for number in range(self.log.partitions(topic)):
-                if members[number * len(members) // self.log.partitions(topic)] is self:
-                    mine.add((topic, number))
-        return mine
-
-    def _rebalance(self) -> None:
-        share = self._share()
-        leaving = [tp for tp in self.positions if tp not in share]
-        if leaving:
-            self.listener.revoked(leaving)
-            self._forget(leaving)
-        for tp in sorted(share - self.positions.keys()):
-            if tp not in self._group.owner:
-                self._group.owner[tp] = self
-                self.positions[tp] = self.listener.assigned(self._held(tp))
-
-    def _held(self, tp: TopicPartition) -> Held:
-        partition = self.log.topics[tp[0]][tp[1]]
-        offset, metadata = self._group.committed.get(tp, (None, ""))
-        return Held(*tp, offset, metadata, partition.start, partition.end)
-
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        for tp in list(partitions):
-            self.positions.pop(tp, None)
-            self.paused.discard(tp)
-            self._at_end.discard(tp)
-            if self._group.owner.get(tp) is self:
-                del self._group.owner[tp]
-
-    def commit(self, commits: Sequence[Commit]) -> None:
-        for commit in commits:
-            tp = commit.topic, commit.partition
-            # Of any member, also for what is another's by now: Kafka checks no more than that.
-            if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
-                self._group.committed[tp] = commit.offset, commit.metadata
-            else:
-                self.refused += 1
-
-    def commit_now(self, commits: Sequence[Commit]) -> None:
-        self.commit(commits)
-
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        self.paused.update(partitions)
-
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """What goes on is told anew when it has come to its end."""
-        going_on = self.paused.intersection(partitions)
-        self.paused -= going_on
-        self._at_end -= going_on
-
-    def close(self) -> None:
-        if self.positions:
-            self.listener.revoked(list(self.positions))
-        self.kill()
-
-    def kill(self) -> None:
-        """Leave as SIGKILL does: no callback, no commit; the group deals the partitions anew."""
-        if self in self._group.members:
-            self._group.members.remove(self)
-        owned = [tp for tp, owner in self._group.owner.items() if owner is self]
-        self._forget({*self.positions, *owned})
-
-    def expel(self) -> None:
-        """Be taken for dead while alive: partitions go to others, this one learns it later."""
-        for tp in self.positions:
-            self._group.owner.pop(tp, None)
-        self._group.members.remove(self)
-
-    def rejoin(self) -> None:
-        """What a zombie's next heartbeat does: everything is lost, then it joins again."""
-        lost = list(self.positions)
-        self.listener.lost(lost)
-        self._forget(lost)
-        self._group.members.append(self)
-
-
-class MemoryReader:
-    """Reads every partition of some topics from given positions."""
-
-    def __init__(
-        self,
-        log: MemoryLog,
-        topics: Sequence[str],
-        starts: Mapping[TopicPartition, int],
-        *,
-        from_end: bool = False,
-    ) -> None:
-        self.log = log
-        self.topics = list(topics)
-        self.positions: dict[TopicPartition, int] = {}
-        self._ends: dict[TopicPartition, int] = {}
-        for topic in topics:
-            for number in range(log.partitions(topic)):
-                partition = log.topics[topic][number]
-                default = partition.end if from_end else partition.start
-                start = starts.get((topic, number), default)
-                if start < partition.start:
-                    msg = f"{topic} {number} begins at {partition.start}; offset {start} is gone"
-                    raise Unfit(msg)
-                self.positions[topic, number] = start
-                self._ends[topic, number] = partition.end
-
-    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
-        del timeout_s
-        records: list[Record] = []
-        for topic in self.topics:
-            for number in range(self.log.partitions(topic)):
-                # One that was added since: all that is in it came after.
-                self.positions.setdefault((topic, number), self.log.topics[topic][number].start)
-        for tp, position in self.positions.items():
-            read, self.positions[tp] = self.log.read_on(*tp, position, most - len(records))
-            records += read
-        return records
-
-    def caught_up(self) -> bool:
-        return all(self.positions[tp] >= end for tp, end in self._ends.items())
-
-    def close(self) -> None:
-        self.topics.clear()
-        self.positions.clear()

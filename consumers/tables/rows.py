@@ -84,7 +84,7 @@ def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
         trajectory.attempt,
         trajectory.journal_partition,
         trajectory.last_offset,
-        *_asked(trajectory.request),
+        *_request_columns(trajectory.request),
         trajectory.status,
         trajectory.code,
         trajectory.reason,
@@ -107,7 +107,7 @@ def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
     )
 
 
-def _asked(request: RolloutRequest | None) -> Row:
+def _request_columns(request: RolloutRequest | None) -> Row:
     if request is None:
         return NO_REQUEST
     task = request.task

@@ -117,7 +117,7 @@ class RunLog:
         """The accounts of the newest checkpoint, and what the log has been asked for since."""
         book = held.book if held else Book()
         asked_from = self.begin(self.topics.requests, book.asked if book else ())
-        requests = self._asked(asked_from, book.next_draw if book else 0)
+        requests = self._requests(asked_from, book.next_draw if book else 0)
         if held and book is None:
             accounts = self._without_book(requests, held.consumed, draws.group_size)
         else:
@@ -144,7 +144,7 @@ class RunLog:
         bounds = sorted(self.log.bounds(topic).items())
         return tuple(Consumed(topic, number, end, (), topic_id) for number, (_, end) in bounds)
 
-    def _asked(self, marks: Iterable[Consumed], first_draw: int) -> RunRequests:
+    def _requests(self, marks: Iterable[Consumed], first_draw: int) -> RunRequests:
         requests = RunRequests(Published(self.run.run_id, first_draw))
         for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)

@@ -3,7 +3,7 @@
 import pytest
 
 from consumers.history.dead_letter_replay import NotReplayed
-from consumers.log.memory_log import MemorySource
+from consumers.log.memory_source import MemorySource
 from consumers.loop.dead_letters import Passed, Skip
 from schemas.errors import Refused
 from tests.support.command_line import call

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compose.submission import NotScored
-from consumers.log.memory_log import MemoryPublisher
+from consumers.log.memory_publisher import MemoryPublisher
 from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
 from schemas.messages import RolloutRequest
 from tests.support.command_line import call, options

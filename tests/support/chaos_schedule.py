@@ -16,7 +16,9 @@ from consumers.agents.outbox import Outbox
 from consumers.agents.worker import Agents, Capacity
 from consumers.audit.audit import audit
 from consumers.audit.report import Breach, Report
-from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.memory_log import MemoryLog
+from consumers.log.memory_publisher import MemoryPublisher
+from consumers.log.memory_source import MemorySource
 from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine

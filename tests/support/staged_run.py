@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.log.memory_log import MemoryLog, MemoryPublisher
+from consumers.log.memory_log import MemoryLog
+from consumers.log.memory_publisher import MemoryPublisher
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from consumers.log.memory_log import MemoryLog, MemoryPublisher, MemorySource
+from consumers.log.memory_log import MemoryLog
+from consumers.log.memory_publisher import MemoryPublisher
+from consumers.log.memory_source import MemorySource
 from consumers.log.protocols import Commit, Held, TopicPartition
 from schemas.errors import JournalGone, TooLarge, Unfit
 from schemas.messages import Control

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
 from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.log.memory_log import WORD_LIMIT
+from consumers.log.memory_source import WORD_LIMIT
 from consumers.log.protocols import Record
 from consumers.loop.finished_offsets import METADATA_BYTES, finished_above
 from consumers.loop.loop import Loop

@@ -8,7 +8,8 @@ import pytest
 
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
-from consumers.log.memory_log import MemoryLog, MemoryPublisher
+from consumers.log.memory_log import MemoryLog
+from consumers.log.memory_publisher import MemoryPublisher
 from schemas import trajectory_refs
 from schemas.errors import DeliveryFailed, Refused
 from schemas.messages import PolicyVersion

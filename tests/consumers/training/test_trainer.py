@@ -11,7 +11,8 @@ import pytest
 from compose.conductor.in_memory import run_in_memory
 from compose.settings import Settings
 from compose.workers.build import sole_trainer, transformers_engine
-from consumers.log.memory_log import MemoryLog, MemoryPublisher
+from consumers.log.memory_log import MemoryLog
+from consumers.log.memory_publisher import MemoryPublisher
 from consumers.models import versions
 from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit

@@ -23,7 +23,7 @@ from consumers.agents.fold.rollout import Effect
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_digest, program_of
 from consumers.audit.audit import audit
-from consumers.audit.stretch import MOST
+from consumers.audit.audited_stretch import MOST
 from consumers.log.protocols import Log
 from consumers.log.reading import polls, read_all
 from producers.publisher import Publisher

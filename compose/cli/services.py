@@ -15,16 +15,16 @@ def up(
     from compose.cluster import answers
     from compose.services.embedded import up as bring_up
 
-    given = settings()
-    found = bring_up(
-        given.state(),
-        given.cache(),
+    here = settings()
+    services = bring_up(
+        here.state(),
+        here.cache(),
         kafka_port=kafka_port,
         registry_port=registry_port,
         ready=answers,
     )
-    typer.echo(f"kafka     {found.bootstrap_servers}  (pid {found.kafka_pid})")
-    typer.echo(f"registry  {found.registry_url}  (pid {found.registry_pid})")
+    typer.echo(f"kafka     {services.bootstrap_servers}  (pid {services.kafka_pid})")
+    typer.echo(f"registry  {services.registry_url}  (pid {services.registry_pid})")
     typer.echo("next: `rollcall run lake-any-start` trains a policy, `rollcall serve` serves one,")
     typer.echo("      `rollcall topics apply` makes the topics for workers of your own")
 
@@ -48,13 +48,13 @@ def status() -> None:
     """Say what is up; exit code 1 when something is not."""
     from compose.services.embedded import status as ask
 
-    found = ask(settings().state())
-    for service in found:
+    services = ask(settings().state())
+    for service in services:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
         typer.echo(f"{service.name:<9} {where}")
         if service.name == "kafka" and service.address:
             typer.echo(f"topics    {_partitions(service.address)}")
-    if not all(service.pid for service in found):
+    if not all(service.pid for service in services):
         raise typer.Exit(1)
 
 
@@ -64,7 +64,7 @@ def _partitions(servers: str) -> str:
     from schemas.errors import Unavailable
 
     try:
-        found = Admin({"bootstrap.servers": servers}, timeout_s=5.0).partitions()
+        counts = Admin({"bootstrap.servers": servers}, timeout_s=5.0).partitions()
     except Unavailable as error:
         return str(error)
-    return f"{len(found)}, with {sum(found.values())} partitions"
+    return f"{len(counts)}, with {sum(counts.values())} partitions"

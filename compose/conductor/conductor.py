@@ -32,7 +32,7 @@ from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
 from consumers.heldout import HeldOut
 from consumers.history.run_curve import RunCurve
-from consumers.history.run_figures import Console, Figures
+from consumers.history.run_figures import RunFigures, RunReader
 from producers import provision
 from schemas.errors import Unavailable
 from schemas.topics import wanted
@@ -55,7 +55,7 @@ class Conducted:
     folder: RunFolder
     cluster: Cluster
     supervisor: Supervisor
-    figures: Figures
+    figures: RunFigures
     began: float
     service_pids: list[int]
     peak_rss: int = 0
@@ -87,7 +87,7 @@ def conduct(
         else:
             _provision(cluster, folder)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
-        figures = Figures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
+        figures = RunFigures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
         supervisor = Supervisor(folder.logs, cluster.environment())
         conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
         try:
@@ -183,7 +183,7 @@ def _start(supervisor: Supervisor, folder: RunFolder) -> None:
 def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
     """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
     cluster = run.cluster
-    console = Console(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
+    reader = RunReader(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
     steps = run.folder.learner().steps
     look_due = 0.0
     control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)
@@ -192,17 +192,17 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
         while not run.supervisor.finished(TRAINER):
             check()
             drained()
-            console.poll(time.monotonic())
+            reader.poll(time.monotonic())
             if time.monotonic() >= look_due:
                 look_due = time.monotonic() + LOOK_EVERY_S
                 _look(run)
             refresh()
-        while console.poll(time.monotonic(), 0.3):
+        while reader.poll(time.monotonic(), 0.3):
             pass
         refresh()
         if drained.listen(0.3):
             raise Stopped
-    console.reader.close()
+    reader.reader.close()
 
 
 def _look(run: Conducted) -> None:

@@ -19,7 +19,7 @@ from compose.runs.recipe import load_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop, transformers_engine
 from consumers.heldout import HeldOut
-from consumers.history.run_figures import Console, Figures
+from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.objects import ObjectStore
@@ -61,7 +61,7 @@ def run_in_memory(
 
 def _turns(
     folder: run_folder.RunFolder, settings: Settings, store: ObjectStore, terminal: Terminal
-) -> Figures:
+) -> RunFigures:
     topics = Topics(settings.prefix)
     log = MemoryLog(wanted(settings.prefix, [folder.policy_id]))
     shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
@@ -72,16 +72,16 @@ def _turns(
         shop.environments("environments"),
         shop.rewards("rewards", folder.recipe.scorers, folder.recipe.scoring_id),
     ]
-    figures = Figures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
-    console = Console(log, shop.codec, topics, figures, {})
+    figures = RunFigures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
+    reader = RunReader(log, shop.codec, topics, figures, {})
     due = 0.0
     while not trainer.done():
         for loop in loops:
             loop.turn(0.0)
         trainer.turn(0.0)
-        console.poll(time.monotonic())
+        reader.poll(time.monotonic())
         if time.monotonic() >= due:
             due = time.monotonic() + LINE_EVERY_S
             terminal.print(line(figures, time.monotonic()), highlight=False)
-    console.poll(time.monotonic())
+    reader.poll(time.monotonic())
     return figures

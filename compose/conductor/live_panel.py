@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from consumers.history.run_figures import Figures
+from consumers.history.run_figures import RunFigures
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
@@ -22,7 +22,7 @@ def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
     return "".join(BARS[round(min(1.0, max(0.0, (v - low) / scale)) * top)] for v in values)
 
 
-def render(figures: Figures, lag: Mapping[str, int], now: float, steps: int) -> Panel:
+def render(figures: RunFigures, lag: Mapping[str, int], now: float, steps: int) -> Panel:
     """The whole view, drawn anew each time."""
     rewards, staleness = figures.metric("reward_mean"), figures.metric("staleness_mean")
     table = Table.grid(padding=(0, 2))
@@ -51,7 +51,7 @@ def _last(rewards: Sequence[float]) -> str:
     return f"{rewards[-1]:+.3f}" if rewards else "-"
 
 
-def line(figures: Figures, now: float) -> str:
+def line(figures: RunFigures, now: float) -> str:
     """The same in one line, where there is no terminal."""
     rewards = figures.metric("reward_mean")
     curve = figures.heldout.curve()

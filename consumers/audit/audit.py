@@ -11,13 +11,13 @@ from random import Random
 
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
+from consumers.audit.audited_stretch import AuditedStretch
 from consumers.audit.case import Case
 from consumers.audit.columns import find_one, split
-from consumers.audit.commands import Commands
 from consumers.audit.journal_facts import JournalFacts
 from consumers.audit.report import Breach, Report
 from consumers.audit.requests import Requests
-from consumers.audit.stretch import Stretch
+from consumers.audit.sent_commands import SentCommands
 from consumers.audit.train_steps import Lineage
 from consumers.audit.trajectories import Outcomes
 from consumers.audit.window import Window
@@ -55,7 +55,7 @@ def audit(
     began = time.monotonic()
     world = world or World(program_of, Random)
     names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
-    stretch = Stretch(log, topics, names, since_ms, until_ms)
+    stretch = AuditedStretch(log, topics, names, since_ms, until_ms)
     case = Audit(
         codec.writing_whole(),
         topics,
@@ -148,7 +148,7 @@ class Audit:
         if self.topics.events in stage:
             self.journal.close()
             self.requests = Requests(self.case)
-            self.commands = Commands(self.case)
+            self.commands = SentCommands(self.case)
             self.outcomes = Outcomes(self.case, self.lineage)
         elif self.topics.train_steps in stage:
             self.lineage.close()
@@ -202,14 +202,20 @@ class Audit:
                 self._lost("I6", text, number, offset)
             self._check_chain(number, low.bulk_low, low.last, partition.low.last)
 
-    def _check_chain(self, partition: int, low: int, said: int | None, last: int | None) -> None:
-        if said is None or said == last or (self.topics.events, partition) in self.window.starts:
+    def _check_chain(
+        self, partition: int, low: int, committed: int | None, last: int | None
+    ) -> None:
+        if (
+            committed is None
+            or committed == last
+            or (self.topics.events, partition) in self.window.starts
+        ):
             return
         text = (
-            f"the agents' commit says that request {said} was the last one started below this "
+            f"the agents' commit says that request {committed} was the last one started below this "
             f"offset, the journal says {last}: whoever goes on from it counts other starts"
         )
-        kind = "doubled" if last is not None and said < last else "lost"
+        kind = "doubled" if last is not None and committed < last else "lost"
         self.report.add(Breach("I6", text, self.topics.events, partition, low, kind))
 
     def _unburied(self) -> None:
@@ -244,7 +250,7 @@ class Audit:
 
 
 def _take_all(
-    case: Audit, log: Log, stretch: Stretch, names: Sequence[str], on_read: OnRead
+    case: Audit, log: Log, stretch: AuditedStretch, names: Sequence[str], on_read: OnRead
 ) -> None:
     passed = passed_in_journal(log, case.topics)
     done = 0

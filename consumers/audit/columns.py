@@ -82,5 +82,5 @@ def find(keys: Words, wanted: Words) -> NDArray[np.int64]:
 
 
 def find_one(keys: Words, wanted: int) -> int:
-    found: Any = find(keys, np.array([wanted], np.uint64))[0]
-    return int(found)
+    """The first row of one key; -1 where there is none."""
+    return int(find(keys, np.array([wanted], np.uint64))[0])

@@ -158,8 +158,8 @@ class ImpliedCommands:
 
     def _count_late(self) -> None:
         """Work that was answered when its rollout had ended is repeated unless it was the first."""
-        found = find(self.ids, words(self._late_ids))
-        known = set(self.ids[found[found >= 0]].tolist())
+        rows = find(self.ids, words(self._late_ids))
+        known = set(self.ids[rows[rows >= 0]].tolist())
         for late, at in zip(self._late_ids, self._late_places, strict=True):
             if late in self._undone:
                 self._undone.discard(late)

@@ -145,8 +145,8 @@ class Lineage:
         self.case.report.checked["I7"] += len(members)
         if not members:
             return
-        found, by = sort_together(members, places)
-        for at in np.flatnonzero(~firsts(found)):
+        consumed, by = sort_together(members, places)
+        for at in np.flatnonzero(~firsts(consumed)):
             before = split(int(by[at - 1]))
             text = (
                 f"this step of run {run_id!r} consumes a rollout that the step at "
@@ -177,9 +177,9 @@ class Lineage:
 
     def _check_own(self, at: int, record: Record, trajectory: Trajectory) -> None:
         """A run is trained on the rollouts that it asked for to that end, and on no others."""
-        run_id, asked = self._run_of[int(self.by[at])], trajectory.request
-        if asked is None or (asked.run_id, asked.purpose) != (run_id, TRAIN):
-            what = f"run {asked.run_id!r} for {asked.purpose!r}" if asked else "nobody"
+        run_id, request = self._run_of[int(self.by[at])], trajectory.request
+        if request is None or (request.run_id, request.purpose) != (run_id, TRAIN):
+            what = f"run {request.run_id!r} for {request.purpose!r}" if request else "nobody"
             text = (
                 f"this step of run {run_id!r} consumes {record.partition}@{record.offset} of "
                 f"{record.topic}, a rollout that was asked for by {what}"

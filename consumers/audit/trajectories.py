@@ -64,9 +64,9 @@ class Outcomes:
         at = find(self._bodies, np.array(bodies, np.uint64))
         rows = np.where(at >= 0, self._by_body[at] if len(self._bodies) else -1, -1)
         for row, record in zip(rows.tolist(), readable, strict=True):
-            found = row if row >= 0 else self._judge(record)
-            if found >= 0:
-                self._note_trajectory(found, record)
+            judged = row if row >= 0 else self._judge(record)
+            if judged >= 0:
+                self._note_trajectory(judged, record)
 
     def _note_trajectory(self, row: int, record: Record) -> None:
         self.case.report.checked["I5"] += 1
@@ -84,8 +84,8 @@ class Outcomes:
             self._prefix = self.case.codec.encode(self.case.topics.trajectories, EMPTY)[:PREFIX]
         if value is not None and value.startswith(self._prefix):
             return word_of(memoryview(value)[PREFIX:])
-        found = self.case.decoded(record, Trajectory)
-        return None if found is None else self._encoded(found)
+        trajectory = self.case.decoded(record, Trajectory)
+        return None if trajectory is None else self._encoded(trajectory)
 
     def _encoded(self, trajectory: Trajectory) -> int:
         return word_of(
@@ -142,13 +142,13 @@ class Outcomes:
         steps, sequences = trajectory.steps, trajectory.sequences
         if steps is None or sequences is None:
             return True
-        said = sum(_answers(sequence.loss_mask) for sequence in sequences)
+        answers = sum(_answers(sequence.loss_mask) for sequence in sequences)
         positions = [step.position for step in steps]
-        if len(steps) + said <= counted and len(set(positions)) == len(positions):
+        if len(steps) + answers <= counted and len(set(positions)) == len(positions):
             return True
         text = (
             f"the trajectory of rollout {trajectory.rollout_id} holds {len(steps)} observations "
-            f"and {said} model answers, the journal counted {counted} answers in all"
+            f"and {answers} model answers, the journal counted {counted} answers in all"
         )
         self.case.breach("I4", record, text, "doubled")
         return False

@@ -115,9 +115,9 @@ class Counting:
             self.failures += place.failures - before
         else:
             place.settled = True
-            said = isinstance(body, ModelAnswered)
-            self.turns += said
-            self.steps += not said
+            by_model = isinstance(body, ModelAnswered)
+            self.turns += by_model
+            self.steps += not by_model
         return ""
 
 

@@ -57,8 +57,8 @@ def parent_of(history: History, rollout_id: str, world: World) -> ForkParent:
     story = latest(stories_of(history, rollout_id))
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
-        found = "was refused" if story.request else "cannot be read, or is past retention"
-        msg = f"rollout {rollout_id!r} cannot be forked: its start {found}"
+        why = "was refused" if story.request else "cannot be read, or is past retention"
+        msg = f"rollout {rollout_id!r} cannot be forked: its start {why}"
         raise Refused(msg)
     request = start.body.request
     today, then = program_digest(program_of(request.agent)), start.body.program_digest

@@ -36,7 +36,7 @@ class Rate:
 
 
 @dataclass
-class Figures:
+class RunFigures:
     """The state of one run as its records tell it."""
 
     run_id: str
@@ -102,7 +102,7 @@ class Figures:
         return total
 
 
-class Console:
+class RunReader:
     """Reads a run's records as they come."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Console:
         log_: Log,
         codec: Codec,
         topics: Topics,
-        figures: Figures,
+        figures: RunFigures,
         starts: dict[tuple[str, int], int],
     ) -> None:
         self.codec = codec

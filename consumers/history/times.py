@@ -11,11 +11,11 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 def seconds_of(text: str) -> float:
     """A duration such as 90s, 30m, 2h, 3d or 1w; raises Refused."""
-    found = AGO.fullmatch(text.strip())
-    if found is None:
+    match = AGO.fullmatch(text.strip())
+    if match is None:
         msg = f"{text!r} is no duration; write 90s, 30m, 2h, 3d or 1w"
         raise Refused(msg)
-    return float(found[1]) * SECONDS[found[2]]
+    return float(match[1]) * SECONDS[match[2]]
 
 
 def time_ms(text: str, now_s: float) -> int:

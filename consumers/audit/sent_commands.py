@@ -27,7 +27,7 @@ class _Unanswered:
     attempt: int
 
 
-class Commands:
+class SentCommands:
     """Joins commands by their ids."""
 
     def __init__(self, case: Case) -> None:

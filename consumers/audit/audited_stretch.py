@@ -19,7 +19,7 @@ NEVER_MS = 1 << 50
 """A time that no record has: what is first then lies at the end."""
 
 
-class Stretch:
+class AuditedStretch:
     """What is read, and the window that it makes; raises Unavailable."""
 
     def __init__(

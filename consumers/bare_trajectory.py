@@ -4,9 +4,11 @@ Everybody downstream waits for every rollout, so something is always written: it
 and where it stands in the journal remain to the last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
+from schemas.errors import TooLarge, WireError
 from schemas.messages import RolloutRequest, Task, Trajectory
 
 
@@ -18,6 +20,17 @@ def barer(trajectory: Trajectory) -> Iterator[Trajectory]:
     if bare.request is not None:
         yield replace(bare, request=_thin(bare.request))
         yield replace(bare, request=None)
+
+
+def write_barer(
+    trajectory: Trajectory, write: Callable[[Trajectory], None], error: Exception
+) -> None:
+    """Write the first of them that can be written; raises the error of the whole where none can."""
+    for bare in barer(trajectory):
+        with suppress(TooLarge, WireError):
+            write(bare)
+            return
+    raise error
 
 
 def _thin(request: RolloutRequest) -> RolloutRequest:

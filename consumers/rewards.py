@@ -6,14 +6,14 @@ all the same, so nobody downstream waits for it.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import structlog
 
-from consumers.bare_trajectory import barer
+from consumers.bare_trajectory import barer, write_barer
 from consumers.log.protocols import Record
 from consumers.loop.role import WorkRole
 from producers.publisher import Publisher
@@ -99,18 +99,13 @@ class Rewards(WorkRole):
         try:
             self._write(scored, record, record.value, partial(self._write_barest, scored, record))
         except (TooLarge, WireError) as error:
-            self._write_bare(scored, error, record)
-
-    def _write_bare(
-        self, scored: ScoredTrajectory, error: TooLarge | WireError, record: Record
-    ) -> None:
-        code = "too_large" if isinstance(error, TooLarge) else "unwritable"
-        unscored = replace(scored, total=None, reason=plain(f"{code}: {error}", REASON_CHARS))
-        for bare in barer(scored.trajectory):
-            with suppress(TooLarge, WireError):
-                self._write(replace(unscored, trajectory=bare), record, None)
-                return
-        raise error
+            code = "too_large" if isinstance(error, TooLarge) else "unwritable"
+            unscored = replace(scored, total=None, reason=plain(f"{code}: {error}", REASON_CHARS))
+            write_barer(
+                scored.trajectory,
+                lambda bare: self._write(replace(unscored, trajectory=bare), record, None),
+                error,
+            )
 
     def _write_barest(self, scored: ScoredTrajectory, record: Record, error: WorkFailed) -> None:
         """Write next to nothing of what its topic refused."""

@@ -5,15 +5,15 @@ takeover slow, and never a worker that does not poll.
 """
 
 from array import array
-from collections import deque
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Log, Reader, Record
 from schemas.codec import Codec
-from schemas.errors import Unavailable, WireError
+from schemas.errors import Unavailable
 from schemas.ids import digest
 from schemas.messages import Trajectory
 
@@ -85,34 +85,27 @@ class Written:
     def __init__(self, log_: Log, codec: Codec, topic: str, partition: int) -> None:
         self.known = False
         """Whether all of them are read."""
-        self._codec = codec
         bounds = bounds_of(log_, topic, partition)[partition]
         self._back = Lookback(log_, topic, partition, *bounds)
-        self._held: deque[Record] = deque()
+        self._held = DecodeInOrder(codec, Trajectory)
         self._words = array("Q")
         self._sorted: NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def read(self) -> bool:
         """Read on; False where there is nothing more for now."""
-        self._held += self._back.read()
-        moved = bool(self._held) and self._decode()
+        self._held.add(self._back.read())
+        moved = bool(self._held) and self._note()
         if self._back.done and not self._held:
             self._sorted = np.sort(np.frombuffer(self._words, np.uint64))
             self.known = True
         return moved
 
-    def _decode(self) -> bool:
-        while self._held:
-            record = self._held[0]
-            try:
-                self._words.append(_word(self._codec.decode(record.value, Trajectory)))
-            except WireError:  # nobody can read it, so it is written again
-                pass
-            except Unavailable as error:
-                log.warning("registry_away", topic=record.topic, error=str(error))
-                return False
-            self._held.popleft()
-        return True
+    def _note(self) -> bool:
+        """Note what is there; False where something waits for the registry."""
+        for _, trajectory in self._held.ready():
+            if isinstance(trajectory, Trajectory):  # what nobody can read is written again
+                self._words.append(_word(trajectory))
+        return not self._held
 
     def __contains__(self, trajectory: Trajectory) -> bool:
         word = np.uint64(_word(trajectory))

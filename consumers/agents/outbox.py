@@ -5,7 +5,6 @@ object store is away, is sent later, and the record that gave rise to it waits f
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from consumers.agents.fold.commands import Command
 from consumers.agents.fold.journal import START
 from consumers.agents.fold.rollout import Effect
 from consumers.answers import event_of
-from consumers.bare_trajectory import barer
+from consumers.bare_trajectory import barer, write_barer
 from consumers.log.protocols import Record
 from consumers.send_later import SendLater
 from producers.publisher import Publisher
@@ -224,11 +223,8 @@ class Outbox:
         except Exception as error:
             code = "too_large" if isinstance(error, TooLarge) else "unwritable"
             reason = plain(str(error), REASON_CHARS)
-            for bare in barer(replace(trajectory, code=code, reason=reason)):
-                with suppress(TooLarge, WireError):
-                    self._send_trajectory(bare, cause)
-                    return
-            raise
+            explained = replace(trajectory, code=code, reason=reason)
+            write_barer(explained, lambda bare: self._send_trajectory(bare, cause), error)
 
     def _send_barest(self, trajectory: Trajectory, cause: Record | None, error: WorkFailed) -> None:
         """Write next to nothing of a trajectory that its topic refused."""

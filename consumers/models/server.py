@@ -59,7 +59,6 @@ class Models(WorkRole):
         wall: Clock | None = None,
     ) -> None:
         self.name = name
-        self.codec = codec
         self.topics = [topics.calls(engine.policy_id)]
         self.letters = letters
         self.engine = engine
@@ -74,7 +73,7 @@ class Models(WorkRole):
         self._early: list[tuple[Record, ModelCall]] = []
         self.versions = Versions(
             engine,
-            lambda: self.codec,
+            codec,
             log_.reader([topics.versions]),
             self.wall,
             lambda record, error: letters.bury_once([(record, error)]),

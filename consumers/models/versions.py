@@ -4,13 +4,13 @@ A record that cannot be served stops nobody: it is refused by reason, once, and 
 takes its place. What cannot be read now may come to be, so it is only passed over.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from consumers.clock import Clock
+from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Reader, Record
 from inference.engine import Engine
 from schemas.bounds import VERSIONS_END
@@ -43,13 +43,12 @@ class Versions:
     def __init__(
         self,
         engine: Engine,
-        codec: Callable[[], Codec],
+        codec: Codec,
         reader: Reader,
         wall: Clock,
         bury: Callable[[Record, WireError], None],
     ) -> None:
         self.engine = engine
-        self.codec = codec
         self.reader = reader
         self.wall = wall
         self.bury = bury
@@ -62,7 +61,7 @@ class Versions:
         self._away: dict[int, _Away] = {}
         self._served = -1
         self._due = 0.0
-        self._unread: deque[Record] = deque()
+        self._unread = DecodeInOrder(codec, PolicyVersion)
         """Announcements that wait for the registry; nothing behind them is read."""
 
     def newest(self) -> int:
@@ -72,7 +71,7 @@ class Versions:
     def follow(self) -> None:
         """Read what is announced, and adopt what is best."""
         read = self.reader.poll(0.0)
-        self._unread += [record for record in read if record.key == self._key and record.value]
+        self._unread.add(record for record in read if record.key == self._key and record.value)
         if self._unread and self.wall() >= self._due:
             self._take()
         self._adopt_best()
@@ -81,17 +80,12 @@ class Versions:
             self.current = self._is_current()
 
     def _take(self) -> None:
-        while self._unread:
-            record = self._unread[0]
-            try:
-                self._announced(record, self.codec().decode(record.value, PolicyVersion))
-            except WireError as error:
-                self.bury(record, error)
-            except Unavailable as error:
-                self._due = self.wall() + RETRY_S
-                log.warning("registry_away", topic=record.topic, error=str(error))
-                return
-            self._unread.popleft()
+        for record, version in self._unread.ready():
+            if isinstance(version, PolicyVersion):
+                self._announced(record, version)
+            else:
+                self.bury(record, version)
+        self._due = self.wall() + (RETRY_S if self._unread else 0)
 
     def _announced(self, record: Record, version: PolicyVersion) -> None:
         number = version.version

@@ -758,10 +758,9 @@ def ending(rig: Rig) -> list[tuple[str, str]]:
 
 def test_a_call_whose_topic_was_deleted_has_failed(rig: Rig) -> None:
     agents = rig.agents()
-    agents.turn(0.0)  # later the client does not hear that the topic is gone
-    role_of(agents).requests._check_policy = lambda policy_id: (
-        None
-    )  # the client has not heard of it yet
+    agents.turn(0.0)
+    # The client has not heard of it yet.
+    role_of(agents).requests._check_policy = lambda policy_id: None
     rig.log.delete(rig.topics.calls("p"))
 
     asked(rig, agents)

@@ -1,6 +1,5 @@
 """The models group on the in-memory log: calls in, continuations out, versions in between."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -368,9 +367,11 @@ class Busy(Counting):
     """Has room for one call; the others wait in line."""
 
     def step(self) -> list[EngineAnswer]:
-        waiting, self._waiting = self._waiting, deque([self._waiting.popleft()])
+        _, *others = self._waiting.ready
+        while len(self._waiting.ready) > 1:
+            self._waiting.ready.pop()
         answers = super().step()
-        self._waiting = waiting
+        self._waiting.ready.extend(others)
         return answers
 
 
@@ -395,7 +396,8 @@ def test_a_call_that_may_not_begin_any_more_is_not_worked_at(rig: Rig) -> None:
 def test_a_version_that_is_announced_while_the_registry_is_away_waits_for_it(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
-    role_of(loop).codec = Codec(rig.registry, clock=rig.clock)  # has read no announcement yet
+    # It has read no announcement yet.
+    role_of(loop).versions._unread.codec = Codec(rig.registry, clock=rig.clock)
     announce(rig, 1)
     announce(rig, 2)
     send(rig, call_of())

@@ -1,0 +1,35 @@
+"""Records that are decoded in their order, without a loop."""
+
+from structlog.testing import capture_logs
+
+from consumers.decode_in_order import DecodeInOrder
+from consumers.log.protocols import Record
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.messages import Control
+from tests.support.rig import Clock, Fickle
+
+
+def record_of(offset: int, value: bytes) -> Record:
+    return Record("t.control", 0, offset, b"k", value, 0)
+
+
+def test_what_waits_for_the_registry_holds_up_what_is_behind_it_and_is_logged_once() -> None:
+    registry, clock = Fickle(), Clock()
+    values = [Codec(registry).encode("t.control", Control(kind)) for kind in ("pause", "resume")]
+    held = DecodeInOrder(Codec(registry, clock=clock), Control)
+    held.add([record_of(0, values[0]), record_of(1, b"no magic"), record_of(2, values[1])])
+
+    registry.away = True
+    with capture_logs() as logs:
+        waiting = [list(held.ready()) for _ in range(3)]
+    registry.away = False
+    clock.pass_by(60)
+    ready = list(held.ready())
+
+    assert waiting == [[], [], []]
+    assert [line["event"] for line in logs] == ["registry_away"]
+    assert [record.offset for record, _ in ready] == [0, 1, 2]
+    assert isinstance(ready[1][1], WireError)
+    assert (ready[0][1], ready[2][1]) == (Control("pause"), Control("resume"))
+    assert not held

@@ -1,6 +1,7 @@
 """One broker and registry for the whole run; a prefix of its own for every test that asks."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,25 @@ def kafka_log(services: Endpoints) -> Iterator[BrokerLog]:
 @pytest.fixture
 def make_cluster(services: Endpoints, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Clusters with topics under a prefix of their own, on the one broker."""
+    with clusters_on(services, tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def untouched(services: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests of a module that show how nothing is changed on it."""
+    with clusters_on(services, tmp_path_factory.mktemp("untouched")) as make:
+        yield make("p")
+
+
+@contextmanager
+def clusters_on(services: Endpoints, directory: Path) -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters, and closes them in the end."""
     made: list[Cluster] = []
 
     def make(*policies: str, **given: Any) -> Cluster:
         settings = Settings(
-            state_dir=tmp_path / "state",
+            state_dir=directory / "state",
             prefix=given.pop("prefix", f"t{next(PREFIXES)}."),
             kafka=KafkaSettings(bootstrap_servers=services.bootstrap_servers),
             registry=RegistrySettings(url=services.registry_url),

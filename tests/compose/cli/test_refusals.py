@@ -93,11 +93,8 @@ def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(
 
 
 @pytest.mark.broker
-def test_a_worker_refuses_a_cluster_without_its_topics(
-    make_cluster: Callable[..., Cluster], tmp_path: Path
-) -> None:
-    cluster = make_cluster("p")
-    elsewhere = {**addresses(cluster), "ROLLCALL_PREFIX": "nowhere."}
+def test_a_worker_refuses_a_cluster_without_its_topics(untouched: Cluster, tmp_path: Path) -> None:
+    elsewhere = {**addresses(untouched), "ROLLCALL_PREFIX": "nowhere."}
 
     done = rollcall("worker", "agents", cwd=tmp_path, **elsewhere)
 
@@ -116,16 +113,17 @@ def test_a_worker_refuses_a_cluster_without_its_topics(
     ],
 )
 def test_a_bad_line_is_refused_by_its_number_and_nothing_is_published(
-    make_cluster: Callable[..., Cluster], tmp_path: Path, line: str, said: str
+    untouched: Cluster, tmp_path: Path, line: str, said: str
 ) -> None:
-    cluster = make_cluster("p")
     good = '{"policy_id": "p", "agent": "single_turn", "task": {"prompt": "hello"}}'
     lines = f"{good}\n{line}\n"
 
-    done = rollcall("submit", "-", "--policy", "p", cwd=tmp_path, stdin=lines, **addresses(cluster))
+    done = rollcall(
+        "submit", "-", "--policy", "p", cwd=tmp_path, stdin=lines, **addresses(untouched)
+    )
 
     assert said in refused(done)
-    ends = cluster.admin.ends({cluster.topics.requests: 4})
+    ends = untouched.admin.ends({untouched.topics.requests: 4})
     assert set(ends.values()) == {0}
 
 
@@ -160,15 +158,13 @@ def test_topics_apply_changes_nothing_the_second_time_and_refuses_to_shrink(
     ],
 )
 def test_what_names_nothing_is_refused_and_changes_nothing(
-    make_cluster: Callable[..., Cluster], tmp_path: Path, line: str, said: str
+    untouched: Cluster, tmp_path: Path, line: str, said: str
 ) -> None:
-    cluster = make_cluster("p")
-
-    done = rollcall(*line.split(), cwd=tmp_path, **addresses(cluster))
+    done = rollcall(*line.split(), cwd=tmp_path, **addresses(untouched))
 
     assert said in refused(done)
-    topics = {cluster.topics.control: 1, cluster.topics.dead_letters: 3}
-    assert set(cluster.admin.ends(topics).values()) == {0}
+    topics = {untouched.topics.control: 1, untouched.topics.dead_letters: 3}
+    assert set(untouched.admin.ends(topics).values()) == {0}
 
 
 @pytest.mark.parametrize(

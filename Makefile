@@ -31,7 +31,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 # The codec is compiled on the way; where even a compiler cannot be had, it stays plain Python.
-$(STAMP): pyproject.toml $(wildcard schemas/avro/*.avsc schemas/avro_*.py*) schemas/messages.py
+$(STAMP): pyproject.toml $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) || CODEC=plain $(INSTALL)
 	touch $@

@@ -80,12 +80,13 @@ class _Functions(Types):
         fields = [(field["name"], self.of(field["type"])) for field in avro["fields"]]
         # So it goes round the lock of a frozen dataclass.
         get = [f"PyObject_GenericSetAttr(m, {field!r}, get_{of}(s))" for field, of in fields]
-        check = ["m.__post_init__()"] if hasattr(cls, "__post_init__") else []
+        check = [f"if Checked{name}:", "    m.__post_init__()"]
         return self.add(
             name,
             [f"m = PyType_GenericAlloc(<PyTypeObject*>Class{name}, 0)", *get, *check, "return m"],
             [f"put_{of}(out, x.{field})" for field, of in fields],
             f"cdef object Class{name} = messages.{name}",
+            f"cdef bint Checked{name} = hasattr(messages.{name}, '__post_init__')",
         )
 
     def enum(self, avro: Avro) -> str:

@@ -14,7 +14,7 @@ from schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
 
 COMPILED = "avro_compiled"
 """The extension module in this package; `schemas.compile_codec` makes it."""
-SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx", "messages.py")
+SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx")
 """What it is made from, besides the schemas."""
 
 _READERS, _WRITERS = Readers(class_of), Writers(class_of)

@@ -32,17 +32,15 @@ def _maker(record: Any) -> Callable[..., Any]:
         (of.name, Any, same(default=of.default, default_factory=of.default_factory))
         for of in fields(record)
     ]
-    twin = make_dataclass(record.__name__, given, slots=True)
     check = getattr(record, "__post_init__", None)
 
-    def make(*values: Any, **named: Any) -> Any:
-        made = twin(*values, **named)
-        made.__class__ = record
+    def become_message(twin: Any) -> None:
+        twin.__class__ = record
         if check is not None:
-            check(made)
-        return made
+            check(twin)
 
-    return make
+    closing = {"__post_init__": become_message}
+    return make_dataclass(record.__name__, given, slots=True, namespace=closing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Case:
     _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
+        """An invariant is broken at a record."""
         place_ = record.topic, record.partition, record.offset
         self.report.add(Breach(invariant, text, *place_, kind))
 

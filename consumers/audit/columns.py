@@ -37,6 +37,7 @@ def split(word: int) -> tuple[int, int]:
 
 
 def marks(words: Words) -> Words:
+    """What stands above places."""
     return words >> np.uint64(OFFSET_BITS + PARTITION_BITS)
 
 

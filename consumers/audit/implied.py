@@ -29,6 +29,7 @@ DONE = 3
 
 
 def word_of_id(command_id: bytes) -> int:
+    """A command id in one word."""
     return int.from_bytes(command_id[:8], "big")
 
 
@@ -117,6 +118,7 @@ class ImpliedCommands:
         implied[event.command_id] = DONE
 
     def repeat(self, place: int) -> None:
+        """Work that had been done was done again."""
         self.repeated += 1
         self.last_repeated = place
 

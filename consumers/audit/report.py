@@ -38,6 +38,7 @@ class Breach:
 
     @property
     def place(self) -> str:
+        """As people name it."""
         return f"{self.topic} {self.partition}@{self.offset}"
 
 
@@ -79,6 +80,7 @@ class Report:
     seconds: float = 0.0
 
     def add(self, breach: Breach) -> None:
+        """Count a breach, and keep it while there is room."""
         self.found[breach.invariant] += 1
         self.kinds[breach.kind] += 1
         if len(self.breaches) < LISTED:
@@ -99,14 +101,17 @@ class Report:
 
     @property
     def lost(self) -> int:
+        """Breaches by which something is missing."""
         return self.kinds["lost"]
 
     @property
     def doubled(self) -> int:
+        """Breaches by which something is there twice."""
         return self.kinds["doubled"]
 
     @property
     def ok(self) -> bool:
+        """Whether every invariant holds."""
         return not self.found
 
     def plain(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Requests:
         self._second = case.journal.starts.second
 
     def take(self, records: Sequence[Record]) -> None:
+        """Take requests, in order within each partition."""
         for record in records:
             self.case.report.checked["I1"] += 1
             partition = self.case.journal.partitions.get(record.partition)
@@ -75,6 +76,7 @@ class Requests:
             self.case.report.add(Breach("I1", text, self.case.topics.requests, partition, offset))
 
     def finish(self) -> None:
+        """Starts of requests that did not come."""
         for number, partition in self.case.journal.partitions.items():
             for offset in partition.requests[self._next_start.get(number, 0) :]:
                 self._without_request(number, offset)

@@ -40,6 +40,7 @@ class SentCommands:
         """By owner the last attempt whose calls were called off."""
 
     def take(self, topic: str, records: Sequence[Record]) -> None:
+        """Take commands of one work topic, in order within each partition."""
         kind: type[Command] = EnvironmentStep if topic == self.case.topics.steps else ModelCall
         read = [(c, r) for r in records if (c := self.case.decoded(r, kind)) is not None]
         if not read:
@@ -105,6 +106,7 @@ class SentCommands:
             self._aborted[owner] = max(command.attempt, self._aborted.get(owner, 0))
 
     def finish(self) -> None:
+        """Commands that are missing, or that nobody answered."""
         self._finish_answers()
         optional = (marks(self.implied.places) & np.uint64(OPTIONAL)) > 0
         for row in np.flatnonzero(~self._seen & ~optional):

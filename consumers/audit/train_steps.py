@@ -58,6 +58,7 @@ class Lineage:
         self._places, self._members, self._steps = array("Q"), array("Q"), array("Q")
 
     def take(self, records: Sequence[Record]) -> None:
+        """Take steps, in order within each partition."""
         for record in records:
             step = self.case.decoded(record, TrainStep)
             if step is not None:
@@ -201,6 +202,7 @@ class Lineage:
 
 
 def member_word(rollout_id: str, attempt: int) -> int:
+    """Names an attempt of a rollout in one word."""
     return word_of(f"{rollout_id}\0{attempt}".encode())
 
 

@@ -53,6 +53,7 @@ class Outcomes:
         self._prefix = b""
 
     def trajectories(self, records: Sequence[Record]) -> None:
+        """Take records of `trajectories`, in order within each partition."""
         bodies, readable = [], []
         for record in records:
             body = self._body(record)
@@ -168,6 +169,7 @@ class Outcomes:
     # Scores
 
     def scored(self, records: Sequence[Record]) -> None:
+        """Take records of `trajectories.scored`, in order within each partition."""
         for record in records:
             named = self._named(record)
             if named is None:
@@ -217,6 +219,7 @@ class Outcomes:
         return bool(ends.bodies[row]) and word_of(inside) == ends.bodies[row]
 
     def finish(self) -> None:
+        """Ends without a trajectory, trajectories without a score."""
         self._missing_trajectories()
         for scoring_id in self._scorings():
             self._missing_scores(scoring_id)

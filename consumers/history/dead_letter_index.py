@@ -67,6 +67,7 @@ class LetterChoice:
     since: str
 
     def takes(self, letter: DeadLetter, prefix: str, since_ms: int | None) -> bool:
+        """Whether a letter is meant; topics may be named without the prefix."""
         named = any(
             p == at[0] and a <= at[1] <= b for p, a, b in self.places for at in letter.copies
         )

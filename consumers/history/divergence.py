@@ -44,6 +44,7 @@ class Parting:
         return sum(moment.kind == "model" for moment in self.same)
 
     def plain(self) -> dict[str, Any]:
+        """As JSON knows it."""
         return {
             name: [asdict(moment) for moment in moments]
             for name, moments in (("same", self.same), ("a", self.left), ("b", self.right))

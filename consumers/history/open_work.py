@@ -52,6 +52,7 @@ class ScoringPosition:
     """Finished offsets above the commit."""
 
     def finished(self, partition: int, offset: int) -> bool:
+        """Whether it is done with a trajectory at this place."""
         below = offset < self.commits.get(partition, 0)
         return below or offset in self.above.get(partition, ())
 

@@ -31,6 +31,7 @@ class FollowedRollout:
 
     @property
     def status(self) -> str:
+        """`requested`, `running`, `ended`, or how it ended once it is scored."""
         if self.scored is not None:
             return self.scored.trajectory.status
         if self.started_ms is None:
@@ -39,10 +40,12 @@ class FollowedRollout:
 
     @property
     def turns(self) -> int:
+        """Of the model, in the attempt at hand."""
         return self.scored.trajectory.model_calls if self.scored else self.counting.turns
 
     @property
     def reward(self) -> str:
+        """In words; empty where nobody has scored it."""
         if self.scored is None:
             return ""
         total = self.scored.total

@@ -46,6 +46,7 @@ class Entry:
 
     @property
     def begins_attempt(self) -> bool:
+        """Whether a new attempt starts with it."""
         return self.event is not None and isinstance(self.event.body, AttemptStarted)
 
 
@@ -61,6 +62,7 @@ class Story:
 
     @property
     def started_ms(self) -> int:
+        """When the first entry was written, in milliseconds since the epoch."""
         return self.entries[0].at_ms
 
     @property
@@ -78,6 +80,7 @@ class Story:
 
     @property
     def end(self) -> Entry | None:
+        """What ended it; None while it is open."""
         return next((e for e in self.counted() if e.event and isinstance(e.event.body, End)), None)
 
     def is_of(self, trajectory: Trajectory) -> bool:
@@ -88,6 +91,7 @@ class Story:
         return same and trajectory.rollout_id == self.rollout_id
 
     def counted(self) -> Iterator[Entry]:
+        """Without what was ignored."""
         return (entry for entry in self.entries if not entry.ignored)
 
     @property

@@ -24,11 +24,13 @@ class Rate:
     seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, now: float, count: int) -> None:
+        """So many came now, in seconds of any clock."""
         self.seen.append((now, count))
         while self.seen and self.seen[0][0] < now - WINDOW_S:
             self.seen.popleft()
 
     def per_s(self, now: float) -> float:
+        """How many a second over the last seconds."""
         if not self.seen:
             return 0.0
         span = max(1.0, now - self.seen[0][0])

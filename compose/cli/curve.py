@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from compose.cli import connection
 from compose.extras import require
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
@@ -39,10 +39,10 @@ def curve(
     from compose.terminal import emit
     from consumers.history.run_curve import curve_of
 
-    here = cluster()
-    folder = find_or_none(here.settings.state(), run)
+    cluster = connection.cluster()
+    folder = find_or_none(cluster.settings.state(), run)
     run_id, rule = (folder.run_id, folder.held_out_rule()) if folder else (run, None)
-    series = curve_of(here, run_id, rule)
+    series = curve_of(cluster, run_id, rule)
     written = write_files(series, picture=picture, lines=lines, tensorboard=tensorboard)
     for path in written:
         typer.echo(f"written {path}", err=json)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from compose.cli import connection
 from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
@@ -31,8 +31,8 @@ def replay(
     from consumers.history.range_replay import replay as replay_range
     from consumers.request_checks import RequestChecks
 
-    here = cluster()
-    selection, check = selection_of(here, span, rate), RequestChecks(here).check
+    cluster = connection.cluster()
+    selection, check = selection_of(cluster, span, rate), RequestChecks(cluster).check
     result = replay_range(selection, to, check, name=name, of=of, yes=yes)
     for line in replay_lines(result, yes=yes):
         typer.echo(line)

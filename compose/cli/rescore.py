@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from compose.cli import connection
 from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
@@ -46,8 +46,8 @@ def rescore(
     from compose.terminal import emit
     from compose.workers.rescorer import Rescorer
 
-    here = cluster()
+    cluster = connection.cluster()
     rescorer = Rescorer(scorer, scoring_id, parquet, dry_run, success_at)
-    rescoring = rescorer.rescore(here, selection_of(here, span, rate))
+    rescoring = rescorer.rescore(cluster, selection_of(cluster, span, rate))
     show = partial(print_rescoring, rescoring)
     emit(rescoring.plain(), show, json=json, one_line=True)

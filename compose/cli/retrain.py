@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from compose.cli import connection
 from schemas.errors import Refused
 
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
@@ -33,13 +33,13 @@ def retrain(run: Run, steps: Steps, version: Version = None, json: Json = None) 
 
     numbers = parse_steps(steps)
     refuse_no_folder(json)
-    here = cluster()
-    folder = run_folder.find(here.settings.state(), run)
+    cluster = connection.cluster()
+    folder = run_folder.find(cluster.settings.state(), run)
     from compose.pages.retraining_page import retrain_and_tell
 
-    threads = here.settings.training.threads
+    threads = cluster.settings.training.threads
     report = retrain_and_tell(
-        here, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
+        cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
     )
     if json is not None:
         write_json(json, report)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster, settings
+from compose.cli import connection
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ def run_recipe(
         from compose.log_setup import set_up
 
         set_up("memory", "memory")
-        run_in_memory(recipe, settings(), seed=seed, summary=summary)
+        run_in_memory(recipe, connection.settings(), seed=seed, summary=summary)
     else:
         raise unknown("log", log, ["kafka", "memory"])
 
@@ -59,7 +59,14 @@ def _conduct(recipe: str, seed: int, resume: bool, summary: Path | None) -> None
     set_up("conductor", "conductor")
     terminal = Console()
     try:
-        conduct(recipe, settings(), seed=seed, resume=resume, summary=summary, terminal=terminal)
+        conduct(
+            recipe,
+            connection.settings(),
+            seed=seed,
+            resume=resume,
+            summary=summary,
+            terminal=terminal,
+        )
     except Stopped:
         terminal.print("stopped; nothing is lost: go on with --resume")
         raise typer.Exit(130) from None
@@ -81,7 +88,7 @@ def serve(
     from compose.log_setup import set_up
 
     set_up("conductor", "conductor")
-    serve_policy(settings(), directory, policy, Console())
+    serve_policy(connection.settings(), directory, policy, Console())
 
 
 def list_runs(
@@ -97,7 +104,7 @@ def list_runs(
     from compose.runs import listing
     from compose.terminal import emit
 
-    entries = listing.list_runs(cluster())
+    entries = listing.list_runs(connection.cluster())
     if entries or json:
         emit(entries, lambda terminal: terminal.print(_table(entries)), json=json)
     else:
@@ -144,10 +151,10 @@ def retire(
     """
     from compose.runs.retirement import remains_of, remove
 
-    here = cluster()
-    remains = remains_of(here, run, folder=folder)
+    cluster = connection.cluster()
+    remains = remains_of(cluster, run, folder=folder)
     if yes:
-        remove(here, remains)
+        remove(cluster, remains)
     for line in remains.lines():
         typer.echo(f"{'removed' if yes else 'would remove'} {line}")
     if not remains.lines():

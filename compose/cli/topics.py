@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli.connection import cluster
+from compose.cli import connection
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +21,9 @@ Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table."
 def _provision(policies: list[str] | None, partitions: int | None, big: bool) -> tuple[Any, ...]:
     from schemas.topics import wanted
 
-    here = cluster()
-    topics = wanted(here.settings.prefix, policies or [], cluster=big, partitions=partitions)
-    return here.admin, here.registry, topics
+    cluster = connection.cluster()
+    topics = wanted(cluster.settings.prefix, policies or [], cluster=big, partitions=partitions)
+    return cluster.admin, cluster.registry, topics
 
 
 def plan(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
@@ -68,7 +68,7 @@ def stats(json: Json = False) -> None:
     from compose.terminal import emit
     from consumers.history.topic_stats import measure
 
-    state = measure(cluster())
+    state = measure(connection.cluster())
     emit(state.plain(), partial(print_stats, state), json=json)
 
 

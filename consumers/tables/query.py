@@ -100,7 +100,7 @@ class Tables:
         for setting in (
             "errors_as_json = true",
             "temp_directory = ''",
-            f"allowed_directories = {_listed(f'{each}/' for each in directories)}",
+            f"allowed_directories = {_sql_list(f'{path}/' for path in directories)}",
             "enable_external_access = false",
             "lock_configuration = true",
         ):
@@ -113,15 +113,15 @@ class Tables:
     def _as_written(self, name: str, directories: Sequence[Path]) -> None:
         """Every record of one table; a table of which there is no file is empty."""
         view = f"{name}_as_written"
-        files = [f"{each}/{name}/day=*/*.parquet" for each in directories]
-        files = [each for each in files if any(Path("/").glob(each.removeprefix("/")))]
+        files = [f"{path}/{name}/day=*/*.parquet" for path in directories]
+        files = [glob for glob in files if any(Path("/").glob(glob.removeprefix("/")))]
         if not files:
             added = [("filename", pa.string()), ("file_row_number", pa.int64())]
             added += [("day", pa.date32())]
             empty = pa.schema([*SCHEMAS[name], *added]).empty_table()
             self._connection.register(view, empty)
             return
-        reads = ", ".join([_listed(files), *(f"{each} = true" for each in READ)])
+        reads = ", ".join([_sql_list(files), *(f"{option} = true" for option in READ)])
         self._connection.execute(f"create temp view {view} as select * from read_parquet({reads})")
 
     def ask(self, sql: str) -> QueryResult:
@@ -149,7 +149,7 @@ class Tables:
             yield from rows
 
 
-def _listed(texts: Any) -> str:
+def _sql_list(texts: Any) -> str:
     """A list of SQL literals."""
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
 

@@ -14,7 +14,7 @@ import typer
 from compose.cli import dlq, objects, runs, scorings, topics, workers
 from compose.cli.bench import bench
 from compose.cli.chaos import chaos
-from compose.cli.connection import HANDED_OVER
+from compose.cli.connection import CLUSTER
 from compose.cli.control import cancel, drain, pause, resume
 from compose.cli.curve import curve
 from compose.cli.evaluate import evaluate
@@ -149,7 +149,7 @@ def _rollcall(
     ] = False,
 ) -> None:
     """Agentic reinforcement learning for language models on Apache Kafka."""
-    HANDED_OVER.set(context.obj)
+    CLUSTER.set(context.obj)
 
 
 def _command_line() -> typer.Typer:

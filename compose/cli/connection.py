@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from compose.cluster import Cluster
     from compose.settings import Settings
 
-HANDED_OVER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
+CLUSTER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
+"""That of the command at hand: handed over, or made when it is first asked for."""
 
 
 def settings() -> "Settings":
@@ -22,11 +23,13 @@ def settings() -> "Settings":
 
 def cluster() -> "Cluster":
     """Clients are made when they are asked for; raises Refused where nothing is named nor up."""
-    other = HANDED_OVER.get()
-    if other is not None:
-        return other
+    known = CLUSTER.get()
+    if known is not None:
+        return known
     from compose.cluster import cluster_of
     from compose.log_setup import set_up
 
     set_up("cli", "cli")
-    return cluster_of(settings())
+    made = cluster_of(settings())
+    CLUSTER.set(made)
+    return made

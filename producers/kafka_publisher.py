@@ -8,16 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from producers.client_errors import quiet
-from producers.publisher import Cause, check_size
+from producers.publisher import Outgoing, Publisher
 from schemas.errors import DeliveryFailed, NoTopic, TooLarge, WorkFailed
-from schemas.headers import Headers
 
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
@@ -54,22 +52,7 @@ ALONE_S = 1.0
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Sent:
-    """One record on its way, and whom to tell what became of it."""
-
-    topic: str
-    value: bytes | None
-    key: str | bytes | None
-    partition: int | None
-    headers: Headers | None
-    cause: Cause | None
-    refused: Callable[[WorkFailed], None] | None
-    alone: bool = False
-    """Whether it is tried once more, by itself."""
-
-
-class KafkaPublisher:
+class KafkaPublisher(Publisher):
     """A producer driven by one thread: acks are counted when that thread polls."""
 
     def __init__(self, settings: Mapping[str, Any], *, bulk: bool = False) -> None:
@@ -78,30 +61,17 @@ class KafkaPublisher:
         self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
         self._failed: DeliveryFailed | None = None
         self.acked_ms = 0
-        self._gathered: deque[Sent] = deque()
-        self._alone: deque[Sent] = deque()
+        self._gathered: deque[Outgoing] = deque()
+        self._alone: deque[Outgoing] = deque()
         """Refused together with others; each is tried once more by itself."""
-        self._refused: deque[tuple[WorkFailed, Sent]] = deque()
+        self._refused: deque[tuple[WorkFailed, Outgoing]] = deque()
 
-    def send(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        cause: Cause | None = None,
-        refused: Callable[[WorkFailed], None] | None = None,
-    ) -> None:
+    def _put(self, outgoing: Outgoing) -> None:
         """Gather; a burst goes out when it is full, and with the next `push`, `poll` or `flush`.
 
         Handed over one by one they would leave one by one, and the broker would do nothing else.
         """
-        check_size(topic, value)
-        if cause is not None:
-            cause.sent += 1
-        self._gathered.append(Sent(topic, value, key, partition, headers, cause, refused))
+        self._gathered.append(outgoing)
         if len(self._gathered) >= BURST:
             self.push()
 
@@ -114,7 +84,7 @@ class KafkaPublisher:
                 return
             self._produce(sent)
 
-    def _produce(self, sent: "Sent") -> None:
+    def _produce(self, sent: Outgoing) -> None:
         named: dict[str, Any] = {"headers": sent.headers, "on_delivery": self._report(sent)}
         if sent.partition is not None:
             named["partition"] = sent.partition
@@ -145,7 +115,7 @@ class KafkaPublisher:
             self._producer.list_topics(topic, timeout=REFRESH_S)
         self._producer.poll(RETRY_S)
 
-    def _report(self, sent: "Sent") -> Callable[[KafkaError | None, Message], None]:
+    def _report(self, sent: Outgoing) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 self.acked_ms = message.timestamp()[1]
@@ -156,7 +126,7 @@ class KafkaPublisher:
 
         return report
 
-    def _given_up(self, error: KafkaError, sent: "Sent") -> None:
+    def _given_up(self, error: KafkaError, sent: Outgoing) -> None:
         """Sort what became of a record: its topic will not have it, or nobody answers."""
         size_bytes = len(sent.value or b"")
         if error.code() in (*LARGE, KafkaError._DESTROY) and not sent.alone:

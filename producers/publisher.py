@@ -1,6 +1,8 @@
 """The way out into the log, whatever the log is: a Kafka producer, or the one in memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from schemas.errors import DeliveryFailed, TooLarge, WorkFailed
@@ -18,10 +20,25 @@ class Cause(Protocol):
     acked: int
 
 
-class Publisher(Protocol):
+@dataclass(slots=True)
+class Outgoing:
+    """One record on its way, and whom to tell what became of it."""
+
+    topic: str
+    key: str | bytes | None
+    value: bytes | None
+    partition: int | None = None
+    headers: Headers | None = None
+    cause: Cause | None = None
+    refused: Callable[[WorkFailed], None] | None = None
+    alone: bool = False
+    """Whether it is tried once more, by itself."""
+
+
+class Publisher(ABC):
     """The way out. Acks are counted when `poll` runs, on the caller's thread."""
 
-    acked_ms: int
+    acked_ms: int = 0
     """Append time of the record acked last; 0 before the first."""
 
     def send(
@@ -41,30 +58,32 @@ class Publisher(Protocol):
         its limit is lower by now. What that sends instead stands for the record. Without it
         `poll` raises DeliveryFailed.
         """
-        ...
+        limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
+        if value is not None and len(value) > limit:
+            raise TooLarge(topic, len(value), limit)
+        if cause is not None:
+            cause.sent += 1
+        self._put(Outgoing(topic, key, value, partition, headers, cause, refused))
 
+    @abstractmethod
+    def _put(self, outgoing: Outgoing) -> None:
+        """Let a record go, or gather it."""
+
+    @abstractmethod
     def push(self) -> None:
         """Let what was sent leave now; `poll` and `flush` do so too. Any thread may call it."""
-        ...
 
+    @abstractmethod
     def poll(self) -> None:
         """Count acks; raises DeliveryFailed when a record was given up."""
-        ...
 
+    @abstractmethod
     def flush(self, timeout_s: float) -> int:
         """Wait until all is acked; return how many are not."""
-        ...
 
+    @abstractmethod
     def waiting(self) -> int:
         """Records handed over and not acked."""
-        ...
-
-
-def check_size(topic: str, value: bytes | None) -> None:
-    """Raise TooLarge for a value that no topic of this kind would take."""
-    limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
-    if value is not None and len(value) > limit:
-        raise TooLarge(topic, len(value), limit)
 
 
 def flush_all(publisher: Publisher, timeout_s: float, what: str, then: str) -> None:

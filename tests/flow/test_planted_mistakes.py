@@ -5,7 +5,7 @@ without the mistake must pass.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,6 @@ from consumers.agents.watermark import Watermark
 from consumers.agents.worker import Agents
 from consumers.log.protocols import Held, Record
 from consumers.loop.partition_progress import PartitionProgress
-from schemas.headers import Headers
 from schemas.messages import (
     EnvironmentStepped,
     Event,
@@ -44,19 +43,9 @@ def _quiet() -> Iterator[None]:
 class NoCause(LazyPublisher):
     """Its records wait for nobody's commit."""
 
-    def send(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        cause: Record | None = None,
-        refused: Callable[..., None] | None = None,
-    ) -> None:
+    def send(self, *arguments: Any, cause: Any = None, refused: Any = None, **named: Any) -> None:
         del cause, refused
-        super().send(topic, key, value, partition=partition, headers=headers)
+        super().send(*arguments, **named)
 
 
 class CommitsBeforeAcks(HarmedLog):

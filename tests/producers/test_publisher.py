@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 
 from producers.admin import Admin
 from producers.client_errors import ConsoleThrottle, quiet
-from producers.kafka_publisher import KafkaPublisher, Sent
+from producers.kafka_publisher import KafkaPublisher
+from producers.publisher import Outgoing
 from schemas.errors import DeliveryFailed, Unavailable, WorkFailed
 
 
@@ -73,7 +74,7 @@ def test_whoever_sent_it_is_told_of_a_record_that_its_topic_will_not_have() -> N
 def test_what_is_refused_for_its_size_is_tried_once_more_by_itself() -> None:
     """Brokers measure whole batches: one of many may go through where all of them do not."""
     publisher, told = KafkaPublisher({"test.mock.num.brokers": 1}), list[WorkFailed]()
-    sent = Sent("t", b"v" * 100, "k", 0, None, None, told.append)
+    sent = Outgoing("t", "k", b"v" * 100, 0, refused=told.append)
     large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
     publisher._given_up(large, sent)

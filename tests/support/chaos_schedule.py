@@ -22,9 +22,8 @@ from consumers.log.memory_source import MemorySource
 from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
-from producers.publisher import VALUE_LIMIT_BYTES
-from schemas.errors import TooLarge, WorkFailed
-from schemas.headers import Headers
+from producers.publisher import Cause, Outgoing
+from schemas.errors import WorkFailed
 from schemas.messages import (
     EnvironmentStepped,
     Limits,
@@ -91,30 +90,16 @@ class LazyPublisher(MemoryPublisher):
     def __init__(self, log: "HarmedLog", life: Life) -> None:
         super().__init__(log)
         self.life = life
-        self._buffer: list[tuple[str, int, Any, Any, Any, Record | None]] = []
+        self._buffer: list[tuple[str, int, Any, Any, Any, Cause | None]] = []
         life.publishers.append(self)
 
-    def send(
-        self,
-        topic: str,
-        key: str | bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None = None,
-        headers: Headers | None = None,
-        cause: Record | None = None,
-        refused: Callable[..., None] | None = None,
-    ) -> None:
-        del refused
+    def _put(self, outgoing: Outgoing) -> None:
         self.life.point()
+        topic, key = outgoing.topic, outgoing.key
         count = self.log.partitions(topic)
-        if value is not None and len(value) > VALUE_LIMIT_BYTES:
-            raise TooLarge(topic, len(value), VALUE_LIMIT_BYTES)
         raw = key.encode() if isinstance(key, str) else key
-        number = sum(raw or b"") % count if partition is None else partition
-        if cause is not None:
-            cause.sent += 1
-        self._buffer.append((topic, number, raw, value, headers, cause))
+        number = sum(raw or b"") % count if outgoing.partition is None else outgoing.partition
+        self._buffer.append((topic, number, raw, outgoing.value, outgoing.headers, outgoing.cause))
         self.life.point()
 
     def poll(self) -> None:

@@ -10,7 +10,7 @@ from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
-    from consumers.history.range_replay import Replay
+    from consumers.history.range_replay import RangeReplay
 
 To = Annotated[str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")]
 Name = Annotated[str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")]
@@ -38,7 +38,7 @@ def replay(
         typer.echo(line)
 
 
-def replay_lines(result: "Replay", *, yes: bool) -> Iterator[str]:
+def replay_lines(result: "RangeReplay", *, yes: bool) -> Iterator[str]:
     """What was done, or would be, for people."""
     done = "written" if yes else "would be written"
     yield f"{result.written:,} {result.what} {done} to {result.to}"

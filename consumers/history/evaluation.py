@@ -27,7 +27,7 @@ Version = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Tally:
+class TaskTally:
     """The rollouts of one task."""
 
     family: str
@@ -39,7 +39,7 @@ class Tally:
     """Rollouts in which several versions of the policy sampled: they are not among the others."""
 
 
-Tasks = dict[bytes, Tally]
+Tasks = dict[bytes, TaskTally]
 """What one version did, by task."""
 
 
@@ -63,7 +63,7 @@ class Evaluation:
         version = min(sampled, default=max(request.policy_version, request.min_policy_version))
         by_version = self.by_scoring.setdefault(scored.scoring_id, {})
         tasks = by_version.setdefault((request.policy_id, version), {})
-        tally = tasks.setdefault(task_key(request), Tally(family_of(request)))
+        tally = tasks.setdefault(task_key(request), TaskTally(family_of(request)))
         if len(sampled) > 1:
             tally.mixed += 1
             return

@@ -34,7 +34,7 @@ Sink = Callable[[RolloutRequest], None]
 
 
 @dataclass(slots=True)
-class Replay:
+class RangeReplay:
     """What was, or would be, written."""
 
     what: str
@@ -65,7 +65,7 @@ def replay(
     name: str = "",
     of: str = "",
     yes: bool = False,
-) -> Replay:
+) -> RangeReplay:
     """Write a range again; raises Refused before anything is written.
 
     `to` is a topic or a new file, `of` says what the range names: requests, or trajectories whose
@@ -120,10 +120,12 @@ def _requests_in(selection: Selection, of: str) -> Iterator[RolloutRequest]:
     return (trajectory.request for _, trajectory in trajectories if trajectory.request)
 
 
-def _requests(selection: Selection, of: str, name: str, file: Path | None, handle: Sink) -> Replay:
+def _requests(
+    selection: Selection, of: str, name: str, file: Path | None, handle: Sink
+) -> RangeReplay:
     """Check what would be asked for again, or write it: whatever the sink does."""
     history = selection.history
-    result = Replay("requests", str(file) if file else history.topics.requests)
+    result = RangeReplay("requests", str(file) if file else history.topics.requests)
     known = set[str]()
     if not file:
         names = keys(history.log, history.topics.requests, Range())
@@ -162,8 +164,8 @@ def _write_line(write: Callable[[bytes], int], request: RolloutRequest) -> None:
     write(line_of(request) + b"\n")
 
 
-def _trajectories(selection: Selection, topic: str, *, yes: bool) -> Replay:
-    result = Replay("trajectories", topic)
+def _trajectories(selection: Selection, topic: str, *, yes: bool) -> RangeReplay:
+    result = RangeReplay("trajectories", topic)
     publisher = selection.history.log.publisher(bulk=True)
     for record, trajectory in selection.trajectories():
         if yes:

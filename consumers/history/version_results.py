@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
-from consumers.history.evaluation import Tally, Tasks, Version
+from consumers.history.evaluation import Tasks, TaskTally, Version
 from consumers.history.ranges import parse_policy
 from schemas.errors import Refused
 
@@ -106,11 +106,11 @@ def version_results(
 class TallySums:
     """What the tallies of some tasks come to; `ks` are those of pass@k that are asked for."""
 
-    tallies: Sequence[Tally]
+    tallies: Sequence[TaskTally]
     ks: Sequence[int] = ()
 
     @cached_property
-    def counted(self) -> list[Tally]:
+    def counted(self) -> list[TaskTally]:
         """Those that have a rollout of one version."""
         return [tally for tally in self.tallies if tally.rollouts]
 
@@ -119,7 +119,7 @@ class TallySums:
         return sum(tally.rollouts for tally in self.counted)
 
     @cached_property
-    def enough(self) -> dict[int, list[Tally]]:
+    def enough(self) -> dict[int, list[TaskTally]]:
         """By k, those that have so many rollouts."""
         fewest = min(tally.rollouts for tally in self.counted)
         ks = sorted({1, *(self.ks or powers(fewest))})
@@ -178,7 +178,7 @@ def powers(most: int) -> list[int]:
     return [1 << n for n in range(min(max(1, most), LARGEST_K).bit_length())]
 
 
-def shares(tallies: Sequence[Tally]) -> list[float]:
+def shares(tallies: Sequence[TaskTally]) -> list[float]:
     """Of every task the share of its rollouts that succeeded."""
     return [tally.succeeded / tally.rollouts for tally in tallies]
 
@@ -226,6 +226,6 @@ def paired_by_task(
     )
 
 
-def _mean_rewards(tallies: Mapping[bytes, Tally], keys: Sequence[bytes]) -> list[float]:
+def _mean_rewards(tallies: Mapping[bytes, TaskTally], keys: Sequence[bytes]) -> list[float]:
     """Of every task the mean reward of its rollouts."""
     return [tallies[key].reward / tallies[key].rewarded for key in keys]

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 
 from compose.cli.range_options import parse
 from compose.cli.replay import replay_lines
-from consumers.history.range_replay import Replay, replay
+from consumers.history.range_replay import RangeReplay, replay
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
 from consumers.request_checks import RequestChecks
@@ -30,7 +30,7 @@ def cluster() -> MemoryCluster:
     return recorded()
 
 
-def again(cluster: MemoryCluster, span: Range | None = None, **options: object) -> Replay:
+def again(cluster: MemoryCluster, span: Range | None = None, **options: object) -> RangeReplay:
     given = {"to": "rollout.requests", "name": "again", "yes": True, **options}
     check = RequestChecks(cluster).check
     return replay(Selection(cluster, span or Range()), check=check, **given)  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def reject_unknown(
 ) -> None:
     """A misspelt top-level variable is ignored by pydantic-settings, so it is looked for here.
 
-    So is one that looks into a field that is no table. Case does not matter.
+    So is one that looks into a field that is no table. Case does not matter. Raises Refused.
     """
     known = {f"{PREFIX}{field}".upper() for field in fields}
     open_ = {f"{PREFIX}{table}".upper() for table in tables}

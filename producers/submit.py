@@ -59,7 +59,10 @@ def requests_of(
     defaults: RolloutRequest,
     group_size: int = 1,
 ) -> Iterator[RolloutRequest]:
-    """Read JSON Lines; a bad line is refused by its number. Each becomes `group_size` rollouts."""
+    """Read JSON Lines; a bad line is refused by its number. Each becomes `group_size` rollouts.
+
+    Raises Refused.
+    """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -61,7 +61,10 @@ class Environment(Protocol):
 
 
 def check_environment(name: str) -> None:
-    """Refuse a name behind which there is nothing, without importing what is behind it."""
+    """Refuse a name behind which there is nothing, without importing what is behind it.
+
+    Raises Refused.
+    """
     wrong = complaint("environment", name, SHIPPED)
     if wrong:
         raise Refused(wrong)

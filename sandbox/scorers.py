@@ -33,7 +33,10 @@ class ScorerSpec:
 
 
 def check_scorer(name: str) -> None:
-    """Refuse a name behind which there is nothing, without importing what is behind it."""
+    """Refuse a name behind which there is nothing, without importing what is behind it.
+
+    Raises Refused.
+    """
     wrong = complaint("scorer", name, SHIPPED)
     if wrong:
         raise Refused(wrong)
@@ -68,7 +71,7 @@ def score(
 
 
 def environment_return(trajectory: Trajectory) -> float:
-    """The plain sum of the rewards of all steps."""
+    """The sum of the rewards of all steps. Raises ValueError where they lie behind a claim."""
     if trajectory.steps is None:
         msg = f"the steps of rollout {trajectory.rollout_id!r} lie elsewhere; resolve its claim"
         raise ValueError(msg)
@@ -79,7 +82,7 @@ def reasoning_gym(trajectory: Trajectory) -> float:
     """Grade the last words of the assistant against the entry, made again from the task.
 
     What the environment said does not count. Entries that differ between processes cannot be
-    made again: score those by environment_return.
+    made again: score those by environment_return. Raises ValueError.
     """
     task = _task(trajectory)
     answer = _last_answer(trajectory)

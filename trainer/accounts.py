@@ -119,7 +119,7 @@ class Accounts:
         return ""
 
     def end(self, group: str, rollout_id: str, attempt: int) -> None:
-        """What was held is used or dropped."""
+        """What was held is used or dropped. Raises ValueError for what was not held."""
         draw = self._draw_of(group)
         if draw < 0:
             self._held_names.remove(_name(rollout_id, attempt))

@@ -112,7 +112,7 @@ class LearnerConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From a configuration file's section; a key that is none is refused."""
+        """From a configuration file's section; a key that is none is refused. Raises Refused."""
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:

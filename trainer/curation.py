@@ -118,6 +118,7 @@ class Buffer:
         """The samples of the `groups` most urgent groups in log order; None while there are fewer.
 
         Groups with v_now − min_version > max_staleness are dropped first, complete or not.
+        Raises Refused.
         """
         if groups > self.curation.capacity_groups:
             msg = (

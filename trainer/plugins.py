@@ -9,7 +9,10 @@ P = TypeVar("P")
 
 
 def plugin(key: str, name: str, known: Mapping[str, P]) -> P:
-    """What the configuration means by `key: name`; refused with the nearest known name."""
+    """What the configuration means by `key: name`; refused with the nearest known name.
+
+    Raises Refused.
+    """
     if name in known:
         return known[name]
     if ":" in name:

@@ -47,7 +47,10 @@ def tensors_of(model: nn.Module) -> dict[str, RawTensor]:
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, RawTensor]) -> None:
-    """Overwrite the model's tensors in place; names, shapes and dtypes must be the model's own."""
+    """Overwrite the model's tensors in place; names, shapes and dtypes must be the model's own.
+
+    Raises Unfit.
+    """
     owned = exported(model)
     theirs = {name: (raw.dtype, raw.shape) for name, raw in tensors.items()}
     ours = {name: (NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in owned.items()}

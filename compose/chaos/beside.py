@@ -35,7 +35,10 @@ def unpack(wheel: Path, directory: Path) -> Path:
 
 
 def provision(release: Path, cluster: Cluster, policies: Sequence[str]) -> None:
-    """Have another release make its topics and register its schemas, as it did before ours came."""
+    """Have another release make its topics and register its schemas, as it did before ours came.
+
+    Raises ServicesError.
+    """
     named = [word for policy in policies for word in ("--policy", policy)]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "compose.cli", "topics", "apply", *named],

@@ -89,7 +89,7 @@ def tasks_of(
 ) -> Iterator[RolloutRequest]:
     """A recipe's held-out seeds, greedy where each is asked once; or what the lines of a file say.
 
-    Of a line its task, program, sampling and limits count.
+    Of a line its task, program, sampling and limits count. Raises Refused.
     """
     if source in SHIPPED or source.endswith(".toml"):
         recipe, _ = load_recipe(source)

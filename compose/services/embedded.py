@@ -79,6 +79,7 @@ def up(
     What was up before comes back on its old ports where they are free, with its data. `ready` is
     asked with the bootstrap address whether the broker lists its topics. `broker_properties` are
     remembered until `down`. When one service cannot be had, the other is not left behind.
+    Raises ServicesError.
     """
     with exclusive(state_dir / "services.lock"):
         _sweep(state_dir)

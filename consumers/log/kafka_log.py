@@ -288,7 +288,10 @@ def _offsets(commits: Sequence[Commit]) -> list[Tp]:
 
 
 def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
-    """Ask again while the broker is away; the last error counts after the timeout."""
+    """Ask again while the broker is away; the last error counts after the timeout.
+
+    Raises Unavailable or Unfit.
+    """
     until = time.monotonic() + timeout_s
     while True:
         try:
@@ -406,7 +409,7 @@ class KafkaLog:
         """The same with the words that were committed with it.
 
         Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
-        ListConsumerGroupOffsets when the coordinator answers with an error.
+        ListConsumerGroupOffsets when the coordinator answers with an error. Raises Unavailable.
         """
         partitions = [Tp(topic, number) for number in range(self.partitions(topic))]
         looker = self._looker(group)

@@ -142,7 +142,10 @@ class MemoryLog:
     def read_on(
         self, topic: str, partition: int, offset: int, most: int
     ) -> tuple[list[Record], int]:
-        """What a client reads that stands at `offset`: it must not skip what is gone."""
+        """What a client reads that stands at `offset`: it must not skip what is gone.
+
+        Raises Unfit.
+        """
         start = self._of(topic)[partition].start
         if offset < start:
             msg = f"reading {topic} {partition} failed: it begins at {start}, not at {offset}"

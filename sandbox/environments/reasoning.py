@@ -46,7 +46,10 @@ class ReasoningTask:
         return Observation(self._entry["question"], info={"dataset": self._name})
 
     def step(self, action: str) -> Observation:
-        """End the episode; `expected` is None for data sets that judge answers without one."""
+        """End the episode; `expected` is None for data sets that judge answers without one.
+
+        Raises WorkFailed where judging does.
+        """
         if not self._entry:
             msg = f"data set {self._name!r} is asked for a step before it was opened"
             raise WorkFailed(code="raised", message=msg, retriable=False)

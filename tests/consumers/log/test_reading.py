@@ -68,6 +68,8 @@ def test_whoever_ignores_ctrl_c_goes_on_ignoring_it() -> None:
     try:
         with uninterrupted():
             signal.raise_signal(signal.SIGINT)
+
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 

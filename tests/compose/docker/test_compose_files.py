@@ -39,9 +39,11 @@ def test_what_is_ours_is_sealed() -> None:
     assert len(ours) == 7
     for service in ours:
         assert service["read_only"] is True
+        assert service["init"] is True
+    others = [services("broker.yaml")["broker"], services("compose.yaml")["registry"]]
+    for service in [*ours, *others]:
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-        assert service["init"] is True
 
 
 def test_all_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,17 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOMS = Path(__file__).parents[3]
-README = ROOMS / "compose" / "docker" / "README.md"
+from tests.support.command_line import ROOT
+from tests.support.pages import blocks
+
+FOLDER = ROOT / "compose" / "docker"
 WORKERS = {"agents", "environments", "rewards", "models", "training"}
 SERVICES = {"kafka", "registry"}
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(600)
 
 if "COMPOSE_FILE" not in os.environ:
     pytest.skip(
@@ -42,7 +43,7 @@ def compose(words: str) -> str:
 
 
 def shell(line: str) -> str:
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=540)
     if done.returncode != 0:
         logs = subprocess.run(
             ["docker-compose", "logs", "--no-color", "--tail", "25"], capture_output=True, text=True
@@ -53,8 +54,8 @@ def shell(line: str) -> str:
 
 def of_the_readme(word: str) -> str:
     """The one command of the README that holds a word, as it is typed there."""
-    lines = [line.strip() for line in README.read_text().splitlines() if line.startswith("    ")]
-    (line,) = [line for line in lines if word in line]
+    (block,) = blocks("bash", "compose/docker/README.md")
+    (line,) = [line for line in block.splitlines() if word in line]
     return line.replace("docker compose", "docker-compose")
 
 
@@ -117,9 +118,7 @@ def test_the_log_holds_what_is_promised() -> None:
 
 
 def test_three_brokers_keep_three_replicas_and_want_two_in_sync() -> None:
-    files = " ".join(
-        f"--file {README.parent / name}" for name in ("compose.yaml", "compose.cluster.yaml")
-    )
+    files = " ".join(f"--file {FOLDER / name}" for name in ("compose.yaml", "compose.cluster.yaml"))
     # --file has precedence over what the environment names
     found = compose(f"{files} config")
 

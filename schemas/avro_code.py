@@ -8,6 +8,7 @@ of a block, so that there one flipped byte makes another message.
 One function is written per record, since a line of Python costs less than a call of fastavro's.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
@@ -128,9 +129,9 @@ class _Functions(Types):
         exec(compile("\n".join(self.lines), f"<{function}>", "exec"), self.scope)
         self.lines, self.depth = around
 
+    @abstractmethod
     def body(self, record: Avro) -> None:
         """Write what is done with the fields of a record."""
-        raise NotImplementedError
 
     def write(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]

@@ -16,6 +16,7 @@ from compose.benchmarks import load
 from compose.cluster import Cluster
 from consumers.log.protocols import Commit, Held, Record, TopicPartition
 from producers import provision
+from producers.publisher import Publisher
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import EnvironmentStep, Event, ModelCall
 from schemas.topics import Topics, wanted
@@ -88,40 +89,21 @@ def run(
 ) -> None:
     """Receive a hop, send the next, commit once a second."""
     topics = topics_of(cluster, kind)
-    calls, steps, events = topics.calls(load.POLICY), topics.steps, topics.events
-    partitions = cluster.log.partitions(events)
-    codec = Codec(LocalRegistry())
-    plain = prepared(codec, topics, tokens)
-    table = values(plain, partitions)
-    consumed = {"agents": events, "models": calls, "environments": steps}[role]
+    consumed = {
+        "agents": topics.events,
+        "models": topics.calls(load.POLICY),
+        "environments": topics.steps,
+    }[role]
     source = cluster.log.source(f"{topics.prefix}{role}", [consumed], FromTheStart())
     publisher = cluster.log.publisher()
+    answering = _Answering(kind, role, cluster, tokens, publisher)
     if role == "agents":
-        for number in range(live):
-            value = table[number % partitions][number % VARIANTS][0]
-            publisher.send(calls, f"{number:032x}", value, headers=load.HEADERS[0])
-    outlet = (calls, events, steps, events)
-    avro = Avro(codec, plain, outlet) if kind == "avro" else None
+        answering.begin(live)
     positions: dict[int, int] = {}
     commit_due = time.monotonic() + COMMIT_EVERY_S
     while not stopping():
         for record in source.poll(0.02):
-            hop, partition, variant = (record.value or b"")[:HEAD]
-            hops = table[partition][variant]
-            following = (hop + 1) % len(hops)
-            at = following % load.HOPS
-            if avro:
-                avro.hop(variant, hop, following)
-            headers = load.HEADERS[at]
-            if role == "environments":
-                headers = [("ce_id", b"%032d" % time.perf_counter_ns()), headers[1]]
-            publisher.send(
-                outlet[at],
-                record.key,
-                hops[following],
-                partition=None if at in (0, 2) else partition,
-                headers=headers,
-            )
+            answering.answer(record)
             positions[record.partition] = record.offset + 1
         publisher.poll()
         if time.monotonic() > commit_due:
@@ -129,6 +111,48 @@ def run(
             source.commit([Commit(consumed, number, at, "") for number, at in positions.items()])
     publisher.flush(5)
     source.close()
+
+
+class _Answering:
+    """Sends the hop that follows on one that came."""
+
+    def __init__(
+        self, kind: str, role: str, cluster: Cluster, tokens: int, publisher: Publisher
+    ) -> None:
+        topics, codec = topics_of(cluster, kind), Codec(LocalRegistry())
+        calls, events = topics.calls(load.POLICY), topics.events
+        self.partitions = cluster.log.partitions(events)
+        plain = prepared(codec, topics, tokens)
+        self.table = values(plain, self.partitions)
+        self.outlet = (calls, events, topics.steps, events)
+        self.avro = Avro(codec, plain, self.outlet) if kind == "avro" else None
+        self.times_itself = role == "environments"
+        self.publisher = publisher
+
+    def begin(self, live: int) -> None:
+        """Send the first hop of so many rollouts."""
+        for number in range(live):
+            value = self.table[number % self.partitions][number % VARIANTS][0]
+            self.publisher.send(self.outlet[0], f"{number:032x}", value, headers=load.HEADERS[0])
+
+    def answer(self, record: Record) -> None:
+        """Send what follows on a record."""
+        hop, partition, variant = (record.value or b"")[:HEAD]
+        hops = self.table[partition][variant]
+        following = (hop + 1) % len(hops)
+        at = following % load.HOPS
+        if self.avro:
+            self.avro.hop(variant, hop, following)
+        headers = load.HEADERS[at]
+        if self.times_itself:
+            headers = [("ce_id", b"%032d" % time.perf_counter_ns()), headers[1]]
+        self.publisher.send(
+            self.outlet[at],
+            record.key,
+            hops[following],
+            partition=None if at in (0, 2) else partition,
+            headers=headers,
+        )
 
 
 def is_answer(record: Record) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.cli.option_sets import takes
 
 if TYPE_CHECKING:
     from consumers.history.dead_letter_index import DeadLetter, LetterChoice
@@ -26,6 +27,34 @@ Every = Annotated[bool, typer.Option("--all", help="All of them.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only shown.")]
 
 
+def _choice(
+    places: list[str] | None = None,
+    source: str = "",
+    error: str = "",
+    since: str = "",
+    *,
+    every: bool = False,
+) -> "LetterChoice":
+    from consumers.history.dead_letter_index import choice_of
+
+    return choice_of(places or [], source=source, error=error, since=since, every=every)
+
+
+takes_letters = takes(
+    "choice",
+    {
+        "places": (Places, None),
+        "source": (Source, ""),
+        "error": (Error, ""),
+        "since": (Since, ""),
+        "every": (Every, False),
+    },
+    _choice,
+    first=True,
+)
+"""Give a command the options that name dead letters; its parameter `choice` is what they name."""
+
+
 def list_letters(
     source: Source = "",
     error: Error = "",
@@ -41,7 +70,7 @@ def list_letters(
     from consumers.history.dead_letter_index import DeadLetterIndex
 
     index = DeadLetterIndex(cluster())
-    chosen = index.chosen(_choice([], source, error, since, every=True))
+    chosen = index.chosen(_choice(None, source, error, since, every=True))
     letters = [letter for letter in chosen if every or not letter.state]
     with page() as terminal:
         if letters:
@@ -71,12 +100,9 @@ def show(
         print(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
 
 
+@takes_letters
 def replay(
-    places: Places = None,
-    source: Source = "",
-    error: Error = "",
-    since: Since = "",
-    every: Every = False,
+    choice: "LetterChoice",
     yes: Yes = False,
     again: Annotated[bool, typer.Option("--again", help="Also what was replayed.")] = False,
     rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0: all.")] = 0,
@@ -90,7 +116,6 @@ def replay(
     from consumers.history.dead_letter_index import DeadLetterIndex
     from consumers.history.dead_letter_replay import NotReplayed, plan_replay, replay_letters
 
-    choice = _choice(places, source, error, since, every=every)
     index = DeadLetterIndex(cluster())
     plan = plan_replay(index, index.chosen(choice), again=again)
     if plan.passed:
@@ -109,12 +134,9 @@ def replay(
         raise NotReplayed(msg)
 
 
+@takes_letters
 def drop(
-    places: Places = None,
-    source: Source = "",
-    error: Error = "",
-    since: Since = "",
-    every: Every = False,
+    choice: "LetterChoice",
     yes: Yes = False,
 ) -> None:
     """Mark letters as dropped: they are not listed nor replayed any more.
@@ -127,7 +149,6 @@ def drop(
     from consumers.history.dead_letter_index import DeadLetterIndex
     from consumers.history.dead_letter_replay import drop_letters
 
-    choice = _choice(places, source, error, since, every=every)
     index = DeadLetterIndex(cluster())
     letters = [letter for letter in index.chosen(choice) if letter.state != "dropped"]
     if not yes:
@@ -168,14 +189,6 @@ def skip(
         f"{decided.group} passes over {where}; its workers learn of it when they start or are "
         "given the partition"
     )
-
-
-def _choice(
-    places: list[str] | None, source: str, error: str, since: str, *, every: bool
-) -> "LetterChoice":
-    from consumers.history.dead_letter_index import choice_of
-
-    return choice_of(places or [], source=source, error=error, since=since, every=every)
 
 
 def _counted(count: int) -> str:

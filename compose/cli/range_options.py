@@ -1,15 +1,15 @@
 """The options that name a range of history, and how fast it is read."""
 
-import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from compose.cli.option_sets import takes
 from consumers.history.contention import RATE
 from consumers.history.ranges import Range, Stretch, parse_policy
 from consumers.history.times import time_ms
@@ -67,23 +67,6 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "ids": (Ids, ""),
     "offsets": (Places, None),
 }
-
-
-def takes_range(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that name a range; its parameter `span` is then that Range."""
-    own = inspect.signature(command, eval_str=True).parameters
-    kept = [parameter for name, parameter in own.items() if name != "span"]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in OPTIONS.items()
-    ]
-
-    def ranged(**options: Any) -> Any:
-        return command(span=parse(**{name: options.pop(name) for name in OPTIONS}), **options)
-
-    ranged.__name__, ranged.__doc__ = command.__name__, command.__doc__
-    ranged.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
-    return ranged
 
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
@@ -145,3 +128,7 @@ def _ids(source: str) -> list[str]:
         msg = f"{source!r} holds no rollout id"
         raise Refused(msg)
     return ids
+
+
+takes_range = takes("span", OPTIONS, parse)
+"""Give a command the options that name a range; its parameter `span` is then that Range."""

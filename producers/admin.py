@@ -180,7 +180,9 @@ class Admin:
     def _offsets(
         self, partitions: Collection[tuple[str, int]], which: OffsetSpec
     ) -> dict[tuple[str, int], int]:
-        """A topic that was just made or grown has no leader for a moment, so it is asked again."""
+        """A topic that was just made or grown has no leader for a moment, nor has one of a broker
+        that just died, of which the client gives a negative offset: so it is asked again.
+        """
         wanted = {TopicPartition(*tp): which for tp in partitions}
         if not wanted:
             return {}
@@ -191,7 +193,10 @@ class Admin:
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=self._timeout_s,
             )
-            return {(tp.topic, tp.partition): e.result().offset for tp, e in offsets.items()}
+            known = {(tp.topic, tp.partition): e.result().offset for tp, e in offsets.items()}
+            if any(offset < 0 for offset in known.values()):
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            return known
 
         names = ", ".join(sorted({topic for topic, _ in partitions}))
         return self._answer_to(ask, f"the offsets of {names}")

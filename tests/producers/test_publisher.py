@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -117,3 +118,31 @@ def test_what_a_broker_that_is_away_is_asked_is_given_up_in_time(
         ask(admin)
 
     assert time.monotonic() - began < 10
+
+
+class Offset:
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def result(self) -> "Offset":
+        return self
+
+
+class Electing:
+    """An admin client to which the partition has no leader at first."""
+
+    def __init__(self) -> None:
+        self.offsets = [Offset(-1001), Offset(7)]
+
+    def list_offsets(self, wanted: dict[Any, Any], **options: Any) -> dict[Any, Offset]:
+        return {tp: self.offsets.pop(0) for tp in wanted}
+
+    def list_topics(self, *arguments: Any, **options: Any) -> None:
+        return None
+
+
+def test_a_partition_without_a_leader_is_asked_for_again() -> None:
+    admin = Admin({"bootstrap.servers": "127.0.0.1:1"})
+    admin._client = Electing()
+
+    assert admin.ends({"t": 1}) == {("t", 0): 7}

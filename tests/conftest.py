@@ -1,5 +1,6 @@
 """One broker and registry for the whole run; a prefix of its own for every test that asks."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -24,6 +25,14 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     state = tmp_path_factory.mktemp("services")
     yield up(state, users_cache(), ready=answers, broker_properties=BROKER)
     down(state, wipe=True)
+
+
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """As in a command's process; one of those that run the tests side by side ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

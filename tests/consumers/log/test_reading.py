@@ -1,6 +1,6 @@
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -18,13 +18,6 @@ def log() -> MemoryLog:
     for number in range(20):
         log.append(TOPIC, None, b"%d" % number, number % 2)
     return log
-
-
-@pytest.fixture
-def _ctrl_c_raises() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def places(records: Sequence[object]) -> list[tuple[int, int]]:
@@ -52,7 +45,7 @@ def test_a_poll_is_never_larger_than_asked(log: MemoryLog) -> None:
     assert {len(records) for records in polls(reader, lambda: 3)} <= {0, 1, 2, 3}
 
 
-@pytest.mark.usefixtures("_ctrl_c_raises")
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_waits_until_the_poll_has_come_back() -> None:
     done = []
 

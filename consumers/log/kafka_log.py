@@ -174,6 +174,7 @@ class KafkaSource(_Polling):
         self._consumer = Consumer(quiet(config, self._fatal))
         self._batches = Batches(self._consumer)
         self._listener = listener
+        self._closing = False
         self._owned: set[TopicPartition] = set()
         self._fresh: set[TopicPartition] = set()
         """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
@@ -247,9 +248,12 @@ class KafkaSource(_Polling):
         self._consumer.resume([Tp(*tp) for tp in partitions if tp in self._owned])
 
     def close(self) -> None:
+        self._closing = True
         self._consumer.close()
 
     def _on_assign(self, consumer: Consumer, partitions: list[Tp]) -> None:
+        if self._closing:  # a client that is leaving answers nothing; it gives them back at once
+            return
         consumer.resume(partitions)
         held = retried(lambda: consumer.committed(partitions, timeout=CALL_S))
         starts = []
@@ -266,11 +270,12 @@ class KafkaSource(_Polling):
 
     def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
         leaving = [(tp.topic, tp.partition) for tp in partitions]
-        self._listener.revoked(leaving)
+        self._listener.revoked([tp for tp in leaving if tp in self._owned])
         self._leave(consumer, partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[Tp]) -> None:
-        self._listener.lost([(tp.topic, tp.partition) for tp in partitions])
+        leaving = [(tp.topic, tp.partition) for tp in partitions]
+        self._listener.lost([tp for tp in leaving if tp in self._owned])
         self._leave(consumer, partitions)
 
     def _leave(self, consumer: Consumer, partitions: list[Tp]) -> None:

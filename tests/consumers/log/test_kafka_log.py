@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as Tp
 
-from consumers.log.kafka_log import Batches, retried
+from consumers.log import kafka_log
+from consumers.log.kafka_log import Batches, KafkaSource, retried
+from consumers.log.protocols import TopicPartition
 from schemas.errors import Unfit
 
 
@@ -74,3 +77,45 @@ def test_a_message_of_a_partition_that_left_meanwhile_is_not_given(leaves: int, 
     taken: Any = consumer.batches.take(0.1, 500)
 
     assert [message.at for message in taken] == given
+
+
+class LateToTheLast:
+    """A client of which the group gives a partition while it leaves, and takes it again."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.given_back: list[Any] = []
+
+    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+        self.callbacks = callbacks
+
+    def close(self) -> None:
+        self.callbacks["on_assign"](self, [Tp("t", 0)])
+        self.callbacks["on_revoke"](self, [Tp("t", 0)])
+
+    def resume(self, partitions: list[Any]) -> None:
+        """Nothing was paused."""
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        self.given_back += partitions
+
+
+class Told:
+    def __init__(self) -> None:
+        self.partitions: list[TopicPartition] = []
+
+    def revoked(self, partitions: list[TopicPartition]) -> None:
+        self.partitions += partitions
+
+
+def test_a_partition_that_comes_while_a_member_leaves_is_given_back_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a client that, as librdkafka does, answers no question while it is closed
+    monkeypatch.setattr(kafka_log, "Consumer", LateToTheLast)
+    listener = Told()
+    source = KafkaSource({}, None, "g", ["t"], listener)
+
+    source.close()
+
+    assert listener.partitions == []
+    assert [tp.topic for tp in source._consumer.given_back] == ["t"]

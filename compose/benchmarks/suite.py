@@ -25,7 +25,9 @@ from compose.benchmarks import (
 )
 from compose.benchmarks.figure import Figure
 from compose.files import refuse_no_folder
+from compose.services.service_errors import ServicesError
 from compose.settings import Settings
+from schemas.errors import RollcallError
 from schemas.message_code import message_code
 from schemas.names import unknown
 
@@ -50,16 +52,22 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
 
 
 def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> None:
-    """Run those that are named, or all; raises Refused before any runs."""
+    """Run those that are named, or all; raises Refused before any runs, and in the end what the
+    first one raised that could not be measured: the others are measured all the same.
+    """
     for name in names:
         if name not in BENCHMARKS:
             raise unknown("benchmark", name, BENCHMARKS)
     refuse_no_folder(json)
     terminal = Console()
     figures: dict[str, Figure] = {}
+    failures: dict[str, Exception] = {}
     for name in names or BENCHMARKS:
         with terminal.status(f"measuring {name}"):
-            figures[name] = BENCHMARKS[name](settings)
+            try:
+                figures[name] = BENCHMARKS[name](settings)
+            except (RollcallError, ServicesError) as error:
+                failures[name] = error
     terminal.print(table(figures))
     terminal.print(f"codec: {message_code().form}", highlight=False)
     for name, figure in figures.items():
@@ -67,6 +75,10 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
             terminal.print(f"{name}  {note}", highlight=False, soft_wrap=True)
     if json is not None:
         json.write_text(json_.dumps(plain(figures), indent=2) + "\n")
+    for name, failure in failures.items():
+        terminal.print(f"{name}  not measured: {failure}", highlight=False, soft_wrap=True)
+    if failures:
+        raise next(iter(failures.values()))
 
 
 def plain(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | str]]:

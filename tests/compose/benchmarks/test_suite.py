@@ -1,6 +1,8 @@
 """The benchmarks' table and file; what they measure is measured by running them."""
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,7 +14,7 @@ from consumers.audit.audit import audit
 from consumers.audit.partition_facts import FORGET_EVERY
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
+from schemas.errors import Refused, Unavailable
 from schemas.messages import AttemptStarted, EnvironmentStep, Event, ModelAnswered, ModelCall
 from schemas.topics import Topics, wanted
 
@@ -24,6 +26,22 @@ JOURNALED = 19
 def test_an_unknown_benchmark_is_refused_before_any_runs() -> None:
     with pytest.raises(Refused, match="did you mean 'turns_64'"):
         suite.run_benchmarks(["turns_65"], Settings(), None)
+
+
+def test_what_cannot_be_measured_takes_no_other_figure_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def silent(settings: Settings) -> Figure:
+        msg = "no broker answers"
+        raise Unavailable(msg)
+
+    monkeypatch.setitem(suite.BENCHMARKS, "turns_64", silent)
+    monkeypatch.setitem(suite.BENCHMARKS, "up_warm_s", lambda settings: Figure(5.0, "s", 2.5))
+
+    with pytest.raises(Unavailable, match="no broker answers"):
+        suite.run_benchmarks(["turns_64", "up_warm_s"], Settings(), tmp_path / "figures.json")
+
+    assert list(json.loads((tmp_path / "figures.json").read_text())) == ["up_warm_s"]
 
 
 def test_a_figure_stands_beside_its_ceiling_and_their_ratio() -> None:

@@ -269,14 +269,17 @@ class KafkaSource(_Polling):
         consumer.incremental_assign(starts)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
-        leaving = [(tp.topic, tp.partition) for tp in partitions]
-        self._listener.revoked([tp for tp in leaving if tp in self._owned])
+        self._listener.revoked(self._ours(partitions))
         self._leave(consumer, partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[Tp]) -> None:
-        leaving = [(tp.topic, tp.partition) for tp in partitions]
-        self._listener.lost([tp for tp in leaving if tp in self._owned])
+        self._listener.lost(self._ours(partitions))
         self._leave(consumer, partitions)
+
+    def _ours(self, partitions: Iterable[Tp]) -> list[TopicPartition]:
+        """Those that the listener was told of; not what came while the member was leaving."""
+        named = ((tp.topic, tp.partition) for tp in partitions)
+        return [tp for tp in named if tp in self._owned]
 
     def _leave(self, consumer: Consumer, partitions: list[Tp]) -> None:
         leaving = {(tp.topic, tp.partition) for tp in partitions}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.rollout import Effect
@@ -281,3 +282,9 @@ def fold(
 
 def trajectories(effects: Iterable[tuple[int, Effect]]) -> list[bytes]:
     return [CODEC.encode("t", e) for _, e in effects if isinstance(e, Trajectory)]
+
+
+def entry(body: Any, position: int = -1, attempt: int = 1, tries: int = 0) -> Event:
+    """An entry of the rollout `r`, written by somebody; with ids where it has a position."""
+    ids = (b"\x01" * 16, b"\xab" * 16) if position >= 0 else (b"", b"")
+    return Event("r", attempt, position, tries, *ids, "somebody", body)

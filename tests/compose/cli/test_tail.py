@@ -12,13 +12,13 @@ from schemas.as_json import plain
 from schemas.errors import Refused
 from schemas.messages import (
     Control,
-    Event,
     RolloutRequest,
     Sequence,
     Task,
 )
 from schemas.packed import pack_ids, pack_logprobs
 from tests.support.command_line import call
+from tests.support.journals import entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
@@ -28,11 +28,6 @@ REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), p
 def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
     monkeypatch.setenv("COLUMNS", "200")
     return MemoryCluster()
-
-
-def at(body: Any, position: int = -1, attempt: int = 1, tries: int = 0) -> Event:
-    ids = (b"\x01" * 16, b"\xab" * 16) if position >= 0 else (b"", b"")
-    return Event("r", attempt, position, tries, *ids, "somebody", body)
 
 
 def lines(
@@ -72,7 +67,7 @@ def test_a_record_is_shown_with_its_place_time_key_headers_and_bytes(
 def test_a_decoded_union_is_named_its_packed_bytes_are_numbers_and_its_ids_are_hex(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.enter(at(SAID, 3))
+    cluster.enter(entry(SAID, 3))
 
     [line] = lines(cluster, capsys, "rollout.events", decode=True)
 

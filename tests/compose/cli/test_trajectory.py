@@ -25,7 +25,7 @@ from schemas.messages import (
     Task,
 )
 from tests.support.command_line import call
-from tests.support.journals import CODEC, Dice
+from tests.support.journals import CODEC, Dice, entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7), policy_id=POLICY, group_id="g", group_size=2)
@@ -40,9 +40,7 @@ def told(*events: tuple[int, Any, int, int]) -> Story:
     records, attempt = [], 1
     for offset, (at_ms, body, position, tries) in enumerate(events):
         attempt += isinstance(body, AttemptStarted)
-        ids = (b"\x01" * 16, b"\xab" * 16) if position >= 0 else (b"", b"")
-        event = Event("r", attempt, position, tries, *ids, "somebody", body)
-        value = CODEC.encode("t", event)
+        value = CODEC.encode("t", entry(body, position, attempt, tries))
         records.append(Record("t", 0, offset, b"r", value, at_ms))
     [story] = stories("r", records, CODEC)
     return story
@@ -114,7 +112,7 @@ def test_the_four_timers_add_up_to_the_whole(seed: int) -> None:
         Record("t", 0, e.offset, e.event.rollout_id.encode(), CODEC.encode("t", e.event), e.at_ms)
         for e in dice.entries
     ]
-    for rollout_id in {entry.event.rollout_id for entry in dice.entries}:
+    for rollout_id in {e.event.rollout_id for e in dice.entries}:
         own = [record for record in records if record.key == rollout_id.encode()]
         for story in stories(rollout_id, own, CODEC):
             found = timers_of(story)

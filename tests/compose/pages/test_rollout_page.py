@@ -12,7 +12,6 @@ from schemas.messages import (
     CallFailed,
     DeadlinePassed,
     EnvironmentStepped,
-    Event,
     Limits,
     RolloutCancelled,
     RolloutFinished,
@@ -20,6 +19,7 @@ from schemas.messages import (
     Task,
 )
 from tests.support.command_line import call
+from tests.support.journals import entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
@@ -29,11 +29,6 @@ REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), p
 def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
     monkeypatch.setenv("COLUMNS", "200")
     return MemoryCluster()
-
-
-def at(body: Any, position: int = -1, attempt: int = 1, tries: int = 0) -> Event:
-    ids = (b"\x01" * 16, b"\xab" * 16) if position >= 0 else (b"", b"")
-    return Event("r", attempt, position, tries, *ids, "somebody", body)
 
 
 def page(cluster: MemoryCluster, capsys: pytest.CaptureFixture[str], rollout: str = "r") -> str:
@@ -67,8 +62,8 @@ def test_an_open_rollout_is_shown_as_far_as_it_has_come(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.enter(at(EnvironmentStepped("a room"), 0))
-    cluster.enter(at(SAID, 1))
+    cluster.enter(entry(EnvironmentStepped("a room"), 0))
+    cluster.enter(entry(SAID, 1))
 
     shown = page(cluster, capsys)
 
@@ -80,15 +75,15 @@ def test_failures_and_new_attempts_are_shown_and_only_the_last_attempt_is_summed
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.enter(at(EnvironmentStepped("a room"), 0))
-    cluster.enter(at(SAID, 1))
-    cluster.enter(at(CallFailed("session_lost", "its worker died", False), 2))
-    cluster.enter(at(AttemptStarted("its worker died"), attempt=2))
-    cluster.enter(at(CallFailed("deadline", "no answer", True), 0, attempt=2))
-    cluster.enter(at(EnvironmentStepped("another room"), 0, attempt=2, tries=1))
-    cluster.enter(at(CallFailed("overloaded", "come back", True), 1, attempt=2))
-    cluster.enter(at(SAID, 1, attempt=2, tries=1))
-    cluster.enter(at(RolloutFinished("failed", "raised", "it fell"), attempt=2))
+    cluster.enter(entry(EnvironmentStepped("a room"), 0))
+    cluster.enter(entry(SAID, 1))
+    cluster.enter(entry(CallFailed("session_lost", "its worker died", False), 2))
+    cluster.enter(entry(AttemptStarted("its worker died"), attempt=2))
+    cluster.enter(entry(CallFailed("deadline", "no answer", True), 0, attempt=2))
+    cluster.enter(entry(EnvironmentStepped("another room"), 0, attempt=2, tries=1))
+    cluster.enter(entry(CallFailed("overloaded", "come back", True), 1, attempt=2))
+    cluster.enter(entry(SAID, 1, attempt=2, tries=1))
+    cluster.enter(entry(RolloutFinished("failed", "raised", "it fell"), attempt=2))
 
     shown = page(cluster, capsys)
 
@@ -106,12 +101,12 @@ def test_what_did_not_count_is_marked_with_the_reason(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.enter(at(EnvironmentStepped("a room"), 0))
-    cluster.enter(at(EnvironmentStepped("another room"), 0))
+    cluster.enter(entry(EnvironmentStepped("a room"), 0))
+    cluster.enter(entry(EnvironmentStepped("another room"), 0))
     cluster.start(REQUEST)
-    cluster.enter(at(RolloutFinished("finished"), attempt=3))
-    cluster.enter(at(RolloutCancelled("enough", "me")))
-    cluster.enter(at(SAID, 1))
+    cluster.enter(entry(RolloutFinished("finished"), attempt=3))
+    cluster.enter(entry(RolloutCancelled("enough", "me")))
+    cluster.enter(entry(SAID, 1))
 
     marked = [line for line in page(cluster, capsys).splitlines() if "ignored:" in line]
 
@@ -138,7 +133,7 @@ def test_a_rollout_that_was_cut_off_says_how(
     body: Any, words: str, cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.enter(at(body))
+    cluster.enter(entry(body))
 
     assert words in page(cluster, capsys)
 
@@ -180,7 +175,7 @@ def test_a_journal_whose_start_is_past_retention_is_shown_all_the_same(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.enter(at(EnvironmentStepped("a room"), 0))
+    cluster.enter(entry(EnvironmentStepped("a room"), 0))
     cluster.log.delete_before(cluster.topics.events, 0, 1)
 
     shown = page(cluster, capsys)
@@ -202,7 +197,7 @@ def test_what_a_policy_says_cannot_move_the_terminal(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
-    cluster.enter(at(replace(SAID, text="\x1b[2J[red]left[/red]"), 0))
+    cluster.enter(entry(replace(SAID, text="\x1b[2J[red]left[/red]"), 0))
 
     assert "\\x1b[2J[red]left[/red]" in page(cluster, capsys)
 

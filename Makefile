@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests wait for brokers half of the time: two processes, each with a broker of its own, file by file
 # in the order of the tree. TEST_ARGS="-n 0" runs them in one.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
-EXTRAS := models,training,environments,embedded,archive,plots,dev
+EXTRAS := models,training,environments,openenv,embedded,archive,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
 .PHONY: demo test bench chaos lint clean

@@ -1,0 +1,319 @@
+"""What an agent's process asks over HTTP and what it is told: the words that two groups share.
+
+An ask is an observation, a reply is part of an action. Both are neutral: no vendor's names, one
+canonical form of messages (`Message` with parts joined, null = "", tool calls as in
+`schemas.tool_calls`), so that what an agent sends back equals what the journal holds.
+
+An ask is named by `d`, a digest of all that decides what is replied. It is told by its difference
+to an ask that was heard before (`like`, `same`, `new`): the bytes of a conversation grow with its
+messages, not with their square. A name is taken as it was told, never computed again, so that
+journals stay readable when a later release names asks in another way.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from hashlib import blake2b
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import orjson
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from schemas.errors import WireError
+from schemas.foreign_text import plain, shown
+from schemas.messages import Message
+
+Kind = Literal["model", "step", "finish"]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+T = TypeVar("T")
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+FUNCTION = "function:"
+"""Before the name of the one function that must be called, in `tool_choice`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of an agent's process, whole.
+
+    `model` asks have `messages`; `text` is the action of a `step` ask, the result of a `finish`.
+    """
+
+    kind: Kind
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    policy: str = ""
+    """Which of the rollout's policies is asked."""
+    tools: str = ""
+    """JSON `[{"type": "function", "function": {"name", "description", "parameters"}}]`, compact."""
+    tool_choice: str = "auto"
+    """auto, none, required, or FUNCTION and a name."""
+    stop: tuple[str, ...] = ()
+    max_tokens: Count | None = None
+    """None: as many as the request's sampling allows. 0: only count those of the messages."""
+    n: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1
+    logprobs: bool = False
+    token_ids: bool = False
+    temperature: float | None = None
+    """What the agent wished; sampled is as the rollout's request says. As the two below, it has no
+    part in the name."""
+    top_p: float | None = None
+    seed: int | None = None
+    d: str = ""
+    """Its name: 32 hexadecimal digits; made when it is not given."""
+
+    def __post_init__(self) -> None:
+        if not self.d:
+            object.__setattr__(self, "d", _name_of(self))
+
+    def value(self, known: Sequence["Ask"] = ()) -> dict[str, Any]:
+        """As JSON knows values, told by its difference to whichever known ask is closest."""
+        like, same = _closest(self, known)
+        value: dict[str, Any] = {"d": self.d, "kind": self.kind}
+        if like is not None:
+            value |= {"like": like.d, "same": same}
+        if self.messages[same:]:
+            value["new"] = [_sparse(message) for message in self.messages[same:]]
+        if like is not None and self.tools == like.tools:
+            value["tools"] = None
+        return _sparse(self, "kind", "messages", "d") | value
+
+
+@dataclass(frozen=True, slots=True)
+class AskDifference:
+    """An ask as it is told: what it has beyond the first `same` messages of the ask `like`."""
+
+    __pydantic_config__ = STRICT
+
+    d: Digest
+    kind: Kind
+    like: Digest | Literal[""] = ""
+    same: Count = 0
+    new: tuple[Message, ...] = ()
+    text: str = ""
+    policy: str = ""
+    tools: str | None = ""
+    """None: those of the ask that it is like."""
+    tool_choice: str = "auto"
+    stop: tuple[str, ...] = ()
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1
+    logprobs: bool = False
+    token_ids: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def whole(self, known: Mapping[str, Ask]) -> Ask:
+        """The ask itself. Raises WireError when what it is told by was never heard."""
+        like = known.get(self.like)
+        if self.like and like is None:
+            msg = f"ask {self.d} is told by its difference to ask {self.like}, which is not known"
+            raise WireError(msg)
+        before = like.messages if like else ()
+        if self.same > len(before) or (self.tools is None and like is None):
+            msg = (
+                f"ask {self.d} takes {self.same} messages and its tools from ask {self.like!r}, "
+                f"which has {len(before)} messages"
+            )
+            raise WireError(msg)
+        tools = like.tools if like and self.tools is None else self.tools or ""
+        return Ask(
+            self.kind, (*before[: self.same], *self.new), self.text, self.policy,
+            tools, self.tool_choice, self.stop,
+            self.max_tokens, self.n, self.logprobs, self.token_ids, self.temperature, self.top_p,
+            self.seed, self.d,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the `n` continuations of a model ask."""
+
+    text: str
+    finish: str = "stop"
+    """As the engine said it: `stop`, `length`."""
+    tool_calls: str = ""
+    """`schemas.tool_calls`."""
+    sampled_tokens: Count = 0
+    token_ids: tuple[int, ...] | None = None
+    """What was sampled, where the ask wanted it or the log-probabilities."""
+    logprobs: tuple[float, ...] | None = None
+    """Natural, of each sampled token, where the ask wanted them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """What the policy said to a model ask."""
+
+    __pydantic_config__ = STRICT
+
+    d: Digest
+    choices: tuple[Choice, ...]
+    id: str = ""
+    """Of the (first) command that was answered, hexadecimal."""
+    at_ms: int = 0
+    """The time of the journal's entry, so that telling it again gives the same bytes."""
+    prompt_tokens: Count = 0
+    prompt_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(choice.sampled_tokens for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """What the task's environment showed to a step ask, or that a finish ask was heard."""
+
+    __pydantic_config__ = STRICT
+
+    d: Digest
+    text: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """Why an ask is not answered, as HTTP says it."""
+
+    __pydantic_config__ = STRICT
+
+    d: Digest
+    status: Annotated[int, Field(ge=400, le=599)]
+    code: str
+    """One word: `context_length_exceeded`, `not_found`, a CallFailed's."""
+    error: str
+    """In words, for people and for the clients that read them."""
+
+
+Reply = ModelReply | StepReply | ErrorReply
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAction:
+    """What a program tells an agent's process: replies that are ready, and what is still open."""
+
+    replies: tuple[Reply, ...]
+    open: tuple[str, ...] = ()
+    """Names of the asks that were heard and have no reply yet; one for each time it was asked."""
+
+    def text(self) -> str:
+        """As an environment's action."""
+        replies = [_reply_value(reply) for reply in self.replies]
+        return orjson.dumps({"replies": replies, "open": self.open}).decode()
+
+    @classmethod
+    def of(cls, text: str) -> "AgentAction":
+        """Read an action. Raises WireError for what is none."""
+        read = _read(_ActionValue, text, "an agent's action")
+        return cls(read.replies, read.open)
+
+
+@dataclass(frozen=True, slots=True)
+class _ActionValue:
+    __pydantic_config__ = STRICT
+
+    replies: tuple[Annotated[Reply, Field(union_mode="left_to_right")], ...]
+    open: tuple[Digest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _AsksValue:
+    __pydantic_config__ = STRICT
+
+    asks: tuple[AskDifference, ...]
+
+
+def asks_text(asks: Iterable[Ask], known: Sequence[Ask]) -> str:
+    """Asks as an observation; each is told by its difference to those heard before it."""
+    heard = list(known)
+    values = []
+    for ask in asks:
+        values.append(ask.value(heard))
+        heard.append(ask)
+    return orjson.dumps({"asks": values}).decode()
+
+
+def asks_of(text: str, known: Mapping[str, Ask]) -> tuple[Ask, ...]:
+    """The asks of an observation, whole. Raises WireError for what does not fit."""
+    heard, asks = dict(known), []
+    for told in _read(_AsksValue, text, "an observation of asks").asks:
+        ask = told.whole(heard)
+        heard[ask.d] = ask
+        asks.append(ask)
+    return tuple(asks)
+
+
+def _read(of: type[T], text: str, name: str) -> T:
+    try:
+        read: T = _adapter_of(cast(Any, of)).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        found = plain(shown(first["input"]))
+        msg = f"{name} does not fit at {place}: {first['msg']}, found {found}"
+        raise WireError(msg) from error
+    return read
+
+
+@cache
+def _adapter_of(read: Any) -> TypeAdapter[Any]:
+    """Made when it is first needed: it costs some milliseconds."""
+    return TypeAdapter(read)
+
+
+def _name_of(ask: Ask) -> str:
+    messages = [(m.role, m.content, m.tool_calls, m.tool_call_id, m.name) for m in ask.messages]
+    named = [
+        ask.kind, ask.policy, messages, ask.text, ask.tools, ask.tool_choice, ask.stop,
+        ask.max_tokens, ask.n, ask.logprobs, ask.token_ids,
+    ]  # fmt: skip
+    return blake2b(orjson.dumps(named), digest_size=16).hexdigest()
+
+
+def _closest(ask: Ask, known: Sequence[Ask]) -> tuple[Ask | None, int]:
+    """The known ask with which it shares most of its first messages, and how many those are.
+
+    Of equal ones the latest, which is looked at first: as a rule an agent goes on from there.
+    """
+    best, most = None, 0
+    for other in reversed(known):
+        same = _shared(ask.messages, other.messages)
+        if same > most:
+            best, most = other, same
+        if most == len(ask.messages) or same == len(other.messages) > 0:
+            break
+    return best, most
+
+
+def _shared(some: Sequence[Message], others: Sequence[Message]) -> int:
+    pairs = zip(some, others, strict=False)
+    return next(
+        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others))
+    )
+
+
+def _sparse(record: Any, *without: str) -> dict[str, Any]:
+    """The fields that differ from their defaults, by name."""
+    return {
+        name: value
+        for name, default in _defaults(cast(Any, type(record)))
+        if name not in without and (value := getattr(record, name)) != default
+    }
+
+
+@cache
+def _defaults(of: Any) -> tuple[tuple[str, object], ...]:
+    return tuple((one.name, one.default) for one in fields(of))
+
+
+def _reply_value(reply: Reply) -> dict[str, Any]:
+    value = _sparse(reply)
+    if isinstance(reply, ModelReply):
+        value["choices"] = [_sparse(choice) for choice in reply.choices]
+    return value

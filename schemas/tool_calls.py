@@ -1,0 +1,95 @@
+"""Tool calls in the one form in which two sides compare them: compact JSON, keys in one order.
+
+`[{"id","type","function":{"name","arguments"}}]`: what an engine parsed, what a journal holds, what
+an agent sends back, and what a template renders are equal texts where they mean the same.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from schemas.errors import WireError
+from schemas.foreign_text import shown
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the policy makes; `arguments` is JSON, or whatever was said in its place."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+def tool_calls_text(calls: Sequence[ToolCall]) -> str:
+    """The canonical text; empty for no calls."""
+    if not calls:
+        return ""
+    values = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": canonical_arguments(call.arguments)},
+        }
+        for call in calls
+    ]
+    return orjson.dumps(values).decode()
+
+
+def tool_calls_of(text: str) -> tuple[ToolCall, ...]:
+    """The calls in a canonical text. Raises WireError for anything else."""
+    if not text:
+        return ()
+    try:
+        return tuple(
+            ToolCall(_text(one["id"]), _text(one["function"]["name"]), _text(arguments))
+            for one in _list(orjson.loads(text))
+            for arguments in [one["function"]["arguments"]]
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError) as error:
+        msg = f'tool calls must be a JSON list of {{"id", "function"}}, found {shown(text)}'
+        raise WireError(msg) from error
+
+
+def canonical_arguments(text: str) -> str:
+    """A JSON object without spaces, its keys in their order; anything else as it is."""
+    value = arguments_of(text)
+    return text if value is None else json_text(value)
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """The JSON object that the text is; None when it is none.
+
+    Numbers keep their digits: what was sampled is not rounded to 64 bits.
+    """
+    try:
+        orjson.loads(text)  # the strict reader: depth, lone surrogates, NaN
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def json_text(value: object) -> str:
+    """JSON without spaces, characters as they are.
+
+    Unlike orjson, it writes integers of any size, for they may have been sampled.
+    """
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        msg = f"a list was meant, found {shown(value)}"
+        raise TypeError(msg)
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        msg = f"a text was meant, found {shown(value)}"
+        raise TypeError(msg)
+    return value

@@ -1,0 +1,200 @@
+"""What agents ask and are told survives being written, by difference, and has one name."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.asks import (
+    AgentAction,
+    Ask,
+    Choice,
+    ErrorReply,
+    ModelReply,
+    StepReply,
+    asks_of,
+    asks_text,
+)
+from schemas.errors import WireError
+from schemas.messages import Message
+from tests.support.avro_messages import FEW
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+MESSAGES = st.builds(
+    Message, st.sampled_from(["system", "user", "assistant", "tool"]), WORDS, WORDS, WORDS, WORDS
+)
+COUNTS = st.integers(0, 2**31 - 1)
+FLOATS = st.none() | st.floats(0, 2, allow_nan=False)
+MODEL_ASKS = st.builds(
+    Ask, kind=st.just("model"), messages=st.lists(MESSAGES, max_size=4).map(tuple),
+    policy=WORDS, tools=st.sampled_from(["", '[{"type":"function"}]', "[]"]),
+    tool_choice=st.sampled_from(["auto", "none", "required", "function:bash"]),
+    stop=st.lists(WORDS, max_size=2).map(tuple), max_tokens=st.none() | COUNTS,
+    n=st.integers(1, 3), logprobs=st.booleans(), token_ids=st.booleans(), temperature=FLOATS,
+    top_p=FLOATS, seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+)  # fmt: skip
+OTHER_ASKS = st.builds(Ask, kind=st.sampled_from(["step", "finish"]), text=WORDS)
+ASKS = MODEL_ASKS | OTHER_ASKS
+NAMES = ASKS.map(lambda ask: ask.d)
+IDS = st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple)
+CHOICES = st.builds(
+    Choice, WORDS, st.sampled_from(["stop", "length"]), WORDS, COUNTS, IDS,
+    st.none() | st.lists(st.floats(-9, 0), max_size=3).map(tuple),
+)  # fmt: skip
+REPLIES = (
+    st.builds(
+        ModelReply, NAMES, st.lists(CHOICES, min_size=1, max_size=2).map(tuple), WORDS, COUNTS,
+        COUNTS, IDS,
+    )
+    | st.builds(StepReply, NAMES, WORDS, st.floats(-1, 1), st.booleans(), st.booleans(), WORDS)
+    | st.builds(ErrorReply, NAMES, st.integers(400, 599), WORDS, WORDS)
+)  # fmt: skip
+ASK = Ask("model", (Message("system", "Be brief."), Message("user", "Hello")))
+
+
+def named(asks: list[Ask]) -> dict[str, Ask]:
+    return {ask.d: ask for ask in asks}
+
+
+def told(rest: str) -> str:
+    return f'{{"asks": [{{"d": "{ASK.d}", {rest}}}]}}'
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Ask]:
+    """Asks of which many go on from, or go back in, the messages of others."""
+    asks = draw(st.lists(ASKS, min_size=1, max_size=3))
+    for _ in range(draw(st.integers(0, 4))):
+        of = draw(st.sampled_from(asks))
+        kept = of.messages[: draw(st.integers(0, len(of.messages)))]
+        asks.append(
+            replace(of, d="", messages=(*kept, *draw(st.lists(MESSAGES, max_size=2))))
+            if of.kind == "model"
+            else of
+        )
+    return asks
+
+
+@given(conversations(), st.integers(0, 3))
+@FEW
+def test_asks_told_by_their_difference_are_the_asks(asks: list[Ask], before: int) -> None:
+    known = asks[:before]
+
+    assert asks_of(asks_text(asks, known), named(known)) == tuple(asks)
+
+
+@given(conversations())
+@FEW
+def test_telling_the_same_asks_gives_the_same_bytes(asks: list[Ask]) -> None:
+    assert asks_text(asks, []) == asks_text(asks_of(asks_text(asks, []), {}), [])
+
+
+@given(MODEL_ASKS, FLOATS, FLOATS, st.none() | st.integers(0, 9))
+@FEW
+def test_how_it_is_sampled_has_no_part_in_the_name_of_an_ask(
+    ask: Ask, temperature: float | None, top_p: float | None, seed: int | None
+) -> None:
+    other = replace(ask, d="", temperature=temperature, top_p=top_p, seed=seed)
+
+    assert other.d == ask.d
+
+
+@given(ASKS, ASKS)
+@FEW
+def test_asks_that_want_other_replies_have_other_names(one: Ask, other: Ask) -> None:
+    unnamed: dict[str, Any] = {"temperature": None, "top_p": None, "seed": None, "d": "-"}
+
+    assert (one.d == other.d) == (replace(one, **unnamed) == replace(other, **unnamed))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"kind": "finish"}, {"messages": ()}, {"text": "x"}, {"policy": "x"}, {"tools": "[]"},
+        {"tool_choice": "none"}, {"stop": ("x",)}, {"max_tokens": 0}, {"n": 2}, {"logprobs": True},
+        {"token_ids": True},
+    ],
+    ids=lambda field: next(iter(field)),
+)  # fmt: skip
+def test_every_field_that_decides_what_is_replied_is_in_the_name(field: dict[str, Any]) -> None:
+    assert replace(ASK, d="", **field).d != ASK.d
+
+
+def test_the_name_of_an_ask_stays_what_it_was_when_journals_were_written() -> None:
+    assert ASK.d == "5bad8801d67489a13f564ba4a7d4be51"
+
+
+def test_a_conversation_of_100_turns_takes_bytes_in_proportion_to_its_messages() -> None:
+    tools = orjson.dumps([{"type": "function", "function": {"name": "x" * 5000}}]).decode()
+    messages: tuple[Message, ...] = ()
+    asks: list[Ask] = []
+    sizes = []
+    for turn in range(100):
+        messages += (Message("assistant", f"say {turn}"), Message("user", "y" * 1000))
+        ask = Ask("model", messages, tools=tools)
+        sizes.append(len(asks_text([ask], asks)))
+        asks.append(ask)
+
+    assert sizes[0] < 6500
+    assert max(sizes[1:]) < 1300
+
+
+def test_an_ask_goes_on_from_whichever_earlier_one_is_closest() -> None:
+    main = Ask("model", (Message("user", "a"), Message("assistant", "b"), Message("user", "c")))
+    other = Ask("model", (Message("user", "a"), Message("user", "z")))
+    longer = replace(main, d="", messages=(*main.messages, Message("assistant", "d")))
+
+    value = longer.value([main, other])
+
+    assert (value["like"], value["same"], len(value["new"])) == (main.d, 3, 1)
+
+
+@given(st.lists(REPLIES, max_size=3), st.lists(NAMES, max_size=2))
+@FEW
+def test_an_action_is_what_was_told(replies: list[Any], names: list[str]) -> None:
+    action = AgentAction(tuple(replies), tuple(names))
+
+    assert AgentAction.of(action.text()) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", "the whole"),
+        ("[]", "the whole"),
+        ("{}", "asks"),
+        ('{"asks": 1}', "asks"),
+        ('{"asks": [{"d": "x", "kind": "model"}]}', "asks.0.d"),
+        (told('"kind": "dance"'), "asks.0.kind"),
+        (told('"kind": "model", "max_tokens": "1"'), "max_tokens"),
+        (told('"kind": "model", "colour": 1'), "colour"),
+        (told('"kind": "model", "same": 1'), "has 0 messages"),
+        (told('"kind": "model", "like": "00000000000000000000000000000000"'), "not known"),
+        (told('"kind": "model", "tools": null'), "has 0 messages"),
+    ],
+)
+def test_what_is_no_observation_of_asks_is_refused_by_its_place(text: str, place: str) -> None:
+    with pytest.raises(WireError, match=place):
+        asks_of(text, {})
+
+
+def test_more_messages_than_the_earlier_ask_has_are_refused() -> None:
+    told = orjson.dumps({"asks": [{"d": "0" * 32, "kind": "model", "like": ASK.d, "same": 3}]})
+
+    with pytest.raises(WireError, match="has 2 messages"):
+        asks_of(told.decode(), named([ASK]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", '{"replies": [{}]}', '{"replies": [], "open": ["x"]}', '{"replies": [], "a": 1}',
+        f'{{"replies": [{{"d": "{ASK.d}", "status": 200, "code": "", "error": ""}}]}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_action_is_refused(text: str) -> None:
+    with pytest.raises(WireError, match="action does not fit"):
+        AgentAction.of(text)

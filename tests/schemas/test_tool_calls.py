@@ -1,0 +1,64 @@
+"""Tool calls that mean the same are one text; what does not parse stays as it was said."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import WireError
+from schemas.tool_calls import ToolCall, canonical_arguments, tool_calls_of, tool_calls_text
+from tests.support.avro_messages import FEW
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(-9, 9) | WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.builds(ToolCall, WORDS, WORDS, WORDS.map(canonical_arguments)), max_size=3))
+@FEW
+def test_calls_are_read_as_they_were_written(calls: list[ToolCall]) -> None:
+    assert tool_calls_of(tool_calls_text(calls)) == tuple(calls)
+
+
+def test_the_canonical_text_has_its_keys_in_one_order_and_no_spaces() -> None:
+    assert tool_calls_text([ToolCall("c", "bash", '{ "b": 1, "a": "é" }')]) == (
+        '[{"id":"c","type":"function","function":{"name":"bash",'
+        '"arguments":"{\\"b\\":1,\\"a\\":\\"é\\"}"}}]'
+    )
+
+
+@given(VALUES, st.booleans())
+@FEW
+def test_arguments_become_canonical_once(value: Any, spaced: bool) -> None:
+    text = orjson.dumps({"of": value}, option=orjson.OPT_INDENT_2 if spaced else None).decode()
+    once = canonical_arguments(text)
+
+    assert canonical_arguments(once) == once
+    assert orjson.loads(once) == orjson.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '"x"', "null", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 5000, "{'a':1}"]
+)
+def test_what_is_no_object_stays_as_it_was_said(text: str) -> None:
+    assert canonical_arguments(text) == text
+
+
+def test_a_sampled_number_keeps_all_its_digits() -> None:
+    number = "123456789012345678901234567890"
+
+    assert canonical_arguments(f'{{"n": {number}}}') == f'{{"n":{number}}}'
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "{}", "1", "[1]", '[{"id": "a"}]', '[{"id": 1, "function": {}}]', '["abc"]',
+             '[{"id": "a", "function": {"name": "b", "arguments": {}}}]'],
+)  # fmt: skip
+def test_what_is_no_list_of_calls_is_refused(text: str) -> None:
+    with pytest.raises(WireError, match="tool calls must be"):
+        tool_calls_of(text)

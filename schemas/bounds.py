@@ -33,9 +33,12 @@ COUNTS = {
     "limits.max_tokens": (0, INT32),
     "limits.max_tries": (1, INT32),
     "limits.max_attempts": (1, INT32),
+    "limits.max_wishes": (0, INT32),
 }
 """From and to, both included."""
 TIMES_S = ("limits.call_timeout_s", "limits.step_timeout_s", "limits.rollout_timeout_s")
+OPTIONAL_S = ("limits.open_timeout_s",)
+"""Where 0 stands for another one of them."""
 NAMES = (
     "rollout_id",
     "agent",
@@ -50,7 +53,7 @@ NAMES = (
     "task.task_id",
 )
 TEXTS = ("agent_config", "task.environment_config", "task.prompt", "task.system")
-FIELDS = {name: attrgetter(name) for name in (*COUNTS, *TIMES_S, *NAMES, *TEXTS)}
+FIELDS = {name: attrgetter(name) for name in (*COUNTS, *TIMES_S, *OPTIONAL_S, *NAMES, *TEXTS)}
 SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (1, INT32)}
 
 
@@ -74,6 +77,9 @@ def check_request(request: RolloutRequest) -> None:
         _check_number(name, FIELDS[name](request), least, most)
     for name in TIMES_S:
         _check_number(name, FIELDS[name](request), SHORTEST_S, longest_s())
+    for name in OPTIONAL_S:
+        if (found := FIELDS[name](request)) != 0:
+            _check_number(f"{name}, where it is not 0,", found, SHORTEST_S, longest_s())
     if 0 <= request.policy_version < request.min_policy_version:
         msg = (
             f"policy_version is {request.policy_version}, below the min_policy_version "

@@ -86,6 +86,8 @@ class Limits:
     call_timeout_s: float = 120.0
     step_timeout_s: float = 60.0
     rollout_timeout_s: float = 3600.0
+    open_timeout_s: float = 0.0
+    max_wishes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

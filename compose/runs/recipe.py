@@ -52,6 +52,8 @@ class LimitsTable(StrictTable):
     call_timeout_s: float = 120.0
     step_timeout_s: float = 60.0
     rollout_timeout_s: float = 600.0
+    open_timeout_s: float = 0.0
+    max_wishes: int = 0
 
 
 class PolicyTable(StrictTable):

@@ -38,6 +38,11 @@ NAN, INF = float("nan"), float("inf")
         ("group_size", 0),
         ("task.seed", 2**63),
         ("task.prompt", "\udce9"),
+        ("limits.max_wishes", -1),
+        ("limits.max_wishes", 2**31),
+        ("limits.open_timeout_s", 0.0001),
+        ("limits.open_timeout_s", -1.0),
+        ("limits.open_timeout_s", NAN),
         ("rollout_id", ""),
         ("rollout_id", "r" * (NAME_BYTES + 1)),
         ("group_id", "\u4e2d" * NAME_BYTES),
@@ -53,7 +58,7 @@ def test_a_value_out_of_its_bounds_is_refused_by_name(field: str, found: Any) ->
 
 
 def test_the_defaults_and_the_outermost_values_are_good() -> None:
-    limits = Limits(1, 0, 1, 1, 0.001, longest_s(), longest_s())
+    limits = Limits(1, 0, 1, 1, 0.001, longest_s(), longest_s(), longest_s(), 2**31 - 1)
     sampling = Sampling(0.0, 1.0, 0, 1, ("stop",))
     check_request(GOOD)
 
@@ -71,7 +76,7 @@ numbers = st.one_of(st.integers(), st.floats(), st.just(10**400))
 
 
 @given(
-    limits=st.builds(Limits, *(numbers,) * 7),
+    limits=st.builds(Limits, *(numbers,) * 9),
     sampling=st.builds(Sampling, *(numbers,) * 4, st.tuples(st.text())),
     text=st.text(st.characters()),
 )

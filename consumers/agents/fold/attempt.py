@@ -55,7 +55,8 @@ make_step_taken = maker(StepTaken)
 make_message = maker(Message)
 
 POSITIONS_PER_TURN = 8
-"""A program that never calls a model is ended after this many wishes per allowed turn."""
+"""A program that never calls a model is ended after this many wishes per allowed turn, unless its
+limits name another number."""
 FREE_FAILURES = {"history_needed", "prefix_needed"}
 """Requests for more, not failures of work: they number a try but, the first time, use none up."""
 
@@ -166,8 +167,7 @@ class Attempt:
 
     def _open(self, wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
         position = self.next_position
-        limits = self.request.limits
-        if position >= limits.max_turns * POSITIONS_PER_TURN + POSITIONS_PER_TURN:
+        if position >= self._most_wishes():
             msg = f"the program made {position} wishes, more than its limits allow"
             raise ProgramFailed("position_limit", msg)
         if isinstance(wish, CallModel):
@@ -180,6 +180,10 @@ class Attempt:
         self.outstanding[position] = waits
         self.due_ms = min(self.due_ms, waits.deadline_ms())
         return waits
+
+    def _most_wishes(self) -> int:
+        limits = self.request.limits
+        return limits.max_wishes or (limits.max_turns + 1) * POSITIONS_PER_TURN
 
     def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
         limits = self.request.limits
@@ -214,7 +218,8 @@ class Attempt:
         name, config, seed = environment_of(wish, self.request.task)
         check_reset(wish, name, config, seed)
         digest = _digest("reset", wish.session, name, config, seed)
-        timeout_s = self.request.limits.step_timeout_s
+        limits = self.request.limits
+        timeout_s = limits.open_timeout_s or limits.step_timeout_s
         return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
 
     def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
@@ -242,13 +247,20 @@ class Attempt:
         self.failures += not free
         waits.failures += not free
         if failure.retriable and waits.failures < self.request.limits.max_tries:
-            waits.with_history = waits.with_history or free
+            if free:
+                self._send_history(waits)
             waits.try_again(now_ms)
             self.due_ms = min(self.due_ms, waits.deadline_ms())
             return [waits]
         if waits.sequence is not None:
             waits.sequence.busy = False
         return self._settle(waits, WishFailed(failure.code, failure.message), now_ms)
+
+    def _send_history(self, waits: Outstanding) -> None:
+        """From now on with all there is; a step is then an opening too, and takes as long."""
+        if isinstance(waits.wish, Step) and not waits.with_history:
+            waits.timeout_s += self.request.limits.open_timeout_s
+        waits.with_history = True
 
     def _answered(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
         sequence = cast(Conversation, waits.sequence)

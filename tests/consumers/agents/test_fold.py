@@ -456,6 +456,37 @@ def test_a_lost_session_is_rebuilt_from_history_without_using_up_a_try() -> None
     assert one(list(hand.journal.open.values())).attempt.failures == 0
 
 
+def test_an_opening_has_a_clock_of_its_own_that_a_rebuilt_session_is_given_on_top() -> None:
+    hand = Hand(plays_on)
+    limits = Limits(max_tries=1, step_timeout_s=2.0, open_timeout_s=30.0)
+    reset = one(hand.start("plays_on", limits=limits))
+    step = one(hand.show(reset))
+    again = one(hand.fail(step, "history_needed"))
+
+    assert (reset.timeout_s, step.timeout_s, again.timeout_s) == (30.0, 2.0, 32.0)
+    assert again.not_after_ms - step.not_after_ms >= 30_000
+    assert one(hand.show(again)).timeout_s == 2.0
+
+
+def test_history_asked_for_twice_is_given_time_once() -> None:
+    hand = Hand(plays_on)
+    limits = Limits(max_tries=2, step_timeout_s=2.0, open_timeout_s=30.0)
+    step = one(hand.show(one(hand.start("plays_on", limits=limits))))
+
+    again = one(hand.fail(one(hand.fail(step, "history_needed")), "history_needed"))
+
+    assert again.timeout_s == 32.0
+
+
+def test_without_a_clock_for_openings_all_steps_have_the_same() -> None:
+    hand = Hand(plays_on)
+    reset = one(hand.start("plays_on", limits=Limits(step_timeout_s=2.0)))
+    step = one(hand.show(reset))
+    again = one(hand.fail(step, "history_needed"))
+
+    assert (reset.timeout_s, step.timeout_s, again.timeout_s) == (2.0, 2.0, 2.0)
+
+
 def test_history_asked_for_after_it_was_sent_is_a_failure() -> None:
     hand = Hand(plays_on)
     step = one(hand.show(one(hand.start("plays_on", limits=Limits(max_tries=2)))))
@@ -1069,6 +1100,19 @@ def test_a_program_that_never_asks_the_policy_is_ended_too() -> None:
 
     assert one(effects).body.code == "position_limit"
     assert steps == 16
+
+
+@pytest.mark.parametrize("most", [1, 5, 40])
+def test_limits_may_name_how_much_a_program_wishes_for(most: int) -> None:
+    hand = Hand(plays_on)
+    effects = hand.start("plays_on", limits=Limits(max_turns=1, max_wishes=most))
+    steps = 0
+    while isinstance(effects[0], EnvironmentStep):
+        effects = hand.show(effects[0])
+        steps += 1
+
+    assert one(effects).body.code == "position_limit"
+    assert steps == most
 
 
 def test_sampled_tokens_are_a_budget_of_the_attempt() -> None:

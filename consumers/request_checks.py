@@ -8,7 +8,7 @@ from consumers.agents.programs import program_of
 from consumers.history.history import History
 from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import grouped, new_rollout_id
-from sandbox.environment import check_environment, make_environment
+from sandbox.environment import check_environment, make_plain
 from schemas.bounds import check_request
 from schemas.errors import Refused, WireError, WorkFailed
 from schemas.messages import RolloutRequest, Task
@@ -94,7 +94,7 @@ def dataset_requests(
     """
     config = orjson.dumps({"dataset": dataset}).decode()
     try:
-        make_environment("reasoning_gym", config).close()
+        make_plain("reasoning_gym", config).close()
     except WorkFailed as error:
         raise Refused(str(error)) from error
     for seed in range(count):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from sandbox.environment import make_environment
+from sandbox.environment import make_plain
 from sandbox.foreign import complaint, foreign, load
 from schemas.errors import ProgramFailed, Refused, RollcallError
 from schemas.foreign_text import REASON_CHARS, plain
@@ -86,7 +86,7 @@ def reasoning_gym(trajectory: Trajectory) -> float:
     """
     task = _task(trajectory)
     answer = _last_answer(trajectory)
-    entry = make_environment("reasoning_gym", task.environment_config)
+    entry = make_plain("reasoning_gym", task.environment_config)
     if not entry.replayable:
         msg = f"the entries of {task.environment_config} differ between processes"
         raise ValueError(msg)

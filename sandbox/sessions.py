@@ -7,7 +7,7 @@ history, if the environment is replayable. A newer attempt closes the sessions o
 WorkFailed out of `handle`: `history_needed` (ask again with the actions so far), `session_lost`
 (not replayable), `raised` (the environment's own error; its session is dropped), `episode_over`,
 `stale_attempt`, `stale_reset` (it was answered, and its answer is no longer kept), `bad_history`,
-`unknown_kind`, and what `make_environment` raises.
+`unknown_kind`, and what `make_plain` raises.
 """
 
 import math
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from sandbox.environment import Environment, Observation, make_environment
+from sandbox.environment import Environment, Observation, make_plain
 from sandbox.foreign import foreign
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
@@ -66,7 +66,7 @@ class Sessions:
     """
 
     def __init__(
-        self, make: Make = make_environment, kept: AnswerCache[EnvironmentStepped] | None = None
+        self, make: Make = make_plain, kept: AnswerCache[EnvironmentStepped] | None = None
     ) -> None:
         self._make = make
         self._kept = kept if kept is not None else AnswerCache()

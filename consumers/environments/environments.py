@@ -13,7 +13,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from producers.publisher import Publisher
-from sandbox.environment import make_environment
+from sandbox.environment import make_plain
 from sandbox.sessions import Make
 from schemas.answer_cache import AnswerCache
 from schemas.codec import Codec
@@ -40,7 +40,7 @@ class Environments(WorkRole):
         letters: DeadLetters,
         *,
         threads: int = 2,
-        make: Make = make_environment,
+        make: Make = make_plain,
         lease_s: float = LEASE_S,
         slow_s: float = SLOW_S,
         close_s: float = CLOSE_S,

@@ -17,7 +17,7 @@ from consumers.agents.programs import program_digest, program_of
 from consumers.history.history import History
 from consumers.history.rollout_story import Story, latest, stories_of
 from producers.submit import grouped, new_rollout_id
-from sandbox.environment import make_environment
+from sandbox.environment import is_replayable
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import call_seed
 from schemas.messages import (
@@ -177,11 +177,10 @@ def _require_replayable(parent: ForkParent, position: int) -> None:
     for session in sorted(acted):
         opened = parent.rollout.attempt.sessions[session]
         try:
-            environment = make_environment(opened.environment, opened.environment_config)
+            replayable = is_replayable(opened.environment, opened.environment_config)
         except WorkFailed as error:
             raise Refused(str(error)) from error
-        environment.close()
-        if not environment.replayable:
+        if not replayable:
             msg = (
                 f"rollout {parent.request.rollout_id!r} cannot be forked there: its environment "
                 f"{opened.environment!r} is not replayable, so its first steps cannot be rebuilt; "

@@ -1,5 +1,6 @@
 """One contract for all environments that are shipped, and how they are found by name."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,10 +9,21 @@ from functools import partial
 
 import pytest
 
-from sandbox.environment import Environment, Observation, check_environment, make_environment
+from sandbox.environment import (
+    Environment,
+    Kind,
+    Observation,
+    check_environment,
+    is_replayable,
+    kind_of,
+    make_environment,
+    make_plain,
+)
 from schemas.errors import Refused, WorkFailed
 from tests.support.lake import LAKE_ANY_START
+from tests.support.patient_environment import Nowhere
 
+WAITING = "tests.support.patient_environment"
 MINE = "tests.support.counting_environment:Counting"
 GARBAGE = ("", " ", "\n", "\0", "☃", "9" * 5000, "-1", "nan", "1e999", '{"', "L" * 100, "<answer>")
 
@@ -42,7 +54,7 @@ def make(family: str) -> Iterator[Callable[[], Environment]]:
     name, config, _ = FAMILIES[family]
 
     def make() -> Environment:
-        made.append(make_environment(name, json.dumps(config)))
+        made.append(make_plain(name, json.dumps(config)))
         return made[-1]
 
     yield make
@@ -134,7 +146,7 @@ def test_a_name_behind_which_there_is_nothing_is_refused_with_a_hint(name: str, 
 
 def test_a_factory_that_is_missing_from_its_module_is_named_with_the_nearest() -> None:
     with pytest.raises(WorkFailed, match="did you mean 'Counting'") as failed:
-        make_environment("tests.support.counting_environment:Countin", "{}")
+        make_plain("tests.support.counting_environment:Countin", "{}")
 
     assert failed.value.code == "unknown_environment"
 
@@ -179,7 +191,7 @@ def test_checking_a_name_imports_neither_gymnasium_nor_reasoning_gym() -> None:
 
 
 def lake() -> Environment:
-    return make_environment(LAKE_ANY_START.environment, LAKE_ANY_START.config_json)
+    return make_plain(LAKE_ANY_START.environment, LAKE_ANY_START.config_json)
 
 
 def test_a_word_that_is_no_action_costs_a_turn_and_leaves_the_lake_alone() -> None:
@@ -231,7 +243,7 @@ def test_the_lake_is_crossed_from_each_of_its_eleven_starts() -> None:
 
 def test_observations_can_be_words_or_formatted_numbers() -> None:
     words = [f"cell-{cell}" for cell in range(16)]
-    named = make_environment("gymnasium", json.dumps({"id": "FrozenLake-v1", "observation": words}))
+    named = make_plain("gymnasium", json.dumps({"id": "FrozenLake-v1", "observation": words}))
     pole = make_environment(
         "gymnasium",
         json.dumps({"id": "CartPole-v1", "number": "+.1f", "observation": "<{observation}>"}),
@@ -242,7 +254,7 @@ def test_observations_can_be_words_or_formatted_numbers() -> None:
 
 
 def test_numbers_are_read_as_actions_only_when_the_space_holds_them() -> None:
-    environment = make_environment("gymnasium", '{"id": "Pendulum-v1"}')
+    environment = make_plain("gymnasium", '{"id": "Pendulum-v1"}')
     environment.open(0)
 
     read = [
@@ -254,7 +266,7 @@ def test_numbers_are_read_as_actions_only_when_the_space_holds_them() -> None:
 
 
 def test_a_right_answer_scores_one_and_ends_the_episode() -> None:
-    environment = make_environment("reasoning_gym", '{"dataset": "chain_sum"}')
+    environment = make_plain("reasoning_gym", '{"dataset": "chain_sum"}')
     answer = partial(episode, environment, 5)
     expected = answer(["?"])[-1].info["expected"]
 
@@ -269,7 +281,7 @@ def test_a_right_answer_scores_one_and_ends_the_episode() -> None:
 
 
 def test_a_scorer_that_raises_gives_nothing_and_leaves_a_note() -> None:
-    environment = make_environment("reasoning_gym", '{"dataset": "prime_factorization"}')
+    environment = make_plain("reasoning_gym", '{"dataset": "prime_factorization"}')
 
     seen = episode(environment, 5, ["asdf"])[-1]
 
@@ -280,12 +292,12 @@ def test_a_scorer_that_raises_gives_nothing_and_leaves_a_note() -> None:
 def test_data_sets_that_differ_between_processes_are_not_replayable() -> None:
     # Given another process, whose strings hash differently (false alarm: 1 in 2**32)
     code = (
-        "import sys; from sandbox.environment import make_environment as make; "
+        "import sys; from sandbox.environment import make_plain as make; "
         "print([make('reasoning_gym', config).open(7).text for config in sys.argv[1:]])"
     )
     names = ["isomorphic_strings", "ransom_note", "word_ladder", "polynomial_multiplication"]
     configs = [json.dumps({"dataset": name}) for name in names]
-    made = [make_environment("reasoning_gym", config) for config in configs]
+    made = [make_plain("reasoning_gym", config) for config in configs]
 
     there = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *configs],
@@ -297,3 +309,54 @@ def test_data_sets_that_differ_between_processes_are_not_replayable() -> None:
 
     assert there.strip() != str([environment.open(7).text for environment in made])
     assert not any(environment.replayable for environment in made)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (f"{WAITING}:Patient", Kind(waits=True, slot="patience", replayable=True)),
+        (f"{WAITING}:patient", Kind(waits=True, slot="patience", replayable=True)),
+        (f"{WAITING}:untold", Kind()),
+        (f"{WAITING}:hinted", Kind()),
+        (MINE, Kind()),
+        ("gymnasium", Kind()),
+    ],
+)
+def test_whether_an_environment_waits_is_read_off_its_class(name: str, kind: Kind) -> None:
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize("name", ["Patient", "patient"])
+def test_an_environment_that_waits_is_given_its_host(name: str) -> None:
+    made = make_environment(f"{WAITING}:{name}", '{"words": 2}', Nowhere())
+
+    assert asyncio.run(made.open(1)).text == "nowherenowhere"  # type: ignore[arg-type]
+    assert is_replayable(f"{WAITING}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "found"),
+    [
+        ("Patient", '{"host": "a"}', "names 'host', which its worker gives"),
+        ("Patient", '{"desk": 1}', "'desk'; it takes words"),
+        ("Patient", "{}", "given its host by an environments worker"),
+    ],
+)
+def test_a_host_is_nobodys_to_name_but_the_workers(name: str, config: str, found: str) -> None:
+    host = None if config == "{}" else Nowhere()
+
+    with pytest.raises(WorkFailed, match=found) as failed:
+        make_environment(f"{WAITING}:{name}", config, host)
+
+    assert failed.value.code == "bad_config"
+
+
+def test_an_environment_that_does_not_wait_may_call_a_setting_host() -> None:
+    made = make_plain(f"{WAITING}:Hosted", '{"host": "example"}')
+
+    assert made.open(1).text == "example"
+
+
+def test_what_waits_and_did_not_say_so_is_refused_where_nothing_can_wait() -> None:
+    with pytest.raises(WorkFailed, match="annotate what the function returns"):
+        make_plain(f"{WAITING}:untold", '{"words": 1}')

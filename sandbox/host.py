@@ -1,0 +1,54 @@
+"""What a worker offers the environments that wait: a line to the models, and a place for objects.
+
+An environment is given its `Host` when it is made, if its factory has a parameter of that name. It
+is one host for one session: whatever is drawn from it ends with the session, at the latest.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from schemas.asks import Ask, Reply
+
+
+class Line(Protocol):
+    """The environment's end of an HTTP endpoint that one process talks to, as if to a model."""
+
+    url: str
+    """http://127.0.0.1:PORT/r/KEY; clients append the path that their vendor wants."""
+    key: str
+    """What the endpoint asks its callers for; drawn for this line alone."""
+
+    def asked(self) -> "list[Ask]":
+        """The requests that wait for a reply, in order of arrival; equal ones each count."""
+        ...
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Return when a request arrives or one is taken away, or after so long."""
+        ...
+
+    def tell(self, reply: "Reply") -> None:
+        """Answer the first waiting request of the reply's digest; KeyError when none waits."""
+        ...
+
+    async def close(self) -> None:
+        """From now on the key is unknown: requests that wait, and later ones, are told so.
+
+        May be called twice.
+        """
+        ...
+
+
+class Host(Protocol):
+    """What one session may ask of the worker that it lives in."""
+
+    place: str
+    """Which session it is, for people."""
+
+    async def line(self, policies: Sequence[str]) -> Line:
+        """Open a line on which these policies can be asked for."""
+        ...
+
+    def keep(self, name: str, content: bytes) -> str:
+        """Put an object into the store; return its reference. Raises Unavailable."""
+        ...

@@ -1,4 +1,7 @@
-"""The open environments of one worker. Knows no Kafka, no thread and no clock.
+"""Open environments, answering for each other's worker. Knows no Kafka, no thread and no clock.
+
+Written once for those that wait and those that do not: what is `async def` here suspends only where
+an environment does. Without one that does, `sandbox.at_once` runs it on the spot.
 
 A step runs only if its index is the number of steps applied; the last one, asked again, gets the
 kept answer; anything else drops the session. A session that is not held is rebuilt from the
@@ -11,20 +14,21 @@ WorkFailed out of `handle`: `history_needed` (ask again with the actions so far)
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import isawaitable
 
 import orjson
 
-from sandbox.environment import Environment, Observation, make_plain
+from sandbox.environment import AnyEnvironment, Observation, make_plain
 from sandbox.foreign import foreign
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
 from schemas.ids import digest
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 
-Make = Callable[[str, str], Environment]
+Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
 """From an environment's name and its config as JSON."""
 RESET = "reset"
 """Beside a session, the key of the answer that opened it; alone, that of its last one."""
@@ -34,7 +38,7 @@ RESET = "reset"
 class _Session:
     """One open environment, and how far it has come."""
 
-    environment: Environment
+    environment: AnyEnvironment
     bound: bool = False
     """Whether it must stay on the thread that opened it."""
     applied: int = 0
@@ -60,7 +64,7 @@ class _RolloutSessions:
 
 
 class Sessions:
-    """Answers environment steps from a table of sessions; one thread at a time.
+    """Answers environment steps from a table of sessions; one thread or task at a time.
 
     `kept` holds each session's last answer, and may be that of several tables.
     """
@@ -75,28 +79,28 @@ class Sessions:
     def __len__(self) -> int:
         return sum(len(rollout.sessions) for rollout in self._rollouts.values())
 
-    def handle(
+    async def handle(
         self, step: EnvironmentStep, *, partition: int = 0, now: float = 0.0
     ) -> EnvironmentStepped:
         """Answer one command that came from `partition` of the steps' topic at time `now`."""
         try:
-            return self._close(step) if step.kind == "close" else self._run(step)
+            return await (self._close(step) if step.kind == "close" else self._run(step))
         finally:
             held = self._held(step)
             if held:
                 held.partition, held.used_at = partition, now
 
-    def drop(self, partition: int) -> int:
+    async def drop(self, partition: int) -> int:
         """Close all sessions of a partition that now belongs to another worker; return how many."""
-        return self._forget_where(lambda session: session.partition == partition)
+        return await self._forget_where(lambda session: session.partition == partition)
 
-    def reap(self, now: float, lease_s: float) -> int:
+    async def reap(self, now: float, lease_s: float) -> int:
         """Close all sessions whose lease has lapsed; every command renews one. Return how many."""
-        return self._forget_where(lambda session: now - session.used_at > lease_s)
+        return await self._forget_where(lambda session: now - session.used_at > lease_s)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close everything. May be called twice."""
-        self._forget_where(lambda _: True)
+        await self._forget_where(lambda _: True)
 
     def part(self, rollout_id: str) -> "Sessions":
         """Hand over all rollouts but this one to a table of their own, for another thread.
@@ -114,34 +118,30 @@ class Sessions:
         """Whose sessions are here."""
         return tuple(self._rollouts)
 
-    def _run(self, step: EnvironmentStep) -> EnvironmentStepped:
-        self._admit(step)
+    async def _run(self, step: EnvironmentStep) -> EnvironmentStepped:
+        rollout = self._rollouts.get(step.rollout_id)
+        if rollout is not None and rollout.attempt != step.attempt:
+            await self._replace(step, rollout)
         match step.kind:
             case "reset":
-                return self._reset(step)
+                return await self._reset(step)
             case "step":
-                return self._step(step)
-        msg = f"{_place(step)} is asked for {step.kind!r}; known are reset, step and close"
+                return await self._step(step)
+        msg = f"{place_of(step)} is asked for {step.kind!r}; known are reset, step and close"
         raise WorkFailed(code="unknown_kind", message=msg, retriable=False)
 
-    def _admit(self, step: EnvironmentStep) -> None:
+    async def _replace(self, step: EnvironmentStep, rollout: _RolloutSessions) -> None:
         """Let a newer attempt replace the older one, and turn a zombie of an older one away."""
-        rollout = self._rollouts.get(step.rollout_id)
-        if rollout is None or rollout.attempt == step.attempt:
-            return
         if step.attempt < rollout.attempt:
-            msg = f"{_place(step)} is of an older attempt; {rollout.attempt} is running"
-            raise WorkFailed(code="stale_attempt", message=msg, retriable=False)
-        self._forget(step.rollout_id, tuple(rollout.sessions))
+            raise stale(step, rollout.attempt)
+        await self._forget(step.rollout_id, tuple(rollout.sessions))
 
-    def _reset(self, step: EnvironmentStep) -> EnvironmentStepped:
+    async def _reset(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         if session and session.opened_by == step.command_id:
             return self._opened(step, session)
-        self._forget(step.rollout_id, (step.session,))
-        environment = self._make(step.environment, step.environment_config)
-        with _closed_on_failure(environment):
-            session, opened = _open(step, environment)
+        await self._forget(step.rollout_id, (step.session,))
+        session, opened = await self._build(step)
         session.opened_by = step.command_id
         self._kept.keep((session, RESET), opened)
         return self._hold(step, session, opened)
@@ -150,11 +150,13 @@ class Sessions:
         """The answer to a reset that comes again."""
         opened = self._kept.get((session, RESET))
         if opened is None:
-            msg = f"{_place(step)} was opened by this reset and is {session.applied} steps further"
+            msg = (
+                f"{place_of(step)} was opened by this reset and is {session.applied} steps further"
+            )
             raise WorkFailed(code="stale_reset", message=msg, retriable=False)
         return opened
 
-    def _step(self, step: EnvironmentStep) -> EnvironmentStepped:
+    async def _step(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         again = session is not None and step.index == session.applied - 1
         if session and again and digest(step.action) == session.last_action:
@@ -162,37 +164,42 @@ class Sessions:
             if answer is not None:
                 return answer
         if session is None or step.index != session.applied:
-            self._forget(step.rollout_id, (step.session,))
-            session, last = self._rebuild(step)
+            await self._forget(step.rollout_id, (step.session,))
+            session, last = await self._build(step)
             self._hold(step, session, last)
         try:
-            answer = _advance(step, session, step.action)
+            answer = await _advance(step, session, step.action)
         except RollcallError as error:
             if getattr(error, "code", "") != "episode_over":
-                self._forget(step.rollout_id, (step.session,))
+                await self._forget(step.rollout_id, (step.session,))
             raise
         self._kept.keep(session, answer)
         return answer
 
-    def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
+    async def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
         """Close a session, or nothing if it is not held; a courtesy, so it never fails."""
         held = self._held(step)
         rollout = self._rollouts.get(step.rollout_id)
         if held:
-            self._forget(step.rollout_id, (step.session,))
+            await self._forget(step.rollout_id, (step.session,))
         elif rollout and rollout.attempt < step.attempt:
-            self._forget(step.rollout_id, tuple(rollout.sessions))
+            await self._forget(step.rollout_id, tuple(rollout.sessions))
         return EnvironmentStepped(
             "", index=held.applied if held else step.index, session=step.session
         )
 
-    def _rebuild(self, step: EnvironmentStep) -> tuple[_Session, EnvironmentStepped]:
-        environment = self._make(step.environment, step.environment_config)
-        with _closed_on_failure(environment):
-            history = _history(step, environment)
-            session, last = _open(step, environment)
+    async def _build(self, step: EnvironmentStep) -> tuple[_Session, EnvironmentStepped]:
+        """Open a session; for a step, bring it to where its history ends."""
+        made = self._make(step.environment, step.environment_config)
+        environment = await made if isawaitable(made) else made
+        try:
+            history = _history(step, environment) if step.kind == "step" else ()
+            session, last = await _open(step, environment)
             for action in history:
-                last = _advance(step, session, action)
+                last = await _advance(step, session, action)
+        except RollcallError:
+            await _shut(environment)
+            raise
         return session, last
 
     def _held(self, step: EnvironmentStep) -> _Session | None:
@@ -209,7 +216,7 @@ class Sessions:
         self._kept.keep(session, last)
         return last
 
-    def _forget(self, rollout_id: str, names: Iterable[str]) -> int:
+    async def _forget(self, rollout_id: str, names: Iterable[str]) -> int:
         """Close these sessions of a rollout; return how many were held."""
         rollout = self._rollouts.get(rollout_id)
         if rollout is None:
@@ -220,48 +227,54 @@ class Sessions:
         for session in gone:
             self._kept.drop(session)
             self._kept.drop((session, RESET))
-            _shut(session.environment)
+            await _shut(session.environment)
         return len(gone)
 
-    def _forget_where(self, wanted: Callable[[_Session], bool]) -> int:
+    async def _forget_where(self, wanted: Callable[[_Session], bool]) -> int:
         closed = 0
         for rollout_id, rollout in tuple(self._rollouts.items()):
             names = [name for name, held in rollout.sessions.items() if wanted(held)]
-            closed += self._forget(rollout_id, names)
+            closed += await self._forget(rollout_id, names)
         return closed
 
 
-def _open(step: EnvironmentStep, environment: Environment) -> tuple[_Session, EnvironmentStepped]:
-    with foreign("raised", f"{_place(step)} cannot be opened with seed {step.seed}"):
-        opened = _answer(step, environment.open(step.seed), index=0)
+async def _open(
+    step: EnvironmentStep, environment: AnyEnvironment
+) -> tuple[_Session, EnvironmentStepped]:
+    with foreign("raised", f"{place_of(step)} cannot be opened with seed {step.seed}"):
+        shown = environment.open(step.seed)
+        seen = await shown if isawaitable(shown) else shown
+        opened = _answer(step, seen, index=0)
         bound = bool(getattr(environment, "thread_bound", False))
     return _Session(environment, bound, over=opened.terminated or opened.truncated), opened
 
 
-def _history(step: EnvironmentStep, environment: Environment) -> tuple[str, ...]:
+def _history(step: EnvironmentStep, environment: AnyEnvironment) -> tuple[str, ...]:
     """The actions to rebuild from, or the reason why that cannot be."""
-    with foreign("raised", f"{_place(step)} does not say whether it is replayable"):
+    with foreign("raised", f"{place_of(step)} does not say whether it is replayable"):
         replayable = bool(environment.replayable)
     if not replayable:
-        msg = f"{_place(step)} is not held here, and {step.environment!r} is not replayable"
+        msg = f"{place_of(step)} is not held here, and {step.environment!r} is not replayable"
         raise WorkFailed(code="session_lost", message=msg, retriable=False)
     if step.history is None:
-        msg = f"{_place(step)} is not held here; send the step with its history"
+        msg = f"{place_of(step)} is not held here; send the step with its history"
         raise WorkFailed(code="history_needed", message=msg, retriable=True)
     if len(step.history) != step.index:
-        msg = f"{_place(step)}: step {step.index} comes with {len(step.history)} earlier actions"
+        msg = f"{place_of(step)}: step {step.index} comes with {len(step.history)} earlier actions"
         raise WorkFailed(code="bad_history", message=msg, retriable=False)
     return step.history
 
 
-def _advance(step: EnvironmentStep, session: _Session, action: str) -> EnvironmentStepped:
+async def _advance(step: EnvironmentStep, session: _Session, action: str) -> EnvironmentStepped:
     """Apply one action to a session whose turn it is."""
     if session.over:
-        msg = f"{_place(step)} ended after {session.applied} steps; reset it to go on"
+        msg = f"{place_of(step)} ended after {session.applied} steps; reset it to go on"
         raise WorkFailed(code="episode_over", message=msg, retriable=False)
-    with foreign("raised", f"{_place(step)} failed at step {session.applied}"):
-        observation = session.environment.step(action)
-        answer = _answer(step, observation, index=session.applied + 1)
+    with foreign("raised", f"{place_of(step)} failed at step {session.applied}"):
+        seen = session.environment.step(action)
+        if not isinstance(seen, Observation) and isawaitable(seen):
+            seen = await seen
+        answer = _answer(step, seen, index=session.applied + 1)
     session.applied = answer.index
     session.over = answer.terminated or answer.truncated
     session.last_action = digest(action)
@@ -296,20 +309,20 @@ def _plain(value: object) -> object:
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
-@contextmanager
-def _closed_on_failure(environment: Environment) -> Iterator[None]:
-    try:
-        yield
-    except RollcallError:
-        _shut(environment)
-        raise
-
-
-def _shut(environment: Environment) -> None:
+async def _shut(environment: AnyEnvironment) -> None:
     """Close; an environment that fails to is closed as far as we are concerned."""
     with suppress(RollcallError), foreign("raised", "closing"):
-        environment.close()
+        closing = environment.close()
+        if closing is not None and isawaitable(closing):
+            await closing
 
 
-def _place(step: EnvironmentStep) -> str:
+def stale(step: EnvironmentStep, running: int) -> WorkFailed:
+    """What a step of an older attempt than the running one comes to."""
+    msg = f"{place_of(step)} is of an older attempt; {running} is running"
+    return WorkFailed(code="stale_attempt", message=msg, retriable=False)
+
+
+def place_of(step: EnvironmentStep) -> str:
+    """Which session a step is for, for people."""
     return f"session {step.session!r} of rollout {step.rollout_id!r}, attempt {step.attempt}"

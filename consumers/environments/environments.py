@@ -13,6 +13,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from producers.publisher import Publisher
+from sandbox.at_once import at_once
 from sandbox.environment import make_plain
 from sandbox.sessions import Make
 from schemas.answer_cache import AnswerCache
@@ -106,7 +107,7 @@ class Environments(WorkRole):
         self.counts["answered"] += 1
 
     def dropped(self, progress: PartitionProgress) -> None:
-        self.threads.everywhere(lambda sessions: sessions.drop(progress.number))
+        self.threads.everywhere(lambda sessions: at_once(sessions.drop(progress.number)))
 
     def tick(self) -> None:
         self.answers.tick()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from consumers.log.protocols import Record
+from sandbox.at_once import at_once
 from sandbox.sessions import Sessions
 from schemas.errors import RollcallError, WorkFailed
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
@@ -107,7 +108,7 @@ class SessionThread:
                 self._rung.get()
                 self._serve_all()
                 self.push()
-            self.sessions.close()
+            at_once(self.sessions.close())
         except BaseException as error:  # the watch carries its fate out, on the loop's thread
             self.died_of = error
 
@@ -133,15 +134,15 @@ class SessionThread:
     def _do(self, work: Work) -> Body:
         step = work.step
         try:
-            answer = self.sessions.handle(
-                step, partition=work.record.partition, now=time.monotonic()
+            answer = at_once(
+                self.sessions.handle(step, partition=work.record.partition, now=time.monotonic())
             )
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
         except RollcallError as error:
             return CallFailed("raised", str(error), False)
         if answer.terminated or answer.truncated:
-            self.sessions.handle(replace(step, kind="close"))
+            at_once(self.sessions.handle(replace(step, kind="close")))
         return answer
 
     def busy_s(self, now: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
+from sandbox.at_once import at_once
 from sandbox.sessions import Make, Sessions
 from schemas.answer_cache import AnswerCache
 from schemas.messages import CallFailed, EnvironmentStepped
@@ -108,7 +109,7 @@ class WatchedThreads:
 
         A rollout that ended while its agents worker died sends no close.
         """
-        lapsed = sessions.reap(now, self.lease_s)
+        lapsed = at_once(sessions.reap(now, self.lease_s))
         if lapsed:
             self.counts["lapsed"] += lapsed
             log.info("sessions_lapsed", count=lapsed, lease_s=self.lease_s)
@@ -155,7 +156,7 @@ class WatchedThreads:
         if work is not None:
             msg = f"the environment ended its thread: {type(error).__name__}"
             self.give(work.step, CallFailed("raised", msg, False), work.record)
-        self.shared[0].ask([Chore(lambda _: thread.sessions.close(), self.close_s)])
+        self.shared[0].ask([Chore(lambda _: at_once(thread.sessions.close()), self.close_s)])
         log.error("environments_thread_died", error=type(error).__name__)
 
     def _abandon(self, thread: SessionThread, request: Work | Chore | None) -> None:

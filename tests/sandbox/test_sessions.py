@@ -5,19 +5,37 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.at_once import at_once
 from sandbox.environment import Observation
-from sandbox.sessions import Sessions
+from sandbox.sessions import Sessions as Waiting
 from schemas.answer_cache import AnswerCache
 from schemas.errors import Unavailable, WorkFailed
 from schemas.ids import command_id
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 from tests.support.counting_environment import Counting
 from tests.support.lake import LAKE_ANY_START
+
+
+class Sessions(Waiting):
+    """Sessions of environments that do not wait."""
+
+    def handle(self, step: EnvironmentStep, **where: Any) -> EnvironmentStepped:  # type: ignore[override]
+        return at_once(super().handle(step, **where))
+
+    def drop(self, partition: int) -> int:  # type: ignore[override]
+        return at_once(super().drop(partition))
+
+    def reap(self, now: float, lease_s: float) -> int:  # type: ignore[override]
+        return at_once(super().reap(now, lease_s))
+
+    def close(self) -> None:  # type: ignore[override]
+        at_once(super().close())
 
 
 class World:
@@ -378,7 +396,8 @@ def test_sessions_that_are_parted_go_on_where_they_stood_and_one_stays() -> None
     parted = world.sessions.part("stays")
 
     assert (world.sessions.rollouts(), parted.rollouts()) == (("stays",), ("goes",))
-    again = parted.handle(act(0, "a", rollout_id="goes", tries=1))
-    assert (again.text, parted.handle(act(1, "b", rollout_id="goes")).text) == ("5:a", "5:a,b")
+    again = at_once(parted.handle(act(0, "a", rollout_id="goes", tries=1)))
+    on = at_once(parted.handle(act(1, "b", rollout_id="goes")))
+    assert (again.text, on.text) == ("5:a", "5:a,b")
     assert world.sessions.handle(act(1, "b", rollout_id="stays")).text == "5:a,b"
     assert world.open == 2

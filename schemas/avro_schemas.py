@@ -6,7 +6,6 @@ from functools import cache as untyped_cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 
-import fastavro
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
 from schemas import messages
@@ -51,26 +50,6 @@ def schema_text(record: type) -> str:
 def canonical(record: type) -> str:
     """What fixes the bytes of a record; registries spell the rest their own way."""
     return str(to_parsing_canonical_form(schema_of(record)))
-
-
-@cache
-def picked(record: type, paths: tuple[str, ...]) -> Schema:
-    """A reader's schema of nothing but these fields; what it does not name is skipped unread."""
-    return cast(Schema, fastavro.parse_schema(_pick(schema_of(record), paths)))
-
-
-def _pick(schema: Schema, paths: tuple[str, ...]) -> Schema:
-    within: dict[str, list[str]] = {}
-    for path in paths:
-        name, _, rest = path.partition(".")
-        within.setdefault(name, []).extend([rest] if rest else [])
-    fields = []
-    for field in schema["fields"]:
-        if field["name"] in within:
-            avro, rest_of = field["type"], tuple(within[field["name"]])
-            inner = _pick(schema_of(class_of(branch_name(avro))), rest_of) if rest_of else None
-            fields.append({"name": field["name"], "type": inner or _bare(avro)})
-    return {"type": "record", "name": schema["name"], "fields": fields}
 
 
 def branch_name(avro: Avro) -> str:

@@ -12,6 +12,7 @@ import json
 import struct
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import fastavro
@@ -23,7 +24,6 @@ from schemas.avro_schemas import (
     NAMESPACE,
     Schema,
     canonical,
-    picked,
     schema_of,
     schema_text,
 )
@@ -189,13 +189,7 @@ class Codec:
         whole, written = self._writer(value, expected)
         if written.read is not None:
             return cast(M, _whole(whole, expected, written.read))
-        schema = schema_of(expected)
-        return cast(
-            M,
-            self._resolved(
-                whole, written, schema, expected, lambda datum: message_of(datum, schema)
-            ),
-        )
+        return cast(M, _resolved(whole, written, expected))
 
     def _fetched(self, light: bytes, claim: Claim, expected: type[M]) -> M:
         objects = self.objects
@@ -215,19 +209,12 @@ class Codec:
         return message
 
     def pick(self, value: bytes | None, expected: type, *paths: str) -> tuple[Any, ...]:
-        """Some fields of the expected message, such as "trajectory.attempt"; skips the others.
+        """Some fields of the expected message, such as "trajectory.attempt".
 
-        For plain fields of records. Raises WireError or Unavailable.
+        What a light value claims is not fetched. Raises WireError or Unavailable.
         """
-        whole, written = self._writer(value, expected)
-        fields: tuple[Any, ...] = self._resolved(
-            whole,
-            written,
-            picked(expected, paths),
-            expected,
-            lambda datum: tuple(_at(datum, path) for path in paths),
-        )
-        return fields
+        message: Any = self._decoded(value, expected)
+        return tuple(attrgetter(path)(message) for path in paths)
 
     def _writer(self, value: bytes | None, expected: type) -> tuple[bytes, _Written]:
         """A value that is one, and how it was written."""
@@ -261,27 +248,21 @@ class Codec:
         self._written[prefix, expected] = written
         return written
 
-    def _resolved(
-        self,
-        value: bytes,
-        written: _Written,
-        reader: Schema,
-        expected: type,
-        build: Callable[[Any], Any],
-    ) -> Any:
-        """Read with another schema than the value was written with."""
-        _whole(value, expected, lambda value, begin: (None, written.check(value, begin)))
-        data = io.BytesIO(value)
-        data.seek(PREFIX.size)
-        try:
-            return build(fastavro_values.read(data, written.schema, reader))
-        except LengthsDisagree:
-            raise
-        except (*NOT_AVRO, *TOO_SHORT) as error:
-            raise _unreadable(expected, error) from error
-        except fastavro.read.SchemaResolutionError as error:
-            msg = f"{expected.__name__} was written with a schema ours cannot read: {error}"
-            raise UnknownSchema(msg) from error
+
+def _resolved(value: bytes, written: _Written, expected: type) -> Any:
+    """Read a message that was written with another schema than ours."""
+    _whole(value, expected, lambda value, begin: (None, written.check(value, begin)))
+    schema, data = schema_of(expected), io.BytesIO(value)
+    data.seek(PREFIX.size)
+    try:
+        return message_of(fastavro_values.read(data, written.schema, schema), schema)
+    except LengthsDisagree:
+        raise
+    except (*NOT_AVRO, *TOO_SHORT) as error:
+        raise _unreadable(expected, error) from error
+    except fastavro.read.SchemaResolutionError as error:
+        msg = f"{expected.__name__} was written with a schema ours cannot read: {error}"
+        raise UnknownSchema(msg) from error
 
 
 def _whole(value: bytes, expected: type, read: avro_code.Read) -> Any:
@@ -303,12 +284,6 @@ def _whole(value: bytes, expected: type, read: avro_code.Read) -> Any:
 
 def _unreadable(expected: type, error: Exception) -> BadBytes:
     return BadBytes(f"{expected.__name__} cannot be read: {type(error).__name__}: {error}")
-
-
-def _at(datum: Any, path: str) -> Any:
-    for name in path.split("."):
-        datum = datum[name]
-    return datum
 
 
 class LocalRegistry:

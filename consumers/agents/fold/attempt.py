@@ -53,6 +53,8 @@ from schemas.messages import Task as WireTask
 # Made for every turn.
 make_step_taken = maker(StepTaken)
 make_message = maker(Message)
+make_model_answer = maker(ModelAnswer)
+make_environment_answer = maker(EnvironmentAnswer)
 
 POSITIONS_PER_TURN = 8
 """A program that never calls a model is ended after this many wishes per allowed turn, unless its
@@ -82,9 +84,9 @@ class Attempt:
     """One attempt at a rollout: its program, what it waits for, and what it has learned."""
 
     __slots__ = (
-        "agent", "answers", "conversations", "due_ms", "failures", "model_calls", "next_position",
-        "number", "outstanding", "partition", "request", "sampled_tokens", "sessions", "steps",
-        "wished", "world",
+        "agent", "answers", "conversations", "due_ms", "failures", "how_asked", "model_calls",
+        "next_position", "number", "outstanding", "partition", "request", "sampled_tokens",
+        "sessions", "steps", "wished", "world",
     )  # fmt: skip
 
     def __init__(self, number: int, request: RolloutRequest, partition: int, world: World) -> None:
@@ -104,6 +106,8 @@ class Attempt:
         self.model_calls = 0
         self.sampled_tokens = 0
         self.failures = 0
+        self.how_asked = _spelt(request.sampling)
+        """Made once: nearly every call is sampled as the request asks."""
         self.due_ms = 0
         """Nothing is overdue before; most attempts need not be looked at when deadlines are due."""
 
@@ -200,7 +204,9 @@ class Attempt:
         new = tuple(wish.messages[len(sequence.messages) :])
         check_messages(new)
         sampling = self._sampling(wish)
-        digest = _call_digest(wish, sequence, new, policy_id, sampling)
+        as_asked = sampling is self.request.sampling
+        how = self.how_asked if as_asked else _spelt(sampling)
+        digest = _call_digest(wish, sequence, new, policy_id, how)
         sequence.busy = True
         self.model_calls += 1
         timeout_s = limits.call_timeout_s
@@ -268,7 +274,7 @@ class Attempt:
         sequence.take(waits.new, body, reply, cast(Sampling, waits.sampling))
         sequence.busy = False
         self.sampled_tokens += len(body.token_ids) // 4
-        return ModelAnswer(reply, body.finish_reason)
+        return make_model_answer(reply, body.finish_reason)
 
     def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
         wish = cast("Reset | Step", waits.wish)
@@ -292,7 +298,9 @@ class Attempt:
                 body.info,
             )
         )
-        return EnvironmentAnswer(body.text, body.reward, body.terminated, body.truncated, body.info)
+        return make_environment_answer(
+            body.text, body.reward, body.terminated, body.truncated, body.info
+        )
 
     def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> Turn:
         """Close one wish; when all that were made together are closed, the program goes on."""
@@ -328,10 +336,13 @@ def _call_digest(
     sequence: Conversation,
     new: Iterable[Message],
     policy_id: str,
-    sampling: Sampling,
+    how: str,
 ) -> bytes:
-    said = "\1".join(f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new)
-    how = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop)
+    said = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
     place = (policy_id, sequence.index, sequence.length, how, wish.tools, said)
     begun = () if sequence.answers or not sequence.begun else (sequence.begun.hex(),)
     return _digest("call", *place, *begun)
+
+
+def _spelt(how: Sampling) -> str:
+    return str((how.temperature, how.top_p, how.top_k, how.max_tokens, how.stop))

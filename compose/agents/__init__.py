@@ -1,0 +1,1 @@
+"""Agents of other people: installed by name, and tried."""

@@ -1,0 +1,1 @@
+"""Programs of other people that know an HTTP endpoint, as processes of a worker."""

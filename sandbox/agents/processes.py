@@ -1,0 +1,416 @@
+"""The agent processes of one worker: a fork server for each agent, a process for each rollout.
+
+Lives on one event loop and needs no thread. All processes end with the worker, however it ends, and
+with the thread of that loop; what an agent starts ends with the agent (`sandbox.agents.fork_server`
+says how). An agent's directory is its own, empty at the start, and gone after `close`.
+"""
+
+import asyncio
+import base64
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from sandbox.agents.shipped import ADAPTERS, SHIPPED, interpreter, missing
+from schemas.errors import WorkFailed
+
+SERVER = Path(__file__).parent / "fork_server.py"
+LAST_WORDS_CHARS = 2000
+FAILURE_KEPT_S = 5.0
+"""So long an agent that cannot be imported is not tried again: an import may take seconds."""
+CLOSE_S = 5.0
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentExit:
+    """How an agent's process came to its end, and what it had printed."""
+
+    code: int | None
+    """None: it was ended by a signal."""
+    signal: int | None
+    output: bytes
+    """Standard output and error as they came; of more than 1 MiB the head and the tail."""
+    output_bytes: int
+    """How much it was."""
+
+    @property
+    def last_words(self) -> str:
+        return self.output[-4 * LAST_WORDS_CHARS :].decode(errors="replace")[-LAST_WORDS_CHARS:]
+
+
+class AgentProcess:
+    """One rollout's agent."""
+
+    def __init__(self, server: "_Server", ident: int, directory: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.directory = directory
+        self.pid = 0
+        self._server = server
+        self._ident = ident
+        self._started: asyncio.Future[int] = loop.create_future()
+        self._ended: asyncio.Future[AgentExit] = loop.create_future()
+
+    async def wait(self) -> AgentExit:
+        """Until it has ended; several may wait, and a wait may be cancelled."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """End it and what it has started, at once; nothing where it has ended."""
+        if not self._ended.done():
+            self._server.tell(op="kill", id=self._ident)
+
+    async def close(self) -> AgentExit:
+        """End it, and remove its directory. May be called twice."""
+        self.kill()
+        ended = await self.wait()
+        self._server.tell(op="remove", id=self._ident)
+        return ended
+
+    def heard(self, frame: Mapping[str, Any]) -> None:
+        """What the fork server says of it."""
+        if "pid" in frame:
+            self.pid = frame["pid"]
+            _settle(self._started, self.pid)
+        elif "refused" in frame:
+            message = f"no process can be forked for it: {frame['refused']}"
+            self._started.set_exception(WorkFailed("agent_start", message, retriable=True))
+            self._ended.cancel()
+        else:
+            self._end(
+                frame["code"],
+                frame["signal"],
+                base64.b64decode(frame["output"]),
+                frame["output_bytes"],
+            )
+
+    def orphaned(self) -> None:
+        """Its fork server has ended, and it with that."""
+        self._end(None, 9, b"its fork server has ended", 0)
+
+    def _end(self, code: int | None, signal: int | None, output: bytes, size: int) -> None:
+        _settle(self._started, 0)
+        _settle(self._ended, AgentExit(code, signal, output, size))
+
+    async def started(self) -> "AgentProcess":
+        """Once it has been forked; raises WorkFailed where it cannot be."""
+        await asyncio.shield(self._started)
+        return self
+
+
+def _settle(future: "asyncio.Future[Value]", value: Value) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class AgentProcesses:
+    """Starts agents; what is started first of a kind pays for its import."""
+
+    def __init__(self, home: Path, scratch: Path) -> None:
+        """`home` is the folder of installed agents, `scratch` one for directories of rollouts."""
+        self._home = home
+        self._scratch = _Scratch(scratch)
+        self._servers: dict[str, asyncio.Task[_Server]] = {}
+
+    async def start(
+        self,
+        agent: str,
+        config: Mapping[str, Any],
+        *,
+        url: str,
+        key: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> AgentProcess:
+        """Start a rollout's agent, which is to ask at `url` with `key`.
+
+        `config` is that of its rollout, `environment` is added to the fixed one. Raises WorkFailed:
+        `agent_missing`, or `agent_start` where the machine has no room for one more.
+        """
+        server = await self._server(agent, config)
+        return await server.spawn(
+            {
+                "url": url,
+                "key": key,
+                "environment": {
+                    "ROLLCALL_URL": url,
+                    "ROLLCALL_KEY": key,
+                    "OPENAI_BASE_URL": f"{url}/v1",
+                    "OPENAI_API_KEY": key,
+                    "ANTHROPIC_BASE_URL": url,
+                    "ANTHROPIC_API_KEY": key,
+                    **(environment or {}),
+                },
+            }
+        )
+
+    async def prepare(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Import an agent without starting one; returns what its server says of itself.
+
+        That is `import_s` in seconds, and `threads`, which should be one. Raises WorkFailed.
+        """
+        return (await self._server(agent, config)).ready
+
+    async def close(self) -> None:
+        """End all processes, and remove what they have left. May be called twice."""
+        servers, self._servers = self._servers, {}
+        for task in servers.values():
+            task.cancel()
+        for ended in await asyncio.gather(*servers.values(), return_exceptions=True):
+            if isinstance(ended, _Server):
+                await ended.close()
+        self._scratch.remove()
+
+    async def _server(self, agent: str, config: Mapping[str, Any]) -> "_Server":
+        python = interpreter(self._home, agent, config.get("python", ""))
+        options = _options(agent, config)
+        name = json.dumps([agent, str(python), options])
+        task = self._servers.get(name)
+        if task is None or (task.done() and not task.exception() and not task.result().alive):
+            starting = _Server.start(agent, python, options, self._scratch.directory)
+            task = self._servers[name] = asyncio.create_task(starting)
+            task.add_done_callback(lambda done: self._forget_failed(name, done))
+        return await asyncio.shield(task)
+
+    def _forget_failed(self, name: str, task: "asyncio.Task[_Server]") -> None:
+        def forget() -> None:
+            if self._servers.get(name) is task:
+                del self._servers[name]
+
+        if not task.cancelled() and task.exception():
+            asyncio.get_running_loop().call_later(FAILURE_KEPT_S, forget)
+
+
+class _Server:
+    """The worker's end of one fork server."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        scratch: Path,
+    ) -> None:
+        self.alive = True
+        self.ready: Mapping[str, Any] = {}
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._scratch = scratch
+        self._agents: dict[int, AgentProcess] = {}
+        self._numbers = count(1)
+        self._listener: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, agent: str, python: Path, options: Mapping[str, str], scratch: Path
+    ) -> "_Server":
+        """Start a fork server and wait until it has imported its agent; raises WorkFailed."""
+        home = scratch / f"{agent}-{secrets.token_hex(4)}"
+        home.mkdir()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _spawned(agent, python, options, home, theirs)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        server = cls(process, reader, writer, scratch)
+        try:
+            first = await server._frame()
+        except BaseException:
+            await server.close()
+            raise
+        if first is None or "failed" in first:
+            await server.close()
+            raise _not_imported(agent, options, first, home / "log")
+        server.ready = first["ready"]
+        if server.ready["threads"] != 1:
+            log.warning("agent_forks_with_threads", agent=agent, threads=server.ready["threads"])
+        server._listener = asyncio.create_task(server._listen())
+        return server
+
+    async def spawn(self, order: Mapping[str, object]) -> AgentProcess:
+        """Fork a process; raises WorkFailed(`agent_start`)."""
+        if not self.alive:
+            msg = "its fork server has just ended"
+            raise WorkFailed("agent_start", msg, retriable=True)
+        ident = next(self._numbers)
+        directory = self._scratch / f"{self._process.pid}-{ident}"
+        agent = self._agents[ident] = AgentProcess(self, ident, directory)
+        self.tell(op="spawn", id=ident, directory=str(directory), **order)
+        try:
+            return await agent.started()
+        except asyncio.CancelledError:
+            agent.kill()
+            raise
+
+    def tell(self, **order: object) -> None:
+        """Write one frame; a server that has gone needs none."""
+        if self.alive:
+            data = json.dumps(order).encode()
+            self._writer.write(struct.pack(">I", len(data)) + data)
+
+    async def close(self) -> None:
+        """End the server and with it its agents. May be called twice."""
+        self._writer.close()
+        if self._listener is not None:
+            await self._listener
+        else:
+            await self._gone()
+
+    async def _listen(self) -> None:
+        while (frame := await self._frame()) is not None:
+            agent = self._agents[frame["id"]]
+            agent.heard(frame)
+            if "pid" not in frame:
+                del self._agents[frame["id"]]
+        await self._gone()
+
+    async def _frame(self) -> Mapping[str, Any] | None:
+        """The next one; None where there is none to come."""
+        try:
+            (length,) = struct.unpack(">I", await self._reader.readexactly(4))
+            frame: Mapping[str, Any] = json.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return frame
+
+    async def _gone(self) -> None:
+        """Nobody of its tree is left when this returns."""
+        self.alive = False
+        self._writer.close()
+        await _ended(self._process)
+        for agent in self._agents.values():
+            agent.orphaned()
+        self._agents.clear()
+
+
+def _spawned(
+    agent: str, python: Path, options: Mapping[str, str], home: Path, channel: socket.socket
+) -> subprocess.Popen[bytes]:
+    adapter = ADAPTERS / f"{SHIPPED[agent].adapter}.py"
+    command = [str(python), "-P", str(SERVER), str(adapter), json.dumps(options), str(os.getpid())]
+    with (home / "log").open("wb") as output:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=channel.fileno(),
+                stdout=output,
+                stderr=output,
+                env=clean_environment(python, home),
+                cwd=home,
+                start_new_session=True,
+            )
+        except OSError as error:
+            msg = f"agent {agent!r} cannot be started with {python}: {error.strerror}"
+            raise missing(msg) from error
+
+
+def clean_environment(python: Path, home: Path) -> dict[str, str]:
+    """What every agent finds, the same on every worker but for its directories."""
+    return {
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # Libraries that would start threads when they are imported, before the fork.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def _options(agent: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """What an adapter is prepared with: the function whose file it imports."""
+    if agent != "python":
+        return {}
+    file, _, name = config["function"].rpartition(":")
+    return {"function": f"{Path(file).absolute()}:{name}"}
+
+
+def _not_imported(
+    agent: str, options: Mapping[str, str], first: Mapping[str, Any] | None, output: Path
+) -> WorkFailed:
+    words = output.read_bytes()[-LAST_WORDS_CHARS:].decode(errors="replace").strip()
+    why = first["failed"] if first else f"its process ended, saying {words!r}"
+    what = " ".join([agent, *options.values()])
+    return missing(f"agent {what} cannot be imported: {why}")
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process; one that takes too long to end is killed."""
+    loop = asyncio.get_running_loop()
+    descriptor = os.pidfd_open(process.pid)
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await ended.wait()
+    except TimeoutError:
+        process.kill()
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
+
+
+class _Scratch:
+    """A folder that is this worker's; what a killed one has left beside it is removed."""
+
+    def __init__(self, parent: Path) -> None:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _locked(parent):  # or another worker would find ours before it is held
+            for left in parent.iterdir():
+                _remove_unless_held(left)
+            self.directory = parent / secrets.token_hex(8)
+            self.directory.mkdir(mode=0o700)
+            self._lock = os.open(self.directory, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        if self._lock >= 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unless_held(directory: Path) -> None:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # a file of somebody's, or another worker has just removed it
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)

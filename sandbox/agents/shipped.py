@@ -1,0 +1,147 @@
+"""Which agents there are by name, what their options are, and which Python each one runs in."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import Refused, WorkFailed
+from schemas.names import hint, unknown
+
+ADAPTERS = Path(__file__).parent / "adapters"
+POINTER = "installed.json"
+"""In an agent's folder: which of the environments there is the one. Written last, so a half-made
+one is never taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedAgent:
+    """An agent for which there is an adapter."""
+
+    adapter: str
+    """Its file in `sandbox/agents/adapters`, without `.py`."""
+    summary: str
+    requirements: tuple[str, ...] = ()
+    """For the package index, the agent itself first. None: it needs no installing."""
+    options: Mapping[str, Callable[[object], str]] = field(default_factory=dict)
+    """What a rollout's `agent_config` must hold beside the name, and what is wrong with a value."""
+
+
+def _is_function(value: object) -> str:
+    file, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return "" if file.endswith(".py") and name.isidentifier() else "'FILE.py:FUNCTION'"
+
+
+def _is_argv(value: object) -> str:
+    words = value if isinstance(value, list) else []
+    right = words and words[0] and all(isinstance(word, str) for word in words)
+    return "" if right else "a list of words such as ['python3', 'agent.py']"
+
+
+SHIPPED: Mapping[str, ShippedAgent] = {
+    "mini-swe-agent": ShippedAgent(
+        "mini_swe_agent",
+        "chat completions; its commands are steps of the task's environment",
+        ("mini-swe-agent>=2.4.6,<2.5", "litellm[mcp]>=1.106,<2"),
+    ),
+    "openai-agents": ShippedAgent(
+        "openai_agents",
+        "Responses; chat completions with api = 'chat', as a stream with api = 'chat_stream'",
+        ("openai-agents>=0.24,<0.25",),
+    ),
+    "smolagents": ShippedAgent(
+        "smolagents_tools",
+        "chat completions with content in parts and stop lists",
+        ("smolagents[openai]>=1.26,<1.27",),
+    ),
+    "python": ShippedAgent(
+        "python_function",
+        "a function of yours, called with (task, url, key)",
+        options={"function": _is_function},
+    ),
+    "command": ShippedAgent(
+        "plain_command",
+        "a program of yours, told by its environment where to ask",
+        options={"argv": _is_argv},
+    ),
+}
+
+
+def check_agent(config: Mapping[str, Any]) -> None:
+    """Refuse the config of a hosted rollout whose agent there is not. Raises Refused.
+
+    Whether it is installed is known only to the workers that run it.
+    """
+    name = config.get("agent")
+    if not isinstance(name, str):
+        msg = f"agent_config.agent is {name!r}; it names the agent to host: {hint('', SHIPPED)}"
+        raise Refused(msg)
+    if name not in SHIPPED:
+        raise unknown("agent", name, SHIPPED)
+    for option, wrong in SHIPPED[name].options.items():
+        expected = wrong(config.get(option))
+        if expected:
+            found = f"{config.get(option)!r:.80}"
+            msg = f"agent {name!r} needs agent_config.{option}, {expected}; found {found}"
+            raise Refused(msg)
+    python = config.get("python", "")
+    if not isinstance(python, str) or (python and SHIPPED[name].requirements):
+        msg = (
+            f"agent_config.python is {python!r:.80}; it is the interpreter of a function of yours, "
+            f"and agent {name!r} has its own"
+        )
+        raise Refused(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An agent's own environment, as its pointer tells."""
+
+    directory: Path
+    version: str
+    requirements: tuple[str, ...]
+    broken: str = ""
+    """What its last check found wrong."""
+
+    @property
+    def interpreter(self) -> Path:
+        return self.directory / "bin" / "python"
+
+
+def installed(home: Path, name: str) -> Installed | None:
+    """What is installed under a name in the folder of all agents, or None."""
+    try:
+        found = json.loads((home / name / POINTER).read_bytes())
+        place = Installed(
+            home / name / found["directory"],
+            found["version"],
+            tuple(found["requirements"]),
+            found["broken"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return place if place.interpreter.exists() else None
+
+
+def interpreter(home: Path, name: str, python: str = "") -> Path:
+    """The Python that an agent runs in; raises WorkFailed(`agent_missing`), naming the remedy."""
+    if not SHIPPED[name].requirements:
+        return Path(python or sys.executable)
+    here = installed(home, name)
+    if here is None:
+        msg = (
+            f"agent {name!r} is not installed on this worker; run `rollcall agents install {name}`"
+        )
+        raise missing(msg)
+    if here.broken:
+        todo = f"see `rollcall agents check {name}`"
+        wrong = f"agent {name!r} {here.version} failed its check: {here.broken}; {todo}"
+        raise missing(wrong)
+    return here.interpreter
+
+
+def missing(message: str) -> WorkFailed:
+    """No try will find the agent there, so none is made."""
+    return WorkFailed("agent_missing", message, retriable=False)

@@ -1,0 +1,386 @@
+"""Agent processes, for real: forked, ended, killed with everything around them."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
+from compose.processes import holds_within
+from sandbox.agents.processes import AgentExit, AgentProcess, AgentProcesses
+from schemas.errors import WorkFailed
+
+ROOT = Path(__file__).parents[3]
+FUNCTIONS = ROOT / "tests" / "support" / "agent_functions.py"
+
+
+class Rig:
+    """Agent processes beside an endpoint that has their task."""
+
+    def __init__(self, processes: AgentProcesses, endpoint: ScriptedEndpoint) -> None:
+        self.processes = processes
+        self.endpoint = endpoint
+
+    async def start(self, function: str, **task: Any) -> AgentProcess:
+        self.endpoint.task = task
+        config = {"agent": "python", "function": f"{FUNCTIONS}:{function}"}
+        return await self.processes.start("python", config, url=self.endpoint.url, key=KEY)
+
+    async def run(self, function: str, **task: Any) -> AgentExit:
+        return await (await self.start(function, **task)).wait()
+
+
+def rigged(tmp_path: Path, test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with ScriptedEndpoint({}, []).serving() as endpoint:
+            processes = AgentProcesses(tmp_path / "home", tmp_path / "scratch")
+            try:
+                await test(Rig(processes, endpoint))
+            finally:
+                await processes.close()
+        assert list((tmp_path / "scratch").iterdir()) == []
+
+    asyncio.run(run())
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that bear a mark on their command line."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark.encode() in (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def gone_within_10_s(mark: str) -> None:
+    assert holds_within(lambda: marked(mark) == [], 10), marked(mark)
+
+
+def test_a_function_is_given_its_task_and_what_it_returns_is_handed_in(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run("says", say="hello")
+
+        assert (ended.code, ended.signal) == (0, None)
+        assert ended.output == b"hello\n"
+        assert rig.endpoint.finished == "hello"
+
+    rigged(tmp_path, test)
+
+
+def test_an_agent_finds_nothing_of_the_workers(tmp_path: Path) -> None:
+    os.environ["ROLLCALL_SECRET"] = "of the worker"
+
+    async def test(rig: Rig) -> None:
+        leak = os.open(tmp_path, os.O_RDONLY)
+        ended = await rig.run("tells_surroundings")
+        os.close(leak)
+
+        assert ended.code == 0, ended.last_words
+        found = json.loads(rig.endpoint.finished or "")
+        assert found["leads"]
+        assert found["input"] == ""
+        assert sorted(set(found["descriptors"])) == ["/dev/null", found["descriptors"][1]]
+        assert found["descriptors"][1].startswith("pipe:")
+        environment = found["environment"]
+        assert {name: environment[name] for name in ("PYTHONHASHSEED", "TZ", "LC_ALL")} == {
+            "PYTHONHASHSEED": "0",
+            "TZ": "UTC",
+            "LC_ALL": "C.UTF-8",
+        }
+        assert environment["HOME"] == environment["TMPDIR"] == found["directory"]
+        assert environment["OPENAI_BASE_URL"] == f"{rig.endpoint.url}/v1"
+        assert not {"ROLLCALL_SECRET", "PYTHONPATH", "VIRTUAL_ENV"} & environment.keys()
+        again = await rig.run("tells_surroundings")
+        assert again.code == 0
+        assert json.loads(rig.endpoint.finished or "")["hash"] == found["hash"]
+
+    try:
+        rigged(tmp_path, test)
+    finally:
+        del os.environ["ROLLCALL_SECRET"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "number", "words"),
+    [
+        (0, 0, None, ""),
+        (3, 3, None, ""),
+        (300, 44, None, ""),
+        ("goodbye", 1, None, "goodbye\n"),
+        ("raises", 1, None, "ValueError: it does not like the task\n"),
+        (-signal.SIGKILL, None, signal.SIGKILL, ""),
+        (-signal.SIGSEGV, None, signal.SIGSEGV, ""),
+    ],
+)
+def test_how_an_agent_ended_is_told(
+    tmp_path: Path, how: object, code: int | None, number: int | None, words: str
+) -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run("ends_as_told", how=how)
+
+        assert (ended.code, ended.signal) == (code, number)
+        assert ended.last_words.endswith(words)
+
+    rigged(tmp_path, test)
+
+
+def test_of_much_that_is_printed_the_head_and_the_tail_are_kept(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run("prints", mebibytes=64)
+
+        assert ended.code == 0
+        assert ended.output_bytes == (64 << 20) + 31
+        assert len(ended.output) < (1 << 20) + 50
+        assert ended.output.startswith(b"the first words\nxxx")
+        assert ended.output.endswith(b"xxx\nthe last words\n".replace(b"\n", b"", 1))
+        assert b"\n[66,060,319 bytes left out here]\n" in ended.output
+
+    rigged(tmp_path, test)
+
+
+def test_a_killed_agent_is_told_of_once_and_its_directory_goes_when_it_is_closed(
+    tmp_path: Path,
+) -> None:
+    async def test(rig: Rig) -> None:
+        process = await rig.start("waits")
+        assert process.directory.is_relative_to(tmp_path / "scratch")
+
+        process.kill()
+        process.kill()
+        ended = await process.wait()
+        await process.close()
+        await process.close()
+
+        assert (ended.code, ended.signal) == (None, signal.SIGKILL)
+        assert holds_within(lambda: not process.directory.exists(), 10)
+
+    rigged(tmp_path, test)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_an_agent_has_started_ends_with_it_wherever_it_hides(
+    tmp_path: Path, ends: bool
+) -> None:
+    mark = f"family-of-{tmp_path.name}"
+
+    async def test(rig: Rig) -> None:
+        process = await rig.start("has_a_family", mark=mark, ends=ends)
+        if not ends:
+            await holds(lambda: len(marked(mark)) == 4)
+            process.kill()
+        await process.wait()
+
+        gone_within_10_s(mark)
+        other = await rig.run("says", say="the server lives on")
+        assert other.code == 0
+
+    rigged(tmp_path, test)
+
+
+def test_whatever_kills_the_fork_server_its_agents_end_and_the_next_has_a_new_one(
+    tmp_path: Path,
+) -> None:
+    mark = f"family-of-{tmp_path.name}"
+
+    async def test(rig: Rig) -> None:
+        family = await rig.start("has_a_family", mark=mark)
+        await holds(lambda: len(marked(mark)) == 4)
+        os.kill(parent_of(family.pid), signal.SIGKILL)
+
+        assert (await family.wait()).signal == signal.SIGKILL
+        gone_within_10_s(mark)
+        again = await rig.start("has_a_family", mark=mark)
+        await holds(lambda: len(marked(mark)) == 4)
+        os.kill(parent_of(parent_of(again.pid)), signal.SIGKILL)  # the guardian
+        assert (await again.wait()).signal == signal.SIGKILL
+        gone_within_10_s(mark)
+        assert (await rig.run("kills_its_server")).signal == signal.SIGKILL
+        assert (await rig.run("says", say="still here")).code == 0
+
+    rigged(tmp_path, test)
+
+
+def test_a_hundred_are_forked_side_by_side_and_closing_ends_them_all(tmp_path: Path) -> None:
+    alive: list[AgentProcess] = []
+
+    async def test(rig: Rig) -> None:
+        config = {"agent": "python", "function": f"{FUNCTIONS}:waits"}
+        started = [
+            rig.processes.start("python", config, url=rig.endpoint.url, key=KEY) for _ in range(100)
+        ]
+        alive.extend(await asyncio.gather(*started))
+        assert len({process.pid for process in alive}) == 100
+        assert len({parent_of(process.pid) for process in alive}) == 1
+        await rig.processes.close()
+        ends = await asyncio.gather(*(process.wait() for process in alive))
+        assert {end.signal for end in ends} == {signal.SIGKILL}
+
+    rigged(tmp_path, test)
+    assert [process.pid for process in alive if Path(f"/proc/{process.pid}").exists()] == []
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
+from sandbox.agents.processes import AgentProcesses
+
+async def main():
+    task = {"mark": sys.argv[1], "config": {"argv": ["sh", "-c", "sleep 600 & setsid sleep 600"]}}
+    async with ScriptedEndpoint(task, []).serving() as endpoint:
+        processes = AgentProcesses(Path("home"), Path("scratch"))
+        config = {"agent": "python", "function": sys.argv[2]}
+        await processes.start("python", config, url=endpoint.url, key=KEY)
+        await processes.start("command", {}, url=endpoint.url, key=KEY)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nobody_is_left_when_the_worker_is_killed(tmp_path: Path, number: int) -> None:
+    mark = f"family-of-{tmp_path.name}-{number}"
+    command = [sys.executable, "-c", WORKER, mark, f"{FUNCTIONS}:has_a_family"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+    ) as worker:
+        assert holds_within(lambda: len(marked(mark)) == 5, 60), marked(mark)
+        assert holds_within(lambda: len(inside(tmp_path)) >= 8, 20), inside(tmp_path)
+
+        worker.send_signal(number)
+
+    assert holds_within(lambda: inside(tmp_path) == [], 10), inside(tmp_path)
+    gone_within_10_s(mark)
+
+
+def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "left" / "by a killed one").mkdir(parents=True)
+
+    async def test(rig: Rig) -> None:
+        beside = AgentProcesses(tmp_path / "home", tmp_path / "scratch")
+        assert len(list((tmp_path / "scratch").iterdir())) == 2
+        assert (await rig.run("says", say="ours is still there")).code == 0
+        await beside.close()
+
+    rigged(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit('not today')", "SystemExit: not today"),
+        ("def other(): pass", "AttributeError: module 'agent' has no attribute 'run'"),
+        ("import os; os.write(1, b'last'); os._exit(7)", "its process ended, saying 'last'"),
+        ("import os; os.kill(os.getpid(), 11)", "its process ended, saying ''"),
+        ("def run(: pass", "SyntaxError"),
+    ],
+)
+def test_an_agent_that_cannot_be_imported_is_missing(
+    tmp_path: Path, source: str, words: str
+) -> None:
+    (tmp_path / "agent.py").write_text(source)
+
+    async def test(rig: Rig) -> None:
+        config = {"agent": "python", "function": f"{tmp_path}/agent.py:run"}
+        for _ in range(2):
+            with pytest.raises(WorkFailed, match="cannot be imported") as failed:
+                await rig.processes.start("python", config, url=rig.endpoint.url, key=KEY)
+            assert (failed.value.code, failed.value.retriable) == ("agent_missing", False)
+            assert words in str(failed.value)
+
+    rigged(tmp_path, test)
+
+
+@pytest.mark.parametrize("agent", ["mini-swe-agent", "openai-agents", "smolagents"])
+def test_an_agent_that_is_not_installed_is_missing_and_the_remedy_named(
+    tmp_path: Path, agent: str
+) -> None:
+    async def test(rig: Rig) -> None:
+        with pytest.raises(WorkFailed, match=f"run `rollcall agents install {agent}`") as failed:
+            await rig.processes.start(agent, {}, url=rig.endpoint.url, key=KEY)
+        assert (failed.value.code, failed.value.retriable) == ("agent_missing", False)
+
+    rigged(tmp_path, test)
+
+
+def test_a_command_is_told_where_to_ask(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        script = 'cat task.json; echo "$OPENAI_BASE_URL $EXTRA $(ls /proc/self/fd | wc -l)"; exit 4'
+        rig.endpoint.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
+        process = await rig.processes.start(
+            "command", {}, url=rig.endpoint.url, key=KEY, environment={"EXTRA": "more"}
+        )
+        ended = await process.wait()
+
+        told, said = ended.output.decode().rsplit("}", 1)
+        assert json.loads(told + "}") == rig.endpoint.task
+        assert said == f"{rig.endpoint.url}/v1 more 4\n"
+        assert ended.code == 4
+        rig.endpoint.task = {"config": {"argv": ["no-such-program"]}}
+        process = await rig.processes.start("command", {}, url=rig.endpoint.url, key=KEY)
+        assert "FileNotFoundError" in (await process.wait()).last_words
+
+    rigged(tmp_path, test)
+
+
+def test_a_key_that_opens_nothing_ends_the_agent_with_the_refusals_words(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        config = {"agent": "python", "function": f"{FUNCTIONS}:says"}
+        process = await rig.processes.start(
+            "python", config, url=rig.endpoint.url, key="of another"
+        )
+        ended = await process.wait()
+
+        assert ended.code == 1
+        assert "GET /v1/task was answered 401" in ended.last_words
+
+    rigged(tmp_path, test)
+
+
+def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        first = asyncio.create_task(rig.start("waits"))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await rig.run("says", say="after it")).code == 0
+
+    rigged(tmp_path, test)
+    assert inside(tmp_path) == []
+
+
+async def holds(condition: Callable[[], bool]) -> None:
+    """Wait without stopping the loop."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def inside(directory: Path) -> list[str]:
+    """The processes that work in a directory or below it."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and (process / "cwd").readlink().is_relative_to(directory):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found

@@ -6,7 +6,6 @@ into memory and a breach can still say where it is.
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ OFFSET_BITS = 40
 PARTITION_BITS = 16
 OFFSETS = (1 << OFFSET_BITS) - 1
 PARTITIONS = (1 << PARTITION_BITS) - 1
+WORD = (1 << 64) - 1
 
 
 def place(partition: int, offset: int, mark: int = 0) -> int:
@@ -42,8 +42,8 @@ def marks(words: Words) -> Words:
 
 
 def word_of(value: bytes | memoryview) -> int:
-    """A digest of bytes in one word; never 0, which stands for none."""
-    return int.from_bytes(blake2b(value, digest_size=8).digest(), "little") or 1
+    """Bytes in one word of this process; never 0, which stands for none."""
+    return hash(value) & WORD or 1
 
 
 def words(values: "Sequence[int] | array[int]") -> Words:

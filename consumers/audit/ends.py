@@ -63,7 +63,7 @@ class Ends:
             return 0, 0
         size = len(encoded) - PREFIX.size
         older = of_first_release(trajectory)
-        if older != trajectory:
+        if older is not trajectory:
             self.older[at] = self._word(older)
         if size > LARGE_BYTES:
             both = (trajectory, older)
@@ -82,6 +82,9 @@ class Ends:
 def of_first_release(trajectory: Trajectory) -> Trajectory:
     """Without what a worker of the first release does not know and so leaves out."""
     request, sequences = trajectory.request, trajectory.sequences
+    pinned = request is not None and request.policy_version != -1
+    if not pinned and not any(each.samplings for each in sequences or ()):
+        return trajectory
     return replace(
         trajectory,
         request=request and replace(request, policy_version=-1),

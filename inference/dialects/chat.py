@@ -1,0 +1,296 @@
+"""OpenAI's chat completions: `POST /v1/chat/completions`.
+
+Taken, beside messages and tools: `stop` as text or list, `max_tokens` or `max_completion_tokens`,
+`n`, `temperature`, `top_p`, `seed`, `logprobs`, `top_logprobs`, `stream`, `stream_options`, and
+vLLM's `return_token_ids`. Unknown keys are ignored. A log-probability's token is named as vLLM
+names tokens without their text, `token_id:<id>`, for no tokenizer is near; alternatives to it were
+not recorded, so there are none.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field
+
+from inference.dialects.dialect import (
+    AgentRequest,
+    Conversations,
+    Declined,
+    Dialect,
+    finish_word,
+    policy_of,
+    sent_event,
+)
+from inference.dialects.read_body import (
+    TAKEN,
+    Content,
+    Many,
+    Probability,
+    Temperature,
+    Tokens,
+    joined,
+    read_body,
+    tool_choice_of,
+    tools_text,
+)
+from schemas.asks import Ask, Choice, ModelReply
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+
+
+@dataclass(frozen=True, slots=True)
+class _CalledFunction:
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    id: str
+    function: _CalledFunction
+    type: Literal["function"] = "function"
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    role: Literal["system", "developer", "user"]
+    content: Content = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Assistant:
+    role: Literal["assistant"]
+    content: Content = None
+    tool_calls: Many[_Call] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolResult:
+    role: Literal["tool"]
+    tool_call_id: str
+    content: Content = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    type: Literal["function"]
+    function: _Function
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedChoice:
+    type: Literal["function"]
+    function: _Named
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamOptions:
+    include_usage: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    __pydantic_config__ = TAKEN
+
+    messages: Annotated[
+        Many[Annotated[_Spoken | _Assistant | _ToolResult, Field(discriminator="role")]],
+        Field(min_length=1),
+    ]
+    model: str | None = None
+    tools: Many[_Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    stop: str | Many[str] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = field(default=None)
+
+
+def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
+    taken = read_body(body, _Body)
+    tools = taken.tools or []
+    limits = [most for most in (taken.max_completion_tokens, taken.max_tokens) if most is not None]
+    stop = [taken.stop] if isinstance(taken.stop, str) else taken.stop or []
+    ask = Ask(
+        "model",
+        tuple(map(_message_of, taken.messages)),
+        policy=policy_of(taken.model, policies),
+        tools=tools_text(
+            (t.function.name, t.function.description, t.function.parameters) for t in tools
+        ),
+        tool_choice=_choice_of(taken.tool_choice, [tool.function.name for tool in tools]),
+        stop=tuple(text for text in stop if text),
+        max_tokens=min(limits, default=None),
+        n=taken.n or 1,
+        logprobs=bool(taken.logprobs),
+        token_ids=bool(taken.return_token_ids),
+        temperature=taken.temperature,
+        top_p=taken.top_p,
+        seed=taken.seed,
+    )
+    usage = taken.stream_options is not None and bool(taken.stream_options.include_usage)
+    return AgentRequest(ask, stream=bool(taken.stream), include_usage=usage)
+
+
+def _message_of(message: _Spoken | _Assistant | _ToolResult) -> Message:
+    content = joined(message.content)
+    if isinstance(message, _Assistant):
+        calls = [
+            ToolCall(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls or ()
+        ]
+        return Message("assistant", content, tool_calls_text(calls))
+    if isinstance(message, _ToolResult):
+        return Message("tool", content, "", message.tool_call_id, message.name or "")
+    role = "system" if message.role == "developer" else message.role
+    return Message(role, content, name=message.name or "")
+
+
+def _choice_of(choice: str | _NamedChoice | None, names: Sequence[str]) -> str:
+    if isinstance(choice, _NamedChoice):
+        return tool_choice_of("named", choice.function.name, names)
+    return choice or "auto"
+
+
+def _body(request: AgentRequest, reply: ModelReply) -> bytes:
+    choices = [
+        {
+            "index": index,
+            "finish_reason": _finish(choice),
+            "logprobs": _logprobs(choice) if request.ask.logprobs else None,
+            "message": _message(choice),
+            **_token_ids(request, choice),
+        }
+        for index, choice in enumerate(reply.choices)
+    ]
+    whole = _head(request, reply, "chat.completion") | {"choices": choices, "usage": _usage(reply)}
+    return orjson.dumps(whole | _prompt_ids(request, reply))
+
+
+def _events(request: AgentRequest, reply: ModelReply) -> bytes:
+    head = _head(request, reply, "chat.completion.chunk")
+    if request.include_usage:
+        head |= {"usage": None}
+    chunks = [
+        head | {"choices": [{"index": index, "delta": {}, "finish_reason": None} | delta]}
+        for index, choice in enumerate(reply.choices)
+        for delta in _deltas(request, choice)
+    ]
+    chunks[0] |= _prompt_ids(request, reply)
+    if request.include_usage:
+        chunks.append(head | {"choices": [], "usage": _usage(reply)})
+    return b"".join(map(sent_event, chunks)) + b"data: [DONE]\n\n"
+
+
+def _deltas(request: AgentRequest, choice: Choice) -> Iterable[dict[str, Any]]:
+    """One choice of one chunk after the other."""
+    yield {"delta": {"role": "assistant", "content": ""}}
+    if choice.text:
+        yield {"delta": {"content": choice.text}}
+    for index, call in enumerate(tool_calls_of(choice.tool_calls)):
+        function = {"name": call.name, "arguments": ""}
+        opened = {"index": index, "id": call.id, "type": "function", "function": function}
+        yield {"delta": {"tool_calls": [opened]}}
+        spoken = {"index": index, "function": {"arguments": call.arguments}}
+        yield {"delta": {"tool_calls": [spoken]}}
+    logprobs = {"logprobs": _logprobs(choice)} if request.ask.logprobs else {}
+    yield {"finish_reason": _finish(choice)} | logprobs | _token_ids(request, choice)
+
+
+def _head(request: AgentRequest, reply: ModelReply, kind: str) -> dict[str, Any]:
+    return {
+        "id": reply.id,
+        "object": kind,
+        "created": reply.at_ms // 1000,
+        "model": request.ask.policy,
+    }
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in tool_calls_of(choice.tool_calls)
+    ]
+    if not calls:
+        return {"role": "assistant", "content": choice.text}
+    return {"role": "assistant", "content": choice.text or None, "tool_calls": calls}
+
+
+def _finish(choice: Choice) -> str:
+    return finish_word(choice, length="length", calls="tool_calls", stop="stop")
+
+
+def _logprobs(choice: Choice) -> dict[str, Any]:
+    tokens = zip(choice.token_ids or (), choice.logprobs or (), strict=True)
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token_ids(request: AgentRequest, choice: Choice) -> dict[str, Any]:
+    return {"token_ids": choice.token_ids} if request.ask.token_ids else {}
+
+
+def _prompt_ids(request: AgentRequest, reply: ModelReply) -> dict[str, Any]:
+    return {"prompt_token_ids": reply.prompt_token_ids} if request.ask.token_ids else {}
+
+
+def _usage(reply: ModelReply) -> dict[str, int]:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.sampled_tokens,
+        "total_tokens": reply.prompt_tokens + reply.sampled_tokens,
+    }
+
+
+def error_value(declined: Declined) -> dict[str, Any]:
+    """An error as OpenAI's APIs tell it."""
+    kinds = {429: "rate_limit_error"}
+    kind = "server_error" if declined.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": str(declined),
+            "type": kinds.get(declined.status, kind),
+            "param": declined.param,
+            "code": declined.code,
+        }
+    }
+
+
+CHAT = Dialect(
+    "chat",
+    read=_read,
+    body=_body,
+    events=_events,
+    error=lambda declined: orjson.dumps(error_value(declined)),
+    error_event=lambda declined: sent_event(error_value(declined)),
+)

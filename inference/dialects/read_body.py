@@ -1,0 +1,180 @@
+"""Bodies of requests: checked against what a dialect takes, refused in words that name the field.
+
+What a dialect takes is written as dataclasses; keys that are not in them are ignored, as agents
+send many. Nothing is converted: a number as text is refused and not read.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from inference.dialects.dialect import Declined
+from schemas.asks import FUNCTION
+from schemas.foreign_text import plain
+from schemas.tool_calls import json_text
+
+B = TypeVar("B")
+T = TypeVar("T")
+Path = tuple[str | int, ...]
+
+
+class _First(FailFast):
+    """As an alternative of a union, a type must be hashable."""
+
+    def __hash__(self) -> int:
+        return id(type(self))
+
+
+TAKEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+MOST = 2**31 - 1
+Tokens = Annotated[int, Field(ge=1, le=MOST)]
+Temperature = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Many = Annotated[list[T], _First()]
+"""One wrong item is told; a million are not collected."""
+FOUND_CHARS = 80
+WORDS_CHARS = 1000
+WORDS = (
+    ("Input should be", "must be"), ("a valid array", "a list"), ("a valid integer", "an integer"),
+    ("a valid string", "a text"), ("a valid ", "a "),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Content that is told in parts; only text can be rendered."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Many[TextPart] | None
+
+
+def read_body(body: bytes, taken: type[B]) -> B:
+    """The body as what the dialect takes. Raises Declined (400), naming field, found, wanted."""
+    try:
+        read: B = _adapter_of(cast(Any, taken)).validate_json(body)
+    except ValidationError as error:
+        raise _declined(error, body) from None
+    return read
+
+
+def joined(content: Content) -> str:
+    """Parts as the one text that they are; null is the empty one."""
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
+
+
+def malformed(message: str, param: str) -> Declined:
+    """A refusal of one field, for what a type cannot say."""
+    return Declined(400, "invalid_request_error", f"{param} {message}", param=param)
+
+
+def tools_text(functions: Iterable[tuple[str, str | None, Any]]) -> str:
+    """Tools in their canonical form: compact JSON; empty for none."""
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": name}
+            | ({} if description is None else {"description": description})
+            | ({} if parameters is None else {"parameters": parameters}),
+        }
+        for name, description, parameters in functions
+    ]
+    try:
+        return json_text(tools) if tools else ""
+    except ValueError:
+        msg = "hold a number that is not finite"
+        raise malformed(msg, "tools") from None
+
+
+def tool_choice_of(word: str, name: str, names: Sequence[str]) -> str:
+    """The neutral choice; `word` is auto, none, required, or `named` for the function `name`."""
+    if word != "named":
+        return word
+    if name not in names:
+        tools = ", ".join(names) or "none"
+        msg = f"names {plain(name, 80)!r}, which is none of the tools: {tools}"
+        raise malformed(msg, "tool_choice")
+    return FUNCTION + name
+
+
+@cache
+def _adapter_of(read: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(read)
+
+
+def _declined(error: ValidationError, body: bytes) -> Declined:
+    """Of the alternatives that a value could have been, those count that got furthest."""
+    errors = error.errors(include_url=False)
+    if errors[0]["type"] == "json_invalid":
+        return Declined(400, "invalid_request_error", f"the body is no JSON: {errors[0]['msg']}")
+    value = from_json(body)
+    told = [_told(one, value) for one in errors]
+    furthest = max(len(path) for path, _, _ in told)
+    path, _, found = next(one for one in told if len(one[0]) == furthest)
+    wanted = dict.fromkeys(words for at, words, _ in told if at == path)
+    place = _written(path)
+    words = plain(f"{place or 'the body'} {' or '.join(wanted)}{found}", WORDS_CHARS)
+    return Declined(400, "invalid_request_error", words, param=place or None)
+
+
+def _told(error: ErrorDetails, body: object) -> tuple[Path, str, str]:
+    """Where an error is, what is wanted there, and what was found."""
+    path = _path(error["loc"], body, missing=error["type"] == "missing")
+    found = f", found {_found(error['input'])}"
+    if error["type"] == "missing":
+        return path, "is missing", ""
+    if not error["type"].startswith("union_tag"):
+        return path, _wanted(error["msg"]), found
+    tag = error["ctx"]["discriminator"].strip("'")
+    if error["type"] == "union_tag_not_found":
+        return (*path, tag), "is missing", ""
+    words = f"must be one of {error['ctx']['expected_tags']}"
+    return (*path, tag), words, f", found {_found(error['ctx']['tag'])}"
+
+
+def _wanted(words: str) -> str:
+    for theirs, ours in WORDS:
+        words = words.replace(theirs, ours)
+    return words
+
+
+def _path(loc: Path, body: object, *, missing: bool) -> Path:
+    """The place without pydantic's names for branches of a union, which are no keys of the body."""
+    path: list[str | int] = []
+    value: Any = body
+    for at, key in enumerate(loc):
+        if _has(value, key):
+            value = value[key]
+        elif not (missing and at == len(loc) - 1):
+            continue
+        path.append(key)
+    return tuple(path)
+
+
+def _has(value: object, key: str | int) -> bool:
+    return (
+        isinstance(value, list)
+        if isinstance(key, int)
+        else isinstance(value, dict) and key in value
+    )
+
+
+def _written(path: Path) -> str:
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return text.removeprefix(".")
+
+
+def _found(value: object) -> str:
+    if isinstance(value, str | bytes):
+        return plain(repr(value[:FOUND_CHARS]))
+    return {dict: "an object", list: "a list", type(None): "null"}.get(
+        type(value), plain(repr(value), FOUND_CHARS)
+    )

@@ -1,0 +1,94 @@
+"""Which path speaks which dialect, and a reply as the HTTP answer that it makes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from inference.dialects.chat import CHAT
+from inference.dialects.dialect import AgentRequest, Declined, Dialect
+from schemas.asks import ErrorReply, ModelReply, Reply
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+TOO_LONG = frozenset({"too_long", "context_length_exceeded"})
+LENGTHS = re.compile(r"length is (\d+) tokens.* resulted in (\d+) tokens")
+"""What an engine says of a call that is too long."""
+
+ROUTES: Mapping[str, Dialect] = {"/v1/chat/completions": CHAT}
+"""By path, as clients append it to their base URL; all are asked with POST."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A whole answer, to be written at once."""
+
+    status: int
+    headers: Mapping[str, str]
+    """`Content-Type` among them."""
+    body: bytes
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect in which a path is answered; errors of paths that are no route are OpenAI's."""
+    return ROUTES.get(path, CHAT)
+
+
+def answer(dialect: Dialect, request: AgentRequest, reply: Reply) -> HttpAnswer:
+    """What a request is answered with, as JSON or as a stream, when its reply is there."""
+    if isinstance(reply, ErrorReply):
+        return error_answer(dialect, declined_by(reply))
+    if request.stream:
+        return HttpAnswer(200, {"Content-Type": EVENTS}, rest_of_stream(dialect, request, reply))
+    model_reply = _model_reply(reply)
+    return HttpAnswer(200, {"Content-Type": JSON}, dialect.body(request, model_reply))
+
+
+def error_answer(dialect: Dialect, declined: Declined) -> HttpAnswer:
+    """A refusal as status, headers and body in the vendor's form."""
+    return HttpAnswer(
+        declined.status, {"Content-Type": JSON, **declined.headers}, dialect.error(declined)
+    )
+
+
+def rest_of_stream(dialect: Dialect, request: AgentRequest, reply: Reply) -> bytes:
+    """All events of a stream, of which nothing was sent but its headers and `dialect.waiting`."""
+    if isinstance(reply, ErrorReply):
+        return dialect.error_event(declined_by(reply))
+    return dialect.events(request, _model_reply(reply))
+
+
+def declined_by(reply: ErrorReply) -> Declined:
+    """The refusal that a recorded error is; a 429 is worth another try, a 5xx is final."""
+    retry_after_s = 1 if reply.status == 429 else None
+    lengths = LENGTHS.search(reply.error) if reply.code in TOO_LONG else None
+    if lengths:
+        return too_long(int(lengths[2]), int(lengths[1]))
+    return Declined(reply.status, reply.code, reply.error, retry_after_s=retry_after_s)
+
+
+def too_long(tokens: int, most: int) -> Declined:
+    """Clients know it by these words: an agent stops at once, or shortens what it tells."""
+    msg = (
+        f"This model's maximum context length is {most} tokens. However, your messages resulted "
+        f"in {tokens} tokens."
+    )
+    return Declined(400, "context_length_exceeded", msg, param="messages")
+
+
+def models_body(policies: Sequence[str]) -> bytes:
+    """`GET /v1/models`."""
+    data = [
+        {"id": policy, "object": "model", "created": 0, "owned_by": "rollcall"}
+        for policy in policies
+    ]
+    return orjson.dumps({"object": "list", "data": data})
+
+
+def _model_reply(reply: Reply) -> ModelReply:
+    if not isinstance(reply, ModelReply):
+        msg = f"ask {reply.d} of a model is told {type(reply).__name__}"
+        raise TypeError(msg)
+    return reply

@@ -1,0 +1,80 @@
+"""Dialects behind a transport of httpx: vendors' clients ask, a function replies, no socket."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+
+from inference.dialects.dialect import AgentRequest, Declined
+from inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
+from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from schemas.messages import Message
+
+ID = "5f" * 16
+REPLY_MS = 1_700_000_000_123
+Replies = Callable[[Ask], Reply | Declined]
+
+
+def reply_to(ask: Ask, *choices: Choice, prompt_tokens: int = 7) -> ModelReply:
+    return ModelReply(ask.d, choices, ID, REPLY_MS, prompt_tokens)
+
+
+def says(*choices: Choice) -> Replies:
+    return lambda ask: reply_to(ask, *choices)
+
+
+def fails(status: int, code: str, error: str) -> Replies:
+    return lambda ask: ErrorReply(ask.d, status, code, error)
+
+
+class DialectServer:
+    """Remembers what was asked; answers as `replies` says."""
+
+    def __init__(self, replies: Replies, policies: Sequence[str] = ("policy",)) -> None:
+        self.replies = replies
+        self.policies = policies
+        self.requests: list[AgentRequest] = []
+        self.calls = 0
+        self.earlier: dict[str, tuple[Message, ...]] = {}
+
+    @property
+    def ask(self) -> Ask:
+        return self.requests[-1].ask
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        options = {"max_retries": 0} | options
+        return openai.OpenAI(
+            api_key="key", base_url="http://gateway/v1", http_client=self._client(), **options
+        )
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        options = {"max_retries": 0} | options
+        return anthropic.Anthropic(
+            api_key="key", base_url="http://gateway", http_client=self._client(), **options
+        )
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(transport=httpx.MockTransport(self._handle))
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        self.calls += 1
+        path = request.url.path
+        dialect = dialect_of(path)
+        try:
+            if path not in ROUTES:
+                msg = f"nothing answers {path}"
+                raise Declined(404, "not_found", msg)
+            read = dialect.read(request.content, self.policies, self.earlier)
+            self.requests.append(read)
+            reply = self.replies(read.ask)
+            if isinstance(reply, Declined):
+                raise reply
+        except Declined as declined:
+            found = error_answer(dialect, declined)
+        else:
+            found = answer(dialect, read, reply)
+            if isinstance(reply, ModelReply):
+                self.earlier |= dialect.kept(read, reply)
+        return httpx.Response(found.status, headers=found.headers, content=found.body)

@@ -113,11 +113,12 @@ def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic])
 
     How many partitions a topic has and how long it is kept are an operator's choice. Missing
     topics, unknown schemas, a journal that is compacted, or journal topics of unequal counts are
-    not.
+    not. What is optional may be missing.
     """
     counts = admin.partitions()
     existing = [topic for topic in wanted if topic.name in counts]
-    wrong = [f"{topic.name} is missing" for topic in wanted if topic.name not in counts]
+    missing = [topic for topic in wanted if topic.name not in counts and not topic.optional]
+    wrong = [f"{topic.name} is missing" for topic in missing]
     wrong += _unequal(existing, counts)
     configs = admin.configs([topic.name for topic in existing])
     for topic in existing:

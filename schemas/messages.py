@@ -553,3 +553,13 @@ class Control:
     group_id: str = ""
     worker: str = ""
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What the rollouts of one user may take, all workers together; 0 is no limit."""
+
+    user: str
+    running: int = 0
+    per_hour: int = 0
+    calls_per_s: float = 0.0

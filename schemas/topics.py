@@ -55,6 +55,10 @@ class Topics:
         return f"{self.prefix}control"
 
     @property
+    def quotas(self) -> str:
+        return f"{self.prefix}quotas"
+
+    @property
     def dead_letters(self) -> str:
         return f"{self.prefix}dead.letters"
 
@@ -91,6 +95,7 @@ class TopicSpec:
     config: Mapping[str, str]
     per_policy: bool
     grows_with: str
+    optional: bool
     owner: str
     key: str
     about: str
@@ -107,6 +112,8 @@ class WantedTopic:
     record: type | None
     compatibility: str
     grows_with: str
+    optional: bool = False
+    """Whether workers do without it where it is not there."""
 
 
 @cache
@@ -133,6 +140,7 @@ def _spec(name: str, entry: Mapping[str, Any], defaults: Mapping[str, str]) -> T
         },
         per_policy=entry.get("per_policy", False),
         grows_with=entry.get("grows_with", ""),
+        optional=entry.get("optional", False),
         owner=entry["owner"],
         key=entry["key"],
         about=entry["about"],
@@ -158,6 +166,7 @@ def wanted(
                 record=spec.record,
                 compatibility=spec.compatibility,
                 grows_with=spec.grows_with,
+                optional=spec.optional,
             )
             for name in names
         ]

@@ -24,6 +24,7 @@ NAMED = {
     TOPICS.versions: messages.PolicyVersion,
     TOPICS.train_steps: messages.TrainStep,
     TOPICS.control: messages.Control,
+    TOPICS.quotas: messages.Quota,
     TOPICS.dead_letters: None,
 }
 POLICY_IDS = st.text(alphabet="abcxyz0189-", min_size=1, max_size=12)
@@ -53,7 +54,7 @@ def test_a_given_partition_count_is_that_of_every_topic_that_has_several() -> No
     given_12 = {t.name: t.partitions for t in wanted("rl.", ["p"], partitions=12)}
 
     assert {name for name, count in given_12.items() if count == 1} == alone
-    assert alone == {TOPICS.versions, TOPICS.train_steps, TOPICS.control}
+    assert alone == {TOPICS.versions, TOPICS.train_steps, TOPICS.control, TOPICS.quotas}
     assert set(given_12.values()) == {1, 12}
 
 
@@ -100,9 +101,10 @@ def test_settings_of_a_topic_are_text_as_kafka_has_them(spec: TopicSpec) -> None
 
 
 def test_what_stands_for_ever_is_not_deleted_by_time() -> None:
-    for name in ("policy.versions", "train.steps"):
+    for name in ("policy.versions", "train.steps", "quotas"):
         assert of_name(name).config["retention.ms"] == "-1"
-    assert of_name("policy.versions").config["cleanup.policy"] == "compact"
+    for name in ("policy.versions", "quotas"):
+        assert of_name(name).config["cleanup.policy"] == "compact"
 
 
 def test_the_journal_outlives_the_work_that_it_answers() -> None:

@@ -22,6 +22,7 @@ from pydantic_settings import (
 from compose.strict_table import StrictTable, unknown_key
 from schemas import names
 from schemas.errors import Refused
+from schemas.messages import Quota
 
 PREFIX = "ROLLCALL_"
 FILE = Path("rollcall.toml")
@@ -56,9 +57,19 @@ class AgentsSettings(StrictTable):
     max_live: Count = 4000
     """Open rollouts in one worker before it takes no more requests; 0 is no limit."""
     max_running_per_user: Count = 0
-    """Rollouts of one user that run at once in one worker; 0 is no limit."""
+    """Rollouts of one user that run at once, in all workers together; 0 is no limit. This and the
+    next two hold for users without a quota of their own (`rollcall quota`)."""
+    max_begun_per_user_hour: Count = 0
+    """Rollouts of one user that begin to run in one hour of the clock, UTC; 0 is no limit."""
+    max_calls_per_user_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Model calls of one user that are sent in a second; 0 is no limit."""
     program_timeout_s: Positive = 5.0
     """How long one turn of an agent program may take before its rollout is ended."""
+
+    def quota(self) -> Quota:
+        """What a user without a quota of his own may take."""
+        limits = self.max_running_per_user, self.max_begun_per_user_hour, self.max_calls_per_user_s
+        return Quota("", *limits)
 
 
 class EnvironmentsSettings(StrictTable):

@@ -11,7 +11,7 @@ from operator import attrgetter
 from schemas.errors import Refused
 from schemas.foreign_text import shown
 from schemas.ids import digest
-from schemas.messages import RolloutRequest, Sampling
+from schemas.messages import Quota, RolloutRequest, Sampling
 from schemas.topics import DAY_MS, checked, manifest
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
@@ -54,6 +54,8 @@ NAMES = (
 )
 TEXTS = ("agent_config", "task.environment_config", "task.prompt", "task.system")
 FIELDS = {name: attrgetter(name) for name in (*COUNTS, *TIMES_S, *OPTIONAL_S, *NAMES, *TEXTS)}
+SLOWEST_CALLS_PER_S = 0.001
+"""One call in a quarter of an hour; whoever is to make none is told so in other ways."""
 SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (1, INT32)}
 
 
@@ -92,12 +94,15 @@ def check_request(request: RolloutRequest) -> None:
 def check_names(request: RolloutRequest) -> None:
     """Raises Refused for a name that is too long to go with every record of the rollout."""
     for name in NAMES:
-        found = FIELDS[name](request)
-        _check_text(name, found)
-        if len(found) * 4 > NAME_BYTES and len(found.encode()) > NAME_BYTES:
-            size = len(found.encode())
-            msg = f"{name} may have {NAME_BYTES} bytes, found {size:,}: {shown(found, most=60)}..."
-            raise Refused(msg)
+        _check_name(name, FIELDS[name](request))
+
+
+def _check_name(name: str, found: str) -> None:
+    _check_text(name, found)
+    if len(found) * 4 > NAME_BYTES and len(found.encode()) > NAME_BYTES:
+        size = len(found.encode())
+        msg = f"{name} may have {NAME_BYTES} bytes, found {size:,}: {shown(found, most=60)}..."
+        raise Refused(msg)
 
 
 def fitting(rollout_id: str) -> str:
@@ -120,6 +125,18 @@ def check_sampling(sampling: Sampling) -> None:
     _check_number("sampling.top_p", sampling.top_p, math.nextafter(0, 1), 1)
     for stop in sampling.stop:
         _check_text("sampling.stop", stop)
+
+
+def check_quota(quota: Quota) -> None:
+    """Raises Refused for what can be no quota of anybody; 0 is no limit."""
+    if not quota.user:
+        msg = "user is empty; a quota is that of one user"
+        raise Refused(msg)
+    _check_name("user", quota.user)
+    _check_number("running", quota.running, 0, INT32)
+    _check_number("per_hour", quota.per_hour, 0, INT32)
+    if quota.calls_per_s != 0:
+        _check_number("calls_per_s", quota.calls_per_s, SLOWEST_CALLS_PER_S, INT32)
 
 
 def _check_number(name: str, found: object, least: float, most: float) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import dlq, objects, runs, scorings, topics, workers
+from compose.cli import dlq, objects, quota, runs, scorings, topics, workers
 from compose.cli.bench import bench
 from compose.cli.chaos import chaos
 from compose.cli.connection import CLUSTER
@@ -101,6 +101,12 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "pause": pause,
         "resume": resume,
         "drain": drain,
+        "quota": _group(
+            "What each user may take: running at once, begun an hour, calls a second.",
+            set=quota.set_quota,
+            list=quota.list_quotas,
+            unset=quota.unset,
+        ),
         "dlq": _group(
             "Dead letters: what nobody could read.",
             list=dlq.list_letters,

@@ -1,0 +1,118 @@
+"""`rollcall quota`: what each user may take."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.cli.connection import cluster
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from consumers.quota_table import QuotaTable
+    from schemas.messages import Quota
+
+User = Annotated[str, typer.Argument(help="Whose rollouts, as their requests name the user.")]
+Running = Annotated[int | None, typer.Option(help="Rollouts that run at once.")]
+PerHour = Annotated[int | None, typer.Option(help="Rollouts that begin in one hour, UTC.")]
+CallsPerS = Annotated[float | None, typer.Option(help="Model calls that are sent in a second.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+
+
+def set_quota(
+    user: User, running: Running = None, per_hour: PerHour = None, calls_per_s: CallsPerS = None
+) -> None:
+    """Limit what a user may take; what is not named is not limited.
+
+    It acts at once, also on rollouts that wait. What runs goes on.
+
+    Example: rollcall quota set ann --running 8 --per-hour 500 --calls-per-s 20
+    """
+    from consumers.quota_table import limits_of
+    from schemas.errors import Refused
+    from schemas.messages import Quota
+
+    limits = {"--running": running, "--per-hour": per_hour, "--calls-per-s": calls_per_s}
+    if all(limit is None for limit in limits.values()):
+        msg = f"nothing is limited; name {', '.join(limits)}, or several"
+        raise Refused(msg)
+    for option, limit in limits.items():
+        if limit == 0:
+            msg = f"{option} must be above 0; leave it out where there is no such limit"
+            raise Refused(msg)
+    quota = Quota(user, running or 0, per_hour or 0, calls_per_s or 0.0)
+    _send(user, quota)
+    typer.echo(f"{user} may have {limits_of(quota)}")
+
+
+def unset(user: User) -> None:
+    """Take a user's quota back; that of the settings holds again.
+
+    Example: rollcall quota unset ann
+    """
+    from consumers.quota_table import limits_of
+    from schemas.errors import Refused
+    from schemas.names import hint
+
+    table = _table()
+    if user not in table.records:
+        near = hint(user, table.records) if table.records else "nobody has one"
+        msg = f"user {user!r} has no quota; {near}"
+        raise Refused(msg)
+    _send(user, None)
+    typer.echo(f"{user} may have {limits_of(table.default)}, as the settings say")
+
+
+def list_quotas(json: Json = False) -> None:
+    """List who has a quota, and what holds for all others.
+
+    Example: rollcall quota list
+    """
+    from compose.terminal import emit
+
+    table = _table()
+    users = {user: _plain(quota) for user, quota in sorted(table.records.items())}
+    others = _plain(table.default)
+
+    def show(terminal: "Console") -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        rows = Table("user", "running", "an hour", "calls a second")
+        for user, limits in [*users.items(), ("(all others)", others)]:
+            rows.add_row(Text(user), *(f"{n:,}" if n else "" for n in limits.values()))
+        terminal.print(rows)
+
+    emit({"users": users, "others": others}, show, json=json)
+
+
+def _table() -> "QuotaTable":
+    """All quotas; raises Refused where their topic is not there."""
+    from consumers.history.quotas import read_quotas
+    from schemas.errors import Refused
+
+    here = cluster()
+    table = read_quotas(here, here.settings.agents.quota())
+    if table.missing:
+        msg = f"topic {here.topics.quotas!r} is not there; `rollcall topics apply` makes it"
+        raise Refused(msg)
+    return table
+
+
+def _send(user: str, quota: "Quota | None") -> None:
+    from producers.quotas import send_quota
+    from schemas.bounds import check_quota
+    from schemas.messages import Quota
+
+    check_quota(quota or Quota(user))
+    here = cluster()
+    here.log.partitions(here.topics.quotas)  # which raises for a topic that is not there
+    send_quota(here.log.publisher(), here.codec, here.topics, user, quota)
+
+
+def _plain(quota: "Quota") -> dict[str, float]:
+    return {
+        "running": quota.running,
+        "per_hour": quota.per_hour,
+        "calls_per_s": quota.calls_per_s,
+    }

@@ -1,0 +1,95 @@
+"""`rollcall quota`: what is said is what the workers read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import Refused, TopicsDiffer
+from schemas.messages import Quota
+from tests.support.command_line import call, refused, rollcall
+from tests.support.memory_cluster import MemoryCluster
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+def test_a_quota_that_is_set_is_listed_until_it_is_taken_back(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(cluster, "quota", "set", "ann", "--running", "8", "--calls-per-s", "0.5")
+    call(cluster, "quota", "set", "bob", "--per-hour", "500")
+    capsys.readouterr()
+    call(cluster, "quota", "list", "--json")
+    listed = json.loads(capsys.readouterr().out)
+    call(cluster, "quota", "unset", "bob")
+    call(cluster, "quota", "list")
+    shown = capsys.readouterr().out
+
+    assert listed["users"] == {
+        "ann": {"running": 8, "per_hour": 0, "calls_per_s": 0.5},
+        "bob": {"running": 0, "per_hour": 500, "calls_per_s": 0.0},
+    }
+    assert "ann" in shown
+    assert "bob may have as much as there is, as the settings say" in shown
+    assert shown.count("bob") == 1
+
+
+def test_setting_a_quota_again_replaces_all_of_it(cluster: MemoryCluster) -> None:
+    call(cluster, "quota", "set", "ann", "--running", "8")
+    call(cluster, "quota", "set", "ann", "--per-hour", "9")
+
+    records = cluster.read(cluster.topics.quotas, Quota)
+    assert records == [Quota("ann", running=8), Quota("ann", per_hour=9)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["set", "ann"], "nothing is limited"),
+        (["set", "ann", "--running", "0"], "--running must be above 0"),
+        (["set", "ann", "--running", "-1"], "running must be from 0"),
+        (["set", "ann", "--per-hour=-3"], "per_hour must be from 0"),
+        (["set", "ann", "--running", "99999999999"], "running must be from 0"),
+        (["set", "ann", "--calls-per-s", "nan"], "calls_per_s must be from 0.001"),
+        (["set", "ann", "--calls-per-s", "inf"], "calls_per_s must be from 0.001"),
+        (["set", "ann", "--calls-per-s", "0"], "--calls-per-s must be above 0"),
+        (["set", "", "--running", "1"], "user is empty"),
+        (["unset", ""], "has no quota"),
+        (["unset", "bob"], "nobody has one"),
+    ],
+)
+def test_what_is_no_quota_is_refused_and_nothing_is_sent(
+    cluster: MemoryCluster, words: list[str], said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        call(cluster, "quota", *words)
+
+    assert cluster.log.all(cluster.topics.quotas) == []
+
+
+def test_a_user_without_a_quota_is_refused_with_the_nearest_who_has_one(
+    cluster: MemoryCluster,
+) -> None:
+    call(cluster, "quota", "set", "annemarie", "--running", "1")
+
+    with pytest.raises(Refused, match="did you mean 'annemarie'"):
+        call(cluster, "quota", "unset", "annemari")
+
+
+@pytest.mark.parametrize("words", [["list"], ["set", "ann", "--running", "1"], ["unset", "ann"]])
+def test_a_cluster_without_the_topic_is_told_how_to_make_it(
+    cluster: MemoryCluster, words: list[str]
+) -> None:
+    cluster.log.delete(cluster.topics.quotas)
+
+    with pytest.raises((Refused, TopicsDiffer), match="quotas"):
+        call(cluster, "quota", *words)
+
+
+def test_a_wrong_limit_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    said = refused(rollcall("quota", "set", "ann", "--running", "0", cwd=tmp_path))
+
+    assert "--running must be above 0" in said

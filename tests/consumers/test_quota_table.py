@@ -1,0 +1,148 @@
+"""What `quotas` says: the last record of each user, whatever else lies there."""
+
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from consumers.history.quotas import read_quotas
+from consumers.log.protocols import Record
+from consumers.quota_table import LOOK_AGAIN_S, QuotaTable, limits_of
+from producers.quotas import send_quota
+from schemas.errors import Refused, WireError
+from schemas.messages import Control, Quota
+from tests.support.rig import Rig
+
+EIGHT = Quota("ann", running=8)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def say(rig: Rig, user: str, quota: Quota | None) -> None:
+    send_quota(rig.pen, rig.codec, rig.topics, user, quota)
+
+
+def table_of(rig: Rig, unreadable: Callable[[Record, WireError], None] = print) -> QuotaTable:
+    default = Quota("", running=3)
+    return QuotaTable(
+        rig.log, rig.codec, rig.topics, default, clock=rig.clock, unreadable=unreadable
+    )
+
+
+def test_the_last_record_of_a_user_counts_and_others_have_the_default(rig: Rig) -> None:
+    say(rig, "ann", Quota("ann", running=2))
+    say(rig, "bob", Quota("bob", per_hour=5, calls_per_s=0.5))
+    say(rig, "ann", EIGHT)
+
+    table = read_quotas(rig, Quota("", running=3))
+
+    assert table.of("ann") == EIGHT
+    assert table.of("bob") == Quota("bob", 0, 5, 0.5)
+    assert table.of("eve").running == 3
+
+
+def test_a_quota_that_is_taken_back_leaves_the_default(rig: Rig) -> None:
+    table = table_of(rig)
+    say(rig, "ann", EIGHT)
+    assert table.follow() == {"ann"}
+    say(rig, "ann", None)
+
+    assert table.follow() == {"ann"}
+    assert table.of("ann").running == 3
+    assert not table.records
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Quota("ann", running=-1),
+        Quota("ann", per_hour=-1),
+        Quota("ann", calls_per_s=float("nan")),
+        Quota("ann", calls_per_s=float("inf")),
+        Quota("ann", calls_per_s=-0.5),
+        Quota("bob", running=1),
+        b"no magic",
+    ],
+)
+def test_what_is_no_quota_leaves_the_default_and_is_shown_to_whoever_buries(
+    rig: Rig, wrong: Quota | bytes
+) -> None:
+    """Also where an earlier one made sense: after a compaction that is not there any more."""
+    found: list[WireError] = []
+    table = table_of(rig, lambda record, error: found.append(error))
+    say(rig, "ann", EIGHT)
+    value = wrong if isinstance(wrong, bytes) else rig.codec.encode(rig.topics.quotas, wrong)
+    rig.log.append(rig.topics.quotas, b"ann", value)
+
+    table.follow()
+
+    assert len(found) == 1
+    assert table.of("ann").running == 3
+
+
+def test_what_has_no_key_or_another_record_is_nobodys(rig: Rig) -> None:
+    rig.log.append(rig.topics.quotas, None, rig.codec.encode(rig.topics.quotas, EIGHT))
+    rig.log.append(rig.topics.quotas, b"\xff", rig.codec.encode(rig.topics.quotas, EIGHT))
+    rig.log.append(rig.topics.quotas, b"ann", rig.codec.encode("t.control", Control("pause")))
+    found: list[WireError] = []
+    table = table_of(rig, lambda record, error: found.append(error))
+
+    table.follow()
+
+    assert len(found) == 3
+    assert not table.records
+
+
+def test_without_the_topic_the_default_holds_until_it_is_made(rig: Rig) -> None:
+    rig.log.delete(rig.topics.quotas)
+
+    with capture_logs() as logs:
+        table = table_of(rig)
+        rig.clock.pass_by(LOOK_AGAIN_S + 1)
+        table.follow()
+    assert [line["event"] for line in logs] == ["quotas_missing"]
+    assert table.missing
+    assert table.caught_up()
+
+    rig.log.create(rig.topics.quotas, 1)
+    say(rig, "ann", EIGHT)
+    assert table.follow() == set()
+    rig.clock.pass_by(LOOK_AGAIN_S + 1)
+
+    assert table.follow() == {"ann"}
+    assert not table.missing
+
+
+def test_what_waits_for_the_registry_is_taken_when_that_is_back(rig: Rig) -> None:
+    say(rig, "ann", EIGHT)
+    say(rig, "ann", None)
+    say(rig, "ann", EIGHT)
+    rig.codec = type(rig.codec)(rig.registry, clock=rig.clock)
+    table = table_of(rig)
+    rig.registry.away = True
+    assert table.follow() == set()
+    assert not table.caught_up()
+
+    rig.registry.away = False
+    rig.clock.pass_by(60)
+    table.follow()
+
+    assert table.caught_up()
+    assert table.of("ann") == EIGHT
+
+
+def test_nobody_sends_what_no_reader_would_take(rig: Rig) -> None:
+    for wrong in (Quota(""), Quota("u" * 600), Quota("\ud800"), Quota("ann", running=-1)):
+        with pytest.raises(Refused):
+            say(rig, wrong.user, wrong)
+    assert rig.log.all(rig.topics.quotas) == []
+
+
+def test_a_quota_in_words_names_its_limits() -> None:
+    assert limits_of(Quota("ann", 8, 500, 20.0)) == (
+        "8 rollouts running at once, 500 begun in an hour, 20 model calls a second"
+    )
+    assert limits_of(Quota("ann")) == "as much as there is"

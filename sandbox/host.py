@@ -4,7 +4,7 @@ An environment is given its `Host` when it is made, if its factory has a paramet
 is one host for one session: whatever is drawn from it ends with the session, at the latest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Line(Protocol):
-    """The environment's end of an HTTP endpoint that one process talks to, as if to a model."""
+    """The environment's end of an HTTP endpoint that one process talks to, as if to a model.
+
+    All of it belongs to the event loop of the worker's room.
+    """
 
     url: str
     """http://127.0.0.1:PORT/r/KEY; clients append the path that their vendor wants."""
@@ -45,8 +48,12 @@ class Host(Protocol):
     place: str
     """Which session it is, for people."""
 
-    async def line(self, policies: Sequence[str]) -> Line:
-        """Open a line on which these policies can be asked for."""
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+        """Open a line on which these policies can be asked for, and which tells its task.
+
+        A line is one process's: a client that comes back is told again what it was told, so a
+        process that is started anew needs another line, whose key the old one does not have.
+        """
         ...
 
     def keep(self, name: str, content: bytes) -> str:

@@ -1,6 +1,6 @@
 """Environments that wait, made by name like anybody's own, and a host that offers nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sandbox.environment import Observation
 from sandbox.host import Host, Line
@@ -11,7 +11,7 @@ class Nowhere:
 
     place = "nowhere"
 
-    async def line(self, policies: Sequence[str]) -> Line:
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
         raise NotImplementedError
 
     def keep(self, name: str, content: bytes) -> str:

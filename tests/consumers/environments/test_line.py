@@ -1,0 +1,287 @@
+"""The law of retries, without HTTP: which request is which call, and what of it a session sees."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from consumers.environments.line import Line, OpenCalls, TooManyOpen
+from schemas.asks import Ask, Choice, ErrorReply, ModelReply
+from schemas.messages import Message
+
+QUESTION = Ask("model", (Message("user", "how much?"),))
+OTHER = Ask("model", (Message("user", "how many?"),))
+RESET = ConnectionResetError("reset by peer")
+Test = Callable[[Line], Awaitable[None]]
+
+
+def on_a_line(test: Test, open_calls: OpenCalls | None = None) -> None:
+    async def run() -> None:
+        await test(a_line(open_calls or OpenCalls()))
+
+    asyncio.run(run())
+
+
+def a_line(open_calls: OpenCalls) -> Line:
+    return Line("http://127.0.0.1:1/r/key", "key", ["policy"], {}, open_calls, lambda _: None)
+
+
+def said(text: str, ask: Ask = QUESTION) -> ModelReply:
+    return ModelReply(ask.d, (Choice(text),))
+
+
+def test_equal_requests_side_by_side_are_two_calls_answered_in_order() -> None:
+    async def test(line: Line) -> None:
+        first, second = line.attach(QUESTION), line.attach(QUESTION)
+
+        assert line.asked() == [QUESTION, QUESTION]
+        line.tell(said("one"))
+        line.tell(said("two"))
+        assert [await first.reply(), await second.reply()] == [said("one"), said("two")]
+
+    on_a_line(test)
+
+
+def test_a_client_that_hangs_up_cancels_nothing_and_finds_its_call_again() -> None:
+    async def test(line: Line) -> None:
+        line.attach(QUESTION).lost(None)
+        assert line.asked() == [QUESTION]
+
+        again = line.attach(QUESTION)
+
+        assert line.asked() == [QUESTION]
+        line.tell(said("once"))
+        assert await again.reply() == said("once")
+
+    on_a_line(test)
+
+
+def test_an_answer_that_found_nobody_waits_for_the_client_to_come_back() -> None:
+    async def test(line: Line) -> None:
+        line.attach(QUESTION).lost(None)
+        line.tell(said("once"))
+
+        assert await line.attach(QUESTION).reply() == said("once")
+        assert line.asked() == []
+
+    on_a_line(test)
+
+
+def test_a_retry_waits_for_the_open_call_whose_client_is_not_known_to_be_gone() -> None:
+    async def test(line: Line) -> None:
+        slow, other = line.attach(QUESTION), line.attach(QUESTION)
+        retries = [line.attach(QUESTION, retry=True) for _ in range(2)]
+
+        assert {retry.call for retry in retries} == {slow.call, other.call}
+        assert line.asked() == [QUESTION, QUESTION]
+
+    on_a_line(test)
+
+
+def test_an_answer_that_was_cut_is_told_again_and_one_that_arrived_is_not() -> None:
+    async def test(line: Line) -> None:
+        cut, whole = line.attach(QUESTION), line.attach(OTHER)
+        line.tell(said("cut"))
+        line.tell(said("whole", OTHER))
+        cut.written()
+        whole.written()
+        cut.lost(RESET)
+        whole.lost(None)
+
+        assert await line.attach(QUESTION).reply() == said("cut")
+        line.attach(OTHER)
+        assert line.asked() == [OTHER]
+
+    on_a_line(test)
+
+
+def test_two_votes_that_were_both_cut_are_each_told_again_once() -> None:
+    async def test(line: Line) -> None:
+        votes = [line.attach(QUESTION) for _ in range(2)]
+        line.tell(said("one"))
+        line.tell(said("two"))
+        for vote in votes:
+            vote.lost(RESET)
+
+        again = [line.attach(QUESTION) for _ in range(2)]
+
+        assert [await vote.reply() for vote in again] == [said("one"), said("two")]
+        line.attach(QUESTION)
+        assert line.asked() == [QUESTION]
+
+    on_a_line(test)
+
+
+def test_an_answer_that_is_still_being_written_is_not_told_to_another() -> None:
+    async def test(line: Line) -> None:
+        line.attach(QUESTION)
+        line.tell(said("one"))
+
+        line.attach(QUESTION)
+
+        assert line.asked() == [QUESTION]
+
+    on_a_line(test)
+
+
+@pytest.mark.parametrize(("between", "again"), [(False, True), (True, False)])
+def test_a_retry_is_told_what_arrived_only_if_nothing_was_told_since(
+    between: bool, again: bool
+) -> None:
+    async def test(line: Line) -> None:
+        line.attach(QUESTION).written()
+        line.tell(said("once"))
+        if between:
+            line.attach(OTHER).written()
+            line.tell(said("other", OTHER))
+
+        retry = line.attach(QUESTION, retry=True)
+
+        assert (line.asked() == []) is again
+        assert (retry.call.reply == said("once")) is again
+
+    on_a_line(test)
+
+
+def test_a_failed_retry_does_not_make_what_arrived_earlier_look_lost() -> None:
+    async def test(line: Line) -> None:
+        early = line.attach(QUESTION)
+        line.attach(QUESTION, retry=True).written()
+        line.tell(said("once"))
+        early.lost(RESET)
+
+        line.attach(QUESTION)
+
+        assert line.asked() == [QUESTION]
+
+    on_a_line(test)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_requests_of_one_idempotency_key_are_one_call(answered: bool) -> None:
+    async def test(line: Line) -> None:
+        first = line.attach(QUESTION, key="k")
+        if answered:
+            line.tell(said("once"))
+            first.written()
+            line.attach(OTHER)
+            line.tell(said("other", OTHER))
+
+        assert line.attach(QUESTION, key="k").call is first.call
+        assert line.attach(QUESTION, key="another").call is not first.call
+        assert line.attach(QUESTION).call is not first.call
+
+    on_a_line(test)
+
+
+@pytest.mark.parametrize(("status", "asked"), [(429, True), (503, True), (404, False)])
+def test_what_failed_for_now_is_asked_anew_by_a_retry(status: int, asked: bool) -> None:
+    async def test(line: Line) -> None:
+        line.attach(QUESTION).written()
+        line.tell(ErrorReply(QUESTION.d, status, "code", "words"))
+
+        line.attach(QUESTION, retry=True)
+
+        assert bool(line.asked()) is asked
+
+    on_a_line(test)
+
+
+def test_a_reply_that_nobody_waits_for_is_refused() -> None:
+    async def test(line: Line) -> None:
+        line.attach(QUESTION)
+
+        with pytest.raises(KeyError):
+            line.tell(said("what?", OTHER))
+
+    on_a_line(test)
+
+
+def test_waiting_ends_with_a_request_and_with_the_line_and_else_in_time() -> None:
+    async def test(line: Line) -> None:
+        await line.wait(0.001)
+        assert line.asked() == []
+        waits = asyncio.create_task(line.wait(None))
+        await asyncio.sleep(0)
+        line.attach(QUESTION)
+        await waits
+        line.asked()
+        waits = asyncio.create_task(line.wait(None))
+        await asyncio.sleep(0)
+        await line.close()
+        await waits
+
+    on_a_line(test)
+
+
+def test_a_request_that_came_before_the_wait_ends_it_at_once() -> None:
+    async def test(line: Line) -> None:
+        line.asked()
+        line.attach(QUESTION)
+
+        await asyncio.wait_for(line.wait(None), 5)
+
+    on_a_line(test)
+
+
+def test_a_closed_line_tells_nobody_anything_and_gives_its_places_back() -> None:
+    open_calls = OpenCalls()
+
+    async def test(line: Line) -> None:
+        client = line.attach(QUESTION)
+        await line.close()
+        await line.close()
+
+        assert await client.reply() is None
+        assert line.asked() == []
+        assert open_calls.count == 0
+
+    on_a_line(test, open_calls)
+
+
+def test_a_session_and_a_worker_hold_so_many_calls_and_no_more() -> None:
+    open_calls = OpenCalls(most=3, most_of_session=2)
+
+    async def test(line: Line) -> None:
+        for _ in range(2):
+            line.attach(QUESTION)
+        with pytest.raises(TooManyOpen, match="2 requests of this agent"):
+            line.attach(QUESTION)
+        line.attach(QUESTION, retry=True)
+        another = a_line(open_calls)
+        another.attach(QUESTION)
+        with pytest.raises(TooManyOpen, match="3 requests of this worker"):
+            another.attach(QUESTION)
+
+        line.tell(said("one"))
+
+        another.attach(QUESTION)
+
+    on_a_line(test, open_calls)
+
+
+def test_a_worker_that_drains_takes_no_new_call_and_still_answers_the_open_ones() -> None:
+    open_calls = OpenCalls()
+
+    async def test(line: Line) -> None:
+        client = line.attach(QUESTION)
+        open_calls.draining = True
+        with pytest.raises(TooManyOpen, match="about to end"):
+            line.attach(OTHER)
+
+        line.tell(said("one"))
+
+        assert await client.reply() == said("one")
+
+    on_a_line(test, open_calls)
+
+
+def test_a_client_waits_with_a_limit_and_is_told_after_it_too() -> None:
+    async def test(line: Line) -> None:
+        client = line.attach(QUESTION)
+        assert not await client.told_within(0.001)
+        line.tell(said("late"))
+        assert await client.told_within(0.001)
+        assert await client.reply() == said("late")
+
+    on_a_line(test)

@@ -1,0 +1,234 @@
+"""The process that stands between a worker and what the worker starts, and ends it all.
+
+Run by path with the interpreter's own library alone: `python -I -S keeper_process.py FD DIRECTORY`.
+What it starts is its child, leads a session of its own, and dies with it. Each child is a
+subreaper: what it starts in turn stays below it, whatever it forks, renames or moves to other
+sessions. So a child's end is the end of all below it, and when the worker is gone (its end of the
+socket is closed, however it died) everything here ends, and the directory is removed.
+
+One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with the three standard
+descriptors, `{"end"}`. Out: `{"started", "pid"}` or `{"started", "failed"}`; and once nothing is
+left of a child, `{"ended", "code"}`, a signal's number negative. Values of the keys that name the
+packet are the child's number.
+"""
+
+import array
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+PACKET_BYTES = 1 << 20
+AGAIN_S = 0.005
+GIVE_UP_S = 5.0
+"""So long what is to end is asked to; a process inside a broken disk or driver hears nothing."""
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+REMOVE = '{ rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; } } 2>/dev/null'
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent a process is, by all of its threads."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def kill_all_below(root: int) -> None:
+    """Stop a process and all below it, then kill them: what is stopped starts nothing new."""
+    stopped, fresh = {root}, {root}
+    send(root, signal.SIGSTOP)
+    while fresh:
+        # Those stopped earlier may have started more before the signal came to them.
+        fresh = {child for pid in tuple(stopped) for child in children(pid)} - stopped
+        stopped |= fresh
+        for pid in fresh:
+            send(pid, signal.SIGSTOP)
+    for pid in stopped:
+        send(pid, signal.SIGKILL)
+
+
+def removal(directory: str) -> list[str]:
+    """The command that removes a tree, by the system's own program: ours would meet its depth."""
+    return ["/bin/sh", "-c", REMOVE, "sh", directory]
+
+
+def start(request: dict[str, Any], standard: Sequence[int]) -> int:
+    """Fork a child; returns its pid. Raises OSError, also for what it meets until its exec."""
+    ours, theirs = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        become(request, standard, parent, theirs)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        wrong = pipe.read()
+    if wrong:
+        raise OSError(wrong.decode(errors="replace"))
+    return pid
+
+
+def become(
+    request: dict[str, Any], standard: Sequence[int], parent: int, complaints: int
+) -> NoReturn:
+    """Turn into the program that was asked for; never returns."""
+    try:
+        os.setsid()
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if os.getppid() != parent:
+            os._exit(127)
+        for number in range(1, signal.NSIG):
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                with contextlib.suppress(OSError, ValueError):
+                    signal.signal(number, signal.SIG_DFL)
+        os.umask(0o022)
+        # First out of the way of one another: one of the three may be 0, 1 or 2 already.
+        standard = [os.dup(fd) for fd in standard]
+        for number, fd in enumerate(standard):
+            os.dup2(fd, number)
+        os.closerange(3, complaints)
+        os.closerange(complaints + 1, 65536)
+        os.chdir(request["cwd"])
+        for name, most in request["limits"].items():
+            what = getattr(resource, name)
+            hard = resource.getrlimit(what)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(what, (most, most))
+        os.execve(request["argv"][0], request["argv"], request["env"])
+    except BaseException as error:
+        os.write(complaints, f"{type(error).__name__}: {error}"[:2000].encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+class Keeper:
+    """All children of one worker, by their numbers."""
+
+    def __init__(self, worker: socket.socket) -> None:
+        self.worker = worker
+        self.running: dict[int, int] = {}
+        """Children by pid."""
+        self.ending: dict[int, int] = {}
+        """Codes of those that are over and may have left something, by number."""
+        self.give_up_at = 0.0
+
+    def serve(self, woken: socket.socket) -> None:
+        """Answer the worker until it is gone."""
+        waiting = select.poll()
+        waiting.register(self.worker, select.POLLIN)
+        waiting.register(woken, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in waiting.poll(AGAIN_S * 1000 if self.ending else None)}
+            if woken.fileno() in ready:
+                woken.recv(4096)
+            if self.worker.fileno() in ready and not self.hear():
+                return
+            self.reap()
+
+    def hear(self) -> bool:
+        """Do what one packet says; False when the worker is gone."""
+        text, control, _, _ = self.worker.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(3 * 4))
+        standard = array.array("i")
+        for _, _, value in control:
+            standard.frombytes(value[: len(value) - len(value) % standard.itemsize])
+        if not text:
+            return False
+        request = json.loads(text)
+        if "end" in request:
+            for pid, number in self.running.items():
+                if number == request["end"]:
+                    kill_all_below(pid)
+        else:
+            self.begin(request, standard)
+        for fd in standard:
+            os.close(fd)
+        return True
+
+    def begin(self, request: dict[str, Any], standard: Sequence[int]) -> None:
+        number = request["start"]
+        try:
+            pid = start(request, standard)
+        except OSError as error:
+            self.tell({"started": number, "failed": str(error)})
+        else:
+            self.running[pid] = number
+            self.tell({"started": number, "pid": pid})
+
+    def tell(self, packet: dict[str, Any]) -> None:
+        self.worker.send(json.dumps(packet).encode())
+
+    def reap(self) -> None:
+        """Collect what has ended; tell of a child when nothing is left that was below it."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self.running:
+                number = self.running.pop(pid)
+                self.ending[number] = os.waitstatus_to_exitcode(status)
+                self.give_up_at = time.monotonic() + GIVE_UP_S
+        if self.ending and (not self.kill_strays() or time.monotonic() > self.give_up_at):
+            for number, code in self.ending.items():
+                self.tell({"ended": number, "code": code})
+            self.ending.clear()
+
+    def kill_strays(self) -> bool:
+        """Whether there were any: what stood below a child that has ended is ours now."""
+        strays = [pid for pid in children(os.getpid()) if pid not in self.running]
+        for pid in strays:
+            kill_all_below(pid)
+        return bool(strays)
+
+    def end(self) -> None:
+        """Kill everything, until nothing is left or nothing more can be done."""
+        until = time.monotonic() + GIVE_UP_S
+        self.running.clear()
+        while self.kill_strays() and time.monotonic() < until:
+            time.sleep(AGAIN_S)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def main(fd: int, directory: str) -> None:
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    os.umask(0o077)
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    gc.freeze()
+    keeper = Keeper(socket.socket(fileno=fd))
+    try:
+        # Told of an end that nobody waits for any more, a socket is broken: the worker is gone.
+        with contextlib.suppress(OSError):
+            keeper.serve(woken)
+    finally:
+        keeper.end()
+        os.spawnv(os.P_WAIT, "/bin/sh", removal(directory))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

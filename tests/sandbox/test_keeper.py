@@ -1,0 +1,150 @@
+"""A keeper ends whatever was started through it, with the worker and however that ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox.keeper import Keeper
+from schemas.errors import WorkFailed
+from tests.support.processes_left import running
+from tests.support.waiting import until
+
+WORKER = """
+import asyncio, os
+from sandbox.keeper import Keeper
+
+# Ignores signals; forks twice; leads a session, with nothing in its environment, elsewhere
+SCRIPT = "trap '' TERM INT HUP; (sleep $0 &); env -i setsid sh -c 'cd /; sleep '$0 & sleep $0"
+
+async def work(word):
+    keeper = Keeper.start()
+    for _ in range(2):
+        argv = ["/bin/sh", "-c", SCRIPT, word]
+        await keeper.spawn(argv, env={"PATH": "/usr/bin:/bin"}, cwd="/", standard=(0, 2, 2))
+    print(keeper.directory, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(work(os.environ["WORD"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_worker_that_was_killed(number: int) -> None:
+    word = f"{200_000 + os.getpid()}.{int(number)}"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "WORD": word},
+    )
+    assert worker.stdout
+    directory = Path(worker.stdout.readline().strip())
+    until(lambda: len(running(word)) >= 8, 20, lambda: f"{running(word)} of 8 are running")
+
+    worker.send_signal(number)
+    worker.wait(20)
+    worker.stdout.close()
+
+    until(lambda: not running(word), 10, lambda: f"{running(word)} run on")
+    until(lambda: not directory.exists(), 10, lambda: f"{directory} is left")
+
+
+def spawn(argv: list[str], **options: object) -> int:
+    """The exit code of one program under a keeper of its own."""
+
+    async def whole() -> int:
+        keeper = Keeper.start()
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            kept = await keeper.spawn(
+                argv, **{"env": {}, "cwd": "/", "standard": (null, null, null), **options}
+            )  # type: ignore[arg-type]
+            return await kept.wait()
+        finally:
+            os.close(null)
+            await keeper.close()
+            await keeper.close()
+            assert not keeper.directory.exists()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 5", 5), ("kill -9 $$", -9), ('test "$(ls -A /proc/$$/fd)"', 0)]
+)
+def test_the_exit_code_of_a_program_is_told(script: str, code: int) -> None:
+    assert spawn(["/bin/sh", "-c", script]) == code
+
+
+def test_a_program_has_three_descriptors_a_session_of_its_own_and_no_signal_blocked() -> None:
+    script = (
+        'set -- /proc/$$/fd/*; test "${1##*/} ${2##*/} ${3##*/}" = "0 1 2" || exit 1; '
+        "read -r _ _ _ _ group session _ </proc/$$/stat; test $session = $$ || exit 2; "
+        "grep -q 'SigIgn:.0000000000000000' /proc/$$/status || exit 3"
+    )
+
+    assert spawn(["/bin/sh", "-c", script]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "options", "wrong"),
+    [
+        (["/no/such/program"], {}, "No such file"),
+        (["/bin/sh"], {"cwd": "/no/such/directory"}, "No such file"),
+        (["/bin/sh"], {"env": {"a": "\0"}}, "null"),
+        (["/bin/sh"], {"env": {"a": "x" * 200_000}}, "bytes"),
+        (["/bin/sh"], {"limits": {"RLIMIT_NOFILE": -7}}, "limit"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_with_the_reason(
+    argv: list[str], options: dict[str, object], wrong: str
+) -> None:
+    with pytest.raises(WorkFailed, match=wrong) as failed:
+        spawn(argv, **options)
+
+    assert (failed.value.code, failed.value.retriable) == ("not_started", False)
+
+
+def test_whoever_is_cancelled_while_a_program_starts_leaves_none() -> None:
+    word = f"{300_000 + os.getpid()}"
+
+    async def whole() -> None:
+        keeper = Keeper.start()
+        standard = (0, 1, 2)
+        spawning = [
+            asyncio.ensure_future(
+                keeper.spawn(["/bin/sleep", word], env={}, cwd="/", standard=standard)
+            )
+            for _ in range(100)
+        ]
+        await asyncio.sleep(0)
+        for each in spawning[:99]:
+            each.cancel()
+        kept = await spawning[99]
+        assert len(running(word)) <= 100
+        await asyncio.to_thread(
+            until, lambda: len(running(word)) == 1, 20, lambda: f"{len(running(word))} running"
+        )
+        await kept.end()
+        await kept.end()
+        assert running(word) == []
+        await keeper.close()
+
+    asyncio.run(whole())
+
+
+def test_one_keeper_serves_all_that_borrow_it_and_ends_with_the_last() -> None:
+    async def whole() -> tuple[bool, bool]:
+        first, second = Keeper.borrow(), Keeper.borrow()
+        await first.give_back()
+        alive = second.alive
+        await second.give_back()
+        return first is second and alive, second.alive
+
+    assert asyncio.run(whole()) == (True, False)

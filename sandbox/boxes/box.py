@@ -1,0 +1,139 @@
+"""The seam to whatever holds an agent's commands: a directory, a container, a namespace.
+
+A driver starts boxes, a box starts programs in itself, a program is spoken to in bytes. Everything
+waits without a thread, on the event loop that the driver was made on. Whoever is cancelled within
+one of these calls leaves nothing half done that `Box.close` does not give back.
+
+Errors are WorkFailed: `box_died` where the box is gone through no fault of the command (retriable,
+never an exit code), `box_unavailable` where a driver has none to give, `bad_config`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from schemas import names
+from schemas.errors import WorkFailed
+
+DRIVERS: Mapping[str, str] = {"local": "sandbox.boxes.local:LocalDriver"}
+"""Short names, and the drivers behind them; these modules are imported when first asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLimits:
+    """How much what runs in one box may take; 0 is no limit."""
+
+    memory_bytes: int = 4 << 30
+    processes: int = 4096
+    file_bytes: int = 1 << 30
+    """Of each file that it writes."""
+    open_files: int = 1024
+    """Of each process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a box is made of; two boxes of equal specs can stand in for one another."""
+
+    image: str = ""
+    """Empty: the programs of this host."""
+    limits: BoxLimits = field(default_factory=BoxLimits)
+    network: bool = False
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Directories of this host, read-only, by their place in the box."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of `VARIABLES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of one command."""
+
+    output: str
+    """What it printed, errors among it, in their order; the middle of it may be left out."""
+    exit_code: int
+    """128 and the signal's number where one killed it; -1 where the time was up."""
+    timed_out: bool = False
+    oom: bool = False
+    """Killed since the box had no memory left, where the driver can tell."""
+    elided_chars: int = 0
+    """So many characters are left out of the output."""
+    ms: float = 0.0
+    fresh: bool = False
+    """The shell ended with this command: the next one begins in a new one."""
+
+
+class BoxProgram(Protocol):
+    """One program in a box, with all that it starts."""
+
+    async def write(self, content: bytes) -> None:
+        """Write to its standard input; returns silently when it has ended."""
+        ...
+
+    async def read(self, most_bytes: int) -> bytes:
+        """What it has written next, errors among it; empty when nothing will come any more."""
+        ...
+
+    async def wait(self) -> int:
+        """Its exit code, a signal's number negative, when it has ended and all below it too."""
+        ...
+
+    async def end(self) -> None:
+        """Kill it and all that it started; the kill is under way at once. May be called twice."""
+        ...
+
+
+class Box(Protocol):
+    """One place for commands, used by one episode."""
+
+    directory: bytes
+    """Where its commands begin, as they see it."""
+    shown: Mapping[bytes, bytes]
+    """Names that differ from box to box, and what stands for them in outputs."""
+
+    async def start(self, *argv: str) -> BoxProgram:
+        """Start a program in its directory."""
+        ...
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Write a file below the directory, executable if it begins with `#!`."""
+        ...
+
+    async def copy_in(self, source: Path) -> None:
+        """Copy what a directory of this host holds into the directory."""
+        ...
+
+    async def close(self) -> None:
+        """End all that runs in it, and give everything back. May be called twice."""
+        ...
+
+
+class Driver(Protocol):
+    """Starts boxes of one kind."""
+
+    async def open(self, spec: Spec) -> Box:
+        """A box in which nobody has been."""
+        ...
+
+
+VARIABLES: Mapping[str, str] = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""What every command finds in its environment; of the worker's own it finds nothing."""
+
+
+def driver(name: str) -> Driver:
+    """The driver of a name, for the event loop that runs. Raises WorkFailed(`bad_config`)."""
+    if name not in DRIVERS:
+        msg = str(names.unknown("box", name, DRIVERS))
+        raise WorkFailed("bad_config", msg, retriable=False)
+    made: Driver = names.load("box", DRIVERS[name])()
+    return made

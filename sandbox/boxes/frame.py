@@ -1,0 +1,128 @@
+"""How a command is parted from the next one in a shell that goes on: framed by a nonce.
+
+The shell prints the nonce and `<`, runs the command, prints the nonce, `>` and the exit code in
+three digits. Nobody but the shell can have printed that, since the nonce is drawn for one command:
+what a command prints may be any bytes. What comes before the frame opens was printed by something
+that earlier commands left running; it is dropped. Everything is one line for the shell, so it has
+been read whole before any of it runs.
+"""
+
+import re
+import secrets
+from codecs import getincrementaldecoder
+from collections.abc import Mapping
+
+CODE_DIGITS = 3
+_decoder = getincrementaldecoder("utf-8")
+
+
+def quoted(text: str) -> str:
+    """A shell's word that means exactly this text."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+class Frame:
+    """The frame of one command: writes it, and finds it in what comes back."""
+
+    def __init__(self) -> None:
+        nonce = secrets.token_hex(16)
+        self._nonce = nonce
+        self._opens, self._closes = f"{nonce}<".encode(), f"{nonce}>".encode()
+        self._pending = b""
+        self._open = False
+        self.exit_code: int | None = None
+        """Of the command, once its frame is closed."""
+
+    def around(self, command: str, *, status: int, subshell: bool) -> bytes:
+        """What the shell is given: the command, which finds `$?` as `status` and an empty input.
+
+        `command eval` goes on where a plain `eval` would end the shell at an unclosed quote, and
+        `command printf` is the shell's own whatever function is called so; the redirections take
+        back what the command does to the shell's own descriptors.
+        """
+        before = f"(exit {status}); " if status else ""
+        opening, closing = "()" if subshell else "{}"
+        body = f"{opening} command eval {quoted(command)}; {closing} </dev/null 2>&1 1>&2"
+        first = f"command printf '%s<' {self._nonce}"
+        last = f"command printf '%s>%03d' {self._nonce} $?"
+        return f"{first}; {before}{body}; {last}\n".encode("utf-8", "replace")
+
+    def take(self, chunk: bytes) -> bytes:
+        """Of what came so far, what is certainly the command's output and was not given before."""
+        self._pending += chunk
+        if not self._open:
+            _, self._open, rest = _part(self._pending, self._opens)
+            self._pending = rest if self._open else self._pending[1 - len(self._opens) :]
+        if not self._open:
+            return b""
+        printed, closed, rest = _part(self._pending, self._closes)
+        if closed and len(rest) >= CODE_DIGITS:
+            self.exit_code, self._pending = int(rest[:CODE_DIGITS]), b""
+            return printed
+        sure = len(printed) if closed else max(0, len(printed) - len(self._closes) + 1)
+        self._pending = self._pending[sure:]
+        return printed[:sure]
+
+    def rest(self) -> bytes:
+        """What was held back since it might have been the frame's end, of a frame never closed."""
+        rest, self._pending = self._pending if self._open else b"", b""
+        return rest
+
+
+def _part(text: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
+    before, found, after = text.partition(mark)
+    return before, bool(found), after
+
+
+class HeadAndTail:
+    """The beginning and the end of a text that comes in pieces; the middle is only counted.
+
+    Bytes that are no UTF-8 become U+FFFD. `shown` names what is shown in place of what.
+    """
+
+    def __init__(self, head_chars: int, tail_chars: int, shown: Mapping[bytes, bytes]) -> None:
+        self._head_chars, self._tail_chars = head_chars, tail_chars
+        self._shown = shown
+        names = sorted(shown, key=len, reverse=True)
+        self._names = re.compile(b"|".join(map(re.escape, names)) or b"(?!)")
+        self._longest = max(map(len, shown), default=1)
+        self._pending = b""
+        self._decode = _decoder("replace").decode
+        self._head, self._tail = "", ""
+        self._chars = 0
+
+    def add(self, piece: bytes) -> None:
+        """Add what comes next."""
+        self._pending += piece
+        # A name that begins before this place is here whole.
+        self._decode_until(len(self._pending) - self._longest + 1)
+
+    def text(self) -> tuple[str, int]:
+        """What is kept of all that was added, and how many characters are left out of it."""
+        self._decode_until(len(self._pending))
+        self._keep(self._decode(b"", True))
+        elided = self._chars - len(self._head) - len(self._tail)
+        if not elided:
+            return self._head + self._tail, 0
+        return f"{self._head}\n[{elided} characters left out]\n{self._tail}", elided
+
+    def _decode_until(self, sure: int) -> None:
+        """Keep what stands before a place, and the name that begins before it."""
+        done = 0
+        for name in self._names.finditer(self._pending):
+            if name.start() >= sure:
+                break
+            self._keep(self._decode(self._pending[done : name.start()] + self._shown[name[0]]))
+            done = name.end()
+        if done < sure:
+            self._keep(self._decode(self._pending[done:sure]))
+            done = sure
+        self._pending = self._pending[done:]
+
+    def _keep(self, text: str) -> None:
+        self._chars += len(text)
+        room = self._head_chars - len(self._head)
+        if room > 0:
+            self._head, text = self._head + text[:room], text[room:]
+        if text and self._tail_chars:
+            self._tail = (self._tail + text)[-self._tail_chars :]

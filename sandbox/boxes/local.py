@@ -1,0 +1,211 @@
+"""Boxes that are directories of this host: nothing is isolated, and whoever asks is told so once.
+
+Commands run as the worker's own user and reach all that he reaches. What a box holds all the same:
+its processes, also those that fork twice or lead sessions of their own, end with it, and with the
+worker however that ends (`sandbox.keeper`); its directory is removed; rlimits bound each process.
+What it does not hold: a command that kills the keeper (`kill -9 $PPID`) takes all boxes of its
+worker along and may outlive them; the limit of processes counts all of the user's, and root has
+none; memory is bounded for each process alone, and nobody is told apart who ran out of it.
+"""
+
+import asyncio
+import os
+import shutil
+import stat
+from itertools import count
+from pathlib import Path
+from typing import NoReturn
+
+import structlog
+
+from sandbox.boxes.box import VARIABLES, BoxLimits, Spec
+from sandbox.boxes.pipes import ReadEnd, WriteEnd
+from sandbox.keeper import Keeper, KeptProcess, remove
+from schemas.errors import WorkFailed
+
+BORN_S = 946_684_800.0
+"""When a box's files were last written, by their own account: they say the same in every box."""
+MOST_FILES = 20_000
+MOST_BYTES = 256 << 20
+
+log = structlog.get_logger()
+_numbers = count()
+_warned: set[str] = set()
+
+
+class LocalProgram:
+    """A child of the keeper, spoken to by two pipes."""
+
+    def __init__(self, keeper: Keeper, kept: KeptProcess, stdin: WriteEnd, output: ReadEnd) -> None:
+        self._keeper = keeper
+        self._kept = kept
+        self._stdin = stdin
+        self._output = output
+        self.write = stdin.write
+        self.read = output.read
+        self.ended = kept.ended.done
+
+    async def wait(self) -> int:
+        """Raises WorkFailed(`box_died`) where it was not the program that ended."""
+        code = await self._kept.wait()
+        if not self._keeper.alive:
+            msg = "the keeper of this worker's boxes was killed, and all boxes with it"
+            raise WorkFailed("box_died", msg, retriable=True)
+        return code
+
+    async def end(self) -> None:
+        try:
+            await self._kept.end()
+        finally:
+            self._stdin.close()
+            self._output.close()
+
+
+class LocalBox:
+    """One directory, and the processes that were started in it."""
+
+    def __init__(self, spec: Spec, keeper: Keeper, place: Path) -> None:
+        self._keeper = keeper
+        self._place = place
+        self._home = place / "w"
+        self._tmp = place / "tmp"
+        self._programs: list[LocalProgram] = []
+        self._open = True
+        self._env = {**VARIABLES, "HOME": str(self._home), "TMPDIR": str(self._tmp), **spec.env}
+        self._limits = _rlimits(spec.limits)
+        self.directory = os.fsencode(self._home)
+        self.shown = {self.directory: b"~", os.fsencode(place): b"~/.."}
+
+    async def start(self, *argv: str) -> LocalProgram:
+        self._make_home()
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        stdin, output = WriteEnd(ours_in), ReadEnd(ours_out)
+        try:
+            kept = await self._spawn(argv, (theirs_in, theirs_out, theirs_out))
+        except BaseException:
+            stdin.close()
+            output.close()
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        program = LocalProgram(self._keeper, kept, stdin, output)
+        self._programs = [each for each in self._programs if not each.ended()] + [program]
+        return program
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Raises WorkFailed(`bad_config`) where the system refuses it."""
+        path = self._home / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o755 if content.startswith(b"#!") else 0o644)
+            for place in (path, *path.parents):
+                os.utime(place, (BORN_S, BORN_S))
+                if place == self._home:
+                    break
+        except OSError as error:
+            _bad_config(f"file {name!r} cannot be written into the box: {error.strerror}")
+
+    async def copy_in(self, source: Path) -> None:
+        """Symbolic links stay links. Raises WorkFailed(`bad_config`)."""
+        await asyncio.to_thread(_copy, source, self._home)
+
+    async def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            for program in self._programs:
+                await program.end()
+            await asyncio.to_thread(remove, self._place)
+        finally:
+            await self._keeper.give_back()
+
+    def _make_home(self) -> None:
+        """A command may have removed it, and everything is survived."""
+        for directory in (self._home, self._tmp):
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                msg = f"directory {directory} of a box is gone and cannot be made: {error}"
+                raise WorkFailed("box_died", msg, retriable=True) from error
+
+    async def _spawn(self, argv: tuple[str, ...], standard: tuple[int, int, int]) -> KeptProcess:
+        try:
+            return await self._keeper.spawn(
+                argv, env=self._env, cwd=str(self._home), standard=standard, limits=self._limits
+            )
+        except WorkFailed as error:
+            raise WorkFailed("box_died", str(error), retriable=True) from error
+
+
+class LocalDriver:
+    """Opens boxes that are directories."""
+
+    async def open(self, spec: Spec) -> LocalBox:
+        """Raises WorkFailed(`bad_config`) for what a directory cannot be."""
+        if spec.image or spec.mounts:
+            _bad_config("a box of driver 'local' is a directory: it has no image and no mounts")
+        if "local" not in _warned:
+            _warned.add("local")
+            log.warning("box_isolates_nothing", driver="local", user=os.getuid())
+        keeper = Keeper.borrow()
+        place = keeper.directory / str(next(_numbers))
+        box = LocalBox(spec, keeper, place)
+        try:
+            box._make_home()
+        except WorkFailed:
+            await box.close()
+            raise
+        return box
+
+
+def _rlimits(limits: BoxLimits) -> dict[str, int]:
+    """As the kernel calls them; what they cannot say is left out."""
+    by_name = {
+        "RLIMIT_AS": limits.memory_bytes,
+        "RLIMIT_NPROC": limits.processes,
+        "RLIMIT_FSIZE": limits.file_bytes,
+        "RLIMIT_NOFILE": limits.open_files,
+    }
+    return {"RLIMIT_CORE": 0} | {name: most for name, most in by_name.items() if most}
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a directory whose size has been looked at first. Raises WorkFailed(`bad_config`)."""
+    try:
+        _measure(source)
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        for directory, _, files in os.walk(target, topdown=False):
+            for path in (*(os.path.join(directory, name) for name in files), directory):
+                os.utime(path, (BORN_S, BORN_S), follow_symlinks=False)
+    except (OSError, shutil.Error, RecursionError) as error:
+        _bad_config(f"{source} cannot be copied into the box: {str(error)[:500]}")
+
+
+def _measure(source: Path) -> None:
+    """Refuse what is too much, or is no file: reading from a pipe or a device may never end."""
+    files, size = 0, 0
+    for directory, folders, names in os.walk(source, onerror=_raise):
+        for name in (*folders, *names):
+            seen = os.lstat(os.path.join(directory, name))
+            files, size = files + 1, size + seen.st_size
+            if not (stat.S_ISREG(seen.st_mode) or _walked(seen.st_mode)):
+                _bad_config(f"{directory}/{name} is neither a file, a directory nor a link")
+        if files > MOST_FILES or size > MOST_BYTES:
+            most = f"{MOST_FILES:,} files and {MOST_BYTES:,} bytes"
+            _bad_config(f"{source} is too much for a box, which takes {most}")
+
+
+def _walked(mode: int) -> bool:
+    return stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _bad_config(message: str) -> NoReturn:
+    raise WorkFailed("bad_config", message, retriable=False)

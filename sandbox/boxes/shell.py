@@ -1,0 +1,118 @@
+"""One shell that goes on from command to command: directory, variables and functions stay.
+
+A command that overstays its time is killed with all that it started, and so is the shell; the next
+command begins in a new one. So it does where a command ends the shell (`exit`, `exec`, `kill $$`).
+"""
+
+import asyncio
+import time
+
+from sandbox.boxes.box import Box, BoxProgram, Ran
+from sandbox.boxes.frame import Frame, HeadAndTail
+from schemas.errors import WorkFailed
+
+CHUNK_BYTES = 1 << 16
+OPEN_S = 20.0
+"""A shell that does not answer in this time is in a box that is dead."""
+TIMED_OUT = -1
+NUL = "the command holds a NUL character, which no shell can be given; nothing was run\n"
+SIGNALLED = 128
+
+
+class Shell:
+    """Runs the commands of one episode in one box, one after the other.
+
+    Without `stateful` each command begins where the first one began, in a shell of its own.
+    """
+
+    def __init__(
+        self,
+        box: Box,
+        *,
+        stateful: bool = True,
+        head_chars: int = 5000,
+        tail_chars: int = 5000,
+    ) -> None:
+        self._box = box
+        self._subshell = not stateful
+        self._head_chars, self._tail_chars = head_chars, tail_chars
+        self._program: BoxProgram | None = None
+        self._status = 0
+
+    async def run(self, command: str, *, timeout_s: float) -> Ran:
+        """Run one command, whatever it says. Raises WorkFailed(`box_died`).
+
+        Whoever is cancelled here finds a new shell next time; what ran is killed.
+        """
+        began = time.perf_counter()
+        if "\0" in command:
+            return Ran(NUL, exit_code=2)
+        program = self._program or await self._open()
+        kept = HeadAndTail(self._head_chars, self._tail_chars, self._box.shown)
+        frame = Frame()
+        self._program = None  # until its frame is closed
+        try:
+            code = await self._within(timeout_s, program, frame, kept, command)
+        finally:
+            if frame.exit_code is None:
+                await program.end()
+        if frame.exit_code is not None:
+            self._program = program
+        self._status = code if self._program else 0
+        kept.add(frame.rest())
+        output, elided = kept.text()
+        return Ran(
+            output,
+            code,
+            timed_out=code == TIMED_OUT,
+            elided_chars=elided,
+            ms=(time.perf_counter() - began) * 1000,
+            fresh=self._program is None,
+        )
+
+    async def close(self) -> None:
+        """End the shell and what it left running. May be called twice."""
+        program, self._program = self._program, None
+        if program:
+            await program.end()
+
+    async def _open(self) -> BoxProgram:
+        """A shell that has answered. Raises WorkFailed(`box_died`)."""
+        program = await self._box.start("/bin/sh")
+        frame = Frame()
+        try:
+            await self._within(
+                OPEN_S, program, frame, HeadAndTail(0, 0, {}), ":", "exec 2>/dev/null\n"
+            )
+        finally:
+            if frame.exit_code != 0:
+                await program.end()
+        if frame.exit_code != 0:
+            msg = f"a shell in the box does not answer within {OPEN_S:g} s"
+            raise WorkFailed("box_died", msg, retriable=True)
+        self._status = 0
+        return program
+
+    async def _within(
+        self,
+        timeout_s: float,
+        program: BoxProgram,
+        frame: Frame,
+        kept: HeadAndTail,
+        command: str,
+        before: str = "",
+    ) -> int:
+        """The exit code of the command, or of the shell if that has ended, or TIMED_OUT."""
+        framed = frame.around(command, status=self._status, subshell=self._subshell)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await program.write(before.encode() + framed)
+                while frame.exit_code is None:
+                    chunk = await program.read(CHUNK_BYTES)
+                    if not chunk:
+                        code = await program.wait()
+                        return code if code >= 0 else SIGNALLED - code
+                    kept.add(frame.take(chunk))
+        except TimeoutError:
+            return TIMED_OUT
+        return frame.exit_code

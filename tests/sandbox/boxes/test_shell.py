@@ -1,0 +1,301 @@
+"""One shell in a box of the local driver: what it survives, and what it never leaves behind."""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.boxes.box import BoxLimits, Ran, Spec, driver
+from sandbox.boxes.shell import Shell
+from schemas.errors import WorkFailed
+from tests.support.processes_left import running
+from tests.support.waiting import until
+
+Run = Callable[..., Awaitable[Ran]]
+
+
+def in_a_shell(episode: Callable[[Run], Awaitable[None]], **options: object) -> None:
+    """Run an episode in a box of its own, and see that nothing is left of it."""
+
+    async def whole() -> Path:
+        spec = Spec(limits=BoxLimits(file_bytes=1 << 20, open_files=100))
+        box = await driver("local").open(spec)
+        shell = Shell(box, **options)  # type: ignore[arg-type]
+
+        async def run(command: str, timeout_s: float = 30.0) -> Ran:
+            return await shell.run(command, timeout_s=timeout_s)
+
+        try:
+            await episode(run)
+        finally:
+            await shell.close()
+            await box.close()
+            await box.close()
+        return Path(box.directory.decode())
+
+    directory = asyncio.run(whole())
+    assert not directory.parent.parent.exists()
+
+
+def outputs(*commands: str, **options: object) -> list[Ran]:
+    """What came of some commands, one after the other."""
+    came: list[Ran] = []
+
+    async def episode(run: Run) -> None:
+        came.extend([await run(command) for command in commands])
+
+    in_a_shell(episode, **options)
+    return came
+
+
+def a_word() -> str:
+    """An argument for `sleep` that nobody else uses."""
+    return f"{100_000 + secrets.randbelow(800_000)}.{secrets.randbelow(10**9):09d}"
+
+
+def test_directory_variables_and_functions_stay_from_command_to_command() -> None:
+    came = outputs("cd / && x=3", "say() { echo said $1; }", "say $x; pwd; false", "echo $?")
+
+    assert [ran.output for ran in came] == ["", "", "said 3\n/\n", "1\n"]
+    assert [ran.exit_code for ran in came] == [0, 0, 1, 0]
+    assert not any(ran.fresh for ran in came)
+
+
+def test_without_state_every_command_begins_where_the_first_one_began() -> None:
+    came = outputs("cd /; x=3; exit 4", "pwd; echo $x", stateful=False)
+
+    assert [(ran.output, ran.exit_code, ran.fresh) for ran in came] == [
+        ("", 4, False),
+        ("~\n\n", 0, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "code"),
+    [
+        ("printf 'a\\000\\r\\033[1m\\nno end'", "a\0\r\033[1m\nno end", 0),
+        ("printf '\\377\\303('", "��(", 0),
+        ("echo out; echo err >&2; echo /dev >/dev/stderr", "out\nerr\n/dev\n", 0),
+        ("cat; read line; echo $?", "1\n", 0),
+        ("cat <<END\nnever closed", "never closed", 0),
+        ("echo 'unclosed", r".*Unterminated quoted string\n", 2),
+        ("if", r".*Syntax error.*\n", 2),
+        ("echo ${nothing:?is there}", r".*nothing: is there\n", 2),
+        ("set -u; echo $nothing; set +u", r".*nothing: parameter not set\n", 2),
+        ("nosuch", r".*nosuch: not found\n", 127),
+        ("", "", 0),
+        ("# a remark", "", 0),
+        ("exec 2>&1 >/dev/null; echo unseen", "", 0),
+        ("trap 'echo trapped' EXIT; printf() { :; }", "", 0),
+        ("set -v; set -n", None, None),
+        ("kill -TERM 0; sleep 9", None, None),
+        ("\0", "the command holds a NUL.*\n", 2),
+        ("\ud800", r".*\?: not found\n", 127),
+        (f"echo {'x' * 1_000_000} | wc -c", "1000001\n", 0),
+        ("echo " + "'" * 3, r".*Unterminated quoted string\n", 2),
+    ],
+    ids=lambda value: repr(value)[:30],
+)  # fmt: skip
+def test_any_command_is_survived_and_the_next_one_is_run(
+    command: str, output: str | None, code: int | None
+) -> None:
+    async def episode(run: Run) -> None:
+        ran = await run(command, 2.0)
+        assert output is None or ran.output == output or re.fullmatch(output, ran.output)
+        assert code is None or ran.exit_code == code
+        # set -n makes a shell deaf: it overstays its time and is a new one then
+        again = await run("echo on", 2.0)
+        again = again if again.exit_code == 0 else await run("echo on")
+        assert (again.output, again.exit_code) == ("on\n", 0)
+
+    in_a_shell(episode)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 3", 3),
+        ("kill -9 $$", 137),
+        ("kill $$", 143),
+        ("exec sh -c 'exit 5'", 5),
+        ("set -e; false", 1),
+        ("sleep 9999 & exit 7", 7),
+    ],
+)
+def test_a_command_that_ends_the_shell_is_told_and_the_next_begins_anew(
+    command: str, code: int
+) -> None:
+    ended, after, there = outputs(f"x=1; cd /; echo before; {command}", "echo $x; pwd", "echo $$")
+
+    assert (ended.output, ended.exit_code, ended.fresh) == ("before\n", code, True)
+    assert (after.output, after.exit_code, after.fresh) == ("\n~\n", 0, False)
+    assert there.output.strip().isdigit()
+
+
+def test_a_command_past_its_time_is_killed_with_all_that_it_started() -> None:
+    word = a_word()
+
+    async def episode(run: Run) -> None:
+        deaf = f"trap '' TERM INT HUP; setsid sleep {word} & (sleep {word} &); sleep {word}"
+
+        ran = await run(f"x=1; echo begun; {deaf}", 1.0)
+
+        assert (ran.output, ran.exit_code, ran.timed_out, ran.fresh) == ("begun\n", -1, True, True)
+        assert running(word) == []
+        assert (await run("echo $x")).output == "\n"
+
+    in_a_shell(episode)
+
+
+def test_what_runs_on_hangs_no_command_and_ends_with_the_box() -> None:
+    word = a_word()
+
+    async def episode(run: Run) -> None:
+        # Twice forked, a session of its own, nothing in its environment, another directory
+        hidden = f"env -i setsid sh -c 'cd /; (sleep {word} & sleep {word}) & :'"
+
+        ran = await run(f"sleep {word} & {hidden} & echo begun", 20.0)
+
+        assert (ran.output, ran.timed_out) == ("begun\n", False)
+        await asyncio.to_thread(until, lambda: len(running(word)) == 3, 10, lambda: "not begun")
+        assert (await run("echo next")).output == "next\n"
+
+    in_a_shell(episode)
+
+    assert running(word) == []
+
+
+def test_many_children_end_with_their_command() -> None:
+    word = a_word()
+
+    async def episode(run: Run) -> None:
+        each = f"(sleep {word} & sleep {word}) &"
+        await run(f"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do {each} done; wait", 1.0)
+        assert running(word) == []
+
+    in_a_shell(episode)
+
+
+def test_what_is_printed_between_two_commands_belongs_to_neither() -> None:
+    async def episode(run: Run) -> None:
+        await run("(while ! [ -e go ]; do sleep 0.01; done; echo late; touch gone) &")
+        await run("touch go; until [ -e gone ]; do sleep 0.01; done", 20.0)
+        assert (await run("echo now")).output == "now\n"
+
+    in_a_shell(episode)
+
+
+def test_of_a_flood_beginning_and_end_are_kept_and_the_rest_is_counted() -> None:
+    flood = "echo first; head -c 30000000 /dev/zero | tr '\\0' x; echo; echo last"
+
+    [ran] = outputs(flood, head_chars=10, tail_chars=7)
+
+    elided = len("first\n") + 30_000_000 + len("\nlast\n") - 10 - 7
+    assert ran.output == f"first\nxxxx\n[{elided} characters left out]\nx\nlast\n"
+    assert ran.elided_chars == elided
+
+
+def test_a_flood_that_never_ends_is_cut_off_by_the_clock() -> None:
+    async def episode(run: Run) -> None:
+        ran = await run("yes", 0.5)
+        assert (ran.timed_out, ran.output[:4]) == (True, "y\ny\n")
+        assert len(ran.output) < 11_000
+        # One that floods in the background holds nobody up either
+        assert (await run("yes & echo on", 20.0)).exit_code == 0
+        assert (await run("kill $!", 20.0)).exit_code == 0
+
+    in_a_shell(episode)
+
+
+def test_a_cancelled_command_is_killed_and_the_next_begins_in_a_new_shell() -> None:
+    word = a_word()
+
+    async def episode(run: Run) -> None:
+        task = asyncio.ensure_future(run(f"sleep {word} & x=1; sleep {word}"))
+        await asyncio.to_thread(until, lambda: len(running(word)) == 2, 10, lambda: "not begun")
+
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert running(word) == []
+        assert (await run("echo $x")).output == "\n"
+
+    in_a_shell(episode)
+
+
+def test_limits_bound_what_one_process_takes() -> None:
+    came = outputs(
+        "ulimit -n; ulimit -c", "head -c 3000000 /dev/zero > big; ls -l big | cut -d' ' -f5"
+    )
+
+    assert came[0].output == "100\n0\n"
+    assert came[1].output.splitlines()[-1] == str(1 << 20)
+
+
+def test_the_name_of_the_box_is_the_same_in_every_box() -> None:
+    once, again = outputs("pwd; pwd -P; ls ..; env"), outputs("pwd; pwd -P; ls ..; env")
+
+    assert once[0].output.startswith("~\n~\ntmp\nw\n")
+    assert sorted(once[0].output.split("\n")) == sorted(again[0].output.split("\n"))
+    assert "HOME=~" in once[0].output.split("\n")
+
+
+def test_a_directory_that_was_removed_is_made_again_for_the_next_shell() -> None:
+    came = outputs("touch a; rm -rf ~", "exit", "pwd; ls")
+
+    assert [ran.output for ran in came] == ["", "", "~\n"]
+
+
+def test_trees_that_are_hard_to_remove_are_removed() -> None:
+    # That nothing is left is what `in_a_shell` sees to
+    deep = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd -P d || break; i=$((i+1)); done; cd ~"
+    outputs(
+        deep,
+        "mkdir locked && touch locked/in && chmod 0 locked",
+        "touch -- -rf \"$(printf 'a\\nb')\"",
+    )
+
+
+def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed() -> None:
+    async def episode() -> None:
+        box, other = [await driver("local").open(Spec()) for _ in range(2)]
+        shell, beside = Shell(box), Shell(other)
+        assert (await beside.run("echo up", timeout_s=20.0)).exit_code == 0
+
+        for victim, command in ((shell, "kill -9 $PPID; sleep 9"), (beside, "echo up")):
+            with pytest.raises(WorkFailed) as failed:
+                await victim.run(command, timeout_s=20.0)
+            assert (failed.value.code, failed.value.retriable) == ("box_died", True)
+
+        fresh = await driver("local").open(Spec())
+        assert (await Shell(fresh).run("echo up", timeout_s=20.0)).output == "up\n"
+        for each in (box, other, fresh):
+            await each.close()
+            assert not Path(each.directory.decode()).exists()
+
+    asyncio.run(episode())
+
+
+def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None:
+    async def one(number: int) -> str:
+        box = await driver("local").open(Spec())
+        try:
+            shell = Shell(box)
+            await shell.run(f"x={number}; sleep 0.{number % 10}", timeout_s=60.0)
+            return (await shell.run("echo $x", timeout_s=60.0)).output
+        finally:
+            await box.close()
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(one(number) for number in range(30)))
+
+    began = time.monotonic()
+    said = asyncio.run(all_of_them())
+
+    assert said == [f"{number}\n" for number in range(30)]
+    assert time.monotonic() - began < 60

@@ -23,6 +23,7 @@ from schemas.errors import Refused, WorkFailed
 SHIPPED: Mapping[str, str] = {
     "gymnasium": "sandbox.environments.gymnasium_text:GymnasiumText",
     "reasoning_gym": "sandbox.environments.reasoning:ReasoningTask",
+    "shell": "sandbox.environments.shell:ShellEnvironment",
 }
 """Short names, and the factories behind them; these modules are imported when first made."""
 
@@ -139,9 +140,10 @@ def is_replayable(name: str, config_json: str = "") -> bool:
     kind = kind_of(name)
     if kind.waits and kind.replayable is not None:
         return kind.replayable
-    environment = make_plain(name, config_json)
+    environment = (make_environment if kind.waits else make_plain)(name, config_json)
     with foreign("raised", f"environment {name!r} does not say whether it is replayable"):
-        environment.close()
+        if not kind.waits:
+            environment.close()
         return bool(environment.replayable)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from sandbox.environment import (
     Environment,
     Kind,
     Observation,
+    WaitingEnvironment,
     check_environment,
     is_replayable,
     kind_of,
@@ -20,6 +22,7 @@ from sandbox.environment import (
     make_plain,
 )
 from schemas.errors import Refused, WorkFailed
+from tests.support.driven import Driven
 from tests.support.lake import LAKE_ANY_START
 from tests.support.patient_environment import Nowhere
 
@@ -40,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object], str]] = {
     "no answer kept": ("reasoning_gym", {"dataset": "propositional_logic"}, "P"),
     "raising scorer": ("reasoning_gym", {"dataset": "prime_factorization"}, "2 x 3"),
     "mine": (MINE, {}, "left"),
+    "shell": ("shell", {"box": "local", "files": {"a/b": "c"}, "max_steps": 9}, "cat a/b; pwd"),
 }
 
 
@@ -52,14 +56,19 @@ def family(request: pytest.FixtureRequest) -> str:
 def make(family: str) -> Iterator[Callable[[], Environment]]:
     made: list[Environment] = []
     name, config, _ = FAMILIES[family]
+    with asyncio.Runner() as runner:
 
-    def make() -> Environment:
-        made.append(make_plain(name, json.dumps(config)))
-        return made[-1]
+        def make() -> Environment:
+            if kind_of(name).waits:
+                waiting = cast(WaitingEnvironment, make_environment(name, json.dumps(config)))
+                made.append(Driven(waiting, runner))
+            else:
+                made.append(make_plain(name, json.dumps(config)))
+            return made[-1]
 
-    yield make
-    for environment in made:
-        environment.close()
+        yield make
+        for environment in made:
+            environment.close()
 
 
 def episode(environment: Environment, seed: int, actions: list[str]) -> list[Observation]:
@@ -85,7 +94,7 @@ def test_seeds_differ_where_there_is_more_than_one_start(
 ) -> None:
     starts = {make().open(seed).text for seed in range(8)}
 
-    assert (len(starts) == 1) == (family in ("cliff", "slippery lake"))
+    assert (len(starts) == 1) == (family in ("cliff", "slippery lake", "shell"))
 
 
 def test_an_environment_may_be_closed_twice_opened_or_not(
@@ -130,7 +139,7 @@ def test_a_replayable_environment_shows_the_same_again(
     [
         ("gymnasum", "did you mean 'gymnasium'"),
         ("reasoning-gym", "did you mean 'reasoning_gym'"),
-        ("xyzzy", "known are gymnasium, reasoning_gym"),
+        ("xyzzy", "known are gymnasium, reasoning_gym, shell"),
         ("no.such.module:make", "no module 'no.such.module'"),
         ("tests.support.counting_environment:", "not of the form"),
     ],

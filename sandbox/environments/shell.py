@@ -1,0 +1,241 @@
+"""A shell as an environment: every action is a command, every observation what came of it.
+
+An observation is a line that says how the command ended, then its output, byte for byte as far as
+it is UTF-8. The line is one of (`ended` also says that a new shell begins with the next command:
+directory and variables are as at the start, and nothing that was started still runs)
+
+    exit code 0
+    exit code 1 and the shell ended; the next command begins in a new one
+    timed out after 30 s and was killed; the next command begins in a new shell
+
+`info` holds `exit_code` (-1 for a command that timed out), `timed_out` and `elided_chars`; at the
+end of an episode with a check also `check_exit_code`. Nothing in it tells the time, and the name of
+the box's own directory, which is another one in every box, is shown as `~`, as the shell reads it.
+So the same actions show the same again, as long as the commands do: what they make of the clock, of
+chance, of process ids and of the host is theirs.
+"""
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from sandbox.boxes.box import DRIVERS, Box, Ran, Spec, driver
+from sandbox.boxes.shell import Shell
+from sandbox.environment import Observation
+from schemas import names
+from schemas.errors import WorkFailed
+
+FILES_BYTES = 16 << 20
+MOST_FILES = 10_000
+LISTED = 40
+"""So many names of the directory are shown at the start."""
+NAME_BYTES, PATH_BYTES = 255, 1024
+"""The longest part of a path that file systems take, and less than the longest path."""
+ENV_CHARS = 16_384
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Chars = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class ShellConfig(BaseModel):
+    """What an episode begins with, and how it ends."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    box: str
+    """Where commands run: `local` isolates nothing, so nobody is given it who did not ask."""
+    instruction: str = ""
+    """What the first observation begins with."""
+    files: dict[str, str] = {}
+    """What the directory holds at the start, by path; executable where it begins with `#!`."""
+    path: str = ""
+    """A directory of the worker's host whose content is copied in before `files`."""
+    env: dict[str, str] = {}
+    """Variables beside those of `sandbox.boxes.box.VARIABLES`."""
+    timeout_s: Seconds = 30.0
+    """How long one command may take; keep it below the rollout's `step_timeout_s`."""
+    stateful: bool = True
+    """Whether directory, variables and functions stay from command to command."""
+    head_chars: Chars = 5000
+    tail_chars: Chars = 5000
+    """Of each output so much of its beginning and end is shown."""
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """The episode is cut off after so many commands; 0: it goes on as long as the agent does."""
+    finish_word: str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    """A command with exit code 0 whose first line of output this is ends the episode."""
+    check: str = ""
+    """Run in a shell of its own at the end of the episode: exit code 0 is a reward of 1."""
+    check_timeout_s: Seconds = 60.0
+    replay: bool = True
+    """Whether a lost episode may be rebuilt by running its commands again."""
+
+    @field_validator("box")
+    @classmethod
+    def _driver(cls, box: str) -> str:
+        if box not in DRIVERS:
+            raise ValueError(str(names.unknown("box", box, DRIVERS)))
+        return box
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        size = sum(len(name) + len(content) for name, content in files.items())
+        if size > FILES_BYTES or len(files) > MOST_FILES:
+            msg = f"{len(files):,} files of {size:,} characters; "
+            msg += f"{MOST_FILES:,} of {FILES_BYTES:,} can be, and `path` names a directory"
+            raise ValueError(msg)
+        for name in files:
+            if wrong := _wrong(name):
+                msg = f"file {name[:100]!r} {wrong}"
+                raise ValueError(msg)
+        return files
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                msg = f"variable {name[:100]!r} is none: a name without '=', and no NUL"
+                raise ValueError(msg)
+        if (size := sum(map(len, (*env, *env.values())))) > ENV_CHARS:
+            msg = f"variables of {size:,} characters; {ENV_CHARS:,} can be"
+            raise ValueError(msg)
+        return env
+
+    @field_validator("path")
+    @classmethod
+    def _directory(cls, path: str) -> str:
+        if path and not (os.path.isabs(path) and "\0" not in path and os.path.isdir(path)):
+            msg = f"{path!r} is no absolute path of a directory on the worker's host"
+            raise ValueError(msg)
+        return path
+
+
+class ShellEnvironment:
+    """One shell in one box; takes the fields of ShellConfig."""
+
+    replayable: bool
+    """As its config says; a class that said so itself would be taken at its word."""
+    slot = "box"
+    __signature__ = inspect.signature(ShellConfig)
+
+    def __init__(self, **config: Any) -> None:
+        """Raises WorkFailed(`bad_config`)."""
+        try:
+            self._config = ShellConfig(**config)
+        except ValidationError as error:
+            wrong = "; ".join(_complaint(dict(item)) for item in error.errors())
+            msg = f"the config of environment 'shell' does not fit: {wrong}"
+            raise WorkFailed("bad_config", msg, retriable=False) from error
+        self.replayable = self._config.replay
+        self._spec = Spec(env=self._config.env)
+        self._box: Box | None = None
+        self._shell: Shell | None = None
+        self._steps = 0
+
+    async def open(self, seed: int) -> Observation:
+        """The seed changes nothing: what a command draws is its own affair."""
+        del seed
+        await self.close()
+        config = self._config
+        box = self._box = await driver(config.box).open(self._spec)
+        if config.path:
+            await box.copy_in(Path(config.path))
+        for name, content in config.files.items():
+            await box.write(name, content.encode("utf-8", "replace"))
+        self._shell = self._shell_in(box, stateful=config.stateful)
+        self._steps = 0
+        return Observation(_opening(config))
+
+    async def step(self, action: str) -> Observation:
+        """Run a command, whatever it says. Raises WorkFailed(`box_died`)."""
+        if self._shell is None or self._box is None:
+            msg = "environment 'shell' is asked for a step before it was opened"
+            raise WorkFailed("raised", msg, retriable=False)
+        ran = await self._shell.run(action, timeout_s=self._config.timeout_s)
+        self._steps += 1
+        finished = _finishes(ran, self._config.finish_word)
+        cut = not finished and 0 < self._config.max_steps <= self._steps
+        text = f"{_how(ran, self._config.timeout_s)}\n{ran.output}"
+        info: dict[str, object] = {
+            "exit_code": ran.exit_code, "timed_out": ran.timed_out, "elided_chars": ran.elided_chars
+        }  # fmt: skip
+        reward = await self._judge(info) if finished or cut else 0.0
+        return Observation(text, reward, finished, cut, info)
+
+    async def close(self) -> None:
+        box, self._box, self._shell = self._box, None, None
+        if box:
+            await box.close()
+
+    async def _judge(self, info: dict[str, object]) -> float:
+        """The reward of an episode that ends: what its commands left running is ended first."""
+        if not self._config.check or self._box is None or self._shell is None:
+            return 0.0
+        await self._shell.close()
+        judge = self._shell_in(self._box, stateful=True)
+        ran = await judge.run(self._config.check, timeout_s=self._config.check_timeout_s)
+        await judge.close()
+        info["check_exit_code"] = ran.exit_code
+        return float(ran.exit_code == 0)
+
+    def _shell_in(self, box: Box, *, stateful: bool) -> Shell:
+        config = self._config
+        return Shell(
+            box, stateful=stateful, head_chars=config.head_chars, tail_chars=config.tail_chars
+        )
+
+
+def _opening(config: ShellConfig) -> str:
+    found = {name.partition("/")[0] for name in config.files}
+    if config.path:
+        found.update(os.listdir(config.path))
+    listed = [name.encode("utf-8", "replace").decode() for name in sorted(found)]
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    holds = f"holds {' '.join(listed[:LISTED])}{more}" if listed else "is empty"
+    told = f"Each message is run as a command by /bin/sh in ~, which {holds}."
+    if config.finish_word:
+        told += f" To finish, print {config.finish_word} as the first line."
+    return f"{config.instruction}\n\n{told}" if config.instruction else told
+
+
+def _how(ran: Ran, timeout_s: float) -> str:
+    if ran.timed_out:
+        how = f"timed out after {timeout_s:g} s and was killed"
+        return f"{how}; the next command begins in a new shell"
+    if ran.fresh:
+        how = f"exit code {ran.exit_code} and the shell ended"
+        return f"{how}; the next command begins in a new one"
+    return f"exit code {ran.exit_code}"
+
+
+def _finishes(ran: Ran, word: str) -> bool:
+    """As mini-swe-agent reads it: blank lines before the word are passed over."""
+    if not word or ran.exit_code != 0:
+        return False
+    return ran.output.lstrip().partition("\n")[0].strip() == word
+
+
+def _wrong(name: str) -> str:
+    """Why a file cannot have this name; empty where it can."""
+    parts = name.split("/")
+    if name.startswith("/"):
+        return "is an absolute path; files lie below the directory"
+    if {"", ".", ".."} & set(parts):
+        return "leads nowhere below the directory: write plain names parted by '/'"
+    try:
+        size, longest = len(name.encode()), max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:
+        return "has characters that UTF-8 cannot carry"
+    if "\0" in name or longest > NAME_BYTES or size > PATH_BYTES:
+        return f"is no name: no NUL, at most {NAME_BYTES} bytes in each part, {PATH_BYTES} in all"
+    return ""
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    return f"{place}: {error['msg']}, found {str(error['input'])[:200]!r}"

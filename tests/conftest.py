@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from compose.cluster import Cluster, answers
 from compose.services.embedded import Endpoints, down, up
@@ -17,6 +18,8 @@ from schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
 
 PREFIXES = count()
+hypothesis_settings.register_profile("any machine", deadline=None)  # however busy it is
+hypothesis_settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def named(request: pytest.FixtureRequest, tokenizers: dict) -> tuple[str, Templa
     return name, template_of(specs[name], tokenizer), tokenizer
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.tuples(PLAIN_TEXT, PLAIN_TEXT, st.booleans()), min_size=1, max_size=4),
     data=st.data(),

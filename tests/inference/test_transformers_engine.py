@@ -78,9 +78,7 @@ def test_batched_cached_and_full_forward_agree(family: Path) -> None:
         ]
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=2, max_size=8),
     answers=st.lists(st.integers(1, 12), min_size=8, max_size=8),

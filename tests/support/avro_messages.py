@@ -21,9 +21,7 @@ from schemas.messages import Claim
 from schemas.topics import manifest
 
 Avro = Any
-FEW = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], database=None)
 """A busy machine is slow now and then, and these laws are cheap to break."""
 WRITTEN: dict[str, dict[str, Any]] = {
     path.name.removeprefix(NAMESPACE).removesuffix(".avsc"): json.loads(path.read_text())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from consumers.history.agreement import LISTED, Agreement, Flip
 
-FEW = settings(max_examples=50, deadline=None)
+FEW = settings(max_examples=50)
 TOTALS = st.none() | st.floats(-3, 3)
 
 

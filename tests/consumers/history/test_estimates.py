@@ -12,7 +12,7 @@ from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
 COUNTS = st.integers(1, 9).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))
 )
-FEW = settings(max_examples=30, deadline=None)
+FEW = settings(max_examples=30)
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
 
 

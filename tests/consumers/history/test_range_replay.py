@@ -100,7 +100,7 @@ def test_another_name_asks_anew_also_for_what_was_replayed(cluster: MemoryCluste
     assert again(cluster, name="more").written == 16
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(any_message(RolloutRequest))
 def test_an_id_names_the_old_one_and_the_replay(request: RolloutRequest) -> None:
     once, other = replayed(request, "a"), replayed(request, "b")
@@ -127,7 +127,7 @@ def test_a_file_is_what_submit_accepts(cluster: MemoryCluster, tmp_path: Path) -
         again(cluster, to=str(file))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(any_message(RolloutRequest))
 def test_a_line_is_read_back_as_the_same_request(request: RolloutRequest) -> None:
     numbers = astuple(request.sampling)[:2] + astuple(request.limits)[-3:]

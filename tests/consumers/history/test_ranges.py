@@ -72,7 +72,7 @@ def test_a_range_is_what_its_options_say(tmp_path: Path) -> None:
     assert not parse(policy="p@3").beyond_policy()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
 def test_offsets_are_read_back_as_they_are_written(partition: int, first: int, more: int) -> None:
     text = f"{partition}:{first}-{first + more}"

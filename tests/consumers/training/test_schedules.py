@@ -36,7 +36,7 @@ def act(stage: Stage, what: str, number: int) -> None:
         stage.end(air[number % len(air)], what)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(CONFIGS, st.lists(ACTS, max_size=50), st.sampled_from([(0, 0), (500, 502)]))
 def test_the_rule_holds_on_every_schedule_and_the_run_always_comes_to_its_end(
     config: LearnerConfig, schedule: list[tuple[str, int]], seeds: tuple[int, int]
@@ -54,7 +54,7 @@ def test_the_rule_holds_on_every_schedule_and_the_run_always_comes_to_its_end(
         assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     CONFIGS,
     st.lists(

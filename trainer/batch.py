@@ -22,7 +22,7 @@ from trainer.samples import Sample, mine
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """One sequence of one trajectory, masked to our policy; arrays are [T]."""
 
     trajectory: int
@@ -39,7 +39,7 @@ class Row:
 class Batch:
     """A whole step's rows, with what is known per trajectory."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     rewards_N: Floats
     advantages_N: Floats
     lengths_N: Ints
@@ -136,8 +136,8 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
 
 def _row(
     number: int, sequence: TokenSequence, sample: Sample, advantages_N: Floats, weights_N: Floats
-) -> Row:
-    return Row(
+) -> BatchRow:
+    return BatchRow(
         number,
         ids_of(sequence.token_ids),
         mine(sequence, sample.policy_index),

@@ -21,8 +21,8 @@ from trainer.samples import (
     OUTSIDE,
     Curation,
     Member,
-    Place,
     Sample,
+    ScoredPlace,
     group_of,
     group_size_of,
     judge,
@@ -95,7 +95,7 @@ class Buffer:
         self.filters = {name: plugin("filters", name, FILTERS) for name in curation.filters}
         self.used = 0
         self._groups: dict[str, _Group] = {}
-        self._ready: list[tuple[int, Place, str]] = []
+        self._ready: list[tuple[int, ScoredPlace, str]] = []
         self._tallies: dict[str, Tally] = {}
         self._released: list[Dropped] = []
         self._filtered_in_a_row = 0

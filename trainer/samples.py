@@ -18,7 +18,7 @@ from schemas.messages import Sampling, ScoredTrajectory, TrajectoryRef
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of, mask_of
 
-Place = tuple[int, int]
+ScoredPlace = tuple[int, int]
 """Partition and offset."""
 
 REWARD_LIMIT = 1e9
@@ -92,7 +92,7 @@ class Member:
     """A record of a group: fit to train on where `sample` is set, else missing for a reason."""
 
     scored: ScoredTrajectory
-    place: Place
+    place: ScoredPlace
     length: int
     version: int | None
     reason: str = ""

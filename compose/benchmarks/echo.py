@@ -56,7 +56,7 @@ def values(plain: list[list[bytes]], partitions: int) -> list[list[list[bytes]]]
     ]
 
 
-class Avro:
+class AvroWork:
     """What reading the record that came and writing the one that goes adds to a hop."""
 
     def __init__(self, codec: Codec, plain: list[list[bytes]], outlet: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ class _Answering:
         plain = prepared(codec, topics, tokens)
         self.table = values(plain, self.partitions)
         self.outlet = (calls, events, topics.steps, events)
-        self.avro = Avro(codec, plain, self.outlet) if kind == "avro" else None
+        self.avro = AvroWork(codec, plain, self.outlet) if kind == "avro" else None
         self.times_itself = role == "environments"
         self.publisher = publisher
 

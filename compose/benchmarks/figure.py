@@ -1,6 +1,11 @@
 """What a benchmark hands back."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +26,10 @@ class Figure:
             self.value, self.ceiling,
         )  # fmt: skip
         return best / worst if worst else 0.0
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of wall time that one call took, and what it gave."""
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result

@@ -20,7 +20,7 @@ from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from schemas.topics import Topics, wanted
 
 
-class Clock:
+class MovedClock:
     """The time inside, in seconds; whoever holds it moves it."""
 
     now = 1_750_000_000.0
@@ -32,7 +32,7 @@ class Clock:
 class Inside:
     """A log, its workers and their clock."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: MovedClock) -> None:
         self.clock = clock
         self.topics = Topics()
         self.codec = Codec(LocalRegistry(), clock=clock)

@@ -11,7 +11,7 @@ from itertools import count
 
 from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
-from compose.benchmarks.inside import Clock, Inside
+from compose.benchmarks.inside import Inside, MovedClock
 from compose.settings import Settings
 from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
@@ -31,7 +31,7 @@ TURNS_A_SECOND = 3
 class PacedEngine(ScriptedEngine):
     """Has room for a few calls; each takes its time, and the others wait in line."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: MovedClock) -> None:
         super().__init__(load.POLICY, load.script(TOKENS))
         self.clock = clock
         self.rows: deque[tuple[float, ModelCall]] = deque()
@@ -60,7 +60,7 @@ class Overloaded:
     """The groups, kept at so many live rollouts."""
 
     def __init__(self, live: int) -> None:
-        self.clock = Clock()
+        self.clock = MovedClock()
         self.engine = PacedEngine(self.clock)
         self.inside = Inside(self.engine, self.clock)
         self.ended: Counter[str] = Counter()

@@ -6,13 +6,12 @@ several times, in turns, and the quickest of each counts: the rest is the machin
 """
 
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
 from compose.benchmarks import load
-from compose.benchmarks.figure import Figure
+from compose.benchmarks.figure import Figure, timed
 from compose.settings import Settings
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
@@ -38,8 +37,10 @@ def refold(settings: Settings, *, rollouts: int = ROLLOUTS, rounds: int = ROUNDS
     try:
         folding, decoding = [], []
         for _ in range(rounds):
-            folding.append(_seconds(lambda: fold(codec, values)))
-            decoding.append(_seconds(lambda: decode(codec, values)))
+            gc.collect()
+            folding.append(timed(lambda: fold(codec, values))[0])
+            gc.collect()
+            decoding.append(timed(lambda: decode(codec, values))[0])
     finally:
         gc.set_threshold(*before)
     per_event = 1e6 * min(folding) / len(values)
@@ -81,10 +82,3 @@ def fold(codec: Codec, values: list[bytes]) -> Journal:
 def decode(codec: Codec, values: list[bytes]) -> None:
     for value in values:
         codec.decode(value, Event)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    gc.collect()
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -5,16 +5,14 @@ the bare read of the same topics: no header looked at, nothing decoded, folded o
 """
 
 import resource
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import count
 from random import Random
 from typing import Any
 
 from compose.benchmarks import load
-from compose.benchmarks.figure import Figure
+from compose.benchmarks.figure import Figure, timed
 from compose.benchmarks.own_cluster import own_cluster
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
@@ -23,9 +21,9 @@ from consumers.agents.fold.rollout import Effect
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_digest, program_of
 from consumers.audit.audit import audit
-from consumers.audit.audited_stretch import MOST
+from consumers.audit.window import MOST
 from consumers.log.protocols import Log
-from consumers.log.reading import polls, read_all
+from consumers.log.reading import read_all
 from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers
@@ -53,7 +51,7 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
     """Audit so many rollouts of eight turns."""
     with own_cluster(settings) as cluster:
         fill(cluster.log, cluster.codec, cluster.topics, rollouts)
-        bare, read = _bare(cluster.log, cluster.topics)
+        bare_s, read = timed(lambda: _read(cluster.log, cluster.topics))
         report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
     if not report.ok:
         msg = f"the log that was made for the benchmark breaks: {report.breaches[0].text}"
@@ -61,17 +59,13 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     took = f"{report.records:,} records in {report.seconds:.1f} s"
     note = f"{took}, peak memory {peak:,.0f} MB, that of writing them included"
-    return Figure(report.records / report.seconds, "records/s", read / bare, notes=(note,))
+    return Figure(report.records / report.seconds, "records/s", read / bare_s, notes=(note,))
 
 
-def _bare(log: Log, topics: Topics) -> tuple[float, int]:
-    """Seconds and records of a read that looks at nothing."""
+def _read(log: Log, topics: Topics) -> int:
+    """Read and look at nothing; return how many records there are."""
     names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
-    began, read = time.monotonic(), 0
-    with closing(log.reader(names)) as reader:
-        for polled in polls(reader, lambda: MOST):
-            read += len(polled)
-    return time.monotonic() - began, read
+    return sum(1 for _ in read_all(log, names, most=MOST))
 
 
 def fill(log: Log, codec: Codec, topics: Topics, rollouts: int) -> None:

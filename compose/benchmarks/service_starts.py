@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compose.benchmarks.figure import Figure
+from compose.benchmarks.figure import Figure, timed
 from compose.cluster import answers
 from compose.processes import end, spawn
 from compose.services import embedded
@@ -67,9 +67,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _up(state: Path, cache: Path) -> float:
-    began = time.monotonic()
-    embedded.up(state, cache, ready=answers)
-    return time.monotonic() - began
+    return timed(lambda: embedded.up(state, cache, ready=answers))[0]
 
 
 def _alone(state: Path, cache: Path) -> float:

@@ -4,7 +4,6 @@ A ceiling is what this machine can do at best without our code: the same records
 clients, the payload without the objects around it, the services' processes alone.
 """
 
-import json as json_
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.benchmarks import (
-    export_speed,
     live_memory,
     overload,
+    range_speed,
     refold,
-    rescore_speed,
     scan,
     service_starts,
     spine,
@@ -24,7 +22,7 @@ from compose.benchmarks import (
     wire,
 )
 from compose.benchmarks.figure import Figure
-from compose.files import refuse_no_folder
+from compose.files import refuse_no_folder, write_json
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from schemas.errors import RollcallError
@@ -44,8 +42,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "overload_goodput_4x": lambda settings: overload.goodput(settings, 4.0),
     "wire_bytes_32k": wire.bytes_of_a_rollout,
     "scan_records_per_s": scan.records_per_s,
-    "export_records_per_s": export_speed.records_per_s,
-    "rescore_trajectories_per_s": rescore_speed.trajectories_per_s,
+    "export_records_per_s": range_speed.export_records_per_s,
+    "rescore_trajectories_per_s": range_speed.rescore_trajectories_per_s,
     "up_cold_s": service_starts.up_cold,
     "up_warm_s": service_starts.up_warm,
 }
@@ -74,7 +72,7 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
         for note in figure.notes:
             terminal.print(f"{name}  {note}", highlight=False, soft_wrap=True)
     if json is not None:
-        json.write_text(json_.dumps(plain(figures), indent=2) + "\n")
+        write_json(json, plain(figures))
     for name, failure in failures.items():
         terminal.print(f"{name}  not measured: {failure}", highlight=False, soft_wrap=True)
     if failures:

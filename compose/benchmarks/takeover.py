@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
-from compose.benchmarks.figure import Figure
+from compose.benchmarks.figure import Figure, timed
 from compose.benchmarks.own_cluster import logs_of, own_cluster, processes, wait_for
 from compose.benchmarks.spine import submit
 from compose.cluster import Cluster
@@ -55,7 +55,7 @@ def kill(settings: Settings, *, live: int = LIVE) -> Figure:
                 noticed = _noticed(cluster, log)
                 reading = _Reading(cluster, int(noticed * 1000))
                 wait_for(reading.all_went_on, "every rollout's next entry", watched)
-        bare_s = _bare(cluster, int(noticed * 1000))
+        bare_s, _ = timed(lambda: _decode(cluster, int(noticed * 1000)))
     return reading.figure(killed, noticed, bare_s)
 
 
@@ -106,10 +106,8 @@ def _noticed(cluster: Cluster, log: Path) -> float:
     return 0.0
 
 
-def _bare(cluster: Cluster, until_ms: int) -> float:
-    """Seconds to read and decode the journal as it stood at that time."""
-    began = time.monotonic()
+def _decode(cluster: Cluster, until_ms: int) -> None:
+    """Read and decode the journal as it stood at that time."""
     for record in read_all(cluster.log, [cluster.topics.events], most=5000):
         if record.timestamp_ms < until_ms:
             cluster.codec.decode(record.value, Event)
-    return time.monotonic() - began

@@ -15,7 +15,7 @@ import numpy as np
 
 from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
-from compose.benchmarks.inside import Clock, Inside
+from compose.benchmarks.inside import Inside, MovedClock
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from consumers.log.protocols import Record
@@ -89,7 +89,7 @@ def bytes_of_a_rollout(settings: Settings, *, tokens: int = TOKENS, turns: int =
     """Bytes of all records that a rollout of so many tokens in so many turns gives rise to."""
     del settings
     half = tokens // turns // 2
-    inside = Inside(ScriptedEngine(load.POLICY, Fluent(half)), Clock())
+    inside = Inside(ScriptedEngine(load.POLICY, Fluent(half)), MovedClock())
     inside.ask(_request(turns, CHARS * half))
     for _ in range(8 * turns):
         inside.turn()

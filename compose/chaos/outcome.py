@@ -11,7 +11,7 @@ from compose.chaos.faults import ROLES, Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChaosOutcome:
     """What was done to the workload, and what became of it."""
 
     seed: int
@@ -37,7 +37,7 @@ class Outcome:
         return [took for _, took in self.harmed if took is not None]
 
 
-def plain(outcome: Outcome) -> dict[str, Any]:
+def plain(outcome: ChaosOutcome) -> dict[str, Any]:
     """The outcome as it is written to the file."""
     p50, longest = _middle_and_most(outcome.times())
     return {
@@ -60,7 +60,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def table(outcome: Outcome) -> Table:
+def table(outcome: ChaosOutcome) -> Table:
     """Faults by kind with their times to progress, then the rollouts."""
     faults = Table("fault", "of", "times", "progress p50", "max")
     for column in (2, 3, 4):
@@ -86,7 +86,7 @@ def table(outcome: Outcome) -> Table:
     return faults
 
 
-def _by_kind(outcome: Outcome) -> dict[tuple[str, str], list[float | None]]:
+def _by_kind(outcome: ChaosOutcome) -> dict[tuple[str, str], list[float | None]]:
     """Times to progress by kind and role, in the roles' order."""
     times: dict[tuple[str, str], list[float | None]] = {}
     for fault, took in outcome.harmed:

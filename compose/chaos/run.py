@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from compose.chaos.experiment import Conductor
-from compose.chaos.outcome import Outcome, plain, table
+from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.stage import staged
 from compose.conductor.conductor import Stopped, interruptible
@@ -75,7 +75,7 @@ def _conduct(
     directory: Path,
     terminal: Console,
     check: Callable[[], None],
-) -> tuple[Outcome, Report]:
+) -> tuple[ChaosOutcome, Report]:
     """Leaves no process behind."""
     began = time.monotonic()
     with staged(plan, settings, directory) as stage:
@@ -87,7 +87,7 @@ def _conduct(
         most = conductor.most_repeated()
         report = audit_with_bar(stage.cluster, terminal, drained=True, most_repeated=most)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
-    outcome = Outcome(
+    outcome = ChaosOutcome(
         seed=plan.seed,
         harmed=[(each.fault, each.took_s) for each in conductor.watch.progress],
         accepted=report.accepted,

@@ -11,7 +11,6 @@ from random import Random
 
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
-from consumers.audit.audited_stretch import AuditedStretch
 from consumers.audit.case import Case
 from consumers.audit.columns import find_one, split
 from consumers.audit.journal_facts import JournalFacts
@@ -20,7 +19,7 @@ from consumers.audit.requests import Requests
 from consumers.audit.sent_commands import SentCommands
 from consumers.audit.train_steps import Lineage
 from consumers.audit.trajectories import Outcomes
-from consumers.audit.window import Window
+from consumers.audit.window import AuditedStretch, Window
 from consumers.history.local_programs import runs_as_recorded
 from consumers.log.protocols import Log, Record
 from consumers.loop.dead_letters import origin_of, passed_in_journal, skip_of

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
+TopicPlace = tuple[int, int]
+"""Partition and offset, of a topic that is known."""
 OFFSET_BITS = 40
 PARTITION_BITS = 16
 OFFSETS = (1 << OFFSET_BITS) - 1

@@ -7,11 +7,11 @@ from array import array
 
 import numpy as np
 
+from consumers.agents.fold.commands import Command
 from consumers.audit.columns import Words, find, firsts, sort_together, words
 from schemas.ids import prefix_digest
-from schemas.messages import CallFailed, EnvironmentStep, Event, ModelCall
+from schemas.messages import CallFailed, Event, ModelCall
 
-Command = ModelCall | EnvironmentStep
 DEADLINE = "deadline"
 NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}
 """Codes under which an owner answers a command that cannot be sent."""

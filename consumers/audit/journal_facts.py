@@ -6,6 +6,7 @@ a place remain.
 
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from consumers.agents.fold.world import World
 from consumers.audit.columns import words
@@ -22,36 +23,29 @@ from schemas.messages import Event, RolloutStarted
 from schemas.topics import Topics
 
 
+@dataclass(eq=False)
 class JournalFacts:
     """The fold of all journal partitions."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        topics: Topics,
-        world: World,
-        runnable: Callable[[RolloutStarted], bool],
-        window: Window,
-        report: Report,
-    ) -> None:
-        self.codec = codec
-        self.topics = topics
-        self.world = world
-        self.runnable = runnable
-        self.window = window
-        self.report = report
-        self.horizons = Horizons(window, topics)
+    codec: Codec
+    topics: Topics
+    world: World
+    runnable: Callable[[RolloutStarted], bool]
+    window: Window
+    report: Report
+    owners_at_work: set[str] = field(default_factory=set)
+    """Names under which somebody decided about rollouts."""
+    minutes: set[int] = field(default_factory=set)
+    """When that was, in minutes since 1970."""
+    strays: dict[int, int] = field(default_factory=dict)
+    """Owners that events name while no rollout of theirs is open, and where first."""
+
+    def __post_init__(self) -> None:
+        self.horizons = Horizons(self.window, self.topics)
         self.partitions: dict[int, PartitionFacts] = {}
-        self.starts = Starts()
-        self.ends = Ends(codec, topics)
+        self.starts, self.ends = Starts(), Ends(self.codec, self.topics)
         self.implied = ImpliedCommands()
-        self.owners_at_work: set[str] = set()
-        """Names under which somebody decided about rollouts."""
-        self.minutes: set[int] = set()
-        """When that was, in minutes since 1970."""
         self.not_run = array("Q")
-        self.strays: dict[int, int] = {}
-        """Owners that events name while no rollout of theirs is open, and where first."""
 
     def take(self, records: Iterable[Record]) -> None:
         """Take records of the journal, in order within each partition."""

@@ -247,12 +247,7 @@ class PartitionFacts:
             self._excuse(rollout)
 
     def _note_end(
-        self,
-        trajectory: Trajectory | None,
-        rollout_id: str,
-        applied: int,
-        offset: int,
-        at_ms: int,
+        self, trajectory: Trajectory | None, rollout_id: str, applied: int, offset: int, at_ms: int
     ) -> None:
         facts = self.facts
         facts.report.ended += 1

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consumers.agents.fold.commands import Command
 from consumers.audit.case import Case
 from consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
 from consumers.audit.ends import OPTIONAL
-from consumers.audit.implied import COURTESY, UNKNOWN, Command, content_of, word_of_id
+from consumers.audit.implied import COURTESY, UNKNOWN, content_of, word_of_id
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
 from schemas.messages import EnvironmentStep, ModelCall

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from consumers.agents.recent_requests import WINDOW
-from consumers.audit.columns import Words, firsts, sort_together, split
+from consumers.audit.columns import TopicPlace, Words, firsts, sort_together, split
 
-TopicPlace = tuple[int, int]
 REFUSED = (1 << 64) - 1
 """Stands for the request's offset of a start that was refused at once, and so runs nothing."""
 

@@ -7,19 +7,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from consumers.audit.case import Case
-from consumers.audit.columns import Words, firsts, place, place_of, sort_together, split, word_of
+from consumers.audit.columns import (
+    TopicPlace,
+    Words,
+    firsts,
+    place,
+    place_of,
+    sort_together,
+    split,
+    word_of,
+)
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
 from schemas.messages import TrainStep, Trajectory, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.branches import descent
 
-TopicPlace = tuple[int, int]
 TRAIN = "train"
 
 
 @dataclass(slots=True)
-class _Step:
+class _RecordedStep:
     """One version of a run, as its record says."""
 
     version: int
@@ -33,10 +41,10 @@ class _Step:
 
 
 @dataclass
-class _Run:
-    steps: dict[int, _Step] = field(default_factory=dict)
+class _RunSteps:
+    steps: dict[int, _RecordedStep] = field(default_factory=dict)
 
-    def living(self) -> Iterable[_Step]:
+    def living(self) -> Iterable[_RecordedStep]:
         """The steps that the newest version descends from; others were abandoned in a restart."""
         return descent(self.steps, over_gaps=True)
 
@@ -50,7 +58,7 @@ class Lineage:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.runs: dict[tuple[str, str], _Run] = {}
+        self.runs: dict[tuple[str, str], _RunSteps] = {}
         self._made: dict[tuple[str, int], tuple[str, TopicPlace]] = {}
         """By policy and version: the first run that has it, and where it says so."""
         self._run_of: dict[int, str] = {}
@@ -67,7 +75,7 @@ class Lineage:
     def _step(self, record: Record, step: TrainStep) -> None:
         report = self.case.report
         report.checked["I7"] += 1
-        run = self.runs.setdefault((step.policy_id, step.run_id), _Run())
+        run = self.runs.setdefault((step.policy_id, step.run_id), _RunSteps())
         self._check_number(record, step)
         named = refs_of(step)
         digest = word_of(repr((step.parent, named)).encode())
@@ -86,7 +94,9 @@ class Lineage:
         self._run_of[place(*here)] = step.run_id
         refs = self._refer(record, named)
         first = step.step <= 1
-        run.steps[step.version] = _Step(step.version, step.parent, first, *here, digest, refs)
+        run.steps[step.version] = _RecordedStep(
+            step.version, step.parent, first, *here, digest, refs
+        )
 
     def _refer(self, record: Record, refs: Sequence[TrajectoryRef]) -> slice:
         """Note what a step was made of, to be met by the records themselves."""
@@ -122,7 +132,7 @@ class Lineage:
         self.places, self.members, self.by = sort_together(self._places, self._members, self._steps)
         self._met = np.zeros(len(self.places), bool)
 
-    def _check_whole(self, run_id: str, run: _Run) -> None:
+    def _check_whole(self, run_id: str, run: _RunSteps) -> None:
         """Every step but a run's first was made from one that has a record."""
         topic = self.case.topics.train_steps
         for step in run.living():
@@ -137,7 +147,7 @@ class Lineage:
             )
             self.case.report.add(Breach("I7", text, topic, step.partition, step.offset, "lost"))
 
-    def _check_once(self, run_id: str, run: _Run) -> None:
+    def _check_once(self, run_id: str, run: _RunSteps) -> None:
         steps = sorted(run.living(), key=lambda step: (step.partition, step.offset))
         members, places = array("Q"), array("Q")
         for step in steps:

@@ -29,7 +29,7 @@ JOINED = "the rollout is open already"
 
 
 @dataclass(slots=True)
-class _Place:
+class _Position:
     """One position of the current attempt."""
 
     tries: int = 0
@@ -61,7 +61,7 @@ class Counting:
         self.failures = 0
         self._started: int | None = None
         self._limits = Limits()
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _Position] = {}
 
     def take(self, event: Event) -> str:
         """Take one event, in log order; return why it does not count, empty where it does."""
@@ -104,7 +104,7 @@ class Counting:
         self._places.clear()
 
     def _answer(self, event: Event, body: ModelAnswered | EnvironmentStepped | CallFailed) -> str:
-        place = self._places.setdefault(event.position, _Place())
+        place = self._places.setdefault(event.position, _Position())
         if place.settled:
             return "answered already"
         if event.tries != place.tries:

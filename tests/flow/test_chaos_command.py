@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from compose.chaos import workload
 from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
-from compose.chaos.outcome import Outcome, plain, table
+from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.proxy import HOST, Ports, Proxy, listeners
 from compose.chaos.watch import ON_THE_WIRE_MS, FaultRecovery
@@ -73,7 +73,7 @@ def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -
 VICTIMS = ChaosPlan(1, ROLES, minutes=1).victims()
 
 
-@limits(max_examples=20, deadline=None)
+@limits(max_examples=20)
 @given(st.integers())
 def test_a_seed_gives_one_schedule(seed: int) -> None:
     again = [mixed(seed, VICTIMS, seconds=600, every_s=4, session_s=6) for _ in range(2)]
@@ -85,7 +85,7 @@ def test_a_seed_gives_one_schedule(seed: int) -> None:
     )
 
 
-@limits(max_examples=30, deadline=None)
+@limits(max_examples=30)
 @given(st.integers(), st.sets(st.sampled_from(ROLES), min_size=1), st.floats(20, 2000))
 def test_faults_befall_only_those_named_in_ways_that_they_can_be_harmed(
     seed: int, roles: set[str], seconds: float
@@ -99,7 +99,7 @@ def test_faults_befall_only_those_named_in_ways_that_they_can_be_harmed(
     assert all(fault.at_s < seconds for fault in faults)
 
 
-@limits(max_examples=20, deadline=None)
+@limits(max_examples=20)
 @given(st.integers())
 def test_a_short_run_has_killed_every_role_and_seen_every_cut(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=0.5).faults()
@@ -108,7 +108,7 @@ def test_a_short_run_has_killed_every_role_and_seen_every_cut(seed: int) -> None
     assert set(CUTS) < {fault.kind for fault in faults}
 
 
-@limits(max_examples=20, deadline=None)
+@limits(max_examples=20)
 @given(st.integers(), st.integers(1, 2000))
 def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
     faults = ChaosPlan(seed, ROLES, kills=count).faults()
@@ -116,7 +116,7 @@ def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
     assert Counter(fault.kind for fault in faults) == {KILL: count}
 
 
-@limits(max_examples=20, deadline=None)
+@limits(max_examples=20)
 @given(st.integers())
 def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=200).faults()
@@ -352,7 +352,7 @@ def test_progress_is_the_last_of_the_victims_partitions_to_show_its_group() -> N
     assert progress.took_s == 6.0
 
 
-OUTCOME = Outcome(
+OUTCOME = ChaosOutcome(
     seed=7,
     harmed=[(fault("agents"), 6.0), (fault("agents"), 7.0), (fault("broker", "pause"), None)],
     accepted=1000,

@@ -15,14 +15,16 @@ WIDE = 240
 def emit(
     result: object, show: "Callable[[Console], None]", *, json: bool, one_line: bool = False
 ) -> None:
-    """Print a result: on a page, as `show` draws it, or as JSON.
-
-    As JSON: plain values and dataclasses; indented, or on one line.
-    """
-    if not json:
+    """Print a result: on a page, as `show` draws it, or as JSON."""
+    if json:
+        emit_json(result, one_line=one_line)
+    else:
         with page() as terminal:
             show(terminal)
-        return
+
+
+def emit_json(result: object, *, one_line: bool = False) -> None:
+    """Print plain values and dataclasses as JSON, indented or on one line."""
     import orjson
 
     options = orjson.OPT_NON_STR_KEYS | (0 if one_line else orjson.OPT_INDENT_2)

@@ -29,13 +29,7 @@ class Answers:
     """Writes answers; each is an output of the record that held its command."""
 
     def __init__(
-        self,
-        name: str,
-        log: Log,
-        codec: Codec,
-        topics: Topics,
-        publisher: Publisher,
-        wall: Clock,
+        self, name: str, log: Log, codec: Codec, topics: Topics, publisher: Publisher, wall: Clock
     ) -> None:
         self.name = name
         self.log = log
@@ -78,12 +72,7 @@ class Answers:
             self._acked_ms = acked_ms
             self.clock.saw(acked_ms)
 
-    def give(
-        self,
-        command: Command,
-        body: Answer,
-        cause: Record,
-    ) -> None:
+    def give(self, command: Command, body: Answer, cause: Record) -> None:
         """Write one answer and close its record; one that cannot be is answered as failed.
 
         Where it cannot be encoded now it is given later, and its record stays open.
@@ -99,12 +88,7 @@ class Answers:
             self._write(command, CallFailed("raised", str(error), False), cause)
         cause.closed = True
 
-    def _write(
-        self,
-        command: Command,
-        body: Answer,
-        cause: Record,
-    ) -> None:
+    def _write(self, command: Command, body: Answer, cause: Record) -> None:
         def failed(error: WorkFailed) -> None:
             self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
 

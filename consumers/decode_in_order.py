@@ -15,6 +15,21 @@ M = TypeVar("M")
 log = structlog.get_logger()
 
 
+def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
+    """What a record says; None where it says nothing, for whoever can read it to read it there."""
+    try:
+        return codec.decode(record.value, expected)
+    except WireError as error:
+        log.warning(
+            "record_unreadable",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            error=type(error).__name__,
+        )
+        return None
+
+
 class DecodeInOrder(Generic[M]):
     """Records that wait to be decoded; one that waits for the registry holds up all behind it."""
 

@@ -78,16 +78,12 @@ def list_letters(
         terminal.print(letters_line(chosen, index), soft_wrap=True)
 
 
-def show(
-    place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.")],
-) -> None:
+def show(place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.")]) -> None:
     """Show one dead letter: all headers, and its value, decoded where that is possible.
 
     Example: rollcall dlq show 0@12
     """
-    import orjson
-
-    from compose.terminal import quiet_pipes
+    from compose.terminal import emit_json
     from consumers.history.dead_letter_index import DeadLetterIndex
     from consumers.history.record_lines import decoder, envelope
 
@@ -96,8 +92,7 @@ def show(
     letter, record = index.letter_at(place)
     plain = envelope(record) | {"state": letter.state or "waits"}
     plain |= decoder(history, index.topic)(record)
-    with quiet_pipes():
-        print(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
+    emit_json(plain)
 
 
 @takes_letters
@@ -135,10 +130,7 @@ def replay(
 
 
 @takes_letters
-def drop(
-    choice: "LetterChoice",
-    yes: Yes = False,
-) -> None:
+def drop(choice: "LetterChoice", yes: Yes = False) -> None:
     """Mark letters as dropped: they are not listed nor replayed any more.
 
     A dry run without --yes. Kafka cannot remove single records: the bytes stay until the

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compose.cli.option_sets import takes
-from consumers.history.contention import RATE
 from consumers.history.ranges import Range, Stretch, parse_policy
+from consumers.history.rate_limit import RATE
 from consumers.history.times import time_ms
 from schemas.errors import Refused
 
@@ -27,7 +27,7 @@ Since = Annotated[
 ]
 Until = Annotated[str, typer.Option(help="Written before then.", show_default=False)]
 RunId = Annotated[str, typer.Option("--run", help="Of this run.", show_default=False)]
-PolicyVersion = Annotated[
+PolicyOption = Annotated[
     str,
     typer.Option(
         "--policy",
@@ -63,7 +63,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "since": (Since, ""),
     "until": (Until, ""),
     "run": (RunId, ""),
-    "policy": (PolicyVersion, ""),
+    "policy": (PolicyOption, ""),
     "ids": (Ids, ""),
     "offsets": (Places, None),
 }
@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
     """A range of a cluster's history, read at a rate or, without one, giving way to others."""
-    from consumers.history.contention import pace_of
+    from consumers.history.rate_limit import pace_of
     from consumers.history.selection import Selection
 
     return Selection(cluster, span, pace_of(cluster.log, cluster.admin, cluster.topics, rate))

@@ -144,11 +144,7 @@ def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, 
     there_before = endpoints(settings.state()) is not None
     began = time.monotonic()
     try:
-        services_up = up(
-            settings.state(),
-            settings.cache(),
-            ready=answers,
-        )
+        services_up = up(settings.state(), settings.cache(), ready=answers)
         took = time.monotonic() - began
         terminal.print(
             f"broker at {services_up.bootstrap_servers}, registry beside it, {took:.1f} s"
@@ -165,19 +161,14 @@ def _provision(cluster: Cluster, folder: RunFolder) -> None:
 
 
 def _start(supervisor: Supervisor, folder: RunFolder) -> None:
-    run = str(folder.directory)
-    counts = folder.recipe.processes
-    supervisor.start(TRAINER, "training", "--run", run)
-    for number in range(1, counts.models + 1):
-        supervisor.start(f"models-{number}", "models", "--run", run)
-    for number in range(1, counts.agents + 1):
-        supervisor.start(f"agents-{number}", "agents")
-    for number in range(1, counts.environments + 1):
-        supervisor.start(f"environments-{number}", "environments")
-    for number in range(1, counts.rewards + 1):
-        scorers = [word for name in folder.recipe.scorers for word in ("--scorer", name)]
-        scoring = ("--scoring-id", folder.recipe.scoring_id)
-        supervisor.start(f"rewards-{number}", "rewards", *scorers, *scoring)
+    run, recipe = ("--run", str(folder.directory)), folder.recipe
+    scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
+    scoring = [*scorers, "--scoring-id", recipe.scoring_id]
+    supervisor.start(TRAINER, "training", *run)
+    workers = {"models": run, "agents": (), "environments": (), "rewards": scoring}
+    for role, words in workers.items():
+        for number in range(1, getattr(recipe.processes, role) + 1):
+            supervisor.start(f"{role}-{number}", role, *words)
 
 
 def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:

@@ -19,14 +19,12 @@ def print_parting(
     left: Story, right: Story, parting: Parting, relation: str, terminal: Console
 ) -> None:
     """Two rollouts side by side from where they part."""
-    terminal.print(_side_by_side(left, right, parting, relation))
-
-
-def _side_by_side(left: Story, right: Story, parting: Parting, relation: str) -> Group:
     events, turns = counted(len(parting.same), "event"), counted(parting.turns, "turn")
     common = f"the same for {events}, {turns} of the model"
     if not parting.left and not parting.right:
-        return Group(*map(Text, filter(None, (relation, f"{common}: they do not part"))))
+        words = filter(None, (relation, f"{common}: they do not part"))
+        terminal.print(Group(*map(Text, words)))
+        return
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("", left.rollout_id, right.rollout_id):
         table.add_column(name, overflow="fold")
@@ -37,7 +35,7 @@ def _side_by_side(left: Story, right: Story, parting: Parting, relation: str) ->
     for number, (one, other) in enumerate(pairs, len(parting.same)):
         table.add_row(f"{number}", *(Text(_lived(each) if each else "-") for each in (one, other)))
     strange = "they share neither group nor parent"
-    return Group(Text(relation or strange), Text(f"{common}, then they part"), table)
+    terminal.print(Group(Text(relation or strange), Text(f"{common}, then they part"), table))
 
 
 def _lived(moment: Moment) -> str:

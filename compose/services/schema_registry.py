@@ -12,14 +12,7 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compose.services.artifacts import (
-    LOCKS,
-    exclusive,
-    fetch,
-    locate_java,
-    mark,
-    read_lock,
-)
+from compose.services.artifacts import LOCKS, exclusive, fetch, locate_java, mark, read_lock
 from compose.services.service_errors import ServicesError
 from schemas.whole_files import appearing, write_whole
 

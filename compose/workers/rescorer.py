@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compose.workers.build import Workshop
-from consumers.history.rescoring import Rescoring, Sink, rescore
+from consumers.history.rescoring import Rescoring, RewardSink, rescore
 from consumers.history.selection import Selection
 from consumers.log.protocols import Record
 from producers.publisher import flush_all
@@ -59,7 +59,7 @@ class Rescorer:
         return rescoring
 
     @contextmanager
-    def _sink(self, rewards: "Rewards", publisher: "Publisher") -> Iterator[Sink]:
+    def _sink(self, rewards: "Rewards", publisher: "Publisher") -> Iterator[RewardSink]:
         """Where rewards go: nowhere, into a Parquet file, or to the topic."""
         if self.dry_run:
             yield lambda scored, record: None

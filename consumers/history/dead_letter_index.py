@@ -15,7 +15,7 @@ from consumers.history.history import History
 from consumers.history.times import time_ms
 from consumers.log.protocols import Record
 from consumers.log.reading import read_all
-from consumers.loop.dead_letters import Skip, skip_of
+from consumers.loop.dead_letters import Skip, origin_of, skip_of
 from schemas.as_json import text_of
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
@@ -157,12 +157,11 @@ class DeadLetterIndex:
         return letter, record
 
     def _add(self, record: Record) -> None:
-        values = {name: text_of(value) or "" for name, value in record.headers or []}
-        try:
-            origin = values["dlq_topic"], int(values["dlq_partition"]), int(values["dlq_offset"])
-        except (KeyError, ValueError):
+        origin = origin_of(record.headers)
+        if origin is None:
             self.foreign += 1
             return
+        values = {name: text_of(value) or "" for name, value in record.headers or []}
         at, group = (record.partition, record.offset), values.get("dlq_group", "")
         letter = self.letters.get(origin)
         if letter is None:

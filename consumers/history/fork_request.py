@@ -43,7 +43,9 @@ class ForkParent:
     @property
     def turns(self) -> list[int]:
         """The positions at which its model answered."""
-        return sorted(event.position for event in self.settled() if _is_answer(event))
+        return sorted(
+            event.position for event in self.settled() if isinstance(event.body, ModelAnswered)
+        )
 
     def settled(self) -> Iterator[Event]:
         """What closed a wish of the last attempt, by position."""
@@ -187,7 +189,3 @@ def _require_replayable(parent: ForkParent, position: int) -> None:
                 "fork it at turn 0"
             )
             raise Refused(msg)
-
-
-def _is_answer(event: Event) -> bool:
-    return isinstance(event.body, ModelAnswered)

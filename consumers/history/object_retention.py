@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from consumers.history.history import History
 from schemas.claims import HOLDERS, LIGHT
 from schemas.errors import Refused
-from schemas.topics import WantedTopic, wanted
+from schemas.topics import wanted
 
 if TYPE_CHECKING:
     from producers.admin import Admin
@@ -48,7 +48,8 @@ def needed_s(history: History, admin: "Admin") -> float:
     names, calls = history.log.topic_names(), history.topics.calls("")
     policies = [name.removeprefix(calls) for name in names if name.startswith(calls)]
     known = wanted(history.topics.prefix, policies)
-    topics = [topic for topic in known if topic.name in names and _bears_claims(topic)]
+    bearing = {*LIGHT, *HOLDERS}
+    topics = [topic for topic in known if topic.name in names and topic.record in bearing]
     letters = history.topics.dead_letters
     configs = admin.configs([*(topic.name for topic in topics), letters])
     kept_ms = {name: int(config["retention.ms"]) for name, config in configs.items()}
@@ -58,10 +59,6 @@ def needed_s(history: History, admin: "Admin") -> float:
         raise Refused(msg)
     longest_ms = max((ms for name, ms in kept_ms.items() if name != letters), default=0)
     return (longest_ms + kept_ms.get(letters, 0)) / 1000 + SEGMENT_S
-
-
-def _bears_claims(topic: WantedTopic) -> bool:
-    return topic.record in LIGHT or topic.record in HOLDERS
 
 
 def unneeded(objects: "Iterable[StoredObject]", older_than_s: float) -> "list[StoredObject]":

@@ -15,7 +15,6 @@ from consumers.history.history import History
 from consumers.history.ranges import Range
 from consumers.history.record_lines import topic_named
 from consumers.history.selection import Selection, keys
-from consumers.log.protocols import Record
 from producers.publisher import Publisher, flush_all
 from producers.replay import checked_name, is_replayed, line_of, replayed
 from producers.submit import Submitter
@@ -29,7 +28,7 @@ FIRST_IDS = 5
 """Of what was written."""
 FILE = ".jsonl"
 
-Sink = Callable[[RolloutRequest], None]
+RequestSink = Callable[[RolloutRequest], None]
 """Takes what is asked for again."""
 
 
@@ -60,7 +59,7 @@ class RangeReplay:
 def replay(
     selection: Selection,
     to: str,
-    check: Sink,
+    check: RequestSink,
     *,
     name: str = "",
     of: str = "",
@@ -121,7 +120,7 @@ def _requests_in(selection: Selection, of: str) -> Iterator[RolloutRequest]:
 
 
 def _requests(
-    selection: Selection, of: str, name: str, file: Path | None, handle: Sink
+    selection: Selection, of: str, name: str, file: Path | None, handle: RequestSink
 ) -> RangeReplay:
     """Check what would be asked for again, or write it: whatever the sink does."""
     history = selection.history
@@ -143,11 +142,11 @@ def _requests(
 
 
 @contextmanager
-def _sink(history: History, file: Path | None) -> Iterator[Sink]:
+def _sink(history: History, file: Path | None) -> Iterator[RequestSink]:
     """Where requests go: into a file that is there whole or not at all, or to the topic."""
     if file:
         with appearing(file) as hidden, hidden.open("wb") as out:
-            yield lambda request: _write_line(out.write, request)
+            yield lambda request: out.writelines((line_of(request), b"\n"))
         return
     publisher = history.log.publisher()
     submitter = Submitter(publisher, history.codec, history.topics, source="replay")
@@ -160,30 +159,18 @@ def _sink(history: History, file: Path | None) -> Iterator[Sink]:
     _flush(publisher)
 
 
-def _write_line(write: Callable[[bytes], int], request: RolloutRequest) -> None:
-    write(line_of(request) + b"\n")
-
-
 def _trajectories(selection: Selection, topic: str, *, yes: bool) -> RangeReplay:
     result = RangeReplay("trajectories", topic)
     publisher = selection.history.log.publisher(bulk=True)
     for record, trajectory in selection.trajectories():
         if yes:
-            _again(publisher, record)
+            publisher.send(
+                topic, record.key, record.value, partition=record.partition, headers=record.headers
+            )
+            publisher.poll()
         result.note(trajectory.request, trajectory.rollout_id, trajectory.rollout_id)
     _flush(publisher)
     return result
-
-
-def _again(publisher: Publisher, record: Record) -> None:
-    publisher.send(
-        record.topic,
-        record.key,
-        record.value,
-        partition=record.partition,
-        headers=record.headers,
-    )
-    publisher.poll()
 
 
 def _flush(publisher: Publisher) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from operator import attrgetter
 from typing import Any
 
 from consumers.history.history import History
@@ -14,6 +15,7 @@ from schemas.names import unknown
 from schemas.topics import Topics
 
 BURIED_FROM = "dlq_topic"
+BY_TIME = attrgetter("timestamp_ms", "partition", "offset")
 
 Decode = Callable[[Record], dict[str, Any]]
 
@@ -40,7 +42,7 @@ def records_of(
     """
     with closing(_reader(history, topic, last)) as reader:
         if last:
-            yield from sorted(to_the_end(reader), key=_by_time)[-last:]
+            yield from sorted(to_the_end(reader), key=BY_TIME)[-last:]
         else:
             yield from to_the_end(reader)
         if follow:
@@ -54,10 +56,6 @@ def _reader(history: History, topic: str, last: int) -> Reader:
     bounds = history.log.bounds(topic)
     starts = {(topic, number): max(low, end - last) for number, (low, end) in bounds.items()}
     return history.log.reader([topic], starts)
-
-
-def _by_time(record: Record) -> tuple[int, int, int]:
-    return record.timestamp_ms, record.partition, record.offset
 
 
 def envelope(record: Record) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PICKED = ("scoring_id", "trajectory.rollout_id", "trajectory.attempt", "total")
 
 Judge = Callable[[Record, Trajectory], ScoredTrajectory]
 """What a scorer makes of a trajectory that was read from this record."""
-Sink = Callable[[ScoredTrajectory, Record], None]
+RewardSink = Callable[[ScoredTrajectory, Record], None]
 """Takes what was judged, and the record that it was read from."""
 
 
@@ -85,7 +85,7 @@ def rescore(
     selection: Selection,
     rescoring: Rescoring,
     judge: Judge,
-    sink: AbstractContextManager[Sink],
+    sink: AbstractContextManager[RewardSink],
     success_at: float,
 ) -> None:
     """Judge the trajectories of a range anew, write, and compare with what was there before.

@@ -16,7 +16,7 @@ import numpy as np
 from consumers.history.history import History
 from consumers.history.training_record import (
     CHANGED,
-    Place,
+    RecordPlace,
     TrainedRun,
     digests_of,
     fetch,
@@ -66,7 +66,7 @@ class RetrainingPlan:
     path: Path
     first: int
     last: int
-    records: dict[Place, Record]
+    records: dict[RecordPlace, Record]
     announced: dict[int, str]
 
     def numbers(self) -> range:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from consumers.history.counting import Counting
+from consumers.history.counting import Counting, Start
 from consumers.history.history import History
 from consumers.log.protocols import Record
 from consumers.log.reading import read_all
@@ -25,12 +25,10 @@ from schemas.messages import (
     RolloutFinished,
     RolloutRefused,
     RolloutRequest,
-    RolloutStarted,
     ScoredTrajectory,
     Trajectory,
 )
 
-Start = RolloutStarted | RolloutRefused
 End = RolloutFinished | RolloutCancelled | DeadlinePassed | RolloutRefused
 
 

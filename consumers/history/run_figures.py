@@ -3,18 +3,14 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-import structlog
-
+from consumers.decode_in_order import decoded
 from consumers.heldout import HeldOut
 from consumers.log.protocols import Log
 from schemas.codec import Codec
-from schemas.errors import WireError
 from schemas.messages import ScoredTrajectory, TrainStep
 from schemas.topics import Topics
 
 WINDOW_S = 10.0
-
-log = structlog.get_logger()
 
 
 @dataclass
@@ -109,7 +105,7 @@ class RunReader:
 
     def __init__(
         self,
-        log_: Log,
+        log: Log,
         codec: Codec,
         topics: Topics,
         figures: RunFigures,
@@ -119,23 +115,16 @@ class RunReader:
         self.topics = topics
         self.figures = figures
         scored = {tp: at for tp, at in starts.items() if tp[0] == topics.scored}
-        self.reader = log_.reader([topics.scored, topics.train_steps], scored)
+        self.reader = log.reader([topics.scored, topics.train_steps], scored)
 
     def poll(self, now: float, timeout_s: float = 0.1) -> int:
         """Take in what has come; return how many records that were."""
         records = self.reader.poll(timeout_s)
         for record in records:
-            try:
-                if record.topic == self.topics.train_steps:
-                    self.figures.take_step(self.codec.decode(record.value, TrainStep))
-                else:
-                    scored = self.codec.decode(record.value, ScoredTrajectory)
-                    self.figures.take_scored(scored, record.timestamp_ms, now)
-            except WireError as error:
-                log.warning(
-                    "record_unreadable",
-                    topic=record.topic,
-                    offset=record.offset,
-                    error=type(error).__name__,
-                )
+            if record.topic == self.topics.train_steps:
+                step = decoded(self.codec, record, TrainStep)
+                if step is not None:
+                    self.figures.take_step(step)
+            elif (scored := decoded(self.codec, record, ScoredTrajectory)) is not None:
+                self.figures.take_scored(scored, record.timestamp_ms, now)
         return len(records)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from consumers.decode_in_order import decoded
 from consumers.history.first_of_each import FirstOfEach
 from consumers.history.history import History
 from consumers.history.ranges import (
@@ -25,8 +26,7 @@ from consumers.history.ranges import (
 from consumers.history.rate_limit import Pace
 from consumers.log.protocols import Log, Record
 from consumers.log.reading import read_between
-from schemas.codec import Codec
-from schemas.errors import Refused, WireError
+from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from schemas.names import hint
 
@@ -98,7 +98,7 @@ class Selection:
     ) -> Iterator[tuple[Record, M]]:
         census, firsts = Census(self.span), FirstOfEach[M](_name)
         for record in records:
-            message = _decoded(self.history.codec, kind, record)
+            message = decoded(self.history.codec, record, kind)
             if message is None or not census.takes(_rollout(message)):
                 continue
             if firsts.add(message):
@@ -131,22 +131,6 @@ def _name(message: RolloutRecord | ScoredTrajectory) -> tuple[object, ...]:
     if isinstance(message, Trajectory):
         return message.rollout_id, message.attempt
     return (message.rollout_id,)
-
-
-def _decoded(codec: Codec, kind: type[M], record: Record) -> M | None:
-    try:
-        return codec.decode(record.value, kind)
-    except WireError as error:
-        import structlog  # a tenth of a second that no `--help` should pay
-
-        structlog.get_logger().warning(
-            "record_unreadable",
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            error=type(error).__name__,
-        )
-        return None
 
 
 @dataclass

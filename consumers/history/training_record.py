@@ -15,7 +15,7 @@ from trainer.config import LearnerConfig
 from trainer.samples import Curation, Sample, judge
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
-Place = tuple[str, int, int]
+RecordPlace = tuple[str, int, int]
 """Topic, partition, offset."""
 
 
@@ -50,7 +50,7 @@ def digests_of(history: History, run: TrainedRun, versions: set[int]) -> Iterato
                 yield version.version, version.weights_digest
 
 
-def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[Place, Record]:
+def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[RecordPlace, Record]:
     """The record at every place that the steps name; raises Refused where retention took some."""
     refs = [ref for step in steps for ref in refs_of(step)]
     topics = sorted({ref.topic for ref in refs})
@@ -64,7 +64,7 @@ def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[Place, Record]:
         at = ref.topic, ref.partition
         starts[at] = min(ref.offset, starts.get(at, ref.offset))
     wanted = {_place(ref) for ref in refs}
-    records: dict[Place, Record] = {}
+    records: dict[RecordPlace, Record] = {}
     for record in read_all(log, topics, starts):
         place = record.topic, record.partition, record.offset
         if place in wanted:
@@ -100,11 +100,11 @@ def _refuse_gone(
     raise Refused(msg)
 
 
-def _place(ref: TrajectoryRef) -> Place:
+def _place(ref: TrajectoryRef) -> RecordPlace:
     return ref.topic, ref.partition, ref.offset
 
 
-def _made_anew(place: Place) -> TopicRecreated:
+def _made_anew(place: RecordPlace) -> TopicRecreated:
     topic, partition, offset = place
     return TopicRecreated(
         f"{topic} {partition}:{offset} is not what the step's record names; was the topic deleted "
@@ -113,7 +113,7 @@ def _made_anew(place: Place) -> TopicRecreated:
 
 
 def samples_of(
-    step: TrainStep, records: Mapping[Place, Record], codec: Codec, curation: Curation
+    step: TrainStep, records: Mapping[RecordPlace, Record], codec: Codec, curation: Curation
 ) -> tuple[Sample, ...]:
     """The step's samples in the order of its record, judged as they were then.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
 from consumers.history.evaluation import Tasks, TaskTally, Version
@@ -97,79 +96,40 @@ def version_results(
     for version, tasks in sorted(versions.items()):
         families = sorted({tally.family for tally in tasks.values()})
         for family in [*families, ALL_FAMILIES] if len(families) > 1 else families:
-            sums = TallySums([t for t in tasks.values() if family in (t.family, ALL_FAMILIES)], ks)
-            if sums.counted:
-                yield _result(version, family, sums, bootstrap)
+            tallies = [t for t in tasks.values() if family in (t.family, ALL_FAMILIES)]
+            if any(tally.rollouts for tally in tallies):
+                yield _result(version, family, tallies, ks, bootstrap)
 
 
-@dataclass(frozen=True)
-class TallySums:
-    """What the tallies of some tasks come to; `ks` are those of pass@k that are asked for."""
-
-    tallies: Sequence[TaskTally]
-    ks: Sequence[int] = ()
-
-    @cached_property
-    def counted(self) -> list[TaskTally]:
-        """Those that have a rollout of one version."""
-        return [tally for tally in self.tallies if tally.rollouts]
-
-    @property
-    def rollouts(self) -> int:
-        return sum(tally.rollouts for tally in self.counted)
-
-    @cached_property
-    def enough(self) -> dict[int, list[TaskTally]]:
-        """By k, those that have so many rollouts."""
-        fewest = min(tally.rollouts for tally in self.counted)
-        ks = sorted({1, *(self.ks or powers(fewest))})
-        return {k: [t for t in self.counted if t.rollouts >= k] for k in ks}
-
-    @property
-    def pass_at(self) -> dict[int, float]:
-        return {
-            k: sum(pass_at_k(t.rollouts, t.succeeded, k) for t in tallies) / len(tallies)
-            for k, tallies in self.enough.items()
-            if tallies
-        }
-
-    @property
-    def too_few(self) -> dict[int, int]:
-        fewer = {k: len(self.counted) - len(tallies) for k, tallies in self.enough.items()}
-        return {k: count for k, count in fewer.items() if count}
-
-    def success(self, bootstrap: Bootstrap) -> Estimate:
-        return bootstrap.mean(shares(self.counted), [1.0] * len(self.counted))
-
-    def reward(self, bootstrap: Bootstrap) -> Estimate | None:
-        """The mean over all rollouts that have one; None where none has."""
-        rewarded = [tally for tally in self.counted if tally.rewarded]
-        if not rewarded:
-            return None
-        return bootstrap.mean([t.reward for t in rewarded], [t.rewarded for t in rewarded])
-
-    @property
-    def without_reward(self) -> int:
-        return sum(tally.rollouts - tally.rewarded for tally in self.counted)
-
-    @property
-    def mixed(self) -> int:
-        return sum(tally.mixed for tally in self.tallies)
-
-
-def _result(version: Version, family: str, sums: TallySums, bootstrap: Bootstrap) -> VersionResult:
+def _result(
+    version: Version,
+    family: str,
+    tallies: Sequence[TaskTally],
+    ks: Sequence[int],
+    bootstrap: Bootstrap,
+) -> VersionResult:
+    """Of tasks of which one at least has a rollout of this version alone."""
+    counted = [tally for tally in tallies if tally.rollouts]
+    rewarded = [tally for tally in counted if tally.rewarded]
+    asked = sorted({1, *(ks or powers(min(tally.rollouts for tally in counted)))})
+    enough = {k: [tally for tally in counted if tally.rollouts >= k] for k in asked}
+    rewards = [tally.reward for tally in rewarded], [tally.rewarded for tally in rewarded]
     return VersionResult(
         policy_id=version[0],
         version=version[1],
         family=family,
-        tasks=len(sums.counted),
-        rollouts=sums.rollouts,
-        pass_at=sums.pass_at,
-        too_few=sums.too_few,
-        success=sums.success(bootstrap),
-        reward=sums.reward(bootstrap),
-        without_reward=sums.without_reward,
-        mixed=sums.mixed,
+        tasks=len(counted),
+        rollouts=sum(tally.rollouts for tally in counted),
+        pass_at={
+            k: sum(pass_at_k(t.rollouts, t.succeeded, k) for t in tasks) / len(tasks)
+            for k, tasks in enough.items()
+            if tasks
+        },
+        too_few={k: len(counted) - len(t) for k, t in enough.items() if len(t) < len(counted)},
+        success=bootstrap.mean(shares(counted), [1.0] * len(counted)),
+        reward=bootstrap.mean(*rewards) if rewarded else None,
+        without_reward=sum(tally.rollouts - tally.rewarded for tally in counted),
+        mixed=sum(tally.mixed for tally in tallies),
     )
 
 

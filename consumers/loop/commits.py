@@ -1,6 +1,7 @@
 """When commits are made, and what they say."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from consumers.log.protocols import Commit, Source, TopicPartition
 from consumers.loop.dead_letters import DeadLetters
@@ -12,25 +13,20 @@ COMMIT_EVERY_RECORDS = 5000
 """At full load every 500 records would be forty commits a second."""
 
 
+@dataclass(eq=False)
 class Commits:
     """Commits what is finished; nothing while a storm of dead letters may be brewing."""
 
-    def __init__(
-        self,
-        source: Source,
-        role: Role,
-        partitions: Mapping[TopicPartition, PartitionProgress],
-        letters: DeadLetters,
-        clock: Callable[[], float],
-    ) -> None:
-        self.source = source
-        self.role = role
-        self.partitions = partitions
-        self.letters = letters
-        self.clock = clock
-        self._due = clock() + COMMIT_EVERY_S
-        self._records = 0
-        self._refused = 0
+    source: Source
+    role: Role
+    partitions: Mapping[TopicPartition, PartitionProgress]
+    letters: DeadLetters
+    clock: Callable[[], float]
+    _records: int = 0
+    _refused: int = 0
+
+    def __post_init__(self) -> None:
+        self._due = self.clock() + COMMIT_EVERY_S
 
     def hasten(self) -> None:
         """Let the next one come at the end of this turn."""

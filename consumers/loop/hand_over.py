@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -12,7 +13,6 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import Role
 from consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
-from consumers.loop.trial import Trial
 from schemas.codec import Codec
 from schemas.errors import (
     KilledWorkers,
@@ -32,32 +32,25 @@ POLL_RECORDS = 500
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class HandOver:
     """Hands the role what is held of its partitions, while a turn's time lasts."""
 
-    def __init__(
-        self,
-        role: Role,
-        partitions: Mapping[TopicPartition, PartitionProgress],
-        codec: Codec,
-        letters: DeadLetters,
-        commits: Commits,
-        clock: Callable[[], float],
-        counts: Counter[str],
-    ) -> None:
-        self.role = role
-        self.partitions = partitions
-        self.codec = codec
-        self.letters = letters
-        self.commits = commits
-        self.clock = clock
-        self.counts = counts
-        self.trial = Trial(role, commits)
-        self.cut: TopicPartition | None = None
-        """The partition at which the last turn's time was over; nobody need wait for records."""
-        self._letters_read = False
-        self._retry_due = 0.0
-        self._most = POLL_RECORDS
+    role: Role
+    partitions: Mapping[TopicPartition, PartitionProgress]
+    codec: Codec
+    letters: DeadLetters
+    commits: Commits
+    clock: Callable[[], float]
+    counts: Counter[str]
+    cut: TopicPartition | None = None
+    """The partition at which the last turn's time was over; nobody need wait for records."""
+    _letters_read: bool = False
+    _retry_due: float = 0.0
+    _most: int = POLL_RECORDS
+
+    def __post_init__(self) -> None:
+        self.trial = Trial(self.role, self.commits)
 
     def room(self) -> int:
         """How many records may be polled: what is held already counts."""
@@ -214,6 +207,45 @@ class HandOver:
             "and write it again"
         )
         return KilledWorkers(msg)
+
+
+@dataclass(eq=False)
+class Trial:
+    """At most one partition's next record is on trial: nothing else is in hand meanwhile.
+
+    It may kill its worker, so the commits come to say that it is in hand alone.
+    """
+
+    role: Role
+    commits: Commits
+    _accused: PartitionProgress | None = None
+
+    def end(self, waiting: list[PartitionProgress]) -> None:
+        """Let the commits say that many are in hand, before the first of a partition is."""
+        fresh = [p for p in waiting if p.handed < p.floor <= p.held[-1].offset]
+        for progress in fresh:
+            progress.handed = next(r.offset for r in progress.held if r.offset >= progress.floor)
+        if self._accused is not None:
+            self._accused.suspicion.alone = None  # also if it is not through: it has had its time
+        if fresh or self._accused is not None:
+            self._accused = None
+            self.commits.now()
+
+    def accuse(self, progress: PartitionProgress) -> bool:
+        """Let the commits say that the next record is in hand alone; False if they would not."""
+        if self._accused is not None:
+            self._accused.suspicion.alone = None
+        self._accused = progress
+        progress.suspicion.alone = progress.handed = progress.held[0].offset
+        return self.commits.now()
+
+    def acquit(self) -> None:
+        """Who has nothing more in hand is not in danger; the next commit says so."""
+        accused = self._accused
+        if accused is None or accused.suspicion.alone is None or self.role.in_flight():
+            return
+        accused.suspicion.alone = None
+        self.commits.hasten()
 
 
 def another_may_read(error: WireError) -> bool:

@@ -25,11 +25,7 @@ from inference.engine import Engine
 from producers.publisher import Publisher
 from schemas.answer_cache import AnswerCache
 from schemas.codec import Codec
-from schemas.errors import (
-    KilledWorkers,
-    NoSuchPartition,
-    WorkFailed,
-)
+from schemas.errors import KilledWorkers, NoSuchPartition, WorkFailed
 from schemas.ids import prefix_digest
 from schemas.messages import CallFailed, ModelAnswered, ModelCall
 from schemas.topics import Topics

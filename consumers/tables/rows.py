@@ -8,6 +8,7 @@ was written twice is there twice; the views of `rollcall query` show what counts
 
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,7 @@ def _followers(
     """
     followers: list[list[StepTaken]] = [[] for _ in range(answers + 1)]
     gaps, expected = 0, 0
-    for step in sorted(steps, key=_position):
+    for step in sorted(steps, key=attrgetter("position")):
         gaps += step.position - expected
         expected = step.position + 1
         if not 0 <= gaps <= answers:
@@ -211,10 +212,6 @@ def _followers(
         followers[gaps].append(step)
     # A call that failed for good leaves a gap too, which an answer without a step would hide.
     return None if failures and gaps < answers else followers
-
-
-def _position(step: StepTaken) -> int:
-    return step.position
 
 
 def _interleaved(

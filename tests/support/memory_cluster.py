@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from compose.settings import Settings
 from compose.workers.build import Workshop
-from consumers.log.memory_log import MemoryLog
-from consumers.log.memory_reader import MemoryReader
+from consumers.log.memory_log import MemoryLog, MemoryReader
 from consumers.log.protocols import Commit, Record, TopicPartition
 from consumers.loop.loop import Loop
 from inference.scripted import Script, ScriptedEngine

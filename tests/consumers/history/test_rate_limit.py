@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from consumers.history.contention import others_at_work
-from consumers.history.rate_limit import GivingWay, Pace
+from consumers.history.rate_limit import GivingWay, Pace, others_at_work
 from schemas.messages import RolloutRequest, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

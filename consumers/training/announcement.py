@@ -1,7 +1,9 @@
 """The records that announce a step: its version of the policy, and what it was made of."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from consumers.training.training_run import TrainingRun
 from schemas.codec import Codec
 from schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
 from schemas.topics import Topics
@@ -14,20 +16,17 @@ NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"}
 """Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
 
 
+@dataclass(eq=False)
 class Announcements:
     """Makes them, as bytes; a step's tells what was dropped since the last one's."""
 
-    def __init__(
-        self, codec: Codec, topics: Topics, policy_id: str, run_id: str, learner: Learner
-    ) -> None:
-        self.codec = codec
-        self.topics = topics
-        self.policy_id = policy_id
-        self.run_id = run_id
-        self.learner = learner
-        self.unreadable = 0
-        """Records that could not be read since the last step."""
-        self._dropped_before: dict[str, int] = {}
+    codec: Codec
+    topics: Topics
+    run: TrainingRun
+    learner: Learner
+    unreadable: int = 0
+    """Records that could not be read since the last step."""
+    _dropped_before: dict[str, int] = field(default_factory=dict)
 
     def begin(self, drops: Mapping[str, Tally]) -> None:
         """What was dropped so far has been told."""
@@ -37,10 +36,10 @@ class Announcements:
         """The PolicyVersion of the learner's present weights."""
         canary = self.learner.canary()
         record = PolicyVersion(
-            policy_id=self.policy_id,
+            policy_id=self.run.policy_id,
             version=self.learner.version,
             parent=parent,
-            run_id=self.run_id,
+            run_id=self.run.run_id,
             step=self.learner.steps_done,
             weights_digest=weights.weights_digest,
             full=weights,
@@ -61,8 +60,8 @@ class Announcements:
         """The TrainStep of the learner's last step; `drops` are all so far."""
         plain, packed = fitted([sample.ref(self.topics.scored) for sample in samples])
         record = TrainStep(
-            policy_id=self.policy_id,
-            run_id=self.run_id,
+            policy_id=self.run.policy_id,
+            run_id=self.run.run_id,
             step=self.learner.steps_done,
             version=self.learner.version,
             parent=parent,

@@ -1,6 +1,7 @@
 """When held-out evaluations are asked for, what they come to, and whether they end a run."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import structlog
 
@@ -10,22 +11,17 @@ from schemas.messages import RolloutRequest, ScoredTrajectory
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Evaluations:
     """Those of one run; without a plan there are none, and nobody waits for any."""
 
-    def __init__(
-        self,
-        heldout: HeldOut | None,
-        publish: Callable[..., None],
-        on_the_log: frozenset[str],
-    ) -> None:
-        self.heldout = heldout
-        self.publish = publish
-        """All of the requests that it is given, or, where it raises Unavailable, none."""
-        self.on_the_log = on_the_log
-        """Rollouts that another trainer of the run has asked for."""
-        self.reached = False
-        """Whether the newest version that is wholly evaluated reached the goal."""
+    heldout: HeldOut | None
+    publish: Callable[..., None]
+    """All of the requests that it is given, or, where it raises Unavailable, none."""
+    on_the_log: frozenset[str]
+    """Rollouts that another trainer of the run has asked for."""
+    reached: bool = False
+    """Whether the newest version that is wholly evaluated reached the goal."""
 
     def due(self, step: int) -> bool:
         """Whether the plan wants an evaluation after this step."""

@@ -4,53 +4,39 @@ An unreadable record may be the end of one of them. Where it says whose, that on
 it does not, it is counted, and when nothing else is left to wait for, what is missing is given up.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import structlog
 
+from consumers.decode_in_order import decoded
 from consumers.log.protocols import Log, Reader, Record
 from consumers.training.announcement import Announcements
 from consumers.training.evaluations import Evaluations
-from consumers.training.resumption import decoded
-from consumers.training.training_run import TrainingRun
-from consumers.training.unreadable_ends import end_of, event_id
 from producers.admission import Draws
-from schemas.codec import Codec
-from schemas.ids import draw_of
-from schemas.messages import REPEATED, ScoredTrajectory
+from schemas.ids import draw_of, scored_id
+from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
 from trainer.accounts import Accounts
 from trainer.checkpoint import Checkpoint
 from trainer.curation import Buffer, Consumption
-from trainer.step import Learner
 
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Intake:
     """Takes scored trajectories in, one record after the other."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        run: TrainingRun,
-        draws: Draws,
-        learner: Learner,
-        *,
-        buffer: Buffer,
-        consumption: Consumption,
-        evaluations: Evaluations,
-        words: Announcements,
-    ) -> None:
-        self.codec = codec
-        self.run = run
-        self.draws = draws
-        self.learner = learner
-        self.buffer = buffer
-        self.consumption = consumption
-        self.evaluations = evaluations
-        self.words = words
-        self.unaccounted = 0
-        """Unreadable records that may have been some of those in the air."""
+    words: Announcements
+    draws: Draws
+    buffer: Buffer
+    consumption: Consumption
+    evaluations: Evaluations
+    unaccounted: int = 0
+    """Unreadable records that may have been some of those in the air."""
+
+    def __post_init__(self) -> None:
+        self.codec, self.run, self.learner = self.words.codec, self.words.run, self.words.learner
 
     @property
     def accounts(self) -> Accounts:
@@ -129,3 +115,42 @@ class Intake:
             self.unaccounted -= lost
             self.note_dropped()
             log.warning("rollouts_given_up", rollouts=lost)
+
+
+def event_id(record: Record) -> str | None:
+    """The CloudEvents id in a record's headers."""
+    value = dict(record.headers or ()).get("ce_id")
+    return None if value is None else value.decode(errors="replace")
+
+
+def end_of(
+    record: Record, requests: Iterable[RolloutRequest], scoring_id: str
+) -> ScoredTrajectory | None:
+    """The bare end of the one of these requests that the record names, under this scoring."""
+    name = event_id(record)
+    for request in requests:
+        for attempt in range(request.limits.max_attempts + 1):
+            if name == scored_id(request.rollout_id, attempt, scoring_id):
+                return _bare(request, attempt, scoring_id)
+    return None
+
+
+def _bare(request: RolloutRequest, attempt: int, scoring_id: str) -> ScoredTrajectory:
+    trajectory = Trajectory(
+        rollout_id=request.rollout_id,
+        attempt=attempt,
+        status="unreadable",
+        request=request,
+        policies=(),
+        sequences=None,
+        steps=None,
+        model_calls=0,
+        sampled_tokens=0,
+        failures=0,
+        journal_partition=0,
+        first_offset=0,
+        last_offset=0,
+        started_ms=0,
+        ended_ms=0,
+    )
+    return ScoredTrajectory(scoring_id, trajectory, (), None, "", 0, 0, "unreadable")

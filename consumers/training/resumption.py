@@ -7,10 +7,10 @@ beginning, and the scored trajectories that it consumed, once.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import structlog
 
+from consumers.decode_in_order import decoded
 from consumers.heldout import MARK
 from consumers.log.protocols import Log, Record, TopicPartition
 from consumers.log.reading import read_all
@@ -18,13 +18,10 @@ from consumers.training.training_run import TrainingRun
 from producers.admission import Draws, Published
 from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
-from schemas.errors import WireError
 from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.topics import Topics
 from trainer.accounts import Accounts, Book
 from trainer.checkpoint import Checkpoint
-
-M = TypeVar("M")
 
 log = structlog.get_logger()
 
@@ -56,21 +53,6 @@ class RunRequests:
             f"{self.published.run_id}{MARK}"
         ):
             self.evaluations.add(request.rollout_id)
-
-
-def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
-    """What a record says; None where it says nothing, for whoever can read it to read it there."""
-    try:
-        return codec.decode(record.value, expected)
-    except WireError as error:
-        log.warning(
-            "record_unreadable",
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            error=type(error).__name__,
-        )
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +154,14 @@ class RunLog:
         marks = {mark.partition: mark for mark in consumed}
         starts = _starts(self.begin(self.topics.scored))
         for record in read_all(self.log, [self.topics.scored], starts):
-            mark = marks.get(record.partition)
-            if mark is None or not _consumed(mark, record.offset):
+            mark, at = marks.get(record.partition), record.offset
+            if mark is None or not (at < mark.next_offset or at in mark.above):
                 continue
             scored = decoded(self.codec, record, ScoredTrajectory)
             request = scored.trajectory.request if scored else None
             if scored and request and scored.scoring_id == self.run.scoring_id:
                 accounts.settle(request.group_id, request.rollout_id)
         return accounts
-
-
-def _consumed(mark: Consumed, offset: int) -> bool:
-    return offset < mark.next_offset or offset in mark.above
 
 
 def _starts(marks: Iterable[Consumed]) -> dict[TopicPartition, int]:

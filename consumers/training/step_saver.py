@@ -5,27 +5,22 @@ a crash in between loses neither. A version number is never used twice.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
-from consumers.training.announcement import Announcements
 from consumers.training.intake import Intake
 from consumers.training.resumption import NewestOnLog
-from consumers.training.training_run import TrainingRun
 from producers.publisher import Publisher
-from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.headers import full_headers
 from schemas.messages import Consumed, PolicyVersion
-from schemas.topics import Topics
 from schemas.weights import write_weights
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.curation import Sample
-from trainer.step import Learner
 
 KEEP_CHECKPOINTS = 3
 FLUSH_S = 30.0
@@ -42,47 +37,33 @@ class _Unsaved:
     parent: int
 
 
+@dataclass(eq=False)
 class StepSaver:
     """Saves and announces the learner's weights, and all that the next trainer goes on with."""
 
-    def __init__(
-        self,
-        name: str,
-        topics: Topics,
-        publisher: Publisher,
-        run: TrainingRun,
-        config: LearnerConfig,
-        learner: Learner,
-        intake: Intake,
-        words: Announcements,
-        *,
-        highest: int,
-        abandoned: checkpoints.Ranges,
-        asked_from: tuple[Consumed, ...],
-    ) -> None:
-        self.name = name
-        self.topics = topics
-        self.publisher = publisher
-        self.run = run
-        self.config = config
-        self.learner = learner
-        self.intake = intake
-        self.words = words
-        self.highest = highest
-        """The highest version that was ever announced."""
-        self.abandoned = abandoned
-        self.asked_from = asked_from
-        """Where the requests lie that the next trainer has to read."""
-        self.parent = -1
-        self.pending: Mapping[str, bytes] = {}
-        """The records that announce the newest checkpoint."""
-        self._unsaved: _Unsaved | None = None
-        """The last step, where a store that is away has kept it from being saved and announced."""
+    name: str
+    publisher: Publisher
+    config: LearnerConfig
+    intake: Intake
+    highest: int
+    """The highest version that was ever announced."""
+    abandoned: checkpoints.Ranges
+    asked_from: tuple[Consumed, ...]
+    """Where the requests lie that the next trainer has to read."""
+    parent: int = -1
+    pending: Mapping[str, bytes] = field(default_factory=dict)
+    """The records that announce the newest checkpoint."""
+    _unsaved: _Unsaved | None = None
+    """The last step, where a store that is away has kept it from being saved and announced."""
 
-    def begin(self, held: Checkpoint | None, seen: NewestOnLog, codec: Codec) -> None:
+    def __post_init__(self) -> None:
+        self.words, self.topics = self.intake.words, self.intake.words.topics
+        self.run, self.learner = self.intake.run, self.intake.learner
+
+    def begin(self, held: Checkpoint | None, seen: NewestOnLog) -> None:
         """Go on from a checkpoint that was loaded, or announce the weights of a run's start."""
         if held is not None:
-            self._begin_again(held, seen, codec)
+            self._begin_again(held, seen)
             return
         self.learner.version = checkpoints.next_version(self.highest)
         self._save_and_announce({}, (), -1)
@@ -91,9 +72,9 @@ class StepSaver:
         """A number that nobody has used."""
         return checkpoints.next_version(self.highest, self.learner.version)
 
-    def _begin_again(self, held: Checkpoint, seen: NewestOnLog, codec: Codec) -> None:
+    def _begin_again(self, held: Checkpoint, seen: NewestOnLog) -> None:
         """Announce what was not announced."""
-        self._mend_weights(held.pending.get("version"), codec)
+        self._mend_weights(held.pending.get("version"))
         self.parent, self.pending = held.parent, held.pending
         # Compaction leaves the newest record alone: a foreign one would be all that servers find.
         if seen.highest_version < held.version or seen.last_run_id != self.run.run_id:
@@ -104,10 +85,10 @@ class StepSaver:
         self.highest = max(self.highest, held.version)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
-    def _mend_weights(self, announcing: bytes | None, codec: Codec) -> None:
+    def _mend_weights(self, announcing: bytes | None) -> None:
         """The checkpoint has what servers read: where their file is torn, it is made again."""
         try:
-            file = codec.decode(announcing, PolicyVersion).full
+            file = self.intake.codec.decode(announcing, PolicyVersion).full
         except WireError:
             file = None
         version = self.learner.version

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -44,45 +44,32 @@ IDLE_S = 30.0
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Trainer:
     """Trains one policy of one run."""
 
-    def __init__(
-        self,
-        name: str,
-        log_: Log,
-        codec: Codec,
-        topics: Topics,
-        publisher: Publisher,
-        learner: Learner,
-        config: LearnerConfig,
-        run: TrainingRun,
-        draws: Draws,
-        heldout: HeldOut | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.name = name
-        self.log = log_
-        self.codec = codec
-        self.topics = topics
-        self.publisher = publisher
-        self.learner = learner
-        self.config = config
-        self.run = run
-        self.draws = draws
-        self.heldout = heldout
-        self.clock = clock
-        self.submitter = Submitter(publisher, codec, topics, source=name)
-        self.rule = run.rule
-        self.words = Announcements(codec, topics, run.policy_id, run.run_id, learner)
-        self.past = RunLog(log_, codec, topics, run)
-        self._idle_since = clock()
-        self._unread: deque[Record] = deque()
-        """What was polled and not offered yet."""
-        self._failed_in_a_row = 0
+    name: str
+    log: Log
+    codec: Codec
+    topics: Topics
+    publisher: Publisher
+    learner: Learner
+    config: LearnerConfig
+    run: TrainingRun
+    draws: Draws
+    heldout: HeldOut | None = None
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    _unread: deque[Record] = field(default_factory=deque, init=False)
+    """What was polled and not offered yet."""
+    _failed_in_a_row: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
+        self.words = Announcements(self.codec, self.topics, self.run, self.learner)
+        self.past = RunLog(self.log, self.codec, self.topics, self.run)
+        self._idle_since = self.clock()
         self._resume()
-        self.reader = self.intake.reader(log_, topics.scored)
+        self.reader = self.intake.reader(self.log, self.topics.scored)
         with suppress(Unavailable):  # every turn asks again
             self._evaluate_if_due()
 
@@ -104,19 +91,10 @@ class Trainer:
         self.intake = self._intake(held, abandoned)
         self.buffer, self.consumption = self.intake.buffer, self.intake.consumption
         self.saver = StepSaver(
-            self.name,
-            self.topics,
-            self.publisher,
-            self.run,
-            self.config,
-            self.learner,
-            self.intake,
-            self.words,
-            highest=highest,
-            abandoned=abandoned,
-            asked_from=known.asked_from,
-        )
-        self.saver.begin(held, announced, self.codec)
+            self.name, self.publisher, self.config, self.intake, highest, abandoned,
+            known.asked_from,
+        )  # fmt: skip
+        self.saver.begin(held, announced)
         self.submitter.publish(*known.unfinished)
         self.accounts.published(known.highest_draw)
 
@@ -128,16 +106,9 @@ class Trainer:
             context=self.learner.context,
         )
         scored, marks = self.topics.scored, held.consumed if held else ()
-        intake = Intake(
-            self.codec,
-            self.run,
-            self.draws,
-            self.learner,
-            buffer=Buffer(curation, self.accounts),
-            consumption=Consumption(scored, marks, self.log.topic_id(scored)),
-            evaluations=self.evaluations,
-            words=self.words,
-        )
+        consumption = Consumption(scored, marks, self.log.topic_id(scored))
+        buffer = Buffer(curation, self.accounts)
+        intake = Intake(self.words, self.draws, buffer, consumption, self.evaluations)
         if held is not None:
             self.learner.load(held.state)
             intake.restore(held)
@@ -247,8 +218,8 @@ class Trainer:
         if self._stopped() or self._before_training():
             return 0
         done = self.learner.steps_done
-        accepted = done * self.rule.batch + self.accounts.held()
-        groups = self.rule.grant(done, accepted, self.running())
+        accepted = done * self.run.rule.batch + self.accounts.held()
+        groups = self.run.rule.grant(done, accepted, self.running())
         for _ in range(groups):
             self.submitter.publish(*self.draws.group(self.accounts.next_draw))
             self.accounts.published(self.accounts.next_draw)

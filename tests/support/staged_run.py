@@ -171,7 +171,7 @@ class Stage:
 
     def check(self) -> None:
         """The rule, and that nothing is asked for or trained on twice."""
-        trainer, rule = self.trainer, self.trainer.rule
+        trainer, rule = self.trainer, self.trainer.run.rule
         in_use = trainer.accounts.running() + trainer.accounts.held()
         assert trainer.accounts.running() <= rule.max_running
         # What was given up before a crash is waited for again, beside the group in its place.

@@ -64,9 +64,8 @@ class Branch:
         if first in self.steps and last in self.steps:
             return
         low, high = min(self.steps), max(self.steps)
-        others = sorted(
-            {v for n in range(first, last + 1) if n not in self.steps for v in self._others(n)}
-        )
+        gone = (number for number in range(first, last + 1) if number not in self.steps)
+        others = sorted({version for number in gone for version in self.abandoned.get(number, ())})
         also = (
             f"; on other branches they made versions {_listed(others)}: name one with --version"
             if others
@@ -75,9 +74,6 @@ class Branch:
         missing = f"step {first} is not" if first == last else f"steps {first}..{last} are not all"
         msg = f"{missing} there: the branch of version {self.version} has steps {low}..{high}{also}"
         raise Refused(msg)
-
-    def _others(self, number: int) -> tuple[int, ...]:
-        return self.abandoned.get(number, ())
 
 
 def branch_of(steps: Iterable[TrainStep], version: int | None = None) -> Branch:

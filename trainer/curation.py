@@ -220,7 +220,8 @@ class Buffer:
 
     def _drop_stale(self, v_now: int) -> None:
         oldest = v_now - self.curation.max_staleness
-        stale = [g for g in self._groups.values() if _older(g.deadline(), oldest)]
+        deadlines = ((group, group.deadline()) for group in self._groups.values())
+        stale = [group for group, at in deadlines if at is not None and at < oldest]
         for group in stale:
             self._drop_group(group, "stale")
         if stale:
@@ -254,10 +255,6 @@ class Buffer:
         self._released.append(
             Dropped(*member.place, trajectory.rollout_id, trajectory.attempt, reason, member.length)
         )
-
-
-def _older(version: int | None, oldest: int) -> bool:
-    return version is not None and version < oldest
 
 
 @dataclass(slots=True)

@@ -57,22 +57,19 @@ def _entry(
     heldout: HeldOut | None,
 ) -> RunEntry:
     steps = [step for step, _ in written]
+    made = (folder.directory / run_folder.RUN_FILE).stat().st_mtime if folder else 0.0
     curve = RunCurve.of(run_id, steps, heldout)
     success = curve.heldout[-1][1] if curve.heldout else None
     return RunEntry(
         run_id=run_id,
         recipe=folder.recipe.name if folder else "",
         policy_id=folder.policy_id if folder else steps[0].policy_id,
-        started_ms=_made_ms(folder) if folder else written[0][1],
+        started_ms=int(made * 1000) if folder else written[0][1],
         steps=len(curve.steps),
         version=curve.steps[-1].version if curve.steps else None,
         success=success if heldout or not folder else _summary(folder).get("success_after"),
         state=_state(folder) if folder else "elsewhere",
     )
-
-
-def _made_ms(folder: RunFolder) -> int:
-    return int((folder.directory / run_folder.RUN_FILE).stat().st_mtime * 1000)
 
 
 def _summary(folder: RunFolder) -> dict[str, Any]:

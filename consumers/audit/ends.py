@@ -1,7 +1,6 @@
 """The ends of all rollouts: where the journal says so, and what trajectory each implies."""
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 
 from consumers.audit.columns import Words, sort_together, word_of
@@ -66,14 +65,10 @@ class Ends:
         if older is not trajectory:
             self.older[at] = self._word(older)
         if size > LARGE_BYTES:
-            both = (trajectory, older)
-            self.bare[at] = frozenset(word for each in both for word in self._bare_words(each))
+            # As they may be written where they cannot be whole, their reasons aside.
+            both = (replace(each, code="", reason="") for each in (trajectory, older))
+            self.bare[at] = frozenset(self._word(bare) for each in both for bare in barer(each))
         return word_of(memoryview(encoded)[PREFIX.size :]), size
-
-    def _bare_words(self, trajectory: Trajectory) -> Iterator[int]:
-        """A trajectory as it may be written where it cannot be whole, its reason aside."""
-        for bare in barer(replace(trajectory, code="", reason="")):
-            yield self._word(bare)
 
     def _word(self, trajectory: Trajectory) -> int:
         return word_of(memoryview(self.codec.encode(self.topic, trajectory))[PREFIX.size :])

@@ -128,8 +128,8 @@ class PartitionFacts:
         ignored = self.law.take(event)
         if isinstance(body, ANSWERS):
             self._answer(life, event, offset)
-        elif isinstance(body, CallFailed):
-            self._failure(life, event, body)
+        elif isinstance(body, CallFailed) and self._was_implied(life, event):
+            self.facts.implied.failure(life.implied, event, body)
         if isinstance(body, PLACED) and not life.run_again:
             return
         taken = self.journal.take(event, offset, at_ms)
@@ -201,10 +201,6 @@ class PartitionFacts:
         report.checked["I9"] += 1
         if self._was_implied(life, event):
             self.facts.implied.answer(life.implied, event, place(self.partition, offset))
-
-    def _failure(self, life: OpenRollout, event: Event, body: CallFailed) -> None:
-        if self._was_implied(life, event):
-            self.facts.implied.failure(life.implied, event, body)
 
     def _was_implied(self, life: OpenRollout, event: Event) -> bool:
         """Whether a command was implied; where no program is run, nobody knows better."""

@@ -175,7 +175,9 @@ class Outcomes:
             if named is None:
                 continue
             if self.lineage.refers_to(record):
-                self._trained_on(record)
+                scored = self.case.decoded(record, ScoredTrajectory)
+                if scored is not None:
+                    self.lineage.scored(record, scored.trajectory)
             row = self._row_of(named, record)
             if row < 0 or not self._right(record, named, row):
                 continue
@@ -192,11 +194,6 @@ class Outcomes:
         """What a scored record is about, read without the rest of it."""
         picked = self.case.picked(record, ScoredTrajectory, *NAMES)
         return None if picked is None else _Named(*picked)
-
-    def _trained_on(self, record: Record) -> None:
-        scored = self.case.decoded(record, ScoredTrajectory)
-        if scored is not None:
-            self.lineage.scored(record, scored.trajectory)
 
     def _right(self, record: Record, named: _Named, row: int) -> bool:
         """Judge the trajectory inside; False where it cannot be read."""

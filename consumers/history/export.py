@@ -14,6 +14,7 @@ from consumers.history.first_of_each import FirstOfEach
 from consumers.history.ranges import behind
 from consumers.history.selection import Selection
 from consumers.tables.parquet import SCHEMAS, ParquetWriters
+from consumers.tables.rows import key_of
 from schemas.errors import Refused
 from schemas.messages import Trajectory
 from schemas.whole_files import appearing, refuse_used
@@ -66,7 +67,7 @@ def _new_directory(directory: Path) -> Iterator[Path]:
 
 def _fill(writers: ParquetWriters, selection: Selection, progress: Callable[[int], None]) -> None:
     log, topics, taken = selection.history.log, selection.history.topics, 0
-    ends = FirstOfEach[Trajectory](_end)
+    ends = FirstOfEach[Trajectory](key_of)
     first_ms = 0
     topic_id = log.topic_id(topics.trajectories)
     for record, trajectory in selection.trajectories():
@@ -80,9 +81,3 @@ def _fill(writers: ParquetWriters, selection: Selection, progress: Callable[[int
             if scored.trajectory in ends:
                 writers.scored(record, topic_id, scored)
                 progress(taken := taken + 1)
-
-
-def _end(trajectory: Trajectory) -> tuple[object, ...]:
-    """Which end of which rollout a trajectory tells of."""
-    place = trajectory.journal_partition, trajectory.last_offset
-    return trajectory.rollout_id, trajectory.attempt, *place

@@ -74,11 +74,9 @@ class RunFigures:
         if request.purpose == "train" and self.training_began_ms is None:
             self.training_began_ms = trajectory.started_ms
         version = self.heldout.take(scored)
-        if version is not None and self.heldout.complete(version):
-            self._evaluated(version, appended_ms)
-
-    def _evaluated(self, version: int, appended_ms: int) -> None:
-        if self.heldout.reached_by(version) and self.goal_version is None:
+        if version is None or self.goal_version is not None:
+            return
+        if self.heldout.complete(version) and self.heldout.reached_by(version):
             self.goal_version, self.goal_ms = version, appended_ms
             self.calls_at_goal = self.model_calls
 

@@ -75,7 +75,9 @@ class Versions:
         if self._unread and self.wall() >= self._due:
             self._take()
         self._adopt_best()
-        self._keep_newest()
+        # What is known is bounded; the way back to what was served last stays open.
+        for number in sorted(self.known.keys() - {self._served})[:-KEEP_ANNOUNCED]:
+            self._forget(number)
         if not self.current:
             self.current = self._is_current()
 
@@ -108,11 +110,6 @@ class Versions:
             error=reason,
             remedy=REMEDY,
         )
-
-    def _keep_newest(self) -> None:
-        """Bound what is known; the way back to what was served last stays open."""
-        for number in sorted(self.known.keys() - {self._served})[:-KEEP_ANNOUNCED]:
-            self._forget(number)
 
     def _forget(self, number: int) -> None:
         del self.known[number]

@@ -32,17 +32,11 @@ TYPES: Mapping[str, Any] = {
     "int64": pa.int64(),
     "float64": pa.float64(),
     "time": pa.timestamp("ms"),
-    "rewards": pa.list_(
-        pa.struct(
-            [
-                ("scorer", pa.string()),
-                ("value", pa.float64()),
-                ("weight", pa.float64()),
-                ("reason", pa.string()),
-            ]
-        )
-    ),
-}
+    "rewards": pa.list_(pa.struct([
+        ("scorer", pa.string()), ("value", pa.float64()), ("weight", pa.float64()),
+        ("reason", pa.string()),
+    ])),
+}  # fmt: skip
 """Times are UTC, without saying so: whoever reads them needs no table of time zones."""
 
 
@@ -117,6 +111,7 @@ def _table(taken: list[Row], columns: Mapping[str, str]) -> Any:
     return pa.table(arrays, schema=_schema(columns))
 
 
+@dataclass(eq=False)
 class ParquetWriters:
     """One file for each table and day below a directory, which appear when all are whole.
 
@@ -125,16 +120,15 @@ class ParquetWriters:
     files. A file that is there already is left as it is.
     """
 
-    def __init__(self, directory: Path, name: str, mark: str, lot_bytes: int = LOT_BYTES) -> None:
-        self.directory = directory
-        self.name = name
-        self.mark = mark
-        self.lot_bytes = lot_bytes
-        self.rows: Counter[str] = Counter()
-        self.size_bytes: Counter[str] = Counter()
-        """Of the files, once they are finished."""
-        self._lots: dict[str, Lot] = {}
-        self._open: dict[Path, Any] = {}
+    directory: Path
+    name: str
+    mark: str
+    lot_bytes: int = LOT_BYTES
+    rows: Counter[str] = field(default_factory=Counter)
+    size_bytes: Counter[str] = field(default_factory=Counter)
+    """Of the files, once they are finished."""
+    _lots: dict[str, Lot] = field(default_factory=dict)
+    _open: dict[Path, Any] = field(default_factory=dict)
 
     def trajectory(self, record: Record, topic_id: str, trajectory: Trajectory) -> None:
         self._lot(record).take_trajectory(record, topic_id, trajectory)
@@ -176,14 +170,11 @@ class ParquetWriters:
             writer.close()
             hidden = self._hidden(path)
             self.size_bytes[path.parts[-3]] += hidden.stat().st_size
-            self._appear(hidden, path)
+            if path.exists():
+                hidden.unlink()
+            else:
+                appear_durably(hidden, path)
         self._open.clear()
-
-    def _appear(self, hidden: Path, path: Path) -> None:
-        if path.exists():
-            hidden.unlink()
-        else:
-            appear_durably(hidden, path)
 
     def abandon(self) -> None:
         """Leave nothing behind."""

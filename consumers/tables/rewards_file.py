@@ -14,30 +14,14 @@ from schemas.whole_files import appearing, refuse_used
 
 FILE = "rewards.parquet"
 ROWS_AT_ONCE = 500
-REWARD = pa.struct(
-    [
-        ("scorer", pa.string()),
-        ("value", pa.float64()),
-        ("reason", pa.string()),
-        ("weight", pa.float64()),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        ("rollout_id", pa.string()),
-        ("run_id", pa.string()),
-        ("policy_id", pa.string()),
-        ("group_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("scoring_id", pa.string()),
-        ("total", pa.float64()),
-        ("reason", pa.string()),
-        ("rewards", pa.list_(REWARD)),
-        ("source_topic", pa.string()),
-        ("source_partition", pa.int32()),
-        ("source_offset", pa.int64()),
-    ]
-)
+TEXT, NUMBER = pa.string(), pa.float64()
+REWARD = pa.struct([("scorer", TEXT), ("value", NUMBER), ("reason", TEXT), ("weight", NUMBER)])
+SCHEMA = pa.schema([
+    ("rollout_id", TEXT), ("run_id", TEXT), ("policy_id", TEXT), ("group_id", TEXT),
+    ("attempt", pa.int32()), ("scoring_id", TEXT), ("total", NUMBER), ("reason", TEXT),
+    ("rewards", pa.list_(REWARD)), ("source_topic", TEXT), ("source_partition", pa.int32()),
+    ("source_offset", pa.int64()),
+])  # fmt: skip
 
 
 @contextmanager

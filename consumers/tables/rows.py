@@ -74,6 +74,12 @@ def place_of(record: Record, topic_id: str) -> Row:
     return topic_id, record.partition, record.offset, appended
 
 
+def key_of(trajectory: Trajectory) -> Row:
+    """Which end of which rollout a trajectory tells of, by KEY."""
+    place = trajectory.journal_partition, trajectory.last_offset
+    return trajectory.rollout_id, trajectory.attempt, *place
+
+
 def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
     """One row, by TRAJECTORIES."""
     steps, sequences = trajectory.steps, trajectory.sequences
@@ -81,10 +87,7 @@ def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
     first = sequences[0] if sequences else None
     return (
         *place,
-        trajectory.rollout_id,
-        trajectory.attempt,
-        trajectory.journal_partition,
-        trajectory.last_offset,
+        *key_of(trajectory),
         *_request_columns(trajectory.request),
         trajectory.status,
         trajectory.code,
@@ -232,16 +235,10 @@ def _interleaved(
 
 def score_row(place: Row, scored: ScoredTrajectory) -> Row:
     """One row, by SCORES."""
-    trajectory = scored.trajectory
-    request = trajectory.request
     return (
         *place,
-        trajectory.rollout_id,
-        trajectory.attempt,
-        trajectory.journal_partition,
-        trajectory.last_offset,
-        request.run_id if request else None,
-        request.policy_id if request else None,
+        *key_of(scored.trajectory),
+        *_request_columns(scored.trajectory.request)[:2],
         scored.scoring_id,
         scored.total,
         scored.reason,

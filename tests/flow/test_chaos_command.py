@@ -31,9 +31,6 @@ from tests.support.command_line import call, options
 from tests.support.rig import Rig
 from tests.support.waiting import until
 
-EVERYBODY = ",".join(ROLES)
-
-
 # The door
 
 

@@ -37,9 +37,7 @@ from schemas.packed import pack_ids, pack_logprobs
 from tests.journals.programs import DICED
 
 CODEC = Codec(LocalRegistry())
-NOWHERE = ("", 1, -1, 0, b"", b"")
 Command = ModelCall | EnvironmentStep
-TERMINAL = RolloutFinished | RolloutCancelled | DeadlinePassed
 
 
 @dataclass(frozen=True)

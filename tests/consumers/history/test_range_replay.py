@@ -130,7 +130,8 @@ def test_a_file_is_what_submit_accepts(cluster: MemoryCluster, tmp_path: Path) -
 @settings(max_examples=30)
 @given(any_message(RolloutRequest))
 def test_a_line_is_read_back_as_the_same_request(request: RolloutRequest) -> None:
-    numbers = astuple(request.sampling)[:2] + astuple(request.limits)[-3:]
+    values = (*astuple(request.sampling), *astuple(request.limits))
+    numbers = [value for value in values if isinstance(value, float)]
     assume(all(map(isfinite, numbers)))  # others no JSON can say, and no worker takes
     named = replace(request, rollout_id="r", claim=None)
 

@@ -38,6 +38,19 @@ class Declined(Refused):
         return {"x-should-retry": "false"} if self.status >= 500 else {}
 
 
+class TooLong(Declined):
+    """Clients know it by each vendor's words: an agent stops at once, or shortens what it tells."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        msg = (
+            f"This model's maximum context length is {most} tokens. However, your messages "
+            f"resulted in {tokens} tokens."
+        )
+        super().__init__(400, "context_length_exceeded", msg, param="messages")
+        self.tokens = tokens
+        self.most = most
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
     """One request of an agent, read: what it asks, and in what form it wants the reply."""

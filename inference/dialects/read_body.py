@@ -133,7 +133,8 @@ def _told(error: ErrorDetails, body: object) -> tuple[Path, str, str]:
         return path, "is missing", ""
     if not error["type"].startswith("union_tag"):
         return path, _wanted(error["msg"]), found
-    tag = error["ctx"]["discriminator"].strip("'")
+    named = error["ctx"]["discriminator"].strip("'")
+    tag = "type" if named.endswith("()") else named  # a function finds types that may be left out
     if error["type"] == "union_tag_not_found":
         return (*path, tag), "is missing", ""
     words = f"must be one of {error['ctx']['expected_tags']}"

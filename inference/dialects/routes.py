@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from inference.dialects.chat import CHAT
-from inference.dialects.dialect import AgentRequest, Declined, Dialect
+from inference.dialects.anthropic_messages import COUNT_TOKENS, MESSAGES
+from inference.dialects.chat_completions import CHAT
+from inference.dialects.dialect import AgentRequest, Declined, Dialect, TooLong
+from inference.dialects.responses import RESPONSES
 from schemas.asks import ErrorReply, ModelReply, Reply
 
 JSON = "application/json"
@@ -17,7 +19,12 @@ TOO_LONG = frozenset({"too_long", "context_length_exceeded"})
 LENGTHS = re.compile(r"length is (\d+) tokens.* resulted in (\d+) tokens")
 """What an engine says of a call that is too long."""
 
-ROUTES: Mapping[str, Dialect] = {"/v1/chat/completions": CHAT}
+ROUTES: Mapping[str, Dialect] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT_TOKENS,
+}
 """By path, as clients append it to their base URL; all are asked with POST."""
 
 
@@ -32,8 +39,8 @@ class HttpAnswer:
 
 
 def dialect_of(path: str) -> Dialect:
-    """The dialect in which a path is answered; errors of paths that are no route are OpenAI's."""
-    return ROUTES.get(path, CHAT)
+    """The dialect in which a path is answered; errors of paths that are no route have one too."""
+    return ROUTES.get(path) or (MESSAGES if path.startswith("/v1/messages") else CHAT)
 
 
 def answer(dialect: Dialect, request: AgentRequest, reply: Reply) -> HttpAnswer:
@@ -65,17 +72,8 @@ def declined_by(reply: ErrorReply) -> Declined:
     retry_after_s = 1 if reply.status == 429 else None
     lengths = LENGTHS.search(reply.error) if reply.code in TOO_LONG else None
     if lengths:
-        return too_long(int(lengths[2]), int(lengths[1]))
+        return TooLong(int(lengths[2]), int(lengths[1]))
     return Declined(reply.status, reply.code, reply.error, retry_after_s=retry_after_s)
-
-
-def too_long(tokens: int, most: int) -> Declined:
-    """Clients know it by these words: an agent stops at once, or shortens what it tells."""
-    msg = (
-        f"This model's maximum context length is {most} tokens. However, your messages resulted "
-        f"in {tokens} tokens."
-    )
-    return Declined(400, "context_length_exceeded", msg, param="messages")
 
 
 def models_body(policies: Sequence[str]) -> bytes:

@@ -5,10 +5,11 @@ from typing import Any
 
 import anthropic
 import httpx
+import httpx2
 import openai
 
 from inference.dialects.dialect import AgentRequest, Declined
-from inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
+from inference.dialects.routes import ROUTES, HttpAnswer, answer, dialect_of, error_answer
 from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
 from schemas.messages import Message
 
@@ -44,37 +45,37 @@ class DialectServer:
         return self.requests[-1].ask
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        options = {"max_retries": 0} | options
-        return openai.OpenAI(
-            api_key="key", base_url="http://gateway/v1", http_client=self._client(), **options
-        )
+        client = httpx.Client(transport=httpx.MockTransport(self._handle))
+        options = {"max_retries": 0, "http_client": client} | options
+        return openai.OpenAI(api_key="key", base_url="http://gateway/v1", **options)
 
     def anthropic(self, **options: Any) -> anthropic.Anthropic:
-        options = {"max_retries": 0} | options
-        return anthropic.Anthropic(
-            api_key="key", base_url="http://gateway", http_client=self._client(), **options
-        )
-
-    def _client(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.MockTransport(self._handle))
+        client = httpx2.Client(transport=httpx2.MockTransport(self._handle2))
+        options = {"max_retries": 0, "http_client": client} | options
+        return anthropic.Anthropic(api_key="key", base_url="http://gateway", **options)
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
+        found = self.answer(request.url.path, request.content)
+        return httpx.Response(found.status, headers=found.headers, content=found.body)
+
+    def _handle2(self, request: httpx2.Request) -> httpx2.Response:
+        found = self.answer(request.url.path, request.content)
+        return httpx2.Response(found.status, headers=found.headers, content=found.body)
+
+    def answer(self, path: str, body: bytes) -> HttpAnswer:
         self.calls += 1
-        path = request.url.path
         dialect = dialect_of(path)
         try:
             if path not in ROUTES:
                 msg = f"nothing answers {path}"
                 raise Declined(404, "not_found", msg)
-            read = dialect.read(request.content, self.policies, self.earlier)
+            read = dialect.read(body, self.policies, self.earlier)
             self.requests.append(read)
             reply = self.replies(read.ask)
             if isinstance(reply, Declined):
                 raise reply
         except Declined as declined:
-            found = error_answer(dialect, declined)
-        else:
-            found = answer(dialect, read, reply)
-            if isinstance(reply, ModelReply):
-                self.earlier |= dialect.kept(read, reply)
-        return httpx.Response(found.status, headers=found.headers, content=found.body)
+            return error_answer(dialect, declined)
+        if isinstance(reply, ModelReply):
+            self.earlier |= dialect.kept(read, reply)
+        return answer(dialect, read, reply)

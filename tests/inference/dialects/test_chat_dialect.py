@@ -7,7 +7,7 @@ import openai
 import orjson
 import pytest
 
-from inference.dialects.chat import CHAT
+from inference.dialects.chat_completions import CHAT
 from schemas.asks import Choice
 from schemas.messages import Message
 from schemas.tool_calls import ToolCall, tool_calls_text

@@ -1,0 +1,326 @@
+"""Anthropic's messages: `POST /v1/messages`, and `/v1/messages/count_tokens`.
+
+A message there holds blocks: a turn of the user with several results is several `tool` messages
+here, in order, and text beside them is the user's. `input` is an object; arguments that are none
+are told as text. Thinking of others is passed over.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field
+
+from inference.dialects.dialect import (
+    AgentRequest,
+    Conversations,
+    Declined,
+    Dialect,
+    TooLong,
+    finish_word,
+    policy_of,
+    sent_event,
+)
+from inference.dialects.read_body import (
+    TAKEN,
+    Content,
+    Many,
+    Probability,
+    Temperature,
+    TextPart,
+    Tokens,
+    joined,
+    malformed,
+    read_body,
+    tool_choice_of,
+    tools_text,
+)
+from schemas.asks import Ask, Choice, ModelReply
+from schemas.messages import Message
+from schemas.tool_calls import (
+    ToolCall,
+    arguments_of,
+    json_text,
+    tool_calls_of,
+    tool_calls_text,
+)
+
+Value = dict[str, Any]
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Content = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    type: Literal["thinking", "redacted_thinking"]
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    role: Literal["user"]
+    content: str | Many[Annotated[TextPart | _Result, Field(discriminator="type")]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Assistant:
+    role: Literal["assistant"]
+    content: str | Many[Annotated[TextPart | _Used | _Thought, Field(discriminator="type")]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    name: str
+    input_schema: Value
+    description: str | None = None
+    type: Literal["custom"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    type: Literal["auto", "any", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedChoice:
+    type: Literal["tool"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What is counted."""
+
+    __pydantic_config__ = TAKEN
+
+    messages: Annotated[
+        Many[Annotated[_User | _Assistant, Field(discriminator="role")]],
+        Field(min_length=1),
+    ]
+    model: str | None = None
+    system: Content = None
+    tools: Many[_Tool] | None = None
+    tool_choice: Annotated[_Choice | _NamedChoice, Field(discriminator="type")] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body(_Prompt):
+    max_tokens: Tokens
+    stop_sequences: Many[str] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    stream: bool | None = None
+
+
+def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
+    taken = read_body(body, _Body)
+    ask = Ask(
+        "model",
+        _messages(taken),
+        policy=policy_of(taken.model, policies),
+        tools=_tools(taken),
+        tool_choice=_choice_of(taken),
+        stop=tuple(text for text in taken.stop_sequences or () if text),
+        max_tokens=taken.max_tokens,
+        temperature=taken.temperature,
+        top_p=taken.top_p,
+    )
+    return AgentRequest(ask, stream=bool(taken.stream))
+
+
+def _read_count(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
+    taken = read_body(body, _Prompt)
+    policy = policy_of(taken.model, policies)
+    return AgentRequest(
+        Ask("model", _messages(taken), policy=policy, tools=_tools(taken), max_tokens=0)
+    )
+
+
+def _messages(taken: _Prompt) -> tuple[Message, ...]:
+    system = joined(taken.system)
+    said = [Message("system", system)] if system else []
+    for message in taken.messages:
+        if isinstance(message, _Assistant):
+            said.append(_assistant(message.content))
+        elif isinstance(message.content, str):
+            said.append(Message("user", message.content))
+        else:
+            said += _user(message.content)
+    return tuple(said)
+
+
+def _assistant(content: str | Sequence[Any]) -> Message:
+    if isinstance(content, str):
+        return Message("assistant", content)
+    try:
+        calls = [
+            ToolCall(block.id, block.name, json_text(block.input))
+            for block in content
+            if isinstance(block, _Used)
+        ]
+    except ValueError:
+        msg = "hold a number that is not finite"
+        raise malformed(msg, "messages") from None
+    text = "".join(block.text for block in content if isinstance(block, TextPart))
+    return Message("assistant", text, tool_calls_text(calls))
+
+
+def _user(blocks: Sequence[TextPart | _Result]) -> list[Message]:
+    """Texts that stand together are one message; every result is one of its own."""
+    said: list[Message] = []
+    texts: list[str] = []
+    for block in blocks:
+        if isinstance(block, TextPart):
+            texts.append(block.text)
+            continue
+        if texts:
+            said.append(Message("user", "".join(texts)))
+            texts = []
+        said.append(Message("tool", joined(block.content), "", block.tool_use_id))
+    if texts or not said:
+        said.append(Message("user", "".join(texts)))
+    return said
+
+
+def _tools(taken: _Prompt) -> str:
+    return tools_text((t.name, t.description, t.input_schema) for t in taken.tools or ())
+
+
+def _choice_of(taken: _Prompt) -> str:
+    choice = taken.tool_choice
+    if isinstance(choice, _NamedChoice):
+        return tool_choice_of("named", choice.name, [tool.name for tool in taken.tools or ()])
+    return {"any": "required"}.get(choice.type, choice.type) if choice else "auto"
+
+
+def _body(request: AgentRequest, reply: ModelReply) -> bytes:
+    choice = reply.choices[0]
+    whole = _head(request, reply) | {
+        "content": _blocks(choice),
+        "stop_reason": _stop_reason(choice),
+        "stop_sequence": None,
+        "usage": _usage(reply, reply.sampled_tokens),
+    }
+    return orjson.dumps(whole)
+
+
+def _head(request: AgentRequest, reply: ModelReply) -> Value:
+    return {
+        "id": f"msg_{reply.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.ask.policy,
+    }
+
+
+def _blocks(choice: Choice) -> list[Value]:
+    """What was said unless it would be empty beside calls, then the calls."""
+    calls = tool_calls_of(choice.tool_calls)
+    said = [{"type": "text", "text": choice.text}] if choice.text or not calls else []
+    return said + [_call_block(call) for call in calls]
+
+
+def _call_block(call: ToolCall) -> Value:
+    if arguments_of(call.arguments) is None:
+        return {"type": "text", "text": call.arguments}
+    # As the text that it is: orjson would not write an integer of any size.
+    given = orjson.Fragment(call.arguments)
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+
+
+def _stop_reason(choice: Choice) -> str:
+    return finish_word(choice, length="max_tokens", calls="tool_use", stop="end_turn")
+
+
+def _usage(reply: ModelReply, output_tokens: int) -> dict[str, int]:
+    return {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
+
+
+def _events(request: AgentRequest, reply: ModelReply) -> bytes:
+    choice = reply.choices[0]
+    begun: Value = {
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(reply, 0),
+    }
+    events: list[Value] = [
+        {"type": "message_start", "message": _head(request, reply) | begun},
+        *(event for at, block in enumerate(_blocks(choice)) for event in _painted(at, block)),
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": _stop_reason(choice), "stop_sequence": None},
+            "usage": {"output_tokens": reply.sampled_tokens},
+        },
+        {"type": "message_stop"},
+    ]
+    return b"".join(sent_event(event, event["type"]) for event in events)
+
+
+def _painted(at: int, block: Value) -> Iterator[Value]:
+    hollow: Value
+    if block["type"] == "text":
+        hollow, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+    else:
+        arguments = orjson.dumps(block["input"]).decode()
+        hollow, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": arguments}
+    yield {"type": "content_block_start", "index": at, "content_block": block | hollow}
+    yield {"type": "content_block_delta", "index": at, "delta": delta}
+    yield {"type": "content_block_stop", "index": at}
+
+
+def _count_body(_: AgentRequest, reply: ModelReply) -> bytes:
+    return orjson.dumps({"input_tokens": reply.prompt_tokens})
+
+
+def _error(declined: Declined) -> Value:
+    known = "invalid_request_error" if declined.status < 500 else "api_error"
+    kind = KINDS.get(declined.status, known)
+    return {"type": "error", "error": {"type": kind, "message": _words(declined)}}
+
+
+def _words(declined: Declined) -> str:
+    """Clients know a prompt that is too long by Anthropic's words, not by OpenAI's."""
+    if isinstance(declined, TooLong):
+        return f"prompt is too long: {declined.tokens} tokens > {declined.most} maximum"
+    return str(declined)
+
+
+MESSAGES = Dialect(
+    "messages",
+    read=_read,
+    body=_body,
+    events=_events,
+    error=lambda declined: orjson.dumps(_error(declined)),
+    error_event=lambda declined: sent_event(_error(declined), "error"),
+    waiting=sent_event({"type": "ping"}, "ping"),
+)
+COUNT_TOKENS = Dialect(
+    "count_tokens",
+    read=_read_count,
+    body=_count_body,
+    events=_count_body,
+    error=MESSAGES.error,
+    error_event=MESSAGES.error_event,
+)

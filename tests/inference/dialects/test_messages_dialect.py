@@ -1,0 +1,179 @@
+"""Messages, as Anthropic's client sends and reads them."""
+
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+
+from inference.dialects.anthropic_messages import MESSAGES
+from schemas.asks import Choice
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, tool_calls_text
+from tests.support.dialect_server import ID, DialectServer, says
+
+CALLS = (ToolCall("call_1", "bash", '{"command":"ls"}'), ToolCall("call_2", "done", "{}"))
+CALLING = Choice("Let me look.", "stop", tool_calls_text(CALLS), 9)
+SAID = Choice("Hello é.", "stop", "", 2)
+USER: list[Any] = [{"role": "user", "content": "Hello"}]
+TOOLS: list[Any] = [{"name": "bash", "description": "Run", "input_schema": {"type": "object"}}]
+
+
+def test_a_text_is_read_by_the_client() -> None:
+    server = DialectServer(says(SAID))
+
+    got = server.anthropic().messages.create(
+        model="any", max_tokens=50, system="Be brief.", messages=USER, stop_sequences=["x"],
+        extra_body={"temperature": 0.5, "top_p": 0.9},
+    )  # fmt: skip
+
+    assert [block.model_dump()["text"] for block in got.content] == ["Hello é."]
+    assert (got.id, got.model, got.stop_reason) == (f"msg_{ID}", "policy", "end_turn")
+    assert (got.usage.input_tokens, got.usage.output_tokens) == (7, 2)
+    assert server.ask.messages == (Message("system", "Be brief."), Message("user", "Hello"))
+    assert (server.ask.max_tokens, server.ask.stop) == (50, ("x",))
+    assert (server.ask.temperature, server.ask.top_p) == (0.5, 0.9)
+
+
+@pytest.mark.parametrize(
+    "choice", [SAID, Choice(""), CALLING, Choice("", "stop", tool_calls_text(CALLS))]
+)
+def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> None:
+    server = DialectServer(says(choice))
+    create = server.anthropic().messages.create
+    got = create(model="policy", max_tokens=50, messages=USER, tools=TOOLS)
+    said: Any = [block.model_dump(exclude_unset=True) for block in got.content]
+    results: Any = [
+        {"type": "tool_result", "tool_use_id": "call_1", "content": "a.txt", "is_error": True},
+        {
+            "type": "tool_result",
+            "tool_use_id": "call_2",
+            "content": [{"type": "text", "text": "ok"}],
+        },
+        {"type": "text", "text": "Go on."},
+    ]
+    echo: Any = [{"role": "assistant", "content": said}, {"role": "user", "content": results}]
+
+    create(model="policy", max_tokens=50, messages=[*USER, *echo], tools=TOOLS)
+
+    assert got.stop_reason == ("tool_use" if choice.tool_calls else "end_turn")
+    assert server.ask.messages[1:] == (
+        Message("assistant", choice.text, choice.tool_calls),
+        Message("tool", "a.txt", "", "call_1"),
+        Message("tool", "ok", "", "call_2"),
+        Message("user", "Go on."),
+    )
+    function = {"name": "bash", "description": "Run", "parameters": {"type": "object"}}
+    assert orjson.loads(server.ask.tools) == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize("choice", [SAID, CALLING, Choice("Hel", "length", "", 3)])
+def test_a_stream_adds_up_to_the_message(choice: Choice) -> None:
+    server = DialectServer(says(choice))
+    asked: Any = {"model": "p", "max_tokens": 50, "messages": USER, "tools": TOOLS}
+    whole = server.anthropic().messages.create(**asked)
+
+    with server.anthropic().messages.stream(**asked) as stream:
+        got = stream.get_final_message()
+
+    strip: Any = {"exclude_unset": True, "exclude": {"content": {"__all__": {"parsed_output"}}}}
+    assert got.model_dump(**strip) == whole.model_dump(**strip) | {"stop_details": None}
+
+
+def test_arguments_that_are_no_object_are_told_as_text() -> None:
+    choice = Choice("", "stop", tool_calls_text([ToolCall("c", "bash", "ls -l")]))
+
+    got = (
+        DialectServer(says(choice))
+        .anthropic()
+        .messages.create(model="p", max_tokens=5, messages=USER)
+    )
+
+    assert [block.model_dump(include={"type", "text"}) for block in got.content] == [
+        {"type": "text", "text": "ls -l"}
+    ]
+
+
+def test_tokens_are_counted_by_a_call_that_samples_none() -> None:
+    server = DialectServer(says(Choice("")))
+
+    got = server.anthropic().messages.count_tokens(model="p", messages=USER, tools=TOOLS)
+
+    assert got.input_tokens == 7
+    assert server.ask.max_tokens == 0
+
+
+def ask(**fields: Any) -> Any:
+    body = orjson.dumps({"max_tokens": 5, "messages": USER} | fields)
+    return MESSAGES.read(body, ["policy"], {}).ask
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ([{"type": "text", "text": t} for t in "ab"], [Message("user", "ab")]),
+        ([], [Message("user")]),
+        (
+            [{"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "t"}],
+            [Message("user", "a"), Message("tool", "", "", "t")],
+        ),
+    ],
+)
+def test_blocks_have_one_form(content: Any, found: list[Message]) -> None:
+    assert list(ask(messages=[{"role": "user", "content": content}]).messages) == found
+
+
+def test_thinking_of_others_is_passed_over() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "x", "signature": "y"},
+        {"type": "text", "text": "a"},
+    ]
+
+    said = ask(messages=[*USER, {"role": "assistant", "content": blocks}]).messages
+
+    assert said[1] == Message("assistant", "a")
+
+
+@pytest.mark.parametrize(
+    ("choice", "found"),
+    [
+        (None, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto"),
+        ({"type": "tool", "name": "bash"}, "function:bash"),
+    ],
+)
+def test_the_choice_of_tools_is_neutral(choice: Any, found: str) -> None:
+    assert ask(tools=TOOLS, tool_choice=choice).tool_choice == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, found 0"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be one of"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type must be one of 'text', 'tool_result', found 'image'",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice names 'x'"),
+        ({"system": 5}, "system must be a text or must be a list, found 5"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_its_field(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        DialectServer(says(SAID)).anthropic().messages.create(
+            model="p", max_tokens=5, messages=USER, extra_body=fields
+        )
+
+    assert words in refused.value.message
+
+
+def test_a_body_without_a_token_limit_is_refused() -> None:
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens is missing"):
+        DialectServer(says(SAID)).anthropic().post(
+            "/v1/messages", body={"messages": USER}, cast_to=object
+        )

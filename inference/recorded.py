@@ -16,7 +16,7 @@ class RecordedEngine(ScriptedEngine):
     """Answers from recorded events; CallFailed(`not_recorded`) for a call that was never made."""
 
     def __init__(self, policy_id: str, events: Iterable[Event], *, version: int = 0) -> None:
-        super().__init__(policy_id, self._recall, version=version)
+        super().__init__(policy_id, self._said, version=version)
         self._by_place: dict[tuple[str, int, int], ModelAnswered] = {}
         self._by_body: dict[bytes, ModelAnswered] = {}
         for event in events:
@@ -25,7 +25,7 @@ class RecordedEngine(ScriptedEngine):
                 self._by_place.setdefault(place, event.body)
                 self._by_body.setdefault(event.body_digest, event.body)
 
-    def _recall(self, call: ModelCall) -> ModelAnswered:
+    def _said(self, call: ModelCall) -> ModelAnswered:
         place = (call.rollout_id, call.attempt, call.position)
         answer = self._by_place.get(place)
         if answer is None and call.body_digest:

@@ -77,10 +77,14 @@ class ScriptedEngine:
             msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
             return CallFailed("prefix_needed", msg, retriable=True)
         try:
-            answer = self._script(call)
+            answer = self._said(call)
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
         return self._answer_of(call, answer) if isinstance(answer, str) else answer
+
+    def _said(self, call: ModelCall) -> str | ModelAnswered:
+        """What the script says; it is not asked where nothing is to be sampled."""
+        return self._script(call) if call.sampling.max_tokens else ""
 
     def _answer_of(self, call: ModelCall, text: str) -> ModelAnswered:
         ids = list(self._encode(text))
@@ -90,7 +94,7 @@ class ScriptedEngine:
         return ModelAnswered(
             text=text, added_ids=pack_ids(added), token_ids=pack_ids(ids[:limit]),
             logprobs=pack_logprobs([LOGPROB] * count), versions=pack_ids([self.version] * count),
-            finish_reason="stop" if len(ids) <= limit else "length", policy_id=call.policy_id,
+            finish_reason="stop" if len(ids) <= limit > 0 else "length", policy_id=call.policy_id,
             sequence=call.sequence, engine="scripted", precision="float32",
             template_digest=self._template_digest,
         )  # fmt: skip

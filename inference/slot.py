@@ -62,7 +62,10 @@ class Slot:
 
 
 def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], str]) -> Slot:
-    """Render what is new; raises WorkFailed for a call that cannot be served."""
+    """Render what is new; raises WorkFailed for a call that cannot be served.
+
+    Where no token is to be sampled the slot has ended as it begins: it is not too long for anyone.
+    """
     if call.prefix_ids is None and call.prefix_length:
         msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
         raise WorkFailed("prefix_needed", msg, retriable=True)
@@ -74,8 +77,9 @@ def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], s
         ended=bool(prefix) and prefix[-1] in policy.template.end_ids,
     )  # fmt: skip
     tokens = prefix + added
+    counted = not call.sampling.max_tokens
     room = policy.context - len(tokens)
-    if room < 1:
+    if room < 1 and not counted:
         msg = (
             f"this model's maximum context length is {policy.context} tokens. However, "
             f"your messages resulted in {len(tokens)} tokens."
@@ -87,7 +91,7 @@ def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], s
     return Slot(
         call, tokens, added, limit=min(call.sampling.max_tokens, room),
         seed=call.seed & 0xFFFFFFFFFFFFFFFF,
-        spoken=Spoken(decode) if any(call.sampling.stop) else None,
+        spoken=Spoken(decode) if any(call.sampling.stop) else None, finish="length" * counted,
     )  # fmt: skip
 
 
@@ -106,8 +110,8 @@ def _check_sampling(sampling: Sampling) -> None:
         and np.isfinite(sampling.temperature)
         and 0 < sampling.top_p <= 1
         and sampling.top_k >= 0
-        and sampling.max_tokens >= 1
+        and sampling.max_tokens >= 0
     ):
         return
-    msg = f"{sampling}; needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1"
+    msg = f"{sampling}; needed are temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 0"
     raise WorkFailed("bad_sampling", msg, retriable=False)

@@ -123,7 +123,7 @@ class TransformersEngine:
 
     def _admit(self) -> list[EngineAnswer]:
         """Let waiting calls into the batch, in order, as far as there is room."""
-        failed, later = [], []
+        answered, later = [], []
         widest = max((row.width for row in self._rows), default=0)
         opening = {row.shares for row in self._rows if row.shares}
         ready = self._waiting.ready
@@ -131,7 +131,10 @@ class TransformersEngine:
             call = ready.popleft()
             row = self._row(call)
             if isinstance(row, CallFailed):
-                failed.append(EngineAnswer(call, row))
+                answered.append(EngineAnswer(call, row))
+                continue
+            if row.finish:
+                answered.append(EngineAnswer(call, self._body(row)))
                 continue
             widest = max(widest, row.width)
             if row.shares and row.shares in opening:
@@ -143,7 +146,7 @@ class TransformersEngine:
                 opening.add(row.shares)
                 self._join(row)
         ready.extendleft(reversed(later))
-        return failed
+        return answered
 
     def _row(self, call: ModelCall) -> Slot | CallFailed:
         try:
@@ -239,19 +242,21 @@ class TransformersEngine:
     def _answer(self, index: int) -> EngineAnswer:
         """The answer of a row that has ended; what was fed for it is kept for the next turn."""
         row = self._rows[index]
-        sampled = row.sampled()
         self._prefixes.put(pack_ids(row.tokens[: row.fed]), self._kv.save(index, row.fed))
-        body = ModelAnswered(
+        return EngineAnswer(row.call, self._body(row))
+
+    def _body(self, row: Slot) -> ModelAnswered:
+        sampled = row.sampled()
+        return ModelAnswered(
             text=self._text(row, sampled), added_ids=pack_ids(row.added),
             token_ids=pack_ids(sampled), logprobs=pack_logprobs(row.logprobs),
             versions=pack_ids(row.versions), finish_reason=row.finish,
             policy_id=row.call.policy_id, sequence=row.call.sequence, engine="transformers",
             precision=self.policy.precision, template_digest=self.policy.template.digest,
         )  # fmt: skip
-        return EngineAnswer(row.call, body)
 
     def _text(self, row: Slot, sampled: Sequence[int]) -> str:
-        words = sampled[:-1] if sampled[-1] in self.policy.end_ids else sampled
+        words = sampled[:-1] if sampled and sampled[-1] in self.policy.end_ids else sampled
         decode = self._decode_short if len(words) <= 2 else self._decode
         text = cut_at(decode(tuple(words)), row.call.sampling.stop)
         # A cut answer may end within a character.

@@ -5,7 +5,7 @@ It stands in a module of yours, and a request, a recipe or the command line name
 
 - an agent program, a generator of wishes that is sent their answers: `Agent`, `Task`, `Reset`,
   `CallModel`, `Step`, `Finish`, `EnvironmentAnswer`, `ModelAnswer`, `WishFailed`, `Message`,
-  `Sampling`, `system`, `user`
+  `Sampling`, `system`, `user`; `AsCompleted` and `Completed` for wishes that stay open side by side
 - an environment, which opens, steps and closes episodes: `Environment`, `Observation`
 - a scorer, from a trajectory to a number: `Scorer`, `Trajectory`, and `ids_of`, `logprobs_of`,
   `mask_of` for the bytes in its sequences
@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING
 
 from consumers.agents.wishes import (
     Agent,
+    AsCompleted,
     CallModel,
+    Completed,
     EnvironmentAnswer,
     Finish,
     ModelAnswer,
@@ -63,8 +65,10 @@ else:
 __all__ = [
     "AdvantageRule",
     "Agent",
+    "AsCompleted",
     "CallModel",
     "Clip",
+    "Completed",
     "Costs",
     "Environment",
     "EnvironmentAnswer",

@@ -56,7 +56,7 @@ TEXTS = ("agent_config", "task.environment_config", "task.prompt", "task.system"
 FIELDS = {name: attrgetter(name) for name in (*COUNTS, *TIMES_S, *OPTIONAL_S, *NAMES, *TEXTS)}
 SLOWEST_CALLS_PER_S = 0.001
 """One call in a quarter of an hour; whoever is to make none is told so in other ways."""
-SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (1, INT32)}
+SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (0, INT32)}
 
 
 @cache
@@ -88,6 +88,7 @@ def check_request(request: RolloutRequest) -> None:
             f"{request.min_policy_version}; no answer could be of both"
         )
         raise Refused(msg)
+    _check_number("sampling.max_tokens", request.sampling.max_tokens, 1, INT32)
     check_sampling(request.sampling)
 
 
@@ -113,7 +114,7 @@ def fitting(rollout_id: str) -> str:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises Refused; a request's sampling and a program's own have the same bounds."""
+    """Raises Refused; a program's own may also sample nothing, to have the tokens counted."""
     for name, (least, most) in SAMPLED.items():
         _check_number(f"sampling.{name}", getattr(sampling, name), least, most)
     if 0 < sampling.temperature < COLDEST:

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 from consumers.agents.wishes import (
     WISHES,
     Agent,
+    AsCompleted,
     Begun,
     CallModel,
+    Completed,
     EnvironmentAnswer,
     ModelAnswer,
     Program,
@@ -87,11 +89,16 @@ class Past:
     """So many model answers are recorded."""
     recorded: tuple[Recorded, ...]
     """By position, all below the first that is live."""
+    order: tuple[int, ...] = ()
+    """Their positions as they came in the log, where that is another order."""
 
     def config(self) -> str:
         """As the request's `agent_config`."""
         recorded = [{"kind": type(each).__name__.lower(), **_plain(each)} for each in self.recorded]
-        return json.dumps(asdict(self) | {"recorded": recorded}, separators=(",", ":"))
+        config = asdict(self) | {"recorded": recorded}
+        if not self.order:  # which older readers do not know
+            del config["order"]
+        return json.dumps(config, separators=(",", ":"))
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Past":
@@ -104,7 +111,8 @@ class Past:
                 if key != "kind"
             }
             recorded.append(KINDS[each["kind"]](**fields))
-        return cls(**{**config, "recorded": tuple(recorded)})
+        order = tuple(config.get("order", ()))
+        return cls(**{**config, "recorded": tuple(recorded), "order": order})
 
 
 def _plain(recorded: Recorded) -> dict[str, Any]:
@@ -152,6 +160,49 @@ class _Conversation:
     ids: bytes
 
 
+class Completions:
+    """What the parent's program is told of as it completes: the recorded first, in their order."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._places = {position: place for place, position in enumerate(order)}
+        self._live: list[tuple[int, Any, object]] = []
+        """Position, the parent's wish, and the fork's in its place."""
+        self._told: dict[int, Completed] = {}
+        self._unopened: list[Any] = []
+
+    def open(self, position: int, wish: Any, live: object) -> None:
+        """A wish is to be made live, when something is waited for next."""
+        self._live.append((position, wish, live))
+        self._unopened.append(live)
+
+    def unopened(self) -> list[Any]:
+        """What is still to be made live; it is, now."""
+        opened, self._unopened = self._unopened, []
+        return opened
+
+    def close(self, done: Completed) -> tuple[int, Completed]:
+        """One of them is answered: where its program wished for it, and what it is told."""
+        found = next(each for each in self._live if each[2] is done.wish)
+        self._live.remove(found)
+        return found[0], Completed(found[1], done.outcome)
+
+    def tell(self, position: int, completed: Completed) -> None:
+        """It may be told when its turn comes."""
+        self._told[position] = completed
+
+    def next(self) -> Completed | None:
+        """What the program is told now; None while that is still waited for."""
+        waiting = [position for position, *_ in self._live if position in self._places]
+        last = len(self._places)
+        position = min(self._told, key=lambda each: self._places.get(each, last), default=None)
+        if position is None:
+            return None
+        place = self._places.get(position, last)
+        if any(self._places[each] < place for each in waiting):
+            return None
+        return self._told.pop(position)
+
+
 @dataclass(slots=True)
 class Replay:
     """Answers the parent's program: from the record, or by asking for it live."""
@@ -161,12 +212,16 @@ class Replay:
     position: int = 0
     """The parent's own, for what is answered from the record takes none of the fork's."""
     conversations: dict[int, _Conversation] = field(default_factory=dict)
+    completions: Completions = field(init=False)
 
     def __post_init__(self) -> None:
         self.recorded = {each.position: each for each in self.past.recorded}
+        self.completions = Completions(self.past.order or tuple(self.recorded))
 
     def answer(self, wished: Any) -> Generator[Any, Any, Any]:
         """What comes of a wish or a list of them; WishFailed is returned, never raised."""
+        if isinstance(wished, AsCompleted):
+            return (yield from self._next_of(wished))
         single = not isinstance(wished, list | tuple)
         wishes = [wished] if single else wished
         if not wishes or not all(isinstance(wish, WISHES) for wish in wishes):
@@ -187,6 +242,25 @@ class Replay:
         together = [answers[position] for position in asked]
         return together[0] if single else together
 
+    def _next_of(self, wished: AsCompleted) -> Generator[Any, Any, Completed]:
+        """The next outcome of those that are open: in the order of the record, then as they come.
+
+        What is recorded of a call is told as soon as all that came before it then has come again.
+        """
+        first = self.position
+        self.position += len(wished.wishes)
+        for position, wish in enumerate(wished.wishes, first):
+            if isinstance(wish, CallModel) and position in self.recorded:
+                self.completions.tell(position, Completed(wish, self._said(position, wish)))
+            else:
+                self.completions.open(position, wish, self._live(wish))
+        while (told := self.completions.next()) is None:
+            done: Completed = yield AsCompleted(self.completions.unopened())
+            position, own = self.completions.close(done)
+            self._compare(position, own.wish, own.outcome)
+            self.completions.tell(position, own)
+        return told
+
     def _said(self, position: int, wish: CallModel) -> ModelAnswer | WishFailed:
         """The recorded outcome of a call."""
         recorded = self.recorded[position]
@@ -195,6 +269,8 @@ class Replay:
         if isinstance(recorded, Saw):
             raise _diverged(position, "its program calls the model where it stepped then")
         message = Message("assistant", recorded.text, recorded.tool_calls)
+        if wish.sampling and not wish.sampling.max_tokens:  # it extended no conversation
+            return ModelAnswer(message, recorded.finish_reason)
         begun = wish.begun.ids if wish.begun else b""
         known = self.conversations.setdefault(
             recorded.sequence, _Conversation(wish.policy_id, [], begun)

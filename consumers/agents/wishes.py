@@ -1,13 +1,14 @@
 """What an agent program may wish, and what comes back.
 
 A program is a plain generator: it yields a wish, or a list of wishes to be carried out side by
-side, and is sent what came of it. It does no IO, reads no clock and draws no randomness of its own
+side, and is sent what came of it. What it yields as `AsCompleted` stays open beside all else, and
+it is sent one outcome at a time. It does no IO, reads no clock and draws no randomness of its own
 (`Task.rng` is seeded), so running it again against recorded answers repeats its wishes exactly.
 """
 
 import json
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from schemas.messages import Message, Sampling
@@ -48,6 +49,7 @@ class CallModel:
     messages: Sequence[Message]
     policy_id: str | None = None
     sampling: Sampling | None = None
+    """With `max_tokens` 0 nothing is sampled and no conversation extended: it only counts."""
     tools: str = ""
     begun: Begun | None = None
 
@@ -71,7 +73,21 @@ Wish = Reset | CallModel | Step | Finish
 # As a tuple: `isinstance` with A | B makes the union anew each time.
 WISHES = (Reset, CallModel, Step)
 """Those that are answered."""
-Agent = Generator[Wish | Sequence[Wish], Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class AsCompleted:
+    """Open wishes beside those that are open; the answer is the next `Completed` in log order.
+
+    It may be of any wish that was opened so, now or before, and every one is told once. With no
+    wishes it only waits. Outcomes that come while something else is waited for are kept. At most
+    one `Reset` or `Step` of a session may be open.
+    """
+
+    wishes: Sequence[Reset | CallModel | Step] = ()
+
+
+Agent = Generator[Wish | Sequence[Wish] | AsCompleted, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,13 @@ class ModelAnswer:
 
     message: Message
     finish_reason: str
+    command_id: bytes = b""
+    """16 bytes that name the answered command; empty where a fork answers from its past."""
+    at_ms: int = 0
+    """When it reached the log, since the epoch."""
+    prompt_tokens: int = 0
+    """All that the answer was sampled after."""
+    sampled_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -104,12 +127,21 @@ class EnvironmentAnswer:
 class WishFailed(Exception):
     """Raised at the yield of a single wish that failed after all its tries.
 
-    In the answer to a list it stands in the failed wish's place, not raised.
+    In the answer to a list, and in `Completed`, it stands in the failed wish's place, not raised.
     """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What came of one of the wishes that are open side by side."""
+
+    wish: Reset | CallModel | Step
+    """The very object that was yielded."""
+    outcome: ModelAnswer | EnvironmentAnswer | WishFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +154,10 @@ class Task:
     max_turns: int
     agent_config: str
     drawn: Callable[[], "Random"]
+    max_tokens: int = 0
+    """All that may be sampled; 0 is no limit."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """The request's."""
 
     @property
     def rng(self) -> "Random":

@@ -5,7 +5,7 @@ needs of it goes into the request (`consumers.agents.fork`). Whatever could not 
 refused here: a program that has changed, an environment that does not replay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -95,7 +95,8 @@ def fork_request(
 ) -> RolloutRequest:
     """The request of one fork; raises Refused for a turn or an environment that will not do."""
     position = _position_of(parent, turn)
-    recorded = tuple(_recorded(event) for event in parent.settled() if event.position < position)
+    settled = [event for event in parent.settled() if event.position < position]
+    recorded = tuple(_recorded(event) for event in settled)
     _require_replayable(parent, position)
     request = parent.request
     past = Past(
@@ -104,6 +105,7 @@ def fork_request(
         call_seed(parent.request.seed_key, parent.rollout.attempt.number, NO_POSITION),
         turn,
         recorded,
+        _order(parent, settled),
     )
     policy = policy_id or request.policy_id
     return replace(
@@ -149,6 +151,14 @@ def _position_of(parent: ForkParent, turn: int) -> int:
     there = f"0 to {most}" if most >= 0 else "none: it finished without calling its model"
     msg = f"--at {turn}: rollout {rollout_id!r} can be forked at turn {there}"
     raise Refused(msg)
+
+
+def _order(parent: ForkParent, settled: Sequence[Event]) -> tuple[int, ...]:
+    """Their positions in log order; empty where they came in their own."""
+    positions = [event.position for event in settled]
+    known = set(positions)
+    came = tuple(e.position for e in parent.story.outcomes() if e.position in known)
+    return () if list(came) == positions else came
 
 
 def _recorded(event: Event) -> Recorded:

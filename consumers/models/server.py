@@ -143,6 +143,8 @@ class Models(WorkRole):
 
     def _hold(self, call: ModelCall, body: ModelAnswered) -> None:
         """Keep a sequence that was extended, in place of what it was before."""
+        if not call.sampling.max_tokens:  # it was only counted
+            return
         ids = (call.prefix_ids or b"") + body.added_ids + body.token_ids
         self.prefixes.drop(call.prefix_digest or prefix_digest(call.prefix_ids or b""))
         self.prefixes.keep(prefix_digest(ids), ids)

@@ -31,6 +31,13 @@ def test_a_text_longer_than_max_tokens_is_cut() -> None:
     assert answered.finish_reason == "length"
 
 
+def test_where_nothing_is_sampled_the_script_is_not_asked() -> None:
+    answered = body(ScriptedEngine("policy", refuses), call(said="hi", max_tokens=0))
+
+    assert tokens(answered.added_ids) == list(b"hi")
+    assert (answered.text, answered.token_ids, answered.finish_reason) == ("", b"", "length")
+
+
 def test_a_prepared_answer_goes_out_as_it_is() -> None:
     prepared = ModelAnswered("L", b"", b"", b"", b"", "stop", "policy", 0)
 

@@ -247,6 +247,22 @@ def test_a_prompt_that_is_too_long_fails_for_good(lake: Path) -> None:
     )
 
 
+def test_where_nothing_is_sampled_tokens_are_counted_and_the_model_is_not_run(lake: Path) -> None:
+    engine = serving(lake)
+    first = call(max_tokens=4)
+    known = after(first, body(engine, first))
+    fed = engine.fed_tokens
+
+    counted = body(engine, call(position=1, prefix=known, max_tokens=0, stop=("x",)))
+    long = body(engine, call(said="s1 " * 500, max_tokens=0))
+    sampled = body(engine, call(position=1, prefix=known))
+
+    assert tokens(counted.added_ids) == tokens(sampled.added_ids)
+    assert (counted.token_ids, counted.text, counted.finish_reason) == (b"", "", "length")
+    assert len(tokens(long.added_ids)) > 500
+    assert engine.fed_tokens - fed < 10, "neither counting was fed, and the keys were kept"
+
+
 def test_max_tokens_is_cut_to_what_the_context_holds(lake: Path) -> None:
     answered = body(serving(lake), call(said="s1 " * 90, max_tokens=50))
 
@@ -257,7 +273,7 @@ def test_max_tokens_is_cut_to_what_the_context_holds(lake: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_k": -1},
-     {"max_tokens": 0}],
+     {"max_tokens": -1}],
 )  # fmt: skip
 def test_impossible_sampling_costs_one_call(lake: Path, wrong: dict[str, float]) -> None:
     engine = serving(lake)

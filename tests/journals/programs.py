@@ -2,14 +2,19 @@
 
 from consumers.agents.wishes import (
     Agent,
+    AsCompleted,
     CallModel,
+    Completed,
+    EnvironmentAnswer,
     Finish,
+    ModelAnswer,
     Reset,
     Step,
     Task,
     WishFailed,
     user,
 )
+from schemas.messages import Sampling
 
 
 def side_by_side(task: Task) -> Agent:
@@ -53,4 +58,42 @@ def faller(task: Task) -> Agent:
     yield Step(answer.text)
 
 
-DICED = {"side_by_side": side_by_side, "stubborn": stubborn, "faller": faller}
+def as_they_come(task: Task) -> Agent:
+    """Two environments at their own pace, with a conversation each, and tokens that are counted."""
+    counting = Sampling(max_tokens=0)
+    wishes: list[Reset | CallModel | Step] = [Reset("left"), Reset("right", seed=9)]
+    talks = {"left": [user("left")], "right": [user("right")]}
+    told, going, counted = [], len(wishes), 0
+    while going:
+        done: Completed = yield AsCompleted(wishes)
+        wish, outcome, going = done.wish, done.outcome, going - 1
+        told.append(f"{type(wish).__name__} {getattr(outcome, 'text', 'nothing')}")
+        wishes = []
+        if isinstance(wish, CallModel):
+            if wish.sampling:
+                counted += getattr(outcome, "prompt_tokens", 0)
+                continue
+            side = wish.messages[0].content
+            if isinstance(outcome, ModelAnswer):
+                talks[side].append(outcome.message)
+                wishes = [Step(outcome.text, side)]
+        elif isinstance(outcome, EnvironmentAnswer) and not outcome.done:
+            talk = talks[wish.session]
+            talk.append(user(outcome.text))
+            if len(talk) < 6:
+                wishes = [CallModel(list(talk)), CallModel(list(talk), sampling=counting)]
+        if len(told) == 4 and going and task.rng.random() < 0.5:
+            asked = yield [CallModel([user("both?")]), CallModel([user("really?")])]
+            told += [str(isinstance(each, WishFailed)) for each in asked]
+        if len(told) > 9 and going and task.rng.random() < 0.2:
+            break  # and leaves what is open
+        going += len(wishes)
+    yield Finish(f"{counted}: {told}")
+
+
+DICED = {
+    "side_by_side": side_by_side,
+    "stubborn": stubborn,
+    "faller": faller,
+    "as_they_come": as_they_come,
+}

@@ -94,6 +94,7 @@ def test_whatever_passes_the_door_can_be_written(
 
 def test_a_programs_own_sampling_has_the_bounds_of_a_requests() -> None:
     check_sampling(Sampling(0.7, 0.9, 5, 10, ("a",)))
+    check_sampling(Sampling(max_tokens=0))
 
     with pytest.raises(Refused, match=r"sampling\.temperature must be from 0"):
         check_sampling(Sampling(temperature=INF))

@@ -41,6 +41,7 @@ AGENTS = (
     "react",
     "react",
     "tests.journals.programs:side_by_side",
+    "tests.journals.programs:as_they_come",
     "tests.support.chaos_schedule:patient",
 )
 

@@ -72,7 +72,8 @@ def request(rollout_id: str = "r", agent: str = "react", **fields: object) -> Ro
 
 
 def said(call: ModelCall, text: str, version: int = 7) -> ModelAnswered:
-    """One token per character, so that tokens can be told apart by eye."""
+    """One token per character, so that tokens can be told apart by eye; none where it counts."""
+    text = text if call.sampling.max_tokens else ""
     added = "".join(message.content for message in call.messages)
     return ModelAnswered(
         text,

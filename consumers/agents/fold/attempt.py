@@ -4,14 +4,16 @@ Whatever a program does wrong comes back as ProgramFailed, by value: whoever run
 decides what that means.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from hashlib import blake2b
-from typing import cast
+from typing import Any, cast
 
+from consumers.agents.fold.bodies import call_digest, digest_of, environment_of, spelt
 from consumers.agents.fold.checks import (
+    check_as_completed,
     check_call,
     check_finish,
     check_messages,
@@ -19,13 +21,15 @@ from consumers.agents.fold.checks import (
     check_step,
     check_wishes,
 )
-from consumers.agents.fold.conversation import Conversation, conversation_for
+from consumers.agents.fold.conversation import Conversation, conversation_for, counted_after
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.world import World
 from consumers.agents.wishes import (
     WISHES,
     Agent,
+    AsCompleted,
     CallModel,
+    Completed,
     EnvironmentAnswer,
     Finish,
     ModelAnswer,
@@ -48,7 +52,6 @@ from schemas.messages import (
     StepTaken,
     maker,
 )
-from schemas.messages import Task as WireTask
 
 # Made for every turn.
 make_step_taken = maker(StepTaken)
@@ -84,9 +87,9 @@ class Attempt:
     """One attempt at a rollout: its program, what it waits for, and what it has learned."""
 
     __slots__ = (
-        "agent", "answers", "conversations", "due_ms", "failures", "how_asked", "model_calls",
-        "next_position", "number", "outstanding", "partition", "request", "sampled_tokens",
-        "sessions", "steps", "wished", "world",
+        "agent", "answers", "completed", "conversations", "due_ms", "failures", "how_asked",
+        "model_calls", "next_position", "number", "outstanding", "over", "partition", "request",
+        "sampled_tokens", "sessions", "steps", "wished", "world",
     )  # fmt: skip
 
     def __init__(self, number: int, request: RolloutRequest, partition: int, world: World) -> None:
@@ -96,9 +99,14 @@ class Attempt:
         self.world = world
         self.agent: Agent | None = None
         self.outstanding: dict[int, Outstanding] = {}
-        self.wished: list[int] | int = []
-        """Where the wishes are that the program waits for; a number where it yielded no list."""
+        self.wished: list[int] | int | None = []
+        """Where the wishes are that the program waits for; a number where it yielded no list, None
+        where it waits for whatever comes next."""
         self.answers: dict[int, object] = {}
+        self.completed: deque[Completed] = deque()
+        """What came of other wishes, in log order, while the program waited for something else."""
+        self.over = False
+        """Whether the program is not gone on with; what it still waits for counts all the same."""
         self.conversations: list[Conversation] = []
         self.sessions: dict[str, Session] = {}
         self.steps: list[StepTaken] = []
@@ -106,7 +114,7 @@ class Attempt:
         self.model_calls = 0
         self.sampled_tokens = 0
         self.failures = 0
-        self.how_asked = _spelt(request.sampling)
+        self.how_asked = spelt(request.sampling)
         """Made once: nearly every call is sampled as the request asks."""
         self.due_ms = 0
         """Nothing is overdue before; most attempts need not be looked at when deadlines are due."""
@@ -122,6 +130,8 @@ class Attempt:
             max_turns=self.request.limits.max_turns,
             agent_config=self.request.agent_config,
             drawn=cache(partial(self.world.random_of, seed)),
+            max_tokens=self.request.limits.max_tokens,
+            sampling=self.request.sampling,
         )
         return self._advance(lambda: self._first_wish(program, program_task), now_ms)
 
@@ -143,25 +153,47 @@ class Attempt:
         """Run the program to its next wish, or to its end."""
         first, calls = self.next_position, self.model_calls
         try:
-            return self.world.walled(self.request.agent, lambda: self._wishes(turn, now_ms))
+            came_to = self.world.walled(self.request.agent, lambda: self._wishes(turn, now_ms))
         except ProgramFailed as error:
+            came_to = error
+        if not isinstance(came_to, list):
+            self.over = True
             self._withdraw(first, calls)
-            return error
+        return came_to
 
     def _wishes(self, turn: Callable[[], object], now_ms: int) -> Turn:
-        try:
-            yielded = turn()
-        except StopIteration:
-            yielded = Finish()
-        if isinstance(yielded, Finish):
-            return check_finish(yielded)
-        if isinstance(yielded, WISHES):
-            self.wished = self.next_position
-            return [self._open(yielded, now_ms)]
-        first = self.next_position
-        wishes = check_wishes(yielded, self.request.agent, first)
+        opened: list[Outstanding] = []
+        while True:
+            try:
+                yielded = turn()
+            except StopIteration:
+                yielded = Finish()
+            if isinstance(yielded, WISHES):
+                self.wished = self.next_position
+                opened.append(self._open(yielded, now_ms))
+                return opened
+            if isinstance(yielded, Finish):
+                return check_finish(yielded)
+            opened += self._open_all(yielded, now_ms)
+            if self.wished is not None or not self.completed:
+                return opened
+            turn = partial(cast(Agent, self.agent).send, self.completed.popleft())
+
+    def _open_all(self, yielded: object, now_ms: int) -> list[Outstanding]:
+        """What was yielded to be carried out side by side."""
+        first, name = self.next_position, self.request.agent
+        if not isinstance(yielded, AsCompleted):
+            wishes = check_wishes(yielded, name, first)
+            opened = [self._open(wish, now_ms) for wish in wishes]
+            self.wished = list(range(first, self.next_position))
+            return opened
+        there = (waits.wish for waits in self.outstanding.values())
+        wishes = check_as_completed(yielded, there, name, first)
         opened = [self._open(wish, now_ms) for wish in wishes]
-        self.wished = list(range(first, self.next_position))
+        self.wished = None
+        if not self.outstanding and not self.completed:
+            msg = f"program {name!r} waits for the next outcome at position {first}; none is open"
+            raise ProgramFailed("rubbish", msg)
         return opened
 
     def _withdraw(self, first: int, model_calls: int) -> None:
@@ -200,13 +232,14 @@ class Attempt:
         check_call(wish)
         check_messages(wish.messages[: wish.begun.messages if wish.begun else 0])
         policy_id = wish.policy_id or self.request.policy_id
-        sequence = conversation_for(wish.messages, policy_id, wish.begun, self.conversations)
+        sampling = self._sampling(wish)
+        find = conversation_for if sampling.max_tokens else counted_after
+        sequence = find(wish.messages, policy_id, wish.begun, self.conversations)
         new = tuple(wish.messages[len(sequence.messages) :])
         check_messages(new)
-        sampling = self._sampling(wish)
         as_asked = sampling is self.request.sampling
-        how = self.how_asked if as_asked else _spelt(sampling)
-        digest = _call_digest(wish, sequence, new, policy_id, how)
+        how = self.how_asked if as_asked else spelt(sampling)
+        digest = call_digest(wish, sequence, new, policy_id, how)
         sequence.busy = True
         self.model_calls += 1
         timeout_s = limits.call_timeout_s
@@ -223,7 +256,7 @@ class Attempt:
     def _open_reset(self, wish: Reset, now_ms: int) -> Outstanding:
         name, config, seed = environment_of(wish, self.request.task)
         check_reset(wish, name, config, seed)
-        digest = _digest("reset", wish.session, name, config, seed)
+        digest = digest_of("reset", wish.session, name, config, seed)
         limits = self.request.limits
         timeout_s = limits.open_timeout_s or limits.step_timeout_s
         return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
@@ -234,14 +267,15 @@ class Attempt:
             msg = f"Step into session {wish.session!r} before its Reset was answered"
             raise ProgramFailed("rubbish", msg)
         actions = len(self.sessions[wish.session].actions)
-        digest = _digest("step", wish.session, actions, wish.action)
+        digest = digest_of("step", wish.session, actions, wish.action)
         timeout_s = self.request.limits.step_timeout_s
         return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
 
-    def take(self, waits: Outstanding, answer: Answer, now_ms: int) -> Turn:
-        """Apply an answer that fits; the program goes on when all it waits for is answered."""
+    def take(self, waits: Outstanding, answer: Answer, command_id: bytes, now_ms: int) -> Turn:
+        """Apply an answer that fits; the program goes on when what it waits for is answered."""
         if isinstance(answer, ModelAnswered):
-            return self._settle(waits, self._answered(waits, answer), now_ms)
+            said = self._answered(waits, answer, command_id, now_ms)
+            return self._settle(waits, said, now_ms)
         if isinstance(answer, EnvironmentStepped):
             return self._settle(waits, self._observed(waits, answer), now_ms)
         return self._failed(waits, answer, now_ms)
@@ -268,13 +302,18 @@ class Attempt:
             waits.timeout_s += self.request.limits.open_timeout_s
         waits.with_history = True
 
-    def _answered(self, waits: Outstanding, body: ModelAnswered) -> ModelAnswer:
+    def _answered(
+        self, waits: Outstanding, body: ModelAnswered, command_id: bytes, now_ms: int
+    ) -> ModelAnswer:
         sequence = cast(Conversation, waits.sequence)
         reply = make_message("assistant", body.text, body.tool_calls)
         sequence.take(waits.new, body, reply, cast(Sampling, waits.sampling))
         sequence.busy = False
-        self.sampled_tokens += len(body.token_ids) // 4
-        return make_model_answer(reply, body.finish_reason)
+        counted = not cast(Sampling, waits.sampling).max_tokens
+        sampled = 0 if counted else len(body.token_ids) // 4
+        self.sampled_tokens += sampled
+        prompt = sequence.length - len(body.token_ids) // 4
+        return make_model_answer(reply, body.finish_reason, command_id, now_ms, prompt, sampled)
 
     def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
         wish = cast("Reset | Step", waits.wish)
@@ -303,46 +342,24 @@ class Attempt:
         )
 
     def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> Turn:
-        """Close one wish; when all that were made together are closed, the program goes on."""
-        del self.outstanding[waits.position]
+        """Close one wish; when all that the program waits for are closed, it goes on."""
+        position, wished = waits.position, self.wished
+        del self.outstanding[position]
+        if self.over:
+            return []
         agent = cast(Agent, self.agent)
-        if isinstance(self.wished, int):
+        if position == wished:
             if isinstance(answer, WishFailed):
                 return self._advance(lambda: agent.throw(answer), now_ms)
             return self._advance(lambda: agent.send(answer), now_ms)
-        self.answers[waits.position] = answer
-        if any(position not in self.answers for position in self.wished):
+        if not isinstance(wished, list) or position not in wished:
+            completed = Completed(cast(Any, waits.wish), cast(Any, answer))
+            if wished is None:
+                return self._advance(lambda: agent.send(completed), now_ms)
+            self.completed.append(completed)
             return []
-        together = [self.answers.pop(position) for position in self.wished]
+        self.answers[position] = answer
+        if any(position not in self.answers for position in wished):
+            return []
+        together = [self.answers.pop(position) for position in wished]
         return self._advance(lambda: agent.send(together), now_ms)
-
-
-def environment_of(wish: Reset, task: WireTask) -> tuple[str, str, int]:
-    """Name, configuration and seed of the environment that a reset opens."""
-    config = task.environment_config if wish.environment_config is None else wish.environment_config
-    return (
-        task.environment if wish.environment is None else wish.environment,
-        config,
-        task.seed if wish.seed is None else wish.seed,
-    )
-
-
-def _digest(*parts: object) -> bytes:
-    return blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
-
-
-def _call_digest(
-    wish: CallModel,
-    sequence: Conversation,
-    new: Iterable[Message],
-    policy_id: str,
-    how: str,
-) -> bytes:
-    said = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
-    place = (policy_id, sequence.index, sequence.length, how, wish.tools, said)
-    begun = () if sequence.answers or not sequence.begun else (sequence.begun.hex(),)
-    return _digest("call", *place, *begun)
-
-
-def _spelt(how: Sampling) -> str:
-    return str((how.temperature, how.top_p, how.top_k, how.max_tokens, how.stop))

@@ -1,9 +1,9 @@
 """What a program may yield. What cannot go on the wire must end its rollout here: later it would
 end the worker. Every check raises ProgramFailed(`rubbish`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from consumers.agents.wishes import WISHES, Begun, CallModel, Finish, Reset, Step
+from consumers.agents.wishes import WISHES, AsCompleted, Begun, CallModel, Finish, Reset, Step
 from schemas.errors import ProgramFailed
 from schemas.foreign_text import plain, shown
 from schemas.messages import Message, Sampling
@@ -20,9 +20,27 @@ def check_wishes(
     if not wishes or any(not isinstance(wish, WISHES) for wish in wishes):
         msg = (
             f"program {program_name!r} yielded {shown(yielded)} at position {position}; "
-            "it may yield CallModel, Step, Reset, Finish, or a list"
+            "it may yield CallModel, Step, Reset, Finish, a list, or AsCompleted"
         )
         raise ProgramFailed("rubbish", msg)
+    return wishes
+
+
+def check_as_completed(
+    yielded: AsCompleted, open_: Iterable[object], program_name: str, position: int
+) -> Sequence[Reset | CallModel | Step]:
+    """Its wishes, none among them, beside those that are open."""
+    if isinstance(yielded.wishes, list | tuple) and not yielded.wishes:
+        return ()
+    wishes = check_wishes(yielded.wishes, program_name, position)
+    busy = {wish.session for wish in open_ if isinstance(wish, Reset | Step)}
+    for wish in wishes:
+        if isinstance(wish, CallModel):
+            continue
+        if wish.session in busy:
+            msg = f"program {program_name!r} has two wishes of session {wish.session!r} open"
+            raise ProgramFailed("rubbish", msg)
+        busy.add(wish.session)
     return wishes
 
 

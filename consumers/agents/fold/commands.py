@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import cast
 
-from consumers.agents.fold.attempt import Attempt, environment_of
+from consumers.agents.fold.attempt import Attempt
+from consumers.agents.fold.bodies import environment_of
 from consumers.agents.fold.conversation import Conversation
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.wishes import CallModel, Reset, Step

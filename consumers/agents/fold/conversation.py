@@ -40,10 +40,13 @@ class Conversation:
 
     def extended_by(self, messages: Sequence[Message], policy_id: str) -> bool:
         """Whether the messages are the known ones first, then at least one new."""
+        return not self.busy and self.begins(messages, policy_id)
+
+    def begins(self, messages: Sequence[Message], policy_id: str) -> bool:
+        """Whether these go on from here, with at least one new."""
         known = len(self.messages)
         return (
-            not self.busy
-            and policy_id == self.policy_id
+            policy_id == self.policy_id
             and len(messages) > known
             and list(messages[:known]) == self.messages
         )
@@ -92,3 +95,21 @@ def conversation_for(
     fresh = Conversation(len(conversations), policy_id, first, ids)
     conversations.append(fresh)
     return fresh
+
+
+def counted_after(
+    messages: Sequence[Message],
+    policy_id: str,
+    begun: Begun | None,
+    conversations: list[Conversation],
+) -> Conversation:
+    """What tokens are only counted after: a copy, so that the rollout's own stays as it is.
+
+    Of the same conversation that a call would extend, also where that is being extended now.
+    """
+    known = [c for c in conversations if c.begins(messages, policy_id)]
+    found = max(known, key=lambda c: (len(c.messages), c.index), default=None)
+    if found is None or (begun is not None and begun.messages > len(found.messages)):
+        first, ids = (messages[: begun.messages], begun.ids) if begun else ((), b"")
+        return Conversation(len(conversations), policy_id, first, ids)
+    return Conversation(found.index, policy_id, found.messages, found.packed())

@@ -100,8 +100,9 @@ class Rollout:
         answer = cast("ModelAnswered | EnvironmentStepped | CallFailed", body)
         if isinstance(answer, CallFailed) and answer.code == "session_lost" and self._may_retry():
             del attempt.outstanding[waits.position]  # answered: nothing counts here any more
+            attempt.over = True
             return self._retry(answer.message)
-        return self._outcomes(attempt.take(waits, answer, now_ms))
+        return self._outcomes(attempt.take(waits, answer, event.command_id, now_ms))
 
     def _outcomes(self, turn: Turn) -> Sequence[Outcome]:
         """What the program came to; where that is its end, the decision to write it."""

@@ -1539,7 +1539,8 @@ def test_a_conversation_is_only_ever_extended(seed: int) -> None:
 
     known: dict[tuple[str, int, int], bytes] = {}
     for _, effect in dice.effects:
-        if isinstance(effect, ModelCall) and effect.kind == "sample":
+        samples = isinstance(effect, ModelCall) and effect.sampling.max_tokens
+        if samples and effect.kind == "sample":
             place = effect.rollout_id, effect.attempt, effect.sequence
             assert (effect.prefix_ids or b"").startswith(known.get(place, b""))
             known[place] = effect.prefix_ids or b""

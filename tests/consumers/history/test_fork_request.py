@@ -1,13 +1,24 @@
 """A fork lives its parent's first turns again from the record, and the rest for itself."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consumers.agents.fork import Past
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, WishFailed, user
+from consumers.agents.fork import Past, Said, forking
+from consumers.agents.wishes import (
+    Agent,
+    AsCompleted,
+    CallModel,
+    Finish,
+    Reset,
+    Step,
+    Task,
+    WishFailed,
+    user,
+)
 from consumers.audit.audit import audit
 from consumers.history.fork_request import fork_request, fork_requests, parent_of
 from consumers.history.local_programs import watched_world
@@ -28,6 +39,7 @@ from schemas.messages import (
 from schemas.messages import Task as WireTask
 from schemas.packed import ids_of, mask_of
 from tests.support.command_line import call
+from tests.support.journals import Hand
 from tests.support.memory_cluster import CORRIDOR, POLICY, Corridor, MemoryCluster
 from tests.support.tiny_run import World
 
@@ -224,6 +236,66 @@ def test_a_program_draws_again_what_it_drew_and_several_conversations_go_on(
     assert len(now.sequences or ()) == 2
     assert [call.prefix_length for call in calls(cluster, askew.rollout_id)][:1] == [0]
     assert len(calls(cluster, askew.rollout_id)) == 3
+
+
+def racing(task: Task) -> Agent:
+    """Two environments, each with its own conversation, at whatever pace they come."""
+    opened: list[Any] = [Reset("left"), Reset("right"), CallModel([user("judge")])]
+    talks = {"left": [user("left")], "right": [user("right")]}
+    told, open_ = [], 3
+    while open_:
+        done = yield AsCompleted(opened)
+        told.append(done.outcome.text)
+        opened = []
+        if isinstance(done.wish, CallModel):
+            side = done.wish.messages[0].content
+            if side in talks:
+                talks[side].append(done.outcome.message)
+                opened = [Step(done.outcome.text, side)]
+        elif not done.outcome.done and len(talks[done.wish.session]) < 5:
+            talk = talks[done.wish.session]
+            talk.append(user(done.outcome.text))
+            opened = [CallModel(list(talk))]
+        open_ += len(opened) - 1
+    yield Finish("; ".join(told))
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_what_came_side_by_side_comes_again(turn: int, cluster: MemoryCluster) -> None:
+    then = run(cluster, parent(agent=f"{HERE}:racing"))
+    assert then.status == "finished", then.reason
+
+    [now] = make(cluster, "parent", "--seed=parent", at=turn)
+
+    assert now.status == "finished", now.reason
+    assert now.model_calls == then.model_calls - turn
+    spoken = [said for said in then.result.split("; ") if said.startswith("go")]
+    assert set(spoken[:turn]) <= set(now.result.split("; "))
+    assert len(now.result.split("; ")) == len(then.result.split("; "))
+
+
+def test_outcomes_that_came_in_another_order_than_they_were_wished_for_come_so_again() -> None:
+    def pools(task: Task) -> Agent:
+        done = yield AsCompleted([CallModel([user(str(n))]) for n in range(3)])
+        said = [done.outcome.text]
+        for _ in range(2):
+            done = yield AsCompleted()
+            said.append(done.outcome.text)
+        live = yield CallModel([user("live")])
+        yield Finish(",".join([*said, live.text]))
+
+    spoken = [Said(n, n, f"to {n}", "", "stop", b"", b"") for n in range(3)]
+    past = Past("pools", "", 1, 3, tuple(spoken), (2, 0, 1))
+    hand = Hand(pools)
+    hand.journal.world = replace(
+        hand.journal.world, program_of={"fork": forking({"pools": pools}.__getitem__)}.__getitem__
+    )
+
+    [call] = hand.start("fork", agent_config=past.config())
+    [decision] = hand.say(call, "now")
+
+    assert decision.body.result == "to 2,to 0,to 1,now"
+    assert "order" not in json.loads(replace(past, order=()).config())
 
 
 def test_what_failed_then_fails_again_without_being_asked(cluster: MemoryCluster) -> None:

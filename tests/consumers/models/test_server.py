@@ -25,6 +25,7 @@ from schemas.messages import (
     ModelCall,
     PolicyVersion,
     RolloutRequest,
+    Sampling,
 )
 from schemas.packed import ids_of, pack_ids
 from tests.support.model_calls import Counting, announce, answers, call_of, send
@@ -443,6 +444,21 @@ def test_a_prefix_that_was_answered_here_is_held_as_far_as_it_came(rig: Rig) -> 
     assert [getattr(body, "code", "") for body in answers(rig)] == ["", "", "prefix_needed", ""]
     assert answers(rig)[2].retriable
     assert len(role_of(loop).prefixes) == 1
+
+
+def test_a_call_that_only_counts_leaves_the_prefix_where_it_is(rig: Rig) -> None:
+    loop = rig.models(Counting())
+    send(rig, call_of())
+    rig.settle(loop)
+    ids = extended(b"", answers(rig)[0])
+    whole = {"prefix_ids": ids, "prefix_length": len(ids) // 4, "sampling": Sampling(max_tokens=0)}
+
+    send(rig, call_of(position=1, **whole))
+    rig.settle(loop)
+    send(rig, named(ids, 2))
+    rig.settle(loop)
+
+    assert [getattr(body, "code", "") for body in answers(rig)] == [""] * 3
 
 
 @pytest.mark.parametrize("wrong", [{"prefix_length": 8}, {"prefix_digest": b"?"}])

@@ -1,0 +1,81 @@
+"""One HTTP connection of an agent's process, and the server that accepts it.
+
+Here is what aiohttp must be told to do otherwise: a request that is no HTTP is answered in JSON, a
+bug is logged with its place, and the one whose answer was written last is told when the connection
+is lost, and how.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import structlog
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from consumers.environments.line import Client
+
+Serve = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
+Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
+"""An error in the form that the request's path asks for."""
+
+log = structlog.get_logger()
+
+
+class Connection(web.RequestHandler):
+    """Knows the client whose request it carries, or carried last."""
+
+    def __init__(self, complain: Complain, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.client: Client | None = None
+        self._complain = complain
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self.client is not None:
+            self.client.lost(exc)
+            self.client = None
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A body that cannot be read was answered; aiohttp stumbles over what is left of it."""
+        error = kw.get("exc_info")
+        if not isinstance(error, web.RequestPayloadError):
+            log.error("gateway_failed", where=str(args[0]), exc_info=error)
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP, or what fails in us; the connection ends with it."""
+        if status >= 500:
+            log.error("gateway_failed", path=request.path, exc_info=exc)
+        if request.writer.output_size > 0:
+            msg = "a part of the answer is written"
+            raise ConnectionError(msg)
+        response = self._complain(request, status, message or "the gateway failed")
+        response.force_close()
+        return response
+
+
+class Server(web.Server):
+    """Accepts connections; bodies to so many bytes."""
+
+    def __init__(self, serve: Serve, complain: Complain, *, max_body_bytes: int) -> None:
+        super().__init__(serve, request_factory=self._request)
+        self._make = partial(
+            Connection, complain, self, loop=asyncio.get_running_loop(), access_log=None
+        )
+        self._max_body_bytes = max_body_bytes
+
+    def __call__(self) -> web.RequestHandler:
+        return self._make()
+
+    def _request(
+        self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> BaseRequest:
+        loop, most = asyncio.get_running_loop(), self._max_body_bytes
+        return BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most)

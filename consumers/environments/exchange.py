@@ -1,0 +1,140 @@
+"""One HTTP request to a line, from its body to the last byte of its answer.
+
+The status line is held until the answer is there. A stream that waits longer than `hold_s` is begun
+without it, kept awake by what clients skip, and fails within itself if it fails.
+"""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from consumers.environments.adapter_dialect import shown_body
+from consumers.environments.connection import Connection
+from consumers.environments.line import Client, Line
+from inference.dialects.dialect import AgentRequest, Declined, Dialect
+from inference.dialects.routes import (
+    EVENTS,
+    JSON,
+    HttpAnswer,
+    answer,
+    error_answer,
+    rest_of_stream,
+)
+from schemas.asks import ModelReply, Reply, StepReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """What a gateway takes, and how long it holds its breath."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    open_calls: int = 4096
+    open_calls_of_session: int = 64
+    hold_s: float = 60.0
+    """How long a stream waits for its answer before it is begun, so that a failure is a status."""
+    wait_every_s: float = 15.0
+    """How often a stream that was begun without its answer says that it is still there."""
+    retry_after_s: int = 1
+    """When whoever met a limit may come back."""
+
+
+class Exchange:
+    """A request whose line and dialect are known."""
+
+    def __init__(
+        self,
+        request: BaseRequest,
+        connection: Connection,
+        line: Line,
+        dialect: Dialect,
+        limits: GatewayLimits,
+    ) -> None:
+        self.request = request
+        self.connection = connection
+        self.line = line
+        self.dialect = dialect
+        self.limits = limits
+
+    async def run(self) -> web.StreamResponse:
+        """Ask what the body asks and write what is replied.
+
+        Raises Declined and TooManyOpen before anything is asked, ConnectionError when the client
+        goes while it is written to.
+        """
+        body = await self._body()
+        asked = self.dialect.read(body, self.line.policies, self.line.conversations)
+        client = self._attach(asked)
+        if asked.stream and not await client.told_within(self.limits.hold_s):
+            return await self._late(asked, client)
+        whole = self._answer(asked, await client.reply())
+        return await self._write(client, response_of(whole))
+
+    async def _body(self) -> bytes:
+        if self.request.headers.get("Expect", "").lower() == "100-continue":
+            await self.request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.request.writer.output_size = 0  # aiohttp does the same: nothing is answered yet
+        try:
+            return await self.request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            msg = f"the body is larger than the {self.limits.body_bytes:,} bytes that are taken"
+            raise Declined(413, "request_too_large", msg) from error
+        except web.RequestPayloadError as error:
+            msg = f"the body cannot be read: {error}"
+            raise Declined(400, "invalid_request_error", msg) from error
+
+    def _attach(self, asked: AgentRequest) -> Client:
+        if self.line.over:  # it was closed while the body came
+            raise over()
+        headers = self.request.headers
+        retry = headers.get("x-stainless-retry-count", "0").strip("0 ") != ""
+        key = headers.get("Idempotency-Key", "")
+        client = self.line.attach(asked.ask, retry=retry, key=key)
+        self.connection.client = client
+        return client
+
+    def _answer(self, asked: AgentRequest, reply: Reply | None) -> HttpAnswer:
+        """The whole answer to a request of which nothing is answered yet."""
+        if reply is None:
+            return error_answer(self.dialect, over())
+        if isinstance(reply, StepReply):
+            return HttpAnswer(200, {"Content-Type": JSON}, shown_body(reply))
+        self._keep(asked, reply)
+        return answer(self.dialect, asked, reply)
+
+    def _keep(self, asked: AgentRequest, reply: Reply) -> None:
+        if isinstance(reply, ModelReply):
+            self.line.conversations |= self.dialect.kept(asked, reply)
+
+    async def _late(self, asked: AgentRequest, client: Client) -> web.StreamResponse:
+        """Begin a stream without its answer."""
+        response = web.StreamResponse(headers={"Content-Type": EVENTS})
+        await response.prepare(self.request)
+        await response.write(self.dialect.waiting)
+        while not await client.told_within(self.limits.wait_every_s):
+            await response.write(self.dialect.waiting)
+        return await self._write(client, response, self._events(asked, await client.reply()))
+
+    def _events(self, asked: AgentRequest, reply: Reply | None) -> bytes:
+        if reply is None:
+            return self.dialect.error_event(over())
+        self._keep(asked, reply)
+        return rest_of_stream(self.dialect, asked, reply)
+
+    async def _write(
+        self, client: Client, response: web.StreamResponse, last: bytes = b""
+    ) -> web.StreamResponse:
+        await response.prepare(self.request)
+        await response.write_eof(last)
+        client.written()
+        return response
+
+
+def response_of(whole: HttpAnswer) -> web.Response:
+    """As aiohttp writes it: headers and body at once."""
+    return web.Response(status=whole.status, body=whole.body, headers=dict(whole.headers))
+
+
+def over() -> Declined:
+    """The refusal of whatever asks after the end."""
+    return Declined(404, "not_found", "this rollout, or this attempt at it, is over")

@@ -1,0 +1,178 @@
+"""The HTTP server through which agents' processes reach their sessions: keys, routes, limits.
+
+It lives in the environments worker, on the loop of its room. A session draws a line; the key of
+that line, in the path and as the caller's credential, is all that opens it. One request is one call
+of the line (`line.py` says when it is a retry instead), and what it means and how it is answered
+stands in `exchange.py`.
+"""
+
+import asyncio
+import hmac
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import orjson
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from consumers.environments.adapter_dialect import ADAPTER_ROUTES
+from consumers.environments.connection import Connection, Server
+from consumers.environments.exchange import Exchange, GatewayLimits, over, response_of
+from consumers.environments.line import Line, OpenCalls, TooManyOpen
+from inference.dialects.dialect import Declined
+from inference.dialects.routes import (
+    JSON,
+    ROUTES,
+    HttpAnswer,
+    dialect_of,
+    error_answer,
+    models_body,
+)
+from schemas.errors import Refused
+from schemas.foreign_text import plain
+
+LOOPBACK = "127.0.0.1"
+SAID_CHARS = 500
+BACKLOG = 4096
+"""Connections that wait to be accepted: all agents of a worker may begin at once."""
+CLOSE_S = 1.0
+"""What the last answers may take to be written."""
+DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
+"""What is posted to a path, and how it is spoken to."""
+
+
+def bind(host: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """Listen; port 0 is a free one. Raises Refused when it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        msg = f"the gateway cannot listen on {host} port {port}: {error}; "
+        msg += "set environments.gateway_port to a port that is free, or to 0 for any"
+        raise Refused(msg) from error
+
+
+class Gateway:
+    """Serves the lines of one worker; lives on the event loop that `start` is awaited on."""
+
+    def __init__(self, listener: socket.socket, limits: GatewayLimits | None = None) -> None:
+        self.limits = limits or GatewayLimits()
+        self.open_calls = OpenCalls(self.limits.open_calls, self.limits.open_calls_of_session)
+        self.address = _address(listener)
+        """Where processes of this machine find it."""
+        self._listener = listener
+        self._lines: dict[str, Line] = {}
+        self._server: asyncio.Server | None = None
+        self._http: Server | None = None
+
+    async def start(self) -> None:
+        """Take requests from now on."""
+        self._http = Server(self._serve, _complain, max_body_bytes=self.limits.body_bytes)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._http, sock=self._listener, backlog=BACKLOG)
+
+    def drain(self) -> None:
+        """Turn new calls away; those that are open are still answered."""
+        self.open_calls.draining = True
+
+    async def close(self) -> None:
+        """End all lines and connections, and stop listening. May be called twice."""
+        self.drain()
+        for line in tuple(self._lines.values()):
+            await line.close()
+        if self._server is not None and self._http is not None:
+            self._server.close()
+            self._http.pre_shutdown()  # whoever is idle need not be waited for
+            await self._http.shutdown(CLOSE_S)
+            self._server = None
+        self._listener.close()
+
+    def connections(self) -> list[web.RequestHandler]:
+        """Those that are open."""
+        return self._http.connections if self._http is not None else []
+
+    def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+        """Open a line under a key of its own, on which these policies can be asked for."""
+        key = secrets.token_urlsafe(24)
+        url = f"{self.address}/r/{key}"
+        line = Line(url, key, policies, task, self.open_calls, self._forget)
+        self._lines[key] = line
+        return line
+
+    def _forget(self, line: Line) -> None:
+        self._lines.pop(line.key, None)
+
+    async def _serve(self, request: BaseRequest) -> web.StreamResponse:
+        connection = cast(Connection, request.protocol)
+        connection.client = None  # it asks again, so what it was told last did arrive
+        try:
+            return await self._answer(request, connection)
+        except TooManyOpen as error:
+            retry_after_s = self.limits.retry_after_s
+            declined = Declined(429, "rate_limit_exceeded", str(error), retry_after_s=retry_after_s)
+            return _declined(request, declined)
+        except Declined as declined:
+            return _declined(request, declined)
+
+    async def _answer(self, request: BaseRequest, connection: Connection) -> web.StreamResponse:
+        """Raises Declined, TooManyOpen, and ConnectionError when the client goes."""
+        key, path = _place(request)
+        if request.method == "POST" and path in DIALECTS:
+            line = self._line(request, key)
+            return await Exchange(request, connection, line, DIALECTS[path], self.limits).run()
+        if request.method == "GET" and path in DOCUMENTS:
+            body = DOCUMENTS[path](self._line(request, key))
+            return response_of(HttpAnswer(200, {"Content-Type": JSON}, body))
+        msg = f"{request.method} {path or request.path}: there is no such route"
+        raise Declined(404, "not_found", plain(msg))
+
+    def _line(self, request: BaseRequest, key: str) -> Line:
+        """The line that a request may use; raises Declined: 401 or 404."""
+        given = _credential(request).encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, key.encode()):
+            raise Declined(401, "invalid_api_key", "the request's key is not that of its URL")
+        line = self._lines.get(key)
+        if line is None:
+            raise over()
+        return line
+
+
+DOCUMENTS: Mapping[str, Callable[[Line], bytes]] = {
+    "/v1/models": lambda line: models_body(line.policies),
+    "/v1/task": lambda line: orjson.dumps(line.task),
+}
+"""What is got from a path."""
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _place(request: BaseRequest) -> tuple[str, str]:
+    """The key, and the path behind it, of /r/KEY/PATH; both empty anywhere else."""
+    parts = request.rel_url.raw_path.split("/", 3)
+    if len(parts) == 4 and parts[:2] == ["", "r"] and parts[2]:
+        return parts[2], f"/{parts[3]}"
+    return "", ""
+
+
+def _credential(request: BaseRequest) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return request.headers.get("x-api-key", "")
+
+
+def _declined(request: BaseRequest, declined: Declined) -> web.Response:
+    """In the form that the path asks for, whoever's key it holds."""
+    _, path = _place(request)
+    return response_of(error_answer(dialect_of(path), declined))
+
+
+def _complain(request: BaseRequest, status: int, message: str) -> web.Response:
+    code = "invalid_request_error" if status < 500 else "internal_error"
+    return _declined(request, Declined(status, code, plain(message, SAID_CHARS)))

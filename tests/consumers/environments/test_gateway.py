@@ -1,0 +1,433 @@
+"""The gateway over raw HTTP: keys, routes, sizes, limits, streams, connections that end."""
+
+import asyncio
+import json
+import socket
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from consumers.environments.exchange import GatewayLimits
+from consumers.environments.gateway import bind
+from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from schemas.errors import Refused
+from tests.support.raw_http import Answer, Raw, exchange, request
+from tests.support.served_line import TASK, Script, ServedLine, serving
+
+CHAT = "/v1/chat/completions"
+QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "how much?"}]}
+Test = Callable[[ServedLine], Awaitable[None]]
+
+
+def told(ask: Ask) -> Reply:
+    """Something of each kind."""
+    if ask.kind != "model":
+        return StepReply(ask.d, f"after {ask.text}", 0.5, True, False, '{"a":1}')
+    return ModelReply(ask.d, (Choice("forty-two", sampled_tokens=2),), "c0ffee", 1_700_000_000_000)
+
+
+def on_a_gateway(
+    test: Test,
+    script: Script = told,
+    policies: tuple[str, ...] = ("policy",),
+    **limits: Any,
+) -> None:
+    async def run() -> None:
+        async with serving(script, GatewayLimits(**limits), policies) as served:
+            await asyncio.wait_for(test(served), 120)
+
+    asyncio.run(run())
+
+
+def chat(served: ServedLine, body: Any = QUESTION, **headers: str) -> bytes:
+    return request(served.path(CHAT), body, key=served.line.key, **headers)
+
+
+async def ask(served: ServedLine, body: Any = QUESTION, **headers: str) -> Answer:
+    return await exchange(served.port, chat(served, body, **headers))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_a_question_is_asked_once_and_answered_in_the_vendors_form() -> None:
+    async def test(served: ServedLine) -> None:
+        answer = await ask(served)
+
+        assert answer.status == 200
+        assert answer.json()["choices"][0]["message"]["content"] == "forty-two"
+        assert [one.messages[0].content for one in served.asks] == ["how much?"]
+
+    on_a_gateway(test)
+
+
+def test_the_key_is_wanted_in_the_path_and_from_the_caller() -> None:
+    async def test(served: ServedLine) -> None:
+        key = served.line.key
+        got = served.path("/v1/models")
+
+        async def status(path: str, **headers: str) -> int:
+            return (await exchange(served.port, request(path, method="GET", **headers))).status
+
+        assert await status(got, Authorization=f"Bearer {key}") == 200
+        assert await status(got, Authorization=f"bearer {key}") == 200
+        assert await status(got, x_api_key=key) == 200
+        assert await status(got) == 401
+        assert await status(got, x_api_key="wrong") == 401
+        assert await status(got, Authorization=f"Basic {key}") == 401
+        assert await status(got, Authorization="Bearer k\xe9y") == 401
+        assert await status("/r/another/v1/models", x_api_key=key) == 401
+        assert await status("/r/another/v1/models", x_api_key="another") == 404
+        assert await status("/v1/models", x_api_key=key) == 404
+        assert await status("/r//v1/models") == 404
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/embeddings"), ("GET", CHAT), ("DELETE", "/v1/models"), ("GET", "/"),
+        ("OPTIONS", CHAT), ("GET", "/v1/models/policy"), ("POST", "/v1/models"),
+    ],
+)  # fmt: skip
+def test_any_other_route_is_404_in_json(method: str, path: str) -> None:
+    async def test(served: ServedLine) -> None:
+        data = request(served.path(path), method=method, key=served.line.key)
+        answer = await exchange(served.port, data)
+
+        assert answer.status == 404
+        assert method in answer.json()["error"]["message"]
+
+    on_a_gateway(test)
+
+
+def test_models_and_the_task_are_told() -> None:
+    async def test(served: ServedLine) -> None:
+        key = served.line.key
+        got = [
+            (await exchange(served.port, request(served.path(path), method="GET", key=key))).json()
+            for path in ("/v1/models", "/v1/task")
+        ]
+
+        assert [model["id"] for model in got[0]["data"]] == ["policy", "judge"]
+        assert got[1] == TASK
+
+    on_a_gateway(test, policies=("policy", "judge"))
+
+
+def test_a_model_that_is_none_of_several_policies_is_404() -> None:
+    async def test(served: ServedLine) -> None:
+        answer = await ask(served, {**QUESTION, "model": "gpt"})
+        assert answer.status == 404
+        assert "policy, judge" in answer.json()["error"]["message"]
+        assert (await ask(served, {**QUESTION, "model": "judge"})).status == 200
+        assert [one.policy for one in served.asks] == ["judge"]
+
+    on_a_gateway(test, policies=("policy", "judge"))
+
+
+def test_adapters_step_their_environment_and_hand_in_their_result() -> None:
+    async def test(served: ServedLine) -> None:
+        key = served.line.key
+        step = request(served.path("/v1/step"), {"action": "ls"}, key=key)
+        finish = request(served.path("/v1/finish"), {"result": "done"}, key=key)
+
+        shown = (await exchange(served.port, step)).json()
+        assert shown["text"] == "after ls"
+        assert [shown["reward"], shown["terminated"], shown["truncated"]] == [0.5, True, False]
+        assert (await exchange(served.port, finish)).status == 200
+        assert [(one.kind, one.text) for one in served.asks] == [("step", "ls"), ("finish", "done")]
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"action": 3}', b'{"action": "\\ud800"}'])
+def test_a_step_without_an_action_is_refused_by_name(body: bytes) -> None:
+    async def test(served: ServedLine) -> None:
+        data = request(served.path("/v1/step"), body, key=served.line.key)
+        answer = await exchange(served.port, data)
+
+        assert answer.status == 400
+        assert answer.json()["error"]["message"]
+        assert served.asks == []
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"{}", b'{"messages": 7}', b"[" * 100_000])
+def test_a_malformed_body_is_400_and_nothing_is_asked(body: bytes) -> None:
+    async def test(served: ServedLine) -> None:
+        answer = await ask(served, body)
+
+        assert answer.status == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert served.asks == []
+
+    on_a_gateway(test)
+
+
+def test_a_body_up_to_the_limit_is_taken_and_a_larger_one_refused() -> None:
+    async def test(served: ServedLine) -> None:
+        words = {**QUESTION, "ignored": ""}
+        room = 100_000 - len(json.dumps(words))
+
+        assert (await ask(served, {**QUESTION, "ignored": "x" * room})).status == 200
+        refused = await ask(served, {**QUESTION, "ignored": "x" * (room + 1)})
+        assert refused.status == 413
+        assert "100,000 bytes" in refused.json()["error"]["message"]
+        assert len(served.asks) == 1
+
+    on_a_gateway(test, body_bytes=100_000)
+
+
+def test_a_small_body_that_unpacks_to_a_large_one_is_refused() -> None:
+    async def test(served: ServedLine) -> None:
+        bomb = zlib.compress(json.dumps({**QUESTION, "ignored": "x" * 50_000_000}).encode())
+        answer = await ask(served, bomb, Content_Encoding="deflate")
+        assert answer.status == 413
+
+        packed = zlib.compress(json.dumps(QUESTION).encode())
+        assert (await ask(served, packed, Content_Encoding="deflate")).status == 200
+        assert (await ask(served, packed[:-4], Content_Encoding="deflate")).status == 400
+
+    on_a_gateway(test, body_bytes=100_000)
+
+
+def test_a_client_that_asks_before_it_sends_a_body_is_told_to_go_on() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        head, _, body = chat(served, Expect="100-continue").partition(b"\r\n\r\n")
+        await raw.send(head + b"\r\n\r\n")
+
+        assert (await raw.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        await raw.send(body)
+        assert (await raw.answer()).status == 200
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /r/x/v1/models HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: minus\r\n\r\n",
+        b"GET / HTTP/1.1\r\nname\x00: value\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_in_json_and_the_connection_ended(data: bytes) -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(data)
+
+        answer = await raw.answer()
+        assert answer.status == 400
+        assert answer.json()["error"]["message"]
+        assert await raw.reader.read() == b""
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+def test_one_connection_carries_one_request_after_the_other() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(chat(served) + chat(served))
+
+        assert [(await raw.answer()).status for _ in range(2)] == [200, 200]
+        assert len(served.asks) == 2
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+def test_an_answer_leaves_in_one_write_without_delay() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(chat(served))
+        await raw.answer()
+        [connection] = served.gateway.connections()
+        transport = connection.transport
+        assert transport is not None
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        written: list[bytes] = []
+        connection.transport = Spy(transport, written)
+        for body in (QUESTION, {**QUESTION, "stream": True}, {}):
+            await raw.send(chat(served, body))
+            await raw.answer()
+
+        assert len(written) == 3
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+class Spy:
+    """A transport that notes what is written."""
+
+    def __init__(self, transport: Any, written: list[bytes]) -> None:
+        self._transport = transport
+        self._written = written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._written.append(bytes(data))
+        self._transport.write(data)
+
+
+def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
+    async def test(served: ServedLine) -> None:
+        raws = [await Raw.to(served.port) for _ in range(3)]
+        for raw in raws:
+            await raw.send(chat(served))
+        await until(lambda: len(served.asks) == 3)
+
+        refused = await ask(served)
+
+        assert refused.status == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        served.line.tell(told(served.asks[0]))
+        assert (await raws[0].answer()).status == 200
+        served.gateway.drain()
+        assert (await ask(served)).status == 429
+        for raw in raws:
+            await raw.close()
+
+    on_a_gateway(test, lambda _: None, open_calls_of_session=3)
+
+
+def test_a_closed_line_is_404_for_who_waits_and_for_who_comes_later() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(chat(served))
+        await until(lambda: bool(served.asks))
+
+        await served.line.close()
+
+        assert (await raw.answer()).status == 404
+        assert (await ask(served)).status == 404
+        await raw.close()
+
+    on_a_gateway(test, lambda _: None)
+
+
+def test_a_line_that_closes_while_a_body_comes_is_not_asked() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        head, _, body = chat(served, Expect="100-continue").partition(b"\r\n\r\n")
+        await raw.send(head + b"\r\n\r\n")
+        await raw.reader.readuntil(b"\r\n\r\n")
+
+        await served.line.close()
+        await raw.send(body)
+
+        assert (await raw.answer()).status == 404
+        assert served.asks == []
+        assert served.gateway.open_calls.count == 0
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (400, {}), (404, {}), (429, {"retry-after": "1"}), (503, {"x-should-retry": "false"}),
+    ],
+)  # fmt: skip
+def test_a_failure_says_whether_to_try_again(status: int, headers: dict[str, str]) -> None:
+    async def test(served: ServedLine) -> None:
+        answer = await ask(served)
+
+        assert answer.status == status
+        told_by = {k: v for k, v in answer.headers.items() if "retry" in k}
+        assert told_by == headers
+
+    on_a_gateway(test, lambda one: ErrorReply(one.d, status, "code", "words"))
+
+
+def streamed(answer: Answer) -> list[Any]:
+    lines = answer.body.decode().split("\n\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def test_a_stream_comes_whole_when_its_answer_is_there_in_time() -> None:
+    async def test(served: ServedLine) -> None:
+        answer = await ask(served, {**QUESTION, "stream": True})
+
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert "content-length" in answer.headers
+        deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in streamed(answer)]
+        assert "".join(deltas) == "forty-two"
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_that_waits_long_is_begun_and_says_the_rest_within_itself(fails: bool) -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(chat(served, {**QUESTION, "stream": True}))
+        head = await raw.reader.readuntil(b": wait\n\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        await raw.reader.readuntil(b": wait\n\n")
+
+        [asked] = served.asks
+        served.line.tell(ErrorReply(asked.d, 404, "gone", "no more") if fails else told(asked))
+
+        rest = await raw.reader.readuntil(b"0\r\n\r\n")
+        assert (b"no more" in rest) is fails
+        assert (b"[DONE]" in rest) is not fails
+        await raw.send(request(served.path("/v1/models"), method="GET", key=served.line.key))
+        assert (await raw.answer()).status == 200
+        await raw.close()
+
+    on_a_gateway(test, lambda _: None, hold_s=0.01, wait_every_s=0.01)
+
+
+def test_a_late_stream_whose_line_closes_fails_within_itself() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(chat(served, {**QUESTION, "stream": True}))
+        await raw.reader.readuntil(b": wait\n\n")
+
+        await served.line.close()
+
+        assert b"is over" in await raw.reader.readuntil(b"0\r\n\r\n")
+        await raw.close()
+
+    on_a_gateway(test, lambda _: None, hold_s=0.01)
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
+    with bind() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Refused, match=f"port {port}.*environments.gateway_port") as refused:
+            bind(port=port)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_gateway_closes_twice_and_its_port_is_free_again() -> None:
+    async def run() -> int:
+        async with serving(told) as served:
+            raw = await Raw.to(served.port)
+            await raw.send(chat(served))
+            await raw.answer()
+            await served.gateway.close()
+            assert await raw.reader.read() == b""
+            await raw.close()
+            return served.port
+
+    bind(port=asyncio.run(run())).close()

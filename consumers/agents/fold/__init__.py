@@ -10,7 +10,7 @@ the first event per (position, try), where try is the number of failures counted
 Anything else is ignored and counted in `Journal.ignored`. An answer that the program never asked
 for, or asked for with another body, is a DeterminismError: that attempt is over.
 
-Two walls keep what goes wrong inside one rollout: `World.walled` around all that touches a
+Two walls keep what goes wrong inside one rollout: `World.guard` around all that touches a
 program, `Journal.take` around the rest. Behind either the rollout stands still: its end, failed, is
 a decision like any other, and every reader comes to the same one or waits for it in the log.
 

@@ -6,7 +6,6 @@ decides what that means.
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -88,8 +87,8 @@ class Attempt:
 
     __slots__ = (
         "agent", "answers", "completed", "conversations", "due_ms", "failures", "how_asked",
-        "model_calls", "next_position", "number", "outstanding", "over", "partition", "request",
-        "sampled_tokens", "sessions", "steps", "wished", "world",
+        "model_calls", "most_wishes", "next_position", "number", "outstanding", "over", "partition",
+        "request", "sampled_tokens", "sessions", "steps", "wished", "world",
     )  # fmt: skip
 
     def __init__(self, number: int, request: RolloutRequest, partition: int, world: World) -> None:
@@ -110,6 +109,8 @@ class Attempt:
         self.conversations: list[Conversation] = []
         self.sessions: dict[str, Session] = {}
         self.steps: list[StepTaken] = []
+        limits = request.limits
+        self.most_wishes = limits.max_wishes or (limits.max_turns + 1) * POSITIONS_PER_TURN
         self.next_position = 0
         self.model_calls = 0
         self.sampled_tokens = 0
@@ -133,7 +134,7 @@ class Attempt:
             max_tokens=self.request.limits.max_tokens,
             sampling=self.request.sampling,
         )
-        return self._advance(lambda: self._first_wish(program, program_task), now_ms)
+        return self._advance(partial(self._first_wish, program), program_task, now_ms)
 
     def _first_wish(self, program: Program, task: Task) -> object:
         self.agent = program(task)
@@ -145,27 +146,32 @@ class Attempt:
     def close_program(self) -> None:
         """Let the generator go; whatever it does on the way out is its own affair."""
         if self.agent is not None and hasattr(self.agent, "close"):
-            with suppress(ProgramFailed):
-                self.world.walled(self.request.agent, self.agent.close)
+            try:
+                with self.world.guard:
+                    self.agent.close()
+            except BaseException as error:
+                self.world.failure(self.request.agent, error)
         self.agent = None
 
-    def _advance(self, turn: Callable[[], object], now_ms: int) -> Turn:
+    def _advance(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
         """Run the program to its next wish, or to its end."""
         first, calls = self.next_position, self.model_calls
+        came_to: Turn
         try:
-            came_to = self.world.walled(self.request.agent, lambda: self._wishes(turn, now_ms))
-        except ProgramFailed as error:
-            came_to = error
+            with self.world.guard:
+                came_to = self._wishes(resume, told, now_ms)
+        except BaseException as error:
+            came_to = self.world.failure(self.request.agent, error)
         if not isinstance(came_to, list):
             self.over = True
             self._withdraw(first, calls)
         return came_to
 
-    def _wishes(self, turn: Callable[[], object], now_ms: int) -> Turn:
+    def _wishes(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
         opened: list[Outstanding] = []
         while True:
             try:
-                yielded = turn()
+                yielded = resume(told)
             except StopIteration:
                 yielded = Finish()
             if isinstance(yielded, WISHES):
@@ -177,7 +183,7 @@ class Attempt:
             opened += self._open_all(yielded, now_ms)
             if self.wished is not None or not self.completed:
                 return opened
-            turn = partial(cast(Agent, self.agent).send, self.completed.popleft())
+            resume, told = cast(Agent, self.agent).send, self.completed.popleft()
 
     def _open_all(self, yielded: object, now_ms: int) -> list[Outstanding]:
         """What was yielded to be carried out side by side."""
@@ -203,7 +209,7 @@ class Attempt:
 
     def _open(self, wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
         position = self.next_position
-        if position >= self._most_wishes():
+        if position >= self.most_wishes:
             msg = f"the program made {position} wishes, more than its limits allow"
             raise ProgramFailed("position_limit", msg)
         if isinstance(wish, CallModel):
@@ -214,12 +220,9 @@ class Attempt:
             waits = self._open_step(wish, now_ms)
         self.next_position += 1
         self.outstanding[position] = waits
-        self.due_ms = min(self.due_ms, waits.deadline_ms())
+        if self.due_ms:
+            self.due_ms = min(self.due_ms, waits.deadline_ms())
         return waits
-
-    def _most_wishes(self) -> int:
-        limits = self.request.limits
-        return limits.max_wishes or (limits.max_turns + 1) * POSITIONS_PER_TURN
 
     def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
         limits = self.request.limits
@@ -230,7 +233,8 @@ class Attempt:
             msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
             raise ProgramFailed("token_limit", msg)
         check_call(wish)
-        check_messages(wish.messages[: wish.begun.messages if wish.begun else 0])
+        if wish.begun is not None:
+            check_messages(wish.messages[: wish.begun.messages])
         policy_id = wish.policy_id or self.request.policy_id
         sampling = self._sampling(wish)
         find = conversation_for if sampling.max_tokens else counted_after
@@ -263,11 +267,11 @@ class Attempt:
 
     def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
         check_step(wish)
-        if wish.session not in self.sessions:
+        session = self.sessions.get(wish.session)
+        if session is None:
             msg = f"Step into session {wish.session!r} before its Reset was answered"
             raise ProgramFailed("rubbish", msg)
-        actions = len(self.sessions[wish.session].actions)
-        digest = digest_of("step", wish.session, actions, wish.action)
+        digest = digest_of("step", wish.session, len(session.actions), wish.action)
         timeout_s = self.request.limits.step_timeout_s
         return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
 
@@ -320,11 +324,11 @@ class Attempt:
         action = None
         if isinstance(wish, Reset):
             environment = environment_of(wish, self.request.task)
-            self.sessions[wish.session] = Session(waits, *environment, [])
+            session = self.sessions[wish.session] = Session(waits, *environment, [])
         else:
-            action = wish.action
-            self.sessions[wish.session].actions.append(action)
-        self.sessions[wish.session].done = body.terminated or body.truncated
+            action, session = wish.action, self.sessions[wish.session]
+            session.actions.append(action)
+        session.done = body.terminated or body.truncated
         self.steps.append(
             make_step_taken(
                 waits.position,
@@ -350,16 +354,16 @@ class Attempt:
         agent = cast(Agent, self.agent)
         if position == wished:
             if isinstance(answer, WishFailed):
-                return self._advance(lambda: agent.throw(answer), now_ms)
-            return self._advance(lambda: agent.send(answer), now_ms)
+                return self._advance(agent.throw, answer, now_ms)
+            return self._advance(agent.send, answer, now_ms)
         if not isinstance(wished, list) or position not in wished:
             completed = Completed(cast(Any, waits.wish), cast(Any, answer))
             if wished is None:
-                return self._advance(lambda: agent.send(completed), now_ms)
+                return self._advance(agent.send, completed, now_ms)
             self.completed.append(completed)
             return []
         self.answers[position] = answer
         if any(position not in self.answers for position in wished):
             return []
         together = [self.answers.pop(position) for position in wished]
-        return self._advance(lambda: agent.send(together), now_ms)
+        return self._advance(agent.send, together, now_ms)

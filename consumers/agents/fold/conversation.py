@@ -45,11 +45,10 @@ class Conversation:
     def begins(self, messages: Sequence[Message], policy_id: str) -> bool:
         """Whether these go on from here, with at least one new."""
         known = len(self.messages)
-        return (
-            policy_id == self.policy_id
-            and len(messages) > known
-            and list(messages[:known]) == self.messages
-        )
+        if policy_id != self.policy_id or len(messages) <= known:
+            return False
+        first = messages[:known]
+        return (first if isinstance(first, list) else list(first)) == self.messages
 
     def take(
         self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling

@@ -36,10 +36,8 @@ class Outstanding:
         """Whether the event answers just this wish and try."""
         if event.body_digest != self.digest or event.tries > self.tries:
             return False
-        body = event.body
-        return isinstance(body, CallFailed) or (
-            isinstance(body, ModelAnswered) == isinstance(self.wish, CallModel)
-        )
+        of_model = isinstance(event.body, ModelAnswered)
+        return of_model == isinstance(self.wish, CallModel) or isinstance(event.body, CallFailed)
 
     def not_after_ms(self) -> int:
         """When it is too late to begin with this wish."""

@@ -114,10 +114,11 @@ class Rollout:
 
     def effects(self, outcomes: Sequence[Outcome], *, silent: bool) -> list[Effect]:
         """With the commands made of what was wished for; silently none is, as none will be sent."""
+        if silent:
+            return [outcome for outcome in outcomes if not isinstance(outcome, Outstanding)]
         return [
             command(self.attempt, outcome) if isinstance(outcome, Outstanding) else outcome
             for outcome in outcomes
-            if not (silent and isinstance(outcome, Outstanding))
         ]
 
     def resend(self) -> list[Effect]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from consumers.agents.wishes import Program
 from schemas.errors import ProgramFailed
@@ -12,8 +12,6 @@ from schemas.interrupts import is_from_outside
 
 if TYPE_CHECKING:
     from random import Random
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +22,20 @@ class World:
     """Raises Refused for a program that is not there."""
     random_of: Callable[[int], "Random"]
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
-    """Entered around every turn of a program; may raise ProgramFailed inside it."""
+    """Entered around all that runs a program or looks at what it yielded; may raise ProgramFailed
+    inside it."""
 
-    def walled(self, program_name: str, turn: Callable[[], T]) -> T:
-        """Do what runs a program or looks at what it yielded; raises ProgramFailed alone.
+    def failure(self, program_name: str, error: BaseException) -> ProgramFailed:
+        """What was raised inside the guard, as the end of its rollout alone.
 
-        A user's program may raise anything, also what ends a process; it ends its rollout only.
+        A user's program may raise anything, also what ends a process. Raises what came from
+        outside again.
         """
-        try:
-            with self.guard:
-                return turn()
-        except ProgramFailed:
-            raise
-        except BaseException as error:
-            if is_from_outside(error):
-                raise
-            kind = type(error).__name__
-            msg = f"program {program_name!r} raised {kind}: {shown(error, str)}"
-            raise ProgramFailed("raised", msg) from error
+        if isinstance(error, ProgramFailed):
+            return error
+        if is_from_outside(error):
+            raise error
+        kind = type(error).__name__
+        return ProgramFailed(
+            "raised", f"program {program_name!r} raised {kind}: {shown(error, str)}"
+        )

@@ -879,7 +879,7 @@ def test_a_program_that_raises_ends_its_rollout_only(program: Any) -> None:
 
     assert (decision.body.status, decision.body.code) == ("failed", "raised")
     assert f"program {program.__name__!r} raised" in decision.body.reason
-    assert CODEC.decode(CODEC.encode("t", decision), Event).body.code == "raised"
+    assert CODEC.decode(CODEC.encode("events", decision), Event).body.code == "raised"
     assert hand.end(decision).status == "failed"
     assert hand.say(call, "yes")
 
@@ -913,7 +913,7 @@ def test_a_program_that_yields_rubbish_ends_its_rollout(rubbish: object) -> None
     decision = one(hand.start("yields_rubbish"))
 
     assert (decision.body.status, decision.body.code) == ("failed", "rubbish")
-    CODEC.encode("t", decision)
+    CODEC.encode("events", decision)
     assert hand.end(decision).code == "rubbish"
 
 

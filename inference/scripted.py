@@ -3,7 +3,8 @@
 It keeps the manners of a real engine, so that whatever drives it is driven the same way: nothing
 is answered before there is a version, calls that want a newer version are held, aborted calls get
 no answer. Its tokens are made up but well formed: one per UTF-8 byte unless `encode` says else. A
-prepared ModelAnswered goes out as it is.
+prepared ModelAnswered goes out as it is. `inference.text_script` makes a script of a function that
+sees the whole conversation.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from schemas.packed import pack_ids, pack_logprobs
 
 Script = Callable[[ModelCall], str | ModelAnswered]
 """What is answered to a call; it may raise WorkFailed."""
+Render = Callable[[ModelCall], str]
+"""What a call adds to its sequence, as text; it may raise WorkFailed."""
 
 LOGPROB = -0.5
 """Every made-up token has this one."""
@@ -27,6 +30,11 @@ def utf8(text: str) -> list[int]:
     return list(text.encode())
 
 
+def contents(call: ModelCall) -> str:
+    """The new messages, one behind the other."""
+    return "".join(message.content for message in call.messages)
+
+
 class ScriptedEngine:
     """Answers every call at the next step; see `inference.engine.Engine`.
 
@@ -35,12 +43,13 @@ class ScriptedEngine:
 
     def __init__(
         self, policy_id: str, script: Script, *, encode: Callable[[str], Sequence[int]] = utf8,
-        version: int = 0,
+        render: Render = contents, version: int = 0,
     ) -> None:  # fmt: skip
         self.policy_id = policy_id
         self.version = version
         self._script = script
         self._encode = encode
+        self._render = render
         self._template_digest = digest("scripted").hex()
         self._waiting = WaitingCalls()
 
@@ -65,7 +74,9 @@ class ScriptedEngine:
 
     def twin(self) -> "ScriptedEngine":
         """One that answers from the same script; it waits for its first weights."""
-        return ScriptedEngine(self.policy_id, self._script, encode=self._encode, version=-1)
+        return ScriptedEngine(
+            self.policy_id, self._script, encode=self._encode, render=self._render, version=-1
+        )
 
     def adopt(self, version: PolicyVersion) -> None:
         """Take the number; nothing is loaded and nothing proven."""
@@ -78,9 +89,9 @@ class ScriptedEngine:
             return CallFailed("prefix_needed", msg, retriable=True)
         try:
             answer = self._said(call)
+            return self._answer_of(call, answer) if isinstance(answer, str) else answer
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
-        return self._answer_of(call, answer) if isinstance(answer, str) else answer
 
     def _said(self, call: ModelCall) -> str | ModelAnswered:
         """What the script says; it is not asked where nothing is to be sampled."""
@@ -89,7 +100,9 @@ class ScriptedEngine:
     def _answer_of(self, call: ModelCall, text: str) -> ModelAnswered:
         ids = list(self._encode(text))
         limit = call.sampling.max_tokens
-        added = [token for message in call.messages for token in self._encode(message.content)]
+        added = self._encode(self._render(call))
+        if len(ids) > limit and self._encode is utf8:
+            text = bytes(ids[:limit]).decode(errors="ignore")
         count = min(len(ids), limit)
         return ModelAnswered(
             text=text, added_ids=pack_ids(added), token_ids=pack_ids(ids[:limit]),

@@ -4,7 +4,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -65,23 +65,32 @@ def models(
     name: Name = "",
     run: Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")] = "",
     policy: Annotated[str, typer.Option(help="Else the policy id ...")] = "",
-    directory: Annotated[Path | None, typer.Option(help="... and its directory.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="... and its directory, ...")] = None,
+    script: Annotated[
+        str, typer.Option(help="... or the module:function that plays it: text in, text out.")
+    ] = "",
     accept_truncation: Accept = False,
 ) -> None:
-    """Serve one policy, adopting its versions as they are announced."""
+    """Serve one policy, adopting its versions as they are announced.
+
+    A script sees the whole conversation as one text; `inference.text_script` shows its form.
+
+    Example: rollcall worker models --policy helper --script my_script:answer
+    """
     from compose.runs import run_folder
-    from compose.workers.build import transformers_engine
+    from compose.workers.build import scripted_engine, transformers_engine
     from compose.workers.readiness import patiently
     from schemas.errors import Refused
 
+    if bool(run) + bool(directory) + bool(script) != 1 or bool(run) == bool(policy):
+        msg = "give --run, or --policy with --directory, or --policy with --script"
+        raise Refused(msg)
+    scripted = scripted_engine(policy, script) if script else None
     if run:
         folder = run_folder.find(settings().state(), run)
         policy, directory = folder.policy_id, folder.policy
-    if not policy or directory is None:
-        msg = "give --run, or --policy and --directory"
-        raise Refused(msg)
     workshop, worker, stop = _workshop("models", name)
-    engine = transformers_engine(policy, directory, workshop.settings)
+    engine = scripted or transformers_engine(policy, cast(Path, directory), workshop.settings)
     loop = patiently(lambda: workshop.models(worker, engine, accept=accept_truncation))
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
 

@@ -242,6 +242,15 @@ def _spec(text: str) -> "ScorerSpec":
         raise Refused(msg) from error
 
 
+def scripted_engine(policy_id: str, reference: str) -> "Engine":
+    """A policy without weights: `module:function` says what it answers. Raises Refused."""
+    from inference.scripted import ScriptedEngine
+    from inference.text_script import added_by, load_script, text_script
+
+    script = text_script(load_script(reference), reference)
+    return ScriptedEngine(policy_id, script, render=added_by)
+
+
 def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -> "Engine":
     """The default engine on a policy directory."""
     from inference.transformers_engine import TransformersEngine

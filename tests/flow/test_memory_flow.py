@@ -18,6 +18,7 @@ from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
+from inference.text_script import added_by, text_script
 from schemas.messages import (
     EnvironmentStep,
     Event,
@@ -26,6 +27,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
+from schemas.packed import ids_of
 from tests.support.chaos_schedule import KINDS, Chaos
 from tests.support.lake import crossing, walk
 from tests.support.rig import Rig
@@ -66,6 +68,39 @@ def test_a_rollout_crosses_the_lake_and_is_rewarded() -> None:
     assert [step.text for step in trajectory.steps or ()] == ["s0", "s1", "s2", "s5", "s8"]
     said = [m.content for m in (trajectory.sequences or ())[0].messages]
     assert said == ["Cross the lake.", "s0", "R", "s1", "R", "s2", "D", "s5", "D"]
+
+
+def test_a_policy_that_is_a_function_of_the_conversation_crosses_the_lake() -> None:
+    way = {"s0": "R", "s1": "R", "s2": "D", "s5": "D"}
+
+    def speak(conversation: str) -> str:
+        assert conversation.startswith("<|im_start|>system\nCross the lake.<|im_end|>\n")
+        return way[conversation.split("<|im_start|>user\n")[-1].partition("<|im_end|>")[0]]
+
+    rig = Rig()
+    policy = ScriptedEngine("p", text_script(speak, "speak"), render=added_by)
+    rig.ask(crossing(0))
+    rig.settle(rig.agents(), rig.models(policy), rig.environments())
+
+    (trajectory,) = rig.trajectories()
+    assert [step.text for step in trajectory.steps or ()] == ["s0", "s1", "s2", "s5", "s8"]
+    (sequence,) = trajectory.sequences or ()
+    assert (
+        bytes(ids_of(sequence.token_ids).tolist())
+        .decode()
+        .endswith("user\ns5<|im_end|>\n<|im_start|>assistant\nD")
+    )
+
+
+def test_a_script_that_raises_ends_its_rollout_after_one_call() -> None:
+    rig = Rig()
+    policy = ScriptedEngine("p", text_script(lambda text: text[10**9], "short"), render=added_by)
+    rig.ask(crossing(0))
+    rig.settle(rig.agents(), rig.models(policy), rig.environments())
+
+    (trajectory,) = rig.trajectories()
+    assert (trajectory.status, len(rig.read(rig.topics.calls("p"), ModelCall))) == ("failed", 1)
+    assert "script 'short' raised: IndexError" in trajectory.reason
 
 
 def test_in_peace_nothing_is_done_twice() -> None:

@@ -42,9 +42,9 @@ class Crew:
         """Start one worker; a name that was used before is a restart."""
         name = f"{role}-{number}"
         if role == "models":
-            command = ["tests/support/scripted_models.py", name, self.policy_id]
-        else:
-            command = ["-m", "compose.cli", "worker", role, "--name", name, *words]
+            script = "tests.support.scripted_models:word"
+            words = (*words, "--policy", self.policy_id, "--script", script)
+        command = ["-m", "compose.cli", "worker", role, "--name", name, *words]
         prefix = {"ROLLCALL_PREFIX": self.cluster.settings.prefix}
         with (self.logs / f"{name}.log").open("ab") as out:
             self.processes[name] = subprocess.Popen(

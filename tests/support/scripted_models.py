@@ -1,38 +1,43 @@
-"""A models worker of its own process whose policy draws a word from the call's seed.
+"""Policies without weights: functions of the whole conversation, for `worker models --script`."""
 
-Run by path with the cluster in the environment:
-`python tests/support/scripted_models.py NAME POLICY`.
-"""
-
-import random
-import sys
-from dataclasses import replace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from compose.cluster import cluster_of
-from compose.log_setup import set_up
-from compose.settings import load_settings
-from compose.workers.build import Workshop
-from compose.workers.shutdown import Stop
-from inference.scripted import ScriptedEngine
-from schemas.messages import ModelCall
+from hashlib import blake2b
 
 WORDS = ["L", "D", "R", "U", "no"]
 
 
-def word(call: ModelCall) -> str:
-    return random.Random(call.seed).choice(WORDS)
+def word(conversation: str) -> str:
+    """A word that the conversation decides."""
+    return WORDS[blake2b(conversation.encode(), digest_size=1).digest()[0] % len(WORDS)]
 
 
-def main(name: str, policy_id: str) -> None:
-    set_up("models", name)
-    cluster = replace(cluster_of(load_settings()), name=name)
-    workshop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings)
-    loop = workshop.models(name, ScriptedEngine(policy_id, word))
-    loop.run(Stop())
+def counting(conversation: str) -> str:
+    """Writes into `answer` how often red stands in notes.txt, as it reads in the last turn."""
+    last = conversation.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+    if "\nexit code 0\n" not in f"\n{last}":
+        return "grep -c red notes.txt"
+    printed = last.partition("\n")[2]
+    return f"echo {printed.strip()} > answer; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def silent(conversation: str) -> None:
+    """Says nothing at all."""
+
+
+def raising(conversation: str) -> str:
+    msg = f"out of words\ud800 after {len(conversation)}"
+    raise ValueError(msg)
+
+
+def leaving(conversation: str) -> str:
+    raise SystemExit(3)
+
+
+async def later(conversation: str) -> str:
+    return conversation
+
+
+def nothing_asked() -> str:
+    return ""
+
+
+NUMBER = 5

@@ -84,6 +84,14 @@ def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> N
         ("trajectory", "found neither"),
         ("trajectory a --diff b c", "found both"),
         ("trajectory --diff b c --tokens", "leave it out with --diff"),
+        ("worker models", "give --run, or --policy with --directory"),
+        ("worker models --policy p", "or --policy with --script"),
+        ("worker models --script json:dumps", "or --policy with --script"),
+        ("worker models --policy p --script json:dumps --run r", "give --run, or"),
+        ("worker models --policy p --script json:dumps --directory d", "give --run, or"),
+        ("worker models --policy p --script no.such:speak", "'no.such' cannot be imported"),
+        ("worker models --policy p --script json:dumpss", "did you mean 'dumps'"),
+        ("worker models --policy p --script os:getcwd", "cannot be called with one text"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(

@@ -1,0 +1,114 @@
+"""A policy that is a function of text: it sees the whole conversation and says what comes next.
+
+    <|im_start|>tools
+    [{"type": "function", ...}]<|im_end|>
+    <|im_start|>system
+    Be brief.<|im_end|>
+    <|im_start|>user
+    What is there?<|im_end|>
+    <|im_start|>assistant
+    <tool_call>
+    {"name": "bash", "arguments": {"command": "ls"}}
+    </tool_call><|im_end|>
+    <|im_start|>tool call_1
+    notes.txt<|im_end|>
+    <|im_start|>assistant
+
+What the function has said stands there as it said it. One token is one byte of UTF-8, so a sequence
+that only ever grows is a text that only ever grows.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+
+from inference.scripted import Script
+from schemas import names
+from schemas.errors import Refused, WireError, WorkFailed
+from schemas.foreign_text import plain, raised
+from schemas.interrupts import is_from_outside
+from schemas.messages import Message, ModelCall
+from schemas.packed import ids_of
+from schemas.tool_calls import ToolCall, arguments_of, json_text, tool_calls_of
+
+Speak = Callable[[str], str]
+OPEN, CLOSE = "<|im_start|>", "<|im_end|>\n"
+ANSWER = f"{OPEN}assistant\n"
+
+
+def load_script(reference: str) -> Speak:
+    """Import `module:function`. Raises Refused, also where it cannot be called with a text."""
+    function = names.load("script", reference)
+    if inspect.iscoroutinefunction(function):
+        msg = f"script {reference!r} is `async def`; a script answers at once"
+        raise Refused(msg)
+    try:
+        inspect.signature(function).bind("")
+    except (TypeError, ValueError) as error:
+        msg = f"script {reference!r} cannot be called with one text, the conversation: {error}"
+        raise Refused(msg) from error
+    return function
+
+
+def added_by(call: ModelCall) -> str:
+    """What a call adds to the conversation, up to where the answer begins.
+
+    Raises WorkFailed(`not_renderable`).
+    """
+    first = not call.prefix_length
+    if not first and not call.messages:
+        return ""
+    tools = f"{OPEN}tools\n{call.tools}{CLOSE}" if first and call.tools else ""
+    opening = tools if first else CLOSE
+    return opening + "".join(map(_turn, call.messages)) + ANSWER
+
+
+def text_script(speak: Speak, name: str) -> Script:
+    """What a scripted engine asks for a function of text.
+
+    Whatever it raises, or says that is no text, fails its call for good.
+    """
+
+    def script(call: ModelCall) -> str:
+        conversation = _known(call) + added_by(call)
+        try:
+            said = speak(conversation)
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            msg = f"script {name!r} raised: {raised(error)}"
+            raise WorkFailed("script_failed", msg, retriable=False) from error
+        if not isinstance(said, str):
+            msg = f"script {name!r} said {type(said).__name__}; it must say text"
+            raise WorkFailed("script_failed", msg, retriable=False)
+        return plain(said)
+
+    return script
+
+
+def _known(call: ModelCall) -> str:
+    try:
+        return bytes(ids_of(call.prefix_ids or b"").tolist()).decode("utf-8", "replace")
+    except ValueError:
+        msg = "a script reads bytes, and the sequence was begun by a policy whose tokens are none"
+        raise WorkFailed("bad_prefix", msg, retriable=False) from None
+
+
+def _turn(message: Message) -> str:
+    about = f" {message.tool_call_id}" if message.tool_call_id else ""
+    said = [message.content] if message.content else []
+    said += [f"<tool_call>\n{_told(call)}\n</tool_call>" for call in _calls(message)]
+    return f"{OPEN}{message.role}{about}\n{chr(10).join(said)}{CLOSE}"
+
+
+def _calls(message: Message) -> Sequence[ToolCall]:
+    try:
+        return tool_calls_of(message.tool_calls)
+    except WireError as error:
+        raise WorkFailed("not_renderable", str(error), retriable=False) from error
+
+
+def _told(call: ToolCall) -> str:
+    arguments = arguments_of(call.arguments)
+    return json_text(
+        {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
+    )

@@ -70,10 +70,15 @@ class Sessions:
     """
 
     def __init__(
-        self, make: Make = make_plain, kept: AnswerCache[EnvironmentStepped] | None = None
+        self,
+        make: Make = make_plain,
+        kept: AnswerCache[EnvironmentStepped] | None = None,
+        replayable: Callable[[str], bool | None] = lambda _: None,
     ) -> None:
         self._make = make
         self._kept = kept if kept is not None else AnswerCache()
+        self._replayable = replayable
+        """What is known of environments by name, before one is made."""
         self._rollouts: dict[str, _RolloutSessions] = {}
 
     def __len__(self) -> int:
@@ -108,7 +113,7 @@ class Sessions:
         This table's thread may be within a step of this one. Whose environment is bound to its
         thread stays too.
         """
-        parted = Sessions(self._make, self._kept)
+        parted = Sessions(self._make, self._kept, self._replayable)
         for name, rollout in tuple(self._rollouts.items()):
             if name != rollout_id and not rollout.bound():
                 parted._rollouts[name] = self._rollouts.pop(name)
@@ -133,7 +138,7 @@ class Sessions:
     async def _replace(self, step: EnvironmentStep, rollout: _RolloutSessions) -> None:
         """Let a newer attempt replace the older one, and turn a zombie of an older one away."""
         if step.attempt < rollout.attempt:
-            raise stale(step, rollout.attempt)
+            raise stale(place_of(step), rollout.attempt)
         await self._forget(step.rollout_id, tuple(rollout.sessions))
 
     async def _reset(self, step: EnvironmentStep) -> EnvironmentStepped:
@@ -190,12 +195,15 @@ class Sessions:
 
     async def _build(self, step: EnvironmentStep) -> tuple[_Session, EnvironmentStepped]:
         """Open a session; for a step, bring it to where its history ends."""
+        known = self._replayable(step.environment)
+        if step.kind == "step" and known is not None:
+            _history(step, known)  # what it lacks is said before there is any waiting for a slot
         made = self._make(step.environment, step.environment_config)
         environment = await made if isawaitable(made) else made
         try:
-            history = _history(step, environment) if step.kind == "step" else ()
+            past = _history(step, _says(step, environment)) if step.kind == "step" else ()
             session, last = await _open(step, environment)
-            for action in history:
+            for action in past:
                 last = await _advance(step, session, action)
         except RollcallError:
             await _shut(environment)
@@ -249,10 +257,13 @@ async def _open(
     return _Session(environment, bound, over=opened.terminated or opened.truncated), opened
 
 
-def _history(step: EnvironmentStep, environment: AnyEnvironment) -> tuple[str, ...]:
-    """The actions to rebuild from, or the reason why that cannot be."""
+def _says(step: EnvironmentStep, environment: AnyEnvironment) -> bool:
     with foreign("raised", f"{place_of(step)} does not say whether it is replayable"):
-        replayable = bool(environment.replayable)
+        return bool(environment.replayable)
+
+
+def _history(step: EnvironmentStep, replayable: bool) -> tuple[str, ...]:
+    """The actions to rebuild from, or the reason why that cannot be."""
     if not replayable:
         msg = f"{place_of(step)} is not held here, and {step.environment!r} is not replayable"
         raise WorkFailed(code="session_lost", message=msg, retriable=False)
@@ -317,9 +328,9 @@ async def _shut(environment: AnyEnvironment) -> None:
             await closing
 
 
-def stale(step: EnvironmentStep, running: int) -> WorkFailed:
-    """What a step of an older attempt than the running one comes to."""
-    msg = f"{place_of(step)} is of an older attempt; {running} is running"
+def stale(place: str, running: int) -> WorkFailed:
+    """What becomes of a step of an older attempt than the one that is running."""
+    msg = f"{place} is of an older attempt; {running} is running"
     return WorkFailed(code="stale_attempt", message=msg, retriable=False)
 
 

@@ -16,7 +16,7 @@ RollcallError
       + WeightsMissing
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
-        DeliveryFailed, StormOfDeadLetters
+        DeliveryFailed, StormOfDeadLetters, RoomBlocked
 """
 
 from schemas.foreign_text import REASON_CHARS, plain
@@ -184,3 +184,7 @@ class DeliveryFailed(Unfit):
 
 class StormOfDeadLetters(Unfit):
     """So much input is unreadable that somebody has to look first."""
+
+
+class RoomBlocked(Unfit):
+    """Code that was to wait keeps everybody's thread to itself, and does not come back."""

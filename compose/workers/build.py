@@ -96,6 +96,7 @@ class Workshop:
             letters,
             threads=threads,
             lease_s=lease_s,
+            slots=self.settings.environments.slots,
         )
         return self._loop(role, [publisher], letters, accept=accept)
 

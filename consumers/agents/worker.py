@@ -193,6 +193,9 @@ class Agents:
     def in_flight(self) -> int:
         return 0
 
+    def close(self) -> None:
+        """Nothing outlives the worker."""
+
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         fresh = {number for number, owned in self.owned.items() if owned.caught_up}
         newest: dict[int, int] = {}

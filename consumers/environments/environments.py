@@ -1,27 +1,31 @@
 """The role of the environments group: steps in, observations out."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from consumers.answers import Answers, expired
 from consumers.clock import Clock, steady_wall
+from consumers.environments.homes import Homes, Kinds
 from consumers.environments.session_thread import Body, Work
+from consumers.environments.waiting_sessions import GRACE_S, WaitingSessions
 from consumers.environments.watched_threads import CLOSE_S, SLOW_S, WatchedThreads
 from consumers.log.protocols import Log, Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
+from consumers.room import Room
 from producers.publisher import Publisher
-from sandbox.at_once import at_once
-from sandbox.environment import make_plain
-from sandbox.sessions import Make
+from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
+from sandbox.host import Host
 from schemas.answer_cache import AnswerCache
 from schemas.codec import Codec
 from schemas.errors import KilledWorkers, NoSuchPartition
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 from schemas.topics import Topics
 
+Make = Callable[[str, str], AnyEnvironment]
+"""From an environment's name and its config as JSON."""
 LEASE_S = 3600.0
 """As long as a rollout may take unless it says otherwise: after that nobody can ask any more."""
 
@@ -41,10 +45,15 @@ class Environments(WorkRole):
         letters: DeadLetters,
         *,
         threads: int = 2,
-        make: Make = make_plain,
+        make: Make | None = None,
+        kind: Kind | None = None,
+        hosts: Callable[[str], Host] | None = None,
+        slots: Mapping[str, int] | None = None,
+        room: Room | None = None,
         lease_s: float = LEASE_S,
         slow_s: float = SLOW_S,
         close_s: float = CLOSE_S,
+        grace_s: float = GRACE_S,
         wall: Clock | None = None,
     ) -> None:
         self.name = name
@@ -58,12 +67,33 @@ class Environments(WorkRole):
             self._late,
             publisher.push,
             count=threads,
-            make=make,
+            make=make or make_plain,
             lease_s=lease_s,
             slow_s=slow_s,
             close_s=close_s,
         )
         self.counts = self.threads.counts
+        kinds = Kinds((lambda _: kind or Kind()) if make else kind_of)
+        self.room = room or Room(threaded=threads > 0)
+        self.waiting = WaitingSessions(
+            self._give,
+            self._late,
+            publisher.push,
+            room=self.room,
+            make=lambda name, config, place: (
+                make(name, config)
+                if make
+                else make_environment(name, config, hosts(place) if hosts else None)
+            ),
+            kind_of=kinds.of,
+            slots=slots or {},
+            lease_s=lease_s,
+            counts=self.counts,
+            grace_s=grace_s,
+        )
+        self.homes = Homes(
+            self._give, self.threads, self.waiting, kinds, threaded=threads > 0 and make is None
+        )
 
     def _late(self, step: EnvironmentStep) -> CallFailed | None:
         return expired(step, self.answers.now_ms()) if step.kind != "close" else None
@@ -88,7 +118,7 @@ class Environments(WorkRole):
                 self.answers.give(step, body, record)
             else:
                 works.append(Work(record, step, self._lock))
-        self.threads.hand_out(works)
+        self.homes.hand_out(works)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind != "close":
@@ -107,11 +137,14 @@ class Environments(WorkRole):
         self.counts["answered"] += 1
 
     def dropped(self, progress: PartitionProgress) -> None:
-        self.threads.everywhere(lambda sessions: at_once(sessions.drop(progress.number)))
+        self.homes.drop(progress.number)
 
     def tick(self) -> None:
         self.answers.tick()
-        self.threads.watch()
+        self.homes.watch()
 
     def in_flight(self) -> int:
-        return self.threads.unfinished()
+        return self.homes.unfinished()
+
+    def close(self) -> None:
+        self.homes.close()

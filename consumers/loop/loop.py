@@ -119,7 +119,7 @@ class Loop:
     def stop(
         self, drain_s: float = DRAIN_S, *, patient: Callable[[], bool] = lambda: False
     ) -> None:
-        """Take nothing more, finish what was taken, wait for acks, commit, close.
+        """Take nothing more, finish what was taken, wait for acks, commit, leave, close.
 
         Work in flight has `drain_s`, and longer while whoever waits for it is patient.
         """
@@ -131,6 +131,7 @@ class Loop:
             self._count_acks()
         self._flush(max(1.0, until - self.clock()))
         self.source.close()
+        self.role.close()
 
     def _count_acks(self) -> None:
         for publisher in self.publishers:

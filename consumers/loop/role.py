@@ -76,6 +76,10 @@ class Role(Protocol):
         """Pieces of work begun and not ended; the loop polls briefly while there are any."""
         ...
 
+    def close(self) -> None:
+        """The worker has left its group: give back what would outlive it."""
+        ...
+
 
 class WorkRole:
     """What roles on work topics share: order does not matter, finished offsets are remembered."""
@@ -119,3 +123,6 @@ class WorkRole:
 
     def in_flight(self) -> int:
         return 0
+
+    def close(self) -> None:
+        """Nothing outlives it."""

@@ -1,5 +1,7 @@
 """The worlds that tests of consumer groups begin with."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.support.rig import Rig
@@ -7,8 +9,10 @@ from tests.support.whole_log import Whole
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.close()
 
 
 @pytest.fixture

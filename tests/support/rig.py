@@ -17,7 +17,7 @@ from consumers.loop.role import Role, WorkRole
 from consumers.models.server import Models
 from consumers.rewards import Rewards
 from inference.engine import Engine
-from sandbox.environment import Environment, make_environment
+from sandbox.environment import AnyEnvironment
 from sandbox.scorers import ScorerSpec, score
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
@@ -94,6 +94,7 @@ class Rig:
         self.codec = Codec(self.registry, objects=objects, clock=self.clock)
         self.log = make_log(wanted(PREFIX, policies, partitions=partitions), wall=self.clock)
         self.pen = MemoryLog.publisher(self.log)
+        self._roles: list[Environments] = []
 
     # Workers
 
@@ -148,7 +149,7 @@ class Rig:
     def environments(
         self,
         name: str = "e1",
-        make: Callable[[str, str], Environment] | None = None,
+        make: Callable[[str, str], AnyEnvironment] | None = None,
         *,
         threads: int = 0,
         **options: Any,
@@ -162,11 +163,17 @@ class Rig:
             publisher,
             self.letters(publisher, "t.environments"),
             threads=threads,
-            make=make or make_environment,
+            make=make,
             wall=self.wall,
             **options,
         )
+        self._roles.append(role)
         return self.loop(role, publisher, "t.environments")
+
+    def close(self) -> None:
+        """End what its workers left running."""
+        for role in self._roles:
+            role.close()
 
     def rewards(
         self, name: str = "r1", scorers: Sequence[str] = ("environment_return",), **options: Any

@@ -1,0 +1,207 @@
+"""A session that waits: a task in the room, what it is asked to do in turn, and its slot."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from consumers.environments.session_thread import Body, Late, Work
+from consumers.environments.slots import Slots
+from sandbox.environment import AnyEnvironment
+from sandbox.sessions import Sessions, place_of
+from schemas.answer_cache import AnswerCache
+from schemas.errors import RollcallError, WorkFailed
+from schemas.messages import CallFailed, EnvironmentStepped
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What sessions share: where they get what they need, and whom they tell what became of it."""
+
+    make: Callable[[str, str, str], AnyEnvironment]
+    """From name, config as JSON, and the session's place."""
+    slot_of: Callable[[str], str]
+    replayable: Callable[[str], bool | None]
+    slots: Slots
+    late: Late
+    told: Callable[[Work, Body | None], None]
+    """Called once for each piece of work; None: it is left to whoever gets it next."""
+    gone: Callable[["WaitingSession"], None]
+    """Called when a session takes no more work; what still waits in it needs another place."""
+    broke: Callable[[BaseException], None]
+    last: AnswerCache[EnvironmentStepped]
+    grace_s: float
+    """What was cancelled may take so long to let go, and a close so long at all."""
+
+
+class WaitingSession:
+    """One session of one attempt: the whole life of its environment is in one task.
+
+    Made and spoken to in the room alone.
+    """
+
+    def __init__(self, around: Surroundings, first: Work) -> None:
+        self.around = around
+        self.rollout_id = first.rollout_id
+        self.name = first.step.session
+        self.attempt = first.step.attempt
+        self.place = place_of(first.step)
+        self.partition = first.record.partition
+        self.used_at = time.monotonic()
+        self.inbox: deque[Work] = deque()
+        self.current: Work | None = None
+        self.began = 0.0
+        self.over = False
+        self.sessions = Sessions(self._make, around.last, around.replayable)
+        self._in_line = ""
+        """The slot that it waits for."""
+        self._slot = ""
+        self._rung = asyncio.Event()
+        self.task = asyncio.create_task(self._live(), name=self.place)
+        self.task.add_done_callback(self._ended)
+
+    def ask(self, work: Work) -> None:
+        """Have something done in turn; a close does not wait for what it makes vain."""
+        self.partition, self.used_at = work.record.partition, time.monotonic()
+        self.inbox.append(work)
+        self._rung.set()
+        if work.step.kind == "close":
+            self._stop(CallFailed("closed", f"{self.place} was closed meanwhile", True))
+
+    def end(self, answer: CallFailed | None = None) -> None:
+        """Close, and cancel what is being done; whatever was asked for gets this answer."""
+        self.over = True
+        while self.inbox:
+            self._answer(self.inbox.popleft(), answer)
+        self.around.gone(self)
+        self._rung.set()
+        self._stop(answer)
+
+    def idle_s(self, now: float) -> float:
+        """For how long nobody has asked for anything, and nothing was being done."""
+        return now - self.used_at if self.current is None else 0.0
+
+    def overdue(self, now: float) -> bool:
+        """Whether what it is at has taken longer than it may."""
+        work = self.current
+        return work is not None and now - self.began > work.timeout_s
+
+    def _stop(self, answer: CallFailed | None) -> None:
+        if self.current is not None:
+            self._answer(self.current, answer)
+            self._cancel()
+
+    def _answer(self, work: Work, body: Body | None) -> None:
+        if work.claim():
+            self.around.told(work, body)
+
+    def _cancel(self) -> None:
+        """Cancel what it is at, and look whether it heard."""
+        self.task.cancel()
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.around.grace_s, self._insist, self.current)
+
+    def _insist(self, work: Work | None) -> None:
+        """Cancel again what clings to what it is at; others go on elsewhere meanwhile."""
+        if self.task.done() or self.current is not work:
+            return
+        log.error("environment_clings", session=self.place, grace_s=self.around.grace_s)
+        self.over = True
+        self.around.gone(self)
+        self._cancel()
+
+    async def _live(self) -> None:
+        try:
+            while not self.over:
+                while self.inbox:
+                    await self._serve(self.inbox.popleft())
+                if self.over or not len(self.sessions):
+                    break
+                self._rung.clear()
+                await self._rung.wait()
+        finally:
+            self.over = True
+            if self.task.get_loop().is_running():  # else nobody can wait for anything any more
+                self.around.gone(self)
+                await self._close()
+
+    async def _close(self) -> None:
+        """Give everything back; a close that takes too long is cancelled too."""
+        timer = asyncio.get_running_loop().call_later(self.around.grace_s, self._insist, None)
+        try:
+            await self.sessions.close()
+        finally:
+            timer.cancel()
+            self._give_slot()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Answer for what the task died of; what nobody can answer for ends us all."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        work = self.current
+        log.error("environments_task_died", session=self.place, error=type(error).__name__)
+        if work is None or not work.claim():
+            self.around.broke(error)
+            return
+        msg = f"the environment ended its task: {type(error).__name__}"
+        self.around.told(work, CallFailed("raised", msg, False))
+
+    async def _serve(self, work: Work) -> None:
+        """Answer one step in its time."""
+        self.current, self.began = work, time.monotonic()
+        timer = asyncio.get_running_loop().call_later(work.timeout_s, self._overdue, work)
+        try:
+            self._answer(work, self.around.late(work.step) or await self._do(work))
+        except asyncio.CancelledError:
+            if not self.task.cancelling():
+                raise
+        finally:
+            timer.cancel()
+        self.current = None
+        while self.task.cancelling():
+            self.task.uncancel()
+        if not len(self.sessions):
+            self._give_slot()
+
+    async def _do(self, work: Work) -> Body:
+        step = work.step
+        try:
+            answer = await self.sessions.handle(step)
+        except WorkFailed as error:
+            return CallFailed(error.code, str(error), error.retriable)
+        except RollcallError as error:
+            return CallFailed("raised", str(error), False)
+        if answer.terminated or answer.truncated:
+            await self.sessions.handle(replace(step, kind="close"))
+        return answer
+
+    def _overdue(self, work: Work) -> None:
+        """Answer for what is past its time, and cancel it."""
+        msg = f"no answer within {work.timeout_s:g} s; it was cancelled"
+        if self._in_line:
+            msg = f"no slot {self._in_line!r} was free within {work.timeout_s:g} s"
+        self._stop(CallFailed("deadline", msg, True))
+
+    async def _make(self, name: str, config_json: str) -> AnyEnvironment:
+        """Make an environment once there is a slot for it."""
+        wanted = self.around.slot_of(name)
+        if wanted != self._slot:
+            self._give_slot()
+            self._in_line = wanted
+            try:
+                await self.around.slots.take(wanted)
+            finally:
+                self._in_line = ""
+            self._slot = wanted
+        return self.around.make(name, config_json, self.place)
+
+    def _give_slot(self) -> None:
+        slot, self._slot = self._slot, ""
+        if slot:
+            self.around.slots.give(slot)

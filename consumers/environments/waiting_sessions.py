@@ -1,0 +1,195 @@
+"""All sessions that wait: each in a task of its own in the room, hundreds on one thread.
+
+The loop's thread hands out and watches; everything that is named with an underscore is the room's.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import structlog
+
+from consumers.environments.session_thread import Body, Give, Late, Work
+from consumers.environments.slots import Slots
+from consumers.environments.waiting_session import Surroundings, WaitingSession
+from consumers.environments.watched_threads import REAP_EVERY_S
+from consumers.room import Room
+from sandbox.environment import AnyEnvironment, Kind
+from sandbox.sessions import place_of, stale
+from schemas.answer_cache import AnswerCache
+from schemas.messages import CallFailed
+
+GRACE_S = 10.0
+LEAVE_S = 15.0
+"""What the end of all sessions may take when a worker leaves."""
+
+log = structlog.get_logger()
+
+
+class WaitingSessions:
+    """Sessions by rollout and name; all of a rollout are of one attempt."""
+
+    def __init__(
+        self,
+        give: Give,
+        late: Late,
+        push: Callable[[], None],
+        *,
+        room: Room,
+        make: Callable[[str, str, str], AnyEnvironment],
+        kind_of: Callable[[str], Kind],
+        slots: Mapping[str, int],
+        lease_s: float,
+        counts: Counter[str],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.give = give
+        self.push = push
+        self.room = room
+        self.lease_s = lease_s
+        self.counts = counts
+        self.slots = Slots(slots)
+        self.given = 0
+        self.done = 0
+        self.answered_here = 0
+        """By the loop's thread, while the room was blocked."""
+        self.rollouts: dict[str, dict[str, WaitingSession]] = {}
+        self._pushing = False
+        self._reap_due = 0.0
+        self._around = Surroundings(
+            make, lambda name: kind_of(name).slot, lambda name: kind_of(name).replayable,
+            self.slots, late, self._told, self._gone, room.fail, AnswerCache(), grace_s,
+        )  # fmt: skip
+
+    def hand_out(self, works: Sequence[Work]) -> None:
+        """Have all of these done, those of one session in order."""
+        self.given += len(works)
+        self.room.call(partial(self._take, works))
+
+    def drop(self, partition: int) -> None:
+        """End all sessions of a partition that is another worker's now, whatever they are at."""
+        self._everywhere(lambda session: session.partition == partition)
+
+    def _everywhere(self, wanted: Callable[[WaitingSession], bool]) -> None:
+        def end() -> None:
+            for session in filter(wanted, self._all()):
+                session.end()
+
+        if self.given:
+            self.room.call(end)
+
+    def unfinished(self) -> int:
+        """What was begun and is not answered; whoever stands in line for a slot has not begun."""
+        return max(0, self.given - self.done - self.answered_here - self.slots.waiting)
+
+    def watch(self) -> None:
+        """See to it that steps are answered in time, also while somebody blocks the room."""
+        now = time.monotonic()
+        if now >= self._reap_due:
+            self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
+            self._everywhere(self._lapsed)
+        self.room.watch()
+        if self.room.blocked_s() > self.room.slow_s:
+            self._answer_overdue(now)
+        self.room.turn(busy=self.unfinished() > 0)
+
+    def _answer_overdue(self, now: float) -> None:
+        for session in self._all():
+            work = session.current
+            if work is None or not session.overdue(now) or not work.claim():
+                continue
+            self.answered_here += 1
+            self.counts["overdue"] += 1
+            msg = f"no answer within {work.timeout_s:g} s, while all that waits was blocked by "
+            msg += self.room.culprit()
+            self.give(work.step, CallFailed("deadline", msg, True), work.record)
+
+    def close(self, timeout_s: float = LEAVE_S) -> None:
+        """End all sessions, then the room; what clings to its work is named and left to it."""
+        if not self.room.run(self._leave, timeout_s):
+            log.error("sessions_cling", sessions=[each.place for each in self._all()])
+        self.room.close(timeout_s)
+
+    async def _leave(self) -> None:
+        ending = self._all()
+        for session in ending:
+            session.end()
+        if ending:
+            await asyncio.wait([session.task for session in ending])
+
+    def _all(self) -> list[WaitingSession]:
+        return [each for group in list(self.rollouts.values()) for each in list(group.values())]
+
+    def _take(self, works: Sequence[Work]) -> None:
+        for work in works:
+            if self._is_current(work):
+                self._ask(work)
+
+    def _is_current(self, work: Work) -> bool:
+        """End the sessions of older attempts than a step's; answer a step of an older one."""
+        wanted = work.step.attempt
+        for session in list(self.rollouts.get(work.rollout_id, {}).values()):
+            if wanted < session.attempt:
+                self._answer(work, _stale(place_of(work.step), session.attempt))
+                return False
+            if wanted > session.attempt:
+                session.end(_stale(session.place, wanted))
+        return True
+
+    def _ask(self, work: Work) -> None:
+        group = self.rollouts.get(work.rollout_id, {})
+        session = group.get(work.step.session)
+        if session is None and work.step.kind == "close":
+            self._answer(work, CallFailed("closed", "nothing is open", False))
+            return
+        if session is None:
+            session = WaitingSession(self._around, work)
+            self.rollouts.setdefault(work.rollout_id, group)[session.name] = session
+        session.ask(work)
+
+    def _gone(self, session: WaitingSession) -> None:
+        """Forget a session that takes no more; another one takes what waits in it."""
+        group = self.rollouts.get(session.rollout_id, {})
+        if group.get(session.name) is session:
+            del group[session.name]
+            if not group:
+                del self.rollouts[session.rollout_id]
+        waiting = list(session.inbox)
+        session.inbox.clear()
+        self._take(waiting)
+
+    def _lapsed(self, session: WaitingSession) -> bool:
+        """Whether nobody has asked for a session for a lease."""
+        lapsed = session.idle_s(time.monotonic()) > self.lease_s
+        if lapsed:
+            self.counts["lapsed"] += 1
+            log.info("session_lapsed", session=session.place, lease_s=self.lease_s)
+        return lapsed
+
+    def _answer(self, work: Work, body: Body) -> None:
+        if work.claim():
+            self._told(work, body)
+
+    def _told(self, work: Work, body: Body | None) -> None:
+        self.done += 1
+        if body is None:
+            return
+        try:
+            self.give(work.step, body, work.record)
+        except BaseException as error:  # the watch carries it out, on the loop's thread
+            self.room.fail(error)
+        if not self._pushing:
+            self._pushing = True
+            asyncio.get_running_loop().call_soon(self._push)
+
+    def _push(self) -> None:
+        """Once for all that was answered together."""
+        self._pushing = False
+        self.push()
+
+
+def _stale(place: str, running: int) -> CallFailed:
+    error = stale(place, running)
+    return CallFailed(error.code, str(error), error.retriable)

@@ -1,0 +1,187 @@
+"""One event loop on one thread, for all that waits.
+
+Whatever lives here awaits what takes time. Who blocks instead, blocks everybody: the watch, which
+is on another thread, says who it is, and ends the process where it does not come back.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from schemas.errors import RoomBlocked
+
+ASK_EVERY_S = 0.25
+SLOW_S = 1.0
+"""A room that does not turn for so long is said to be blocked, once, with who blocks it."""
+WEDGED_S = 60.0
+CLOSE_S = 5.0
+PASSES = 16
+PAUSE_S = 0.001
+"""What a turn without a thread waits for others, such as processes, when there is work left."""
+
+log = structlog.get_logger()
+
+
+class Room:
+    """An event loop and its thread; without one, the caller's, who turns it.
+
+    It begins when it is first asked for something, so one that nobody needs costs nothing.
+    """
+
+    def __init__(
+        self, *, threaded: bool, slow_s: float = SLOW_S, wedged_s: float = WEDGED_S
+    ) -> None:
+        self.slow_s = slow_s
+        self.wedged_s = wedged_s
+        self._threaded = threaded
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._leaving = False
+        self._at_close: list[Callable[[], Awaitable[object]]] = []
+        self._asked_at: float | None = None
+        """When the room was asked for a sign of life that it has not given yet."""
+        self._heard_at = 0.0
+        self._said = False
+        self._failed: BaseException | None = None
+
+    def call(self, run: Callable[[], object]) -> None:
+        """Have something done in the room, soon and in order; from any thread."""
+        self._begun().call_soon_threadsafe(run)
+
+    def at_close(self, run: Callable[[], Awaitable[object]]) -> None:
+        """Have something awaited when the room closes; last in, first out."""
+        self._at_close.append(run)
+
+    def _begun(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            if self._threaded:
+                self._thread = threading.Thread(target=self._live, name="room", daemon=True)
+                self._thread.start()
+        return self._loop
+
+    def _live(self) -> None:
+        loop = self._begun()
+        while True:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # asyncio lets SystemExit of any task end its loop
+                log.error("room_was_ended", error=type(error).__name__)
+            else:
+                loop.close()
+                return
+
+    def turn(self, *, busy: bool) -> None:
+        """Without a thread: let everybody go on until all of them wait; `busy`: then a little."""
+        if self._loop is None or self._thread is not None:
+            return
+        for _ in range(PASSES):
+            self._loop.call_soon(self._loop.stop)
+            self._loop.run_forever()
+        if busy:
+            self._loop.call_later(PAUSE_S, self._loop.stop)
+            self._loop.run_forever()
+
+    def blocked_s(self) -> float:
+        """For how long the room has not turned."""
+        asked_at = self._asked_at  # the room's thread may take it away
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    def watch(self) -> None:
+        """Look whether the room turns; raises RoomBlocked when it has not for too long."""
+        if self._failed is not None:
+            raise self._failed
+        if self._thread is None:
+            return
+        now = time.monotonic()
+        if self._asked_at is None and now - self._heard_at > ASK_EVERY_S:
+            self._asked_at = now
+            self.call(self._hear)
+        elif not self._said and self.blocked_s() > self.slow_s:
+            self._said = True
+            log.warning("room_blocked", by=self.culprit(), at=self._place())
+        elif self.blocked_s() > self.wedged_s:
+            msg = f"{self.culprit()} has blocked all that waits for {self.blocked_s():.0f} s, at "
+            msg += f"{self._place()}: what takes long must be awaited, or not be `async def`"
+            raise RoomBlocked(msg)
+
+    def _hear(self) -> None:
+        if self._said:
+            log.info("room_turns_again", after_s=round(self.blocked_s(), 1))
+        self._asked_at, self._heard_at, self._said = None, time.monotonic(), False
+
+    def culprit(self) -> str:
+        """The name of the task that is running."""
+        task = asyncio.current_task(self._loop) if self._loop else None
+        return task.get_name() if task else "something that is no task"
+
+    def _place(self) -> str:
+        """Where the room's thread is."""
+        thread = self._thread.ident if self._thread else None
+        frame = sys._current_frames().get(thread or 0)
+        if frame is None:
+            return "nowhere"
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+    def fail(self, error: BaseException) -> None:
+        """Have the watch raise this: whoever owns the room cannot go on."""
+        self._failed = self._failed or error
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> bool:
+        """Do something in the room and wait for it; False where it took too long.
+
+        From another thread than the room's. In a room that never began there is nothing to do.
+        """
+        if self._loop is None or self._loop.is_closed():
+            return True
+        timed = _timed(work, timeout_s)
+        try:
+            if self._thread is None:
+                self._loop.run_until_complete(timed)
+            else:
+                doing = asyncio.run_coroutine_threadsafe(timed, self._loop)
+                doing.result(timeout_s + self.slow_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Await what was to be awaited, cancel all that is left, and end the thread.
+
+        What clings to its work keeps the room until it lets go; nobody waits for that.
+        """
+        if self._loop is None or self._leaving:
+            return
+        self._leaving = True
+        if self._thread is not None:
+            self.call(lambda: self._begun().create_task(self._leave()))
+            self._thread.join(timeout_s)
+            left = not self._thread.is_alive()
+        else:
+            left = self.run(self._leave, timeout_s)
+            if left:
+                self._loop.close()
+        if not left:
+            log.error("room_not_left", by=self.culprit())
+
+    async def _leave(self) -> None:
+        while self._at_close:
+            await self._at_close.pop()()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        if self._thread is not None:
+            asyncio.get_running_loop().stop()
+
+
+async def _timed(work: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await work()

@@ -1,0 +1,265 @@
+"""What a worker has only so many of: none is lost or dealt twice; first come, first served."""
+
+import asyncio
+import threading
+from collections import Counter, deque
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.environments.session_thread import Work
+from consumers.environments.slots import Slots
+from consumers.environments.waiting_sessions import WaitingSessions
+from consumers.log.protocols import Record
+from consumers.room import Room
+from sandbox.environment import Kind, Observation
+from schemas.errors import WorkFailed
+from schemas.ids import command_id
+from schemas.messages import EnvironmentStep, EnvironmentStepped
+
+MOST = 2
+FAR_S = 1e6
+
+
+class Line:
+    """Whoever wants a slot, in order of arrival; holds what he gets until he is told to give it."""
+
+    def __init__(self, most: int) -> None:
+        self.slots = Slots({"s": most})
+        self.line: deque[int] = deque()
+        self.holders: dict[int, asyncio.Task[None]] = {}
+        self.served: list[int] = []
+
+    async def hold(self, number: int) -> None:
+        self.line.append(number)
+        try:
+            await self.slots.take("s")
+        except asyncio.CancelledError:
+            self.line.remove(number)
+            raise
+        assert self.line.popleft() == number, "first come, first served"
+        self.served.append(number)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.slots.give("s")
+
+    def come(self, number: int) -> None:
+        self.holders[number] = asyncio.create_task(self.hold(number))
+
+    def held(self) -> int:
+        return sum(n in self.served and not task.done() for n, task in self.holders.items())
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.sampled_from(["come", "go", "turn"]), st.integers(0, 9)), max_size=60),
+)
+def test_slots_are_dealt_in_order_and_none_is_lost_whoever_leaves_the_line(
+    most: int, acts: list[tuple[str, int]]
+) -> None:
+    async def live() -> None:
+        line = Line(most)
+        for number, (act, other) in enumerate(acts):
+            if act == "come":
+                line.come(number)
+            elif act == "go" and line.holders:
+                list(line.holders.values())[other % len(line.holders)].cancel()
+            else:
+                await asyncio.sleep(0)
+            assert line.held() <= most
+        while True:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            waiting = [task for task in line.holders.values() if not task.done()]
+            if not waiting:
+                break
+            assert min(most, len(waiting)) == line.held(), "nobody waits while a slot is free"
+            waiting[0].cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting[0]
+        assert line.slots.waiting == 0
+        for _ in range(most):
+            await asyncio.wait_for(line.slots.take("s"), 5)
+
+    asyncio.run(live())
+
+
+def test_a_slot_that_no_setting_names_is_refused_with_what_to_write() -> None:
+    with pytest.raises(WorkFailed, match="put gpu = 64, say, into environments") as failed:
+        asyncio.run(Slots({"hosted": 1}).take("gpu"))
+
+    assert failed.value.code == "bad_config"
+
+
+class Holder:
+    """Counts how many of its kind are open."""
+
+    replayable = True
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.held = False
+
+    async def open(self, seed: int) -> Observation:
+        assert not self.held
+        self.world.held += 1
+        self.held = True
+        await asyncio.sleep(0)
+        return Observation("")
+
+    async def step(self, action: str) -> Observation:
+        await asyncio.sleep(0)
+        if action == "boom":
+            raise RuntimeError(action)
+        if action == "wait":
+            await asyncio.get_running_loop().create_future()
+        return Observation("", terminated=action == "end")
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.world.held -= self.held
+        self.held = False
+
+
+class World:
+    """A table of sessions that take slots, spoken to as its worker would."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.asked = 0
+        self.attempts: Counter[int] = Counter()
+        self.answers: dict[bytes, Any] = {}
+        self.lock = threading.Lock()
+        self.table = WaitingSessions(
+            lambda step, body, record: self.answers.update({step.command_id: body}),
+            lambda step: None,
+            lambda: None,
+            room=Room(threaded=False),
+            make=lambda name, config, place: Holder(self),
+            kind_of=lambda name: Kind(waits=True, slot="s", replayable=True),
+            slots={"s": MOST},
+            lease_s=FAR_S,
+            counts=Counter(),
+        )
+
+    def ask(self, rollout: int, kind: str, action: str = "", *, rebuild: bool = False) -> bytes:
+        """Have something done; return the id of the command."""
+        self.asked += 1
+        place = f"r{rollout}", 1 + self.attempts[rollout], self.asked, 0
+        step = EnvironmentStep(
+            *place, command_id(*place), b"", 0, 0, kind, "holder", action=action,
+            index=1 if rebuild else 0, history=("a",) if rebuild else None, timeout_s=FAR_S,
+        )  # fmt: skip
+        record = Record("steps", rollout % 2, self.asked, b"", b"", 0)
+        self.table.hand_out([Work(record, step, self.lock)])
+        return step.command_id
+
+    def act(self, act: str, rollout: int) -> None:
+        match act:
+            case "reset" | "close":
+                self.ask(rollout, act)
+            case "newer":
+                self.attempts[rollout] += 1
+                self.ask(rollout, "reset")
+            case "rebuild":
+                self.ask(rollout, "step", "b", rebuild=True)
+            case "lapse":
+                self.table._everywhere(lambda session: session.idle_s(FAR_S * 2) > FAR_S)
+            case "drop":
+                self.table.drop(rollout % 2)
+            case "turn":
+                self.turn()
+            case _:
+                self.ask(rollout, "step", act)
+
+    def turn(self) -> None:
+        self.table.room.turn(busy=False)
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.turn()
+
+
+ACTS = ["reset", "reset", "a", "end", "boom", "wait", "close", "rebuild", "newer", "lapse", "drop"]
+
+
+@given(st.lists(st.tuples(st.sampled_from([*ACTS, *["turn"] * 4]), st.integers(0, 5)), max_size=40))
+def test_whatever_becomes_of_sessions_no_slot_is_exceeded_or_lost(
+    acts: list[tuple[str, int]],
+) -> None:
+    world = World()
+    for act, rollout in acts:
+        world.act(act, rollout)
+        assert world.held <= MOST
+    for partition in (0, 1):
+        world.table.drop(partition)
+    world.settle()
+
+    assert (world.held, world.table.slots.waiting, world.table.rollouts) == (0, 0, {})
+    assert world.table.unfinished() == 0
+    ids = [world.ask(100 + number, "reset") for number in range(MOST + 1)]
+    world.settle()
+    assert [isinstance(world.answers.get(each), EnvironmentStepped) for each in ids] == [
+        *[True] * MOST,
+        False,
+    ]
+    assert world.table.unfinished() == 0, "who stands in line has not begun"
+    world.table.close()
+    assert world.held == 0
+
+
+@pytest.mark.parametrize("ends", ["close", "end", "boom", "lapse", "drop", "newer"])
+def test_a_slot_goes_to_whoever_is_first_in_line_however_it_is_given_back(ends: str) -> None:
+    world = World()
+    for rollout in (0, 2):
+        world.ask(rollout, "reset")
+    first, second = world.ask(1, "reset"), world.ask(3, "reset")
+    world.settle()
+    assert first not in world.answers
+
+    world.act(ends, 0)  # a newer attempt gives its slot back and stands behind the others
+    world.settle()
+
+    assert isinstance(world.answers[first], EnvironmentStepped)
+    assert (second in world.answers) == (ends in ("lapse", "drop"))
+    world.table.close()
+
+
+def test_a_reset_that_waits_for_a_slot_is_past_its_time_as_any_other() -> None:
+    world = World()
+    for rollout in range(MOST):
+        world.ask(rollout, "reset")
+    place = "late", 1, 0, 0
+    step = EnvironmentStep(*place, b"late", b"", 0, 0, "reset", "holder", timeout_s=0.01)
+    world.table.hand_out([Work(Record("steps", 0, 0, b"", b"", 0), step, world.lock)])
+    while b"late" not in world.answers:
+        world.table.room.turn(busy=True)
+
+    failed = world.answers[b"late"]
+    assert (failed.code, failed.retriable) == ("deadline", True)
+    assert "no slot 's' was free within 0.01 s" in failed.message
+    world.act("close", 0)
+    world.settle()
+    assert world.held == MOST - 1
+    world.table.close()
+
+
+def test_a_step_whose_history_is_not_there_says_so_without_standing_in_line() -> None:
+    world = World()
+    for rollout in range(MOST):
+        world.ask(rollout, "reset")
+    asked = world.ask(7, "step", "a")
+    rebuilt = world.ask(8, "step", "b", rebuild=True)
+    world.settle()
+
+    assert world.answers[asked].code == "history_needed"
+    assert rebuilt not in world.answers
+    world.act("close", 0)
+    world.settle()
+    assert isinstance(world.answers[rebuilt], EnvironmentStepped)
+    world.table.close()

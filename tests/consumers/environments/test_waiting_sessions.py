@@ -1,0 +1,614 @@
+"""Environments that wait: each session a task, all of them on one thread."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from consumers.loop.loop import Loop
+from consumers.room import Room
+from sandbox.environment import Kind, Observation
+from schemas.errors import RoomBlocked
+from schemas.ids import command_id
+from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
+from tests.support.rig import Rig, role_of, source_of
+
+FAR_MS = 2_000_000_000_000
+PATIENCE_S = 20.0
+WAITS = Kind(waits=True)
+SLOT = Kind(waits=True, slot="s")
+
+
+class Sitter:
+    """Repeats what it is told, in one task; some words make it wait or misbehave."""
+
+    replayable = True
+
+    def __init__(self, sitters: "Sitters") -> None:
+        self.sitters = sitters
+        self.said: list[str] = []
+        self.tasks: set[Any] = set()
+        self.threads: set[int] = set()
+        self.waits = False
+        self.cancelled = 0
+        self.closed = 0
+
+    async def open(self, seed: int) -> Observation:
+        self.note()
+        if seed == 13:
+            await self.wait()
+        return Observation(f"seed {seed}")
+
+    async def step(self, action: str) -> Observation:
+        self.note()
+        match action:
+            case "wait":
+                await self.wait()
+            case "cling":
+                await self.cling()
+            case "block":
+                self.sitters.gate.wait()
+            case "boom":
+                raise RuntimeError(action)
+            case "exit":
+                raise SystemExit(3)
+            case "give up":
+                raise asyncio.CancelledError
+            case "end badly":
+                self.task = asyncio.create_task(self.exit())
+        self.said.append(action)
+        return Observation(",".join(self.said), 1.0, action == "end")
+
+    async def wait(self) -> None:
+        self.waits = True
+        try:
+            await self.sitters.gate_opens()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.waits = False
+
+    async def cling(self) -> None:
+        while not self.sitters.gate.is_set():
+            try:
+                await self.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def exit(self) -> None:
+        raise SystemExit(4)
+
+    def note(self) -> None:
+        self.tasks.add(asyncio.current_task())
+        self.threads.add(threading.get_ident())
+
+    async def close(self) -> None:
+        self.note()
+        self.closed += 1
+
+
+class Frail(Sitter):
+    """Cannot be rebuilt."""
+
+    replayable = False
+
+
+class Sitters:
+    """Makes sitters for one test; all that wait go on when the test opens the gate."""
+
+    def __init__(self) -> None:
+        self.made: list[Sitter] = []
+        self.kind: type[Sitter] = Sitter
+        self.gate = threading.Event()
+        self.at_gate: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def gate_opens(self) -> None:
+        opened = asyncio.Event()
+        self.at_gate.append((asyncio.get_running_loop(), opened))
+        if not self.gate.is_set():
+            await opened.wait()
+
+    def go_on(self) -> None:
+        """Open the gate, whichever room is waited in."""
+        self.gate.set()
+        for room, opened in self.at_gate:
+            if not room.is_closed():
+                room.call_soon_threadsafe(opened.set)
+
+    def __call__(self, name: str, config: str) -> Sitter:
+        self.made.append(self.kind(self))
+        return self.made[-1]
+
+    def waiting(self) -> int:
+        return sum(sitter.waits for sitter in self.made)
+
+
+@pytest.fixture
+def sitters() -> Iterator[Sitters]:
+    sitters = Sitters()
+    yield sitters
+    sitters.go_on()
+
+
+@pytest.fixture(params=[0, 1], ids=["turned", "threaded"])
+def threads(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def step_of(
+    rollout_id: str = "r",
+    position: int = 0,
+    kind: str = "reset",
+    action: str = "",
+    *,
+    attempt: int = 1,
+    index: int = 0,
+    tries: int = 0,
+    **fields: Any,
+) -> EnvironmentStep:
+    place = rollout_id, attempt, position, tries
+    given = {"not_after_ms": FAR_MS, "timeout_s": 30.0} | fields
+    not_after_ms = given.pop("not_after_ms")
+    return EnvironmentStep(
+        *place, command_id(*place), b"digest", 0, not_after_ms, kind, "sitter",
+        index=index, action=action, **given,
+    )  # fmt: skip
+
+
+def send(rig: Rig, *steps: EnvironmentStep) -> None:
+    for step in steps:
+        rig.write(rig.topics.steps, step.rollout_id, step, 0)
+
+
+def answers(rig: Rig) -> dict[tuple[str, int, int], Any]:
+    events = rig.read(rig.topics.events, Event)
+    return {(e.rollout_id, e.position, e.tries): e.body for e in events}
+
+
+def attempts(rig: Rig) -> dict[tuple[int, int], Any]:
+    """Answers by attempt and position."""
+    return {(e.attempt, e.position): e.body for e in rig.read(rig.topics.events, Event)}
+
+
+def until(loop: Loop, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        loop.turn(0.0)
+
+
+def worker(rig: Rig, sitters: Sitters, **options: Any) -> Loop:
+    return rig.environments(make=sitters, **({"kind": WAITS, "threads": 1} | options))
+
+
+def test_steps_are_done_in_order_in_one_task_for_each_session(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    for name in "abc":
+        send(rig, step_of(name, seed=4))
+        send(rig, *(step_of(name, n + 1, "step", f"{name}{n}", index=n) for n in range(3)))
+        send(rig, step_of(name, 9, "close"))
+
+    until(loop, lambda: len(answers(rig)) == 12 and not loop.role.in_flight())
+    rig.commit(loop)
+
+    assert answers(rig)["b", 0, 0].text == "seed 4"
+    assert answers(rig)["b", 3, 0].text == "b0,b1,b2"
+    assert [(len(s.tasks), s.closed) for s in sitters.made] == [(1, 1)] * 3
+    assert len(set.union(*(s.threads for s in sitters.made))) == 1
+    assert rig.committed("t.environments", rig.topics.steps) == 15
+
+
+def test_hundreds_wait_at_once_on_one_thread_and_nobody_behind_them(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    names = [f"r{n}" for n in range(300)]
+    send(rig, *(step_of(name, seed=13) for name in names))
+    until(loop, lambda: sitters.waiting() == 300)
+
+    send(rig, step_of("quick"))
+    until(loop, lambda: ("quick", 0, 0) in answers(rig))
+    assert (len(answers(rig)), loop.role.in_flight()) == (1, 300)
+    sitters.go_on()
+    until(loop, lambda: len(answers(rig)) == 301)
+
+    assert len(set.union(*(s.threads for s in sitters.made))) == 1
+
+
+def test_a_step_past_its_time_is_cancelled_and_its_session_is_rebuilt(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of(), step_of("r", 1, "step", "a"))
+    send(rig, step_of("r", 2, "step", "wait", index=1, timeout_s=0.05))
+    until(loop, lambda: ("r", 2, 0) in answers(rig))
+
+    late = answers(rig)["r", 2, 0]
+    assert (late.code, late.retriable) == ("deadline", True)
+    assert "0.05 s" in late.message
+    until(loop, lambda: sitters.made[0].closed == 1)
+    send(rig, step_of("r", 2, "step", "b", index=1, tries=1))
+    until(loop, lambda: ("r", 2, 1) in answers(rig))
+    assert answers(rig)["r", 2, 1].code == "history_needed"
+    send(rig, step_of("r", 2, "step", "b", index=1, tries=2, history=("a",)))
+    until(loop, lambda: ("r", 2, 2) in answers(rig))
+
+    assert answers(rig)["r", 2, 2].text == "a,b"
+    assert (sitters.made[0].cancelled, len(sitters.made[0].tasks)) == (1, 1)
+    assert role_of(loop).counts["abandoned"] == 0
+
+
+def test_an_opening_past_its_time_is_cancelled_too(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of(seed=13, timeout_s=0.05))
+
+    until(loop, lambda: len(answers(rig)) == 1)
+    until(loop, lambda: sitters.made[0].closed == 1)
+
+    assert answers(rig)["r", 0, 0].code == "deadline"
+    assert len(rig.log.all(rig.topics.events)) == 1
+
+
+def test_an_environment_that_clings_is_left_behind_and_its_rollout_goes_on(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads, grace_s=0.05)
+    send(rig, step_of(), step_of("r", 1, "step", "cling", timeout_s=0.05))
+    send(rig, step_of("r", 1, "step", "a", tries=1), step_of("other"))
+
+    until(loop, lambda: ("r", 1, 1) in answers(rig))
+
+    assert answers(rig)["r", 1, 0].code == "deadline"
+    assert answers(rig)["r", 1, 1].code == "history_needed"
+    assert answers(rig)["other", 0, 0].text == "seed 0"
+    assert not loop.role.in_flight()
+    sitters.go_on()
+    until(loop, lambda: sitters.made[0].closed == 1)
+    assert len(rig.log.all(rig.topics.events)) == 4
+
+
+@pytest.mark.parametrize("action", ["boom", "exit", "give up"])
+def test_whatever_it_raises_fails_its_step_and_closes_its_session_alone(
+    rig: Rig, sitters: Sitters, threads: int, action: str
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of("bad"), step_of("good"), step_of("bad", 1, "step", action))
+    send(rig, step_of("good", 1, "step", "a"), step_of("bad", 1, "step", "a", tries=1))
+
+    until(loop, lambda: len(answers(rig)) == 5)
+
+    failed = answers(rig)["bad", 1, 0]
+    assert (failed.code, failed.retriable) == ("raised", False)
+    assert answers(rig)["bad", 1, 1].code == "history_needed"
+    assert answers(rig)["good", 1, 0].text == "a"
+    assert sorted(sitter.closed for sitter in sitters.made) == [0, 1, 1]
+
+
+def test_a_task_of_its_own_that_ends_the_interpreter_ends_nothing(
+    rig: Rig, sitters: Sitters
+) -> None:
+    loop = worker(rig, sitters)
+    send(rig, step_of(), step_of("r", 1, "step", "end badly"))
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    send(rig, step_of("other"))
+    until(loop, lambda: len(answers(rig)) == 3)
+
+    assert answers(rig)["other", 0, 0].text == "seed 0"
+
+
+@pytest.mark.parametrize("error", [SystemError, SystemExit])
+def test_a_task_that_dies_answers_for_its_step(
+    rig: Rig, sitters: Sitters, error: type[BaseException]
+) -> None:
+    def deadly(name: str, config: str) -> Sitter:
+        raise error
+
+    loop = rig.environments(make=deadly, kind=WAITS, threads=1)
+    send(rig, step_of(), step_of("next"))
+
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    assert {body.code for body in answers(rig).values()} == {"raised"}
+    assert error.__name__ in answers(rig)["r", 0, 0].message
+
+
+def test_a_close_cancels_what_it_makes_vain(rig: Rig, sitters: Sitters, threads: int) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of("opens", seed=13), step_of("steps"), step_of("steps", 1, "step", "wait"))
+    until(loop, lambda: sitters.waiting() == 2)
+
+    send(rig, step_of("opens", 5, "close"), step_of("steps", 5, "close"))
+    until(loop, lambda: not loop.role.in_flight())
+    until(loop, lambda: sum(sitter.closed for sitter in sitters.made) == 2)
+    rig.commit(loop)
+
+    assert [answers(rig)[key].code for key in (("opens", 0, 0), ("steps", 1, 0))] == ["closed"] * 2
+    assert role_of(loop).waiting.rollouts == {}
+    assert rig.committed("t.environments", rig.topics.steps) == 5
+
+
+def test_a_close_of_what_is_not_open_is_a_courtesy(rig: Rig, sitters: Sitters) -> None:
+    loop = worker(rig, sitters)
+    send(rig, step_of("r", 5, "close"))
+
+    until(loop, lambda: role_of(loop).waiting.given == 1 and not loop.role.in_flight())
+    rig.commit(loop)
+
+    assert (sitters.made, answers(rig)) == ([], {})
+    assert rig.committed("t.environments", rig.topics.steps) == 1
+
+
+def test_a_newer_attempt_ends_the_older_one_whatever_it_is_at(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of(seed=13), step_of(position=1, session="other"))
+    until(loop, lambda: sitters.waiting() == 1 and (1, 1) in attempts(rig))
+
+    send(rig, step_of(attempt=2))
+    until(loop, lambda: (2, 0) in attempts(rig))
+    until(loop, lambda: sum(sitter.closed for sitter in sitters.made) == 2)
+    send(rig, step_of(position=2, tries=1), step_of(position=3, kind="close"))
+    until(loop, lambda: (1, 2) in attempts(rig) and not loop.role.in_flight())
+
+    assert attempts(rig)[1, 0].code == attempts(rig)[1, 2].code == "stale_attempt"
+    assert attempts(rig)[2, 0].text == "seed 0"
+    assert len(sitters.made) == 3
+    assert [each.attempt for each in role_of(loop).waiting.rollouts["r"].values()] == [2]
+
+
+def test_sessions_of_one_rollout_wait_side_by_side(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of(), step_of(position=1, session="agent"))
+    send(rig, step_of("r", 2, "step", "wait"))
+    send(rig, step_of("r", 3, "step", "a", session="agent"))
+
+    until(loop, lambda: ("r", 3, 0) in answers(rig))
+
+    assert ("r", 2, 0) not in answers(rig)
+    sitters.go_on()
+    until(loop, lambda: ("r", 2, 0) in answers(rig))
+
+
+def test_a_repeat_is_answered_from_what_was_kept(rig: Rig, sitters: Sitters, threads: int) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of(), step_of("r", 1, "step", "a"))
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    send(rig, step_of("r", 1, "step", "a", tries=1), step_of(), step_of("r", 1, "step", "a"))
+    until(loop, lambda: len(rig.log.all(rig.topics.events)) == 5)
+
+    texts = [event.body.text for event in rig.read(rig.topics.events, Event)]
+    assert sorted(texts) == ["a", "a", "a", "seed 0", "seed 0"]
+    assert (len(sitters.made), sitters.made[0].said) == (1, ["a"])
+
+
+def test_what_cannot_be_replayed_is_lost_with_its_session(rig: Rig, sitters: Sitters) -> None:
+    sitters.kind = Frail
+    loop = worker(rig, sitters)
+
+    send(rig, step_of("r", 1, "step", "b", index=1, history=("a",)))
+    until(loop, lambda: len(answers(rig)) == 1)
+
+    assert answers(rig)["r", 1, 0].code == "session_lost"
+    assert role_of(loop).waiting.rollouts == {}
+
+
+def test_an_episode_that_is_over_gives_its_session_back(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of(), end := step_of("r", 1, "step", "end"))
+    until(loop, lambda: len(answers(rig)) == 2 and not loop.role.in_flight())
+    until(loop, lambda: role_of(loop).waiting.rollouts == {})
+
+    send(rig, end)
+    until(loop, lambda: len(rig.log.all(rig.topics.events)) == 3)
+
+    assert [e.body.terminated for e in rig.read(rig.topics.events, Event)] == [False, True, True]
+    assert sitters.made[0].closed == 1
+
+
+def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_it_waits(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads, lease_s=1e-3)
+    send(rig, step_of("busy", seed=13), step_of("idle"))
+
+    until(loop, lambda: role_of(loop).counts["lapsed"] == 1)
+    until(loop, lambda: [sitter.closed for sitter in sitters.made] == [0, 1])
+    sitters.go_on()
+    until(loop, lambda: ("busy", 0, 0) in answers(rig))
+    until(loop, lambda: role_of(loop).waiting.rollouts == {})
+
+
+def test_sessions_leave_with_their_partition_whatever_they_are_at(
+    sitters: Sitters, threads: int
+) -> None:
+    rig = Rig(partitions=2)
+    loop = worker(rig, sitters, threads=threads)
+    for partition, name in ((0, "stays"), (1, "goes"), (1, "waits")):
+        step = step_of(name, seed=13 if name == "waits" else 0)
+        rig.write(rig.topics.steps, name, step, partition)
+    until(loop, lambda: len(answers(rig)) == 2 and sitters.waiting() == 1)
+
+    heir = worker(rig, sitters, name="e2", threads=threads)
+    heir.turn(0.0)
+    until(loop, lambda: sorted(role_of(loop).waiting.rollouts) == ["stays"])
+    until(loop, lambda: not loop.role.in_flight())
+    until(heir, lambda: sitters.waiting() == 1)
+
+    assert ("waits", 0, 0) not in answers(rig)
+    assert sum(sitter.closed for sitter in sitters.made) == 2
+    rig.close()
+
+
+def test_a_session_that_died_with_its_worker_is_rebuilt_by_another(
+    rig: Rig, sitters: Sitters
+) -> None:
+    first = worker(rig, sitters, name="e1")
+    send(rig, step_of(), step_of("r", 1, "step", "a"))
+    until(first, lambda: len(answers(rig)) == 2)
+    rig.commit(first)
+    source_of(first).kill()
+
+    second = worker(rig, sitters, name="e2")
+    send(rig, step_of("r", 2, "step", "b", index=1))
+    until(second, lambda: ("r", 2, 0) in answers(rig))
+    send(rig, step_of("r", 2, "step", "b", index=1, tries=1, history=("a",)))
+    until(second, lambda: ("r", 2, 1) in answers(rig))
+
+    assert answers(rig)["r", 2, 0].code == "history_needed"
+    assert answers(rig)["r", 2, 1].text == "a,b"
+
+
+def test_a_step_that_is_taken_too_late_is_not_done(rig: Rig, sitters: Sitters) -> None:
+    loop = worker(rig, sitters)
+    now_ms = int(rig.clock.now * 1000)
+    send(rig, step_of(seed=13), step_of("r", 1, "step", "a", not_after_ms=now_ms + 1000))
+    until(loop, lambda: sitters.waiting() == 1)
+
+    rig.clock.pass_by(2.0)
+    sitters.go_on()
+    until(loop, lambda: len(answers(rig)) == 2)
+
+    assert answers(rig)["r", 1, 0].code == "expired"
+
+
+def test_a_worker_that_leaves_closes_all_sessions_and_leaves_their_steps_to_others(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    loop = worker(rig, sitters, threads=threads)
+    send(rig, step_of("idle"), step_of("opens", seed=13))
+    send(rig, step_of("steps"), step_of("steps", 1, "step", "wait"))
+    until(loop, lambda: sitters.waiting() == 2 and len(answers(rig)) == 2)
+
+    loop.stop(drain_s=0.0)
+
+    assert [sitter.closed for sitter in sitters.made] == [1, 1, 1]
+    assert len(answers(rig)) == 2
+    heir = worker(rig, sitters, name="e2", threads=threads)
+    until(heir, lambda: sitters.waiting() == 1 and len(answers(rig)) == 3)
+    assert answers(rig)["steps", 1, 0].code == "history_needed"
+
+
+def test_a_worker_leaves_though_an_environment_clings(rig: Rig, sitters: Sitters) -> None:
+    loop = worker(rig, sitters, grace_s=0.01)
+    send(rig, step_of(), step_of("r", 1, "step", "cling"))
+    until(loop, lambda: sitters.waiting() == 1)
+
+    began = time.monotonic()
+    role_of(loop).waiting.close(timeout_s=0.1)
+
+    assert time.monotonic() - began < PATIENCE_S
+    assert sitters.made[0].closed == 0
+
+
+def test_whoever_blocks_the_room_is_named_and_all_steps_are_answered_in_time(
+    rig: Rig, sitters: Sitters
+) -> None:
+    loop = worker(rig, sitters, room=Room(threaded=True, slow_s=0.05))
+    send(rig, step_of("other"), step_of("bad"))
+    until(loop, lambda: len(answers(rig)) == 2)
+    send(rig, step_of("other", 1, "step", "wait", timeout_s=0.5))
+    until(loop, lambda: sitters.waiting() == 1)
+
+    send(rig, step_of("bad", 1, "step", "block", timeout_s=0.1))
+    until(loop, lambda: len(answers(rig)) == 4)
+
+    for name in ("bad", "other"):
+        failed = answers(rig)[name, 1, 0]
+        assert (failed.code, failed.retriable) == ("deadline", True)
+        assert "blocked by session 'main' of rollout 'bad'" in failed.message
+    sitters.gate.set()
+    until(loop, lambda: role_of(loop).room.blocked_s() < 0.05)
+    send(rig, step_of("next"))
+    until(loop, lambda: ("next", 0, 0) in answers(rig))
+    assert len(rig.log.all(rig.topics.events)) == 5
+
+
+def test_a_worker_whose_room_stays_blocked_ends_and_says_who_did_it(
+    rig: Rig, sitters: Sitters
+) -> None:
+    loop = worker(rig, sitters, room=Room(threaded=True, slow_s=0.01, wedged_s=0.1))
+    send(rig, step_of("bad"), step_of("bad", 1, "step", "block"))
+
+    with pytest.raises(RoomBlocked, match=r"of rollout 'bad'.*in wait.*must be awaited"):
+        until(loop, lambda: False)
+
+
+def test_what_answering_raises_ends_the_worker(rig: Rig, sitters: Sitters) -> None:
+    loop = worker(rig, sitters)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    role_of(loop).waiting.give = broken
+    send(rig, step_of())
+
+    with pytest.raises(ZeroDivisionError):
+        until(loop, lambda: False)
+
+
+def test_an_environment_that_waits_is_found_by_its_name_and_given_its_host(
+    rig: Rig, threads: int
+) -> None:
+    from tests.support.patient_environment import Nowhere
+
+    class Here(Nowhere):
+        def __init__(self, place: str) -> None:
+            self.place = place
+
+    loop = rig.environments(threads=threads, hosts=Here, slots={"patience": 1})
+    patient = {"environment": "tests.support.patient_environment:Patient"}
+    plain = {"environment": "tests.support.counting_environment:Counting"}
+    send(rig, replace(step_of("waits"), **patient), replace(step_of("plain"), **plain))
+    send(rig, replace(step_of("waits", 1, "step", "a"), **patient))
+    send(rig, replace(step_of("absent"), environment="absent"))
+    send(rig, replace(step_of("config"), environment_config='{"host": 1}', **patient))
+
+    until(loop, lambda: len(answers(rig)) == 4)
+    send(rig, replace(step_of("waits", 5, "close"), **patient))
+    until(loop, lambda: len(answers(rig)) == 5 and not loop.role.in_flight())
+
+    assert answers(rig)["waits", 0, 0].text == "session 'main' of rollout 'waits', attempt 1"
+    assert answers(rig)["waits", 1, 0].text == "a"
+    assert answers(rig)["plain", 0, 0].text == "0:"
+    assert answers(rig)["absent", 0, 0].code == "unknown_environment"
+    assert answers(rig)["config", 0, 0].code == "bad_config"
+
+
+def test_a_module_that_hangs_when_it_is_imported_holds_up_nobody_else(
+    rig: Rig, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging_import.py").write_text(
+        "from tests.support.open_gate import GATE\nGATE.wait()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from tests.support.open_gate import GATE
+
+    loop = rig.environments(threads=1)
+    hangs = replace(step_of("hangs", timeout_s=0.05), environment="hanging_import:Nothing")
+    plain = replace(step_of("plain"), environment="tests.support.counting_environment:Counting")
+    send(rig, hangs, plain)
+    until(loop, lambda: len(answers(rig)) == 2)
+    GATE.set()
+    until(loop, lambda: not loop.role.in_flight())
+
+    assert isinstance(answers(rig)["plain", 0, 0], EnvironmentStepped)
+    hung = answers(rig)["hangs", 0, 0]
+    assert isinstance(hung, CallFailed)
+    assert (hung.code, hung.retriable) == ("deadline", True)
+    assert "import" in hung.message

@@ -1,0 +1,175 @@
+"""One event loop for all that waits: it begins late, is watched, and ends in time."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from consumers.room import Room
+from schemas.errors import RoomBlocked
+from tests.support.waiting import until
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    room = Room(threaded=True, slow_s=0.05, wedged_s=0.2)
+    yield room
+    room.close()
+
+
+def watched(room: Room, condition: Callable[[], bool]) -> None:
+    """Wait for something while somebody watches the room."""
+
+    def looked() -> bool:
+        room.watch()
+        return condition()
+
+    until(looked, PATIENCE_S, lambda: "the room does not get there")
+
+
+def test_a_room_that_nobody_needs_has_no_thread() -> None:
+    before = threading.active_count()
+    room = Room(threaded=True)
+
+    room.watch()
+    room.turn(busy=True)
+    room.close()
+
+    assert threading.active_count() == before
+
+
+def test_what_is_asked_for_is_done_in_order_on_one_thread(room: Room) -> None:
+    done: list[tuple[int, int]] = []
+    for number in range(100):
+        room.call(lambda number=number: done.append((number, threading.get_ident())))
+
+    watched(room, lambda: len(done) == 100)
+
+    assert [number for number, _ in done] == list(range(100))
+    assert {thread for _, thread in done} not in ({threading.get_ident()}, set())
+
+
+def test_without_a_thread_it_is_turned_by_whoever_owns_it() -> None:
+    room = Room(threaded=False)
+    done: list[int] = []
+
+    async def waits() -> None:
+        await asyncio.sleep(0.005)
+        done.append(threading.get_ident())
+
+    tasks: list[asyncio.Task[None]] = []
+    room.call(lambda: tasks.append(asyncio.get_running_loop().create_task(waits())))
+    deadline = time.monotonic() + PATIENCE_S
+    while not done:
+        assert time.monotonic() < deadline
+        room.turn(busy=True)
+
+    assert done == [threading.get_ident()]
+    room.close()
+
+
+def test_whoever_blocks_it_is_said_and_then_ends_its_owner(room: Room) -> None:
+    gate = threading.Event()
+
+    async def hog() -> None:
+        gate.wait()
+
+    tasks: list[asyncio.Task[None]] = []
+    begin = lambda: tasks.append(asyncio.get_running_loop().create_task(hog(), name="a hog"))  # noqa: E731
+    room.call(begin)
+
+    with pytest.raises(RoomBlocked, match=r"a hog has blocked.*threading.py:\d+ in wait"):
+        watched(room, lambda: False)
+    gate.set()
+    watched_again = time.monotonic() + PATIENCE_S
+    while room.blocked_s():
+        assert time.monotonic() < watched_again
+    room.watch()
+
+
+def test_a_task_that_ends_the_interpreter_does_not_end_the_room(room: Room) -> None:
+    async def leaves() -> None:
+        sys.exit(3)
+
+    tasks: list[asyncio.Task[None]] = []
+    room.call(lambda: tasks.append(asyncio.get_running_loop().create_task(leaves())))
+    done = threading.Event()
+    room.call(done.set)
+
+    watched(room, done.is_set)
+    watched(room, lambda: tasks[0].done())
+    assert isinstance(tasks[0].exception(), SystemExit)
+
+
+def test_what_is_failed_comes_up_where_it_is_watched(room: Room) -> None:
+    room.fail(KeyError("first"))
+    room.fail(KeyError("second"))
+
+    with pytest.raises(KeyError, match="first"):
+        room.watch()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_when_it_closes_what_was_to_be_awaited_is_and_all_else_is_cancelled(
+    threaded: bool,
+) -> None:
+    room, said = Room(threaded=threaded), []
+
+    async def waits() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            said.append("cancelled")
+
+    async def goes() -> None:
+        await asyncio.sleep(0)
+        said.append("awaited")
+
+    async def begin() -> None:
+        tasks.append(asyncio.create_task(waits()))
+        room.at_close(goes)
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    room.call(lambda: None)
+    assert room.run(begin, PATIENCE_S)
+
+    room.close()
+    room.close()
+
+    assert said == ["awaited", "cancelled"]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_whoever_takes_too_long_is_not_waited_for(threaded: bool) -> None:
+    room = Room(threaded=threaded)
+    room.call(lambda: None)
+
+    async def waits() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    assert not room.run(waits, 0.01)
+    room.close()
+
+
+def test_a_room_whose_thread_is_blocked_is_left() -> None:
+    room, gate, inside = Room(threaded=True, slow_s=0.01), threading.Event(), threading.Event()
+
+    def hog() -> None:
+        inside.set()
+        gate.wait()
+
+    room.call(hog)
+    assert inside.wait(PATIENCE_S)
+
+    async def nothing() -> None:
+        """Never begun."""
+
+    assert not room.run(nothing, 0.01)
+    room.close(0.01)
+    gate.set()

@@ -6,6 +6,9 @@ on. The glue between turns belongs to the added tokens (mask 0); the token that 
 the policy's own when it was sampled (mask 1), and part of the glue when the answer was cut.
 Rendering turn by turn gives the tokens of rendering the whole; a template that cannot promise
 that (it drops old reasoning, trims answers, renumbers) is refused.
+
+Tools have a form where the template declares one, `"tools": "hermes"` (`inference.tools`); else a
+call with tools cannot be rendered.
 """
 
 import json
@@ -15,9 +18,11 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
+from inference.tools import NONE, format_of, in_words, no_form
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import digest
 from schemas.messages import Message
+from schemas.tool_calls import arguments_of
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -29,6 +34,8 @@ class Template(Protocol):
     """Names the template in every answer; two templates that render differently differ here."""
     end_ids: frozenset[int]
     """The tokens with which the policy itself ends an answer; empty when it has none."""
+    tool_format: str
+    """How tool calls are written into an answer: a name of `inference.tools`, or `none`."""
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
@@ -49,6 +56,7 @@ def template_of(spec: Mapping[str, Any], tokenizer: Any) -> Template:
     `{"kind": "chatml"}`: the well-known turns, optional `bos`.
     `{"kind": "roles", "bos", "before": {role: text}, "after": {role: text}, "end", "glue"}`.
     `{"kind": "jinja"}`: the tokenizer's own chat template.
+    All but words may declare `"tools"`, the format in which the policy was taught to call them.
     """
     known: dict[str, Callable[..., Template]] = {
         "words": _words, "chatml": _chatml, "roles": RoleTemplate, "jinja": JinjaTemplate
@@ -67,13 +75,16 @@ def template_of(spec: Mapping[str, Any], tokenizer: Any) -> Template:
 
 def _words(tokenizer: Any, *, bos: str, turn: str, end: str = "") -> "RoleTemplate":
     before = dict.fromkeys(ROLES, "") | {"assistant": turn}
-    return RoleTemplate(tokenizer, bos=bos, before=before, end=end)
+    return RoleTemplate(tokenizer, bos=bos, before=before, end=end, kind="words")
 
 
-def _chatml(tokenizer: Any, *, bos: str = "") -> "RoleTemplate":
+def _chatml(tokenizer: Any, *, bos: str = "", tools: str = NONE) -> "RoleTemplate":
     before = {role: f"<|im_start|>{role}\n" for role in ROLES}
     after = {role: "<|im_end|>\n" for role in ROLES if role != "assistant"}
-    return RoleTemplate(tokenizer, bos=bos, before=before, after=after, end="<|im_end|>", glue="\n")
+    return RoleTemplate(
+        tokenizer, bos=bos, before=before, after=after, end="<|im_end|>", glue="\n", tools=tools,
+        kind="chatml",
+    )  # fmt: skip
 
 
 class RoleTemplate:
@@ -86,10 +97,14 @@ class RoleTemplate:
 
     def __init__(
         self, tokenizer: Any, *, before: Mapping[str, str], after: Mapping[str, str] | None = None,
-        bos: str = "", end: str = "", glue: str = "",
+        bos: str = "", end: str = "", glue: str = "", tools: str = NONE, kind: str = "roles",
     ) -> None:  # fmt: skip
         after = after or {}
         spec = {"before": before, "after": after, "bos": bos, "end": end, "glue": glue}
+        self.tool_format, self._tools = tools, format_of(tools, tokenizer)
+        self._kind = kind
+        if tools != NONE:
+            spec["tools"] = tools
         self.digest = digest("roles", json.dumps(spec, sort_keys=True)).hex()
         self._content = _memory_of(tokenizer, split_special_tokens=True)
         control = _memory_of(tokenizer, split_special_tokens=False)
@@ -110,9 +125,10 @@ class RoleTemplate:
     ) -> list[int]:
         if not first and not messages:
             return []
-        if tools or any(message.tool_calls for message in messages):
-            msg = "this policy's template has no form for tools; use one of kind jinja"
-            raise WorkFailed("not_renderable", msg, retriable=False)
+        if self._tools is not None:
+            messages = in_words(self._tools, messages, tools if first else "")
+        elif _has_tools(messages, tools):
+            raise no_form(self._kind)
         ids = self._opening(first, ended)
         for message in messages:
             ids += self._before_of(message.role)
@@ -154,6 +170,10 @@ def _memory_of(tokenizer: Any, *, split_special_tokens: bool) -> Callable[[str],
     return encode
 
 
+def _has_tools(messages: Sequence[Message], tools: str) -> bool:
+    return bool(tools) or any(message.tool_calls for message in messages)
+
+
 ANSWER = "An answer, 5d1c."
 PROBES = ("{}", "<think>\nA plan.\n</think>\n\n{}", " {}\n")
 
@@ -166,19 +186,24 @@ class JinjaTemplate:
     out one text in which nobody can tell them apart.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, tools: str = NONE) -> None:
         if not getattr(tokenizer, "chat_template", None) or not tokenizer.eos_token:
             msg = "template of kind jinja, but the tokenizer has no chat template, or no end token"
             raise Refused(msg)
         self._tokenizer = tokenizer
         self._end = tokenizer.eos_token
         self.end_ids = frozenset({tokenizer.eos_token_id})
-        self.digest = digest("jinja", tokenizer.chat_template, self._end).hex()
+        self.tool_format = tools
+        format_of(tools, tokenizer)
+        declared = () if tools == NONE else (tools,)
+        self.digest = digest("jinja", tokenizer.chat_template, self._end, *declared).hex()
         self._refuse_if_it_looks_back()
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
     ) -> list[int]:
+        if self.tool_format == NONE and _has_tools(messages, tools):
+            raise no_form("jinja")
         if first:
             text = self._text(messages, tools, open_answer=True)
         else:
@@ -236,9 +261,16 @@ class JinjaTemplate:
 def _as_dict(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        fields["tool_calls"] = json.loads(message.tool_calls)
+        fields["tool_calls"] = [_as_templates_read(call) for call in json.loads(message.tool_calls)]
     if message.tool_call_id:
         fields["tool_call_id"] = message.tool_call_id
     if message.name:
         fields["name"] = message.name
     return fields
+
+
+def _as_templates_read(call: dict[str, Any]) -> dict[str, Any]:
+    """With its arguments as an object: chat templates write that as JSON themselves."""
+    given = call["function"]["arguments"]
+    value = arguments_of(given)
+    return call | {"function": call["function"] | {"arguments": given if value is None else value}}

@@ -3,13 +3,15 @@
 It keeps the manners of a real engine, so that whatever drives it is driven the same way: nothing
 is answered before there is a version, calls that want a newer version are held, aborted calls get
 no answer. Its tokens are made up but well formed: one per UTF-8 byte unless `encode` says else. A
-prepared ModelAnswered goes out as it is. `inference.text_script` makes a script of a function that
-sees the whole conversation.
+call with tools is answered with those that the script calls, as a policy would, in the format
+`hermes`. A prepared ModelAnswered goes out as it is. `inference.text_script` makes a script of a
+function that sees the whole conversation.
 """
 
 from collections.abc import Callable, Sequence
 
 from inference.engine import EngineAnswer
+from inference.tools import NONE, calls_in
 from inference.waiting_calls import WaitingCalls
 from schemas.errors import WorkFailed
 from schemas.ids import digest
@@ -21,6 +23,8 @@ Script = Callable[[ModelCall], str | ModelAnswered]
 Render = Callable[[ModelCall], str]
 """What a call adds to its sequence, as text; it may raise WorkFailed."""
 
+TOOLS = "hermes"
+"""How scripts write tool calls."""
 LOGPROB = -0.5
 """Every made-up token has this one."""
 
@@ -103,9 +107,11 @@ class ScriptedEngine:
         added = self._encode(self._render(call))
         if len(ids) > limit and self._encode is utf8:
             text = bytes(ids[:limit]).decode(errors="ignore")
+        content, calls = calls_in(TOOLS if call.tools else NONE, text, call.command_id)
         count = min(len(ids), limit)
         return ModelAnswered(
-            text=text, added_ids=pack_ids(added), token_ids=pack_ids(ids[:limit]),
+            text=content, tool_calls=calls, added_ids=pack_ids(added),
+            token_ids=pack_ids(ids[:limit]),
             logprobs=pack_logprobs([LOGPROB] * count), versions=pack_ids([self.version] * count),
             finish_reason="stop" if len(ids) <= limit > 0 else "length", policy_id=call.policy_id,
             sequence=call.sequence, engine="scripted", precision="float32",

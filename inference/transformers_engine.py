@@ -28,6 +28,7 @@ from inference.policy_dir import Policy, load_policy
 from inference.sampling import draw, uniforms
 from inference.slot import Slot, slot_of
 from inference.stream_text import UNFINISHED, cut_at
+from inference.tools import NONE, calls_in
 from inference.waiting_calls import WaitingCalls, is_of
 from schemas.errors import WorkFailed
 from schemas.foreign_text import raised
@@ -247,8 +248,10 @@ class TransformersEngine:
 
     def _body(self, row: Slot) -> ModelAnswered:
         sampled = row.sampled()
+        tools = self.policy.template.tool_format if row.call.tools else NONE
+        text, calls = calls_in(tools, self._text(row, sampled), row.call.command_id)
         return ModelAnswered(
-            text=self._text(row, sampled), added_ids=pack_ids(row.added),
+            text=text, tool_calls=calls, added_ids=pack_ids(row.added),
             token_ids=pack_ids(sampled), logprobs=pack_logprobs(row.logprobs),
             versions=pack_ids(row.versions), finish_reason=row.finish,
             policy_id=row.call.policy_id, sequence=row.call.sequence, engine="transformers",

@@ -14,6 +14,8 @@ import orjson
 from schemas.errors import WireError
 from schemas.foreign_text import shown
 
+MOST_DEEP = 200
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -63,14 +65,15 @@ def canonical_arguments(text: str) -> str:
 def arguments_of(text: str) -> dict[str, Any] | None:
     """The JSON object that the text is; None when it is none.
 
-    Numbers keep their digits: what was sampled is not rounded to 64 bits.
+    Numbers keep their digits: what was sampled is not rounded to 64 bits. One that is nested more
+    than MOST_DEEP is none, since Python reads those or not, as its stack stands.
     """
     try:
-        orjson.loads(text)  # the strict reader: depth, lone surrogates, NaN
+        orjson.loads(text)  # the strict reader: lone surrogates, NaN
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not _deep(text, value) else None
 
 
 def json_text(value: object) -> str:
@@ -79,6 +82,16 @@ def json_text(value: object) -> str:
     Unlike orjson, it writes integers of any size, for they may have been sampled.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _deep(text: str, value: object) -> bool:
+    if text.count("[") + text.count("{") <= MOST_DEEP:
+        return False
+    level: list[Any] = [value]
+    for _ in range(MOST_DEEP):
+        lists = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for inner in lists for one in inner if isinstance(one, dict | list)]
+    return bool(level)
 
 
 def _list(value: object) -> list[Any]:

@@ -1,9 +1,11 @@
 import time
+from dataclasses import replace
 
 from inference.recorded import RecordedEngine
 from inference.scripted import ScriptedEngine
 from schemas.errors import WorkFailed
 from schemas.messages import Event, ModelAnswered, ModelCall
+from schemas.tool_calls import tool_calls_of
 from tests.support.policies import body, call, failure, run, tokens
 
 
@@ -36,6 +38,19 @@ def test_where_nothing_is_sampled_the_script_is_not_asked() -> None:
 
     assert tokens(answered.added_ids) == list(b"hi")
     assert (answered.text, answered.token_ids, answered.finish_reason) == ("", b"", "length")
+
+
+def test_a_script_calls_tools_where_the_call_has_any() -> None:
+    said = 'So: <tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+    engine = ScriptedEngine("policy", lambda call: said)
+
+    plain, calling = (
+        body(engine, replace(call(max_tokens=200), tools=tools)) for tools in ("", "[]")
+    )
+
+    assert (plain.text, plain.tool_calls) == (said, "")
+    assert (calling.text, [c.name for c in tool_calls_of(calling.tool_calls)]) == ("So:", ["bash"])
+    assert plain.token_ids == calling.token_ids
 
 
 def test_a_prepared_answer_goes_out_as_it_is() -> None:

@@ -16,6 +16,7 @@ from inference.transformers_engine import CHUNK, TransformersEngine
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
 from schemas.packed import ids_of, logprobs_of, pack_ids
+from schemas.tool_calls import ToolCall, tool_calls_of
 from schemas.weights import read_weights, write_weights
 from tests.support.policies import (
     after,
@@ -299,9 +300,10 @@ def test_a_prefix_of_another_vocabulary_costs_one_call(lake: Path) -> None:
 class Tooled:
     """A template that reads the tools of a call, as those of tokenizers do."""
 
-    def __init__(self, plain: Template) -> None:
+    def __init__(self, plain: Template, tool_format: str = "none") -> None:
         self.plain = plain
         self.end_ids, self.digest = plain.end_ids, plain.digest
+        self.tool_format = tool_format
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
@@ -319,6 +321,42 @@ def test_a_template_that_falls_over_a_call_costs_that_call(lake: Path) -> None:
     assert (bad.body.code, bad.body.retriable) == ("not_renderable", False)
     assert "RecursionError" in bad.body.message
     assert isinstance(good.body, ModelAnswered)
+
+
+class Caller:
+    """A tokenizer to which all that is sampled spells a tool call."""
+
+    def decode(self, ids: object, **how: object) -> str:
+        return 'So: <tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "tools"), [("hermes", "[]"), ("hermes", ""), ("none", "[]")]
+)
+def test_calls_are_read_where_the_template_has_a_form_and_the_call_has_tools(
+    lake: Path, tool_format: str, tools: str
+) -> None:
+    engine = serving(lake)
+    template = Tooled(engine.policy.template, tool_format)
+    engine.policy = replace(engine.policy, template=template, tokenizer=Caller())
+    one = replace(call(), tools=tools)
+
+    answered = body(engine, one)
+
+    if tool_format == "hermes" and tools:
+        assert answered.text == "So:"
+        (called,) = tool_calls_of(answered.tool_calls)
+        assert called == ToolCall(f"call_{one.command_id.hex()[:24]}_0", "bash", '{"command":"ls"}')
+    else:
+        assert (answered.text, answered.tool_calls) == (Caller().decode([]), "")
+    assert len(tokens(answered.token_ids)) == 1
+
+
+def test_a_call_with_tools_fails_where_the_template_has_no_form_for_them(lake: Path) -> None:
+    failed = failure(serving(lake), replace(call(), tools="[]"))
+
+    assert (failed.code, failed.retriable) == ("not_renderable", False)
+    assert '"tools": "hermes"' in failed.message
 
 
 def test_temperature_zero_takes_the_likeliest_token(lake: Path) -> None:

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import WireError
-from schemas.tool_calls import ToolCall, canonical_arguments, tool_calls_of, tool_calls_text
+from schemas.tool_calls import (
+    ToolCall,
+    arguments_of,
+    canonical_arguments,
+    tool_calls_of,
+    tool_calls_text,
+)
 from tests.support.avro_messages import FEW
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -47,6 +53,27 @@ def test_arguments_become_canonical_once(value: Any, spaced: bool) -> None:
 )
 def test_what_is_no_object_stays_as_it_was_said(text: str) -> None:
     assert canonical_arguments(text) == text
+
+
+@pytest.mark.parametrize(
+    ("deep", "is_read"), [(100, True), (199, True), (250, False), (990, False)]
+)
+def test_what_is_nested_too_deeply_is_no_object_wherever_it_is_read(
+    deep: int, is_read: bool
+) -> None:
+    text = '{"a":' + "[" * deep + "]" * deep + "}"
+
+    def read_at(depth: int) -> bool:
+        return read_at(depth - 1) if depth else arguments_of(text) is not None
+
+    assert [read_at(0), read_at(600)] == [is_read, is_read]
+
+
+def test_many_brackets_in_a_text_are_not_nested() -> None:
+    text = '{"a":"' + "[{" * 500 + '"}'
+
+    assert canonical_arguments(text) == text
+    assert arguments_of(text) is not None
 
 
 def test_a_sampled_number_keeps_all_its_digits() -> None:

@@ -1,0 +1,199 @@
+"""Tool calls within a policy's text: how they are written to it, and read from what it sampled.
+
+A template declares the format that its policy was taught. What does not parse stays content, and
+nothing that was sampled is repaired: training reads the tokens, the agent this reading of them. A
+call's id is a function of its command, so that telling an answer again tells the same ids.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from schemas.errors import Refused, WorkFailed
+from schemas.foreign_text import plain
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, arguments_of, json_text, tool_calls_of, tool_calls_text
+
+NONE = "none"
+"""Of a template without a form for tools."""
+
+Calls = list[tuple[str, str]]
+"""Names and arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One way to write tools into text, and to read calls from it."""
+
+    definitions: Callable[[list[Any]], str]
+    """What a policy is told of its tools, at the end of the system message."""
+    call: Callable[[ToolCall], str]
+    """One call as the policy itself writes it."""
+    result: Callable[[str], str]
+    """What came of a call, as the content of a message of role `tool`."""
+    parsed: Callable[[str], tuple[str, Calls]]
+    """Content without the calls, and the calls."""
+    marks: tuple[str, ...]
+    """What a policy must be able to write, one after the other."""
+
+
+def in_words(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Message]:
+    """Messages of bare contents that say the same; `tools` are told where they are given.
+
+    Raises WorkFailed(`not_renderable`) for tools that are no JSON list.
+    """
+    said = [_spoken(of, message) for message in messages]
+    if not tools:
+        return said
+    told = of.definitions(_list(tools))
+    if said and said[0].role == "system":
+        return [replace(said[0], content=f"{said[0].content}\n\n{told}"), *said[1:]]
+    return [Message("system", told), *said]
+
+
+def calls_in(name: str, text: str, command_id: bytes) -> tuple[str, str]:
+    """Content and canonical tool calls of a sampled text; `name` is the template's format."""
+    if name == NONE:
+        return text, ""
+    content, calls = FORMATS[name].parsed(text)
+    head = f"call_{command_id.hex()[:24]}"
+    return content, tool_calls_text(
+        [ToolCall(f"{head}_{at}", called, given) for at, (called, given) in enumerate(calls)]
+    )
+
+
+def format_of(name: str, tokenizer: Any) -> ToolFormat | None:
+    """The format of that name, None for `none`.
+
+    Raises Refused for a name that is not known, and for a tokenizer that loses its marks: those
+    would be missing from every answer.
+    """
+    if name == NONE:
+        return None
+    if name not in FORMATS:
+        msg = f"tools of format {name!r}; known are {', '.join([NONE, *FORMATS])}"
+        raise Refused(msg)
+    for mark in FORMATS[name].marks:
+        try:
+            ids = tokenizer.encode(mark, add_special_tokens=False)
+            written = tokenizer.decode(ids, skip_special_tokens=True)
+        except Exception as error:  # the Rust tokenizers raise nothing narrower
+            msg = f"tools of format {name!r}, but the tokenizer cannot write {mark!r}: {error}"
+            raise Refused(msg) from error
+        if mark not in written:
+            msg = f"tools of format {name!r}, but the tokenizer writes {mark!r} as {written!r}"
+            raise Refused(msg)
+    return FORMATS[name]
+
+
+def no_form(kind: str) -> WorkFailed:
+    """What a call with tools comes to under a template that declares no format."""
+    known = " or ".join(f'"tools": "{name}"' for name in FORMATS)
+    msg = (
+        f"the policy's template, of kind {kind!r}, has no form for tools; declare the one that the "
+        f"policy was taught, {known}, in the template of its rollcall.json"
+    )
+    return WorkFailed("not_renderable", msg, retriable=False)
+
+
+def _spoken(of: ToolFormat, message: Message) -> Message:
+    if message.role == "tool":
+        return replace(message, content=of.result(message.content))
+    if not message.tool_calls:
+        return message
+    calls = map(of.call, tool_calls_of(message.tool_calls))
+    content = "\n".join([message.content, *calls] if message.content else calls)
+    return replace(message, content=content, tool_calls="")
+
+
+def _list(tools: str) -> list[Any]:
+    try:
+        value = json.loads(tools)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list):
+        msg = f"tools must be a JSON list, found {plain(tools, 80)!r}"
+        raise WorkFailed("not_renderable", msg, retriable=False)
+    return value
+
+
+HERMES = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MOST_MISSES = 1000
+"""Openings that hold no call; each is looked into, and what follows so many is content."""
+DECODER = json.JSONDecoder()
+
+
+def _hermes_definitions(tools: list[Any]) -> str:
+    return HERMES.format(tools="\n".join(json.dumps(one, ensure_ascii=False) for one in tools))
+
+
+def _hermes_call(call: ToolCall) -> str:
+    return f'{OPEN}\n{{"name": {json_text(call.name)}, "arguments": {call.arguments}}}\n{CLOSE}'
+
+
+def _hermes_result(content: str) -> str:
+    return f"<tool_response>\n{content}\n</tool_response>"
+
+
+def _hermes_parsed(text: str) -> tuple[str, Calls]:
+    """The blocks that hold a call are taken out; what is around them is the content."""
+    calls: Calls = []
+    around: list[str] = []
+    kept = at = misses = 0
+    while misses < MOST_MISSES and (at := text.find(OPEN, at)) >= 0:
+        call, end = _hermes_block(text, at + len(OPEN))
+        if call is None:
+            at += len(OPEN)
+            misses += 1
+            continue
+        calls.append(call)
+        around.append(text[kept:at])
+        kept = at = end
+    if not calls:
+        return text, []
+    return "".join([*around, text[kept:]]).strip(), calls
+
+
+def _hermes_block(text: str, start: int) -> tuple[tuple[str, str] | None, int]:
+    """The call that is written from there on, and where its block ends; None when it is none."""
+    begin = _past_space(text, start)
+    try:
+        _, end = DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None, start
+    close = _past_space(text, end)
+    value = arguments_of(text[begin:end]) if text.startswith(CLOSE, close) else None
+    match value:
+        case {"name": str(name), "arguments": dict(given)} if name:
+            return (name, json_text(given)), close + len(CLOSE)
+    return None, start
+
+
+def _past_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+FORMATS = {
+    "hermes": ToolFormat(
+        _hermes_definitions, _hermes_call, _hermes_result, _hermes_parsed, (OPEN, CLOSE)
+    )
+}
+"""By the name that a template declares."""

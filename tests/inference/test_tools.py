@@ -1,0 +1,231 @@
+"""Tools are told to a policy in words, and read from its words; what does not parse stays there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.chat import Template, template_of
+from inference.policy_dir import load_policy, make_policy
+from inference.tools import FORMATS, calls_in, in_words
+from schemas.errors import Refused, WorkFailed
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, json_text, tool_calls_of, tool_calls_text
+from tests.support.avro_messages import FEW
+from tests.support.policies import GPT2, WORDS
+
+ID = bytes(range(16))
+TOOLS = '[{"type":"function","function":{"name":"bash","parameters":{}}}]'
+LS = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+CONTROL = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=8)
+OBJECTS = st.dictionaries(TEXTS, st.integers() | st.booleans() | TEXTS, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    config = {**GPT2, "vocab_size": len(CONTROL)}
+    directory = make_policy(
+        tmp_path_factory.mktemp("policies") / "tools", config=config, tokens=CONTROL,
+        template={"kind": "chatml", "tools": "hermes"}, seed=0,
+    )  # fmt: skip
+    policy = load_policy(directory)
+    assert policy.template.tool_format == "hermes"
+    return policy.tokenizer
+
+
+def rendered(template: Template, tokenizer: Any, *messages: Message, tools: str = "") -> str:
+    ids = template.render(messages, first=True, ended=False, tools=tools)
+    return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@given(
+    TEXTS.map(str.strip),
+    st.lists(st.tuples(TEXTS.filter(bool), OBJECTS.map(json_text)), min_size=1, max_size=3),
+)
+@FEW
+def test_calls_that_are_written_are_read_again(text: str, calls: list[tuple[str, str]]) -> None:
+    ids = [f"call_{ID.hex()[:24]}_{at}" for at in range(len(calls))]
+    canonical = tool_calls_text(
+        [ToolCall(id_, *call) for id_, call in zip(ids, calls, strict=True)]
+    )
+    message = Message("assistant", text, canonical)
+
+    (spoken,) = in_words(FORMATS["hermes"], [message], "")
+
+    assert calls_in("hermes", spoken.content, ID) == (text, canonical)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        ("", "", []),
+        ("just words \n", "just words \n", []),
+        (LS, "", ["bash"]),
+        (f"Look:\n{LS}\n{LS}\nDone.", "Look:\n\n\nDone.", ["bash", "bash"]),
+        (LS.replace("\n", ""), "", ["bash"]),
+        (LS.replace("ls", "echo </tool_call>"), "", ["bash"]),
+        (f"<tool_call>{LS}", "<tool_call>", ["bash"]),
+        (f"<tool_call>no</tool_call>{LS}", "<tool_call>no</tool_call>", ["bash"]),
+    ],
+)
+def test_what_is_around_the_calls_is_the_content(text: str, content: str, names: list[str]) -> None:
+    said, calls = calls_in("hermes", text, ID)
+
+    assert said == content
+    assert [call.name for call in tool_calls_of(calls)] == names
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "", "{", "[]", "5", '{"name": "bash"}', '{"name": 5, "arguments": {}}',
+        '{"name": "", "arguments": {}}', '{"name": "bash", "arguments": "ls"}',
+        '{"name": "bash", "arguments": [1]}', '{"name": "bash", "arguments": {"a": NaN}}',
+        '{"name": "bash", "arguments": {"a": "\\ud800"}}', "{'name': 'bash', 'arguments': {}}",
+        '{"name": "bash", "arguments": {}} and more', '{"name": "bash", "arguments": {}',
+        '{"name": "bash", "arguments": {"a": ' + "[" * 3000 + "]" * 3000 + "}}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("close", ["</tool_call>", ""])
+def test_what_does_not_parse_stays_content(inner: str, close: str) -> None:
+    text = f" I try <tool_call>\n{inner}\n{close} "
+
+    assert calls_in("hermes", text, ID) == (text, "")
+
+
+def test_an_unclosed_call_is_none() -> None:
+    text = LS.removesuffix("</tool_call>")
+
+    assert calls_in("hermes", text, ID) == (text, "")
+
+
+def test_openings_without_end_are_read_quickly() -> None:
+    text = '<tool_call>{"a' * 70_000
+
+    assert calls_in("hermes", text, ID) == (text, "")
+
+
+def test_without_a_format_calls_are_words() -> None:
+    assert calls_in("none", LS, ID) == (LS, "")
+
+
+def test_ids_of_calls_are_those_of_their_command() -> None:
+    _, calls = calls_in("hermes", LS + LS, ID)
+
+    assert [call.id for call in tool_calls_of(calls)] == [
+        "call_000102030405060708090a0b_0",
+        "call_000102030405060708090a0b_1",
+    ]
+
+
+def test_definitions_are_told_once_at_the_end_of_the_system_message(tokenizer: Any) -> None:
+    template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
+    user, system = Message("user", "Hi"), Message("system", "Be brief.")
+
+    alone = rendered(template, tokenizer, user, tools=TOOLS)
+    with_system = rendered(template, tokenizer, system, user, tools=TOOLS)
+    later = template.render([user], first=False, ended=True, tools=TOOLS)
+
+    assert alone.startswith("<|im_start|>system\n# Tools\n")
+    assert with_system.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert '"name": "bash"' in alone
+    assert later == template.render([user], first=False, ended=True)
+
+
+def test_calls_and_results_are_rendered_in_the_declared_format(tokenizer: Any) -> None:
+    template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
+    calls = tool_calls_text([ToolCall("c", "bash", '{"command":"ls"}')])
+
+    text = rendered(
+        template, tokenizer, Message("user", "Hi"), Message("assistant", "I look.", calls),
+        Message("tool", "a.txt", "", "c"),
+    )  # fmt: skip
+
+    assert text == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nI look.\n<tool_call>\n"
+        '{"name": "bash", "arguments": {"command":"ls"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n<tool_response>\na.txt\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_turn_by_turn_and_whole_are_the_same_tokens_with_tools(tokenizer: Any) -> None:
+    template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
+    user, tool = Message("user", "Hi"), Message("tool", "a.txt", "", "c")
+    said = Message("assistant", "", tool_calls_text([ToolCall("c", "bash", '{"command":"ls"}')]))
+
+    known = template.render([user], first=True, ended=False, tools=TOOLS)
+    spoken = in_words(FORMATS["hermes"], [said], "")[0].content
+    known += tokenizer.encode(spoken, add_special_tokens=False) + list(template.end_ids)
+    known += template.render([tool], first=False, ended=True, tools=TOOLS)
+
+    assert known == template.render([user, said, tool], first=True, ended=False, tools=TOOLS)
+
+
+@pytest.mark.parametrize("kind", ["chatml", "words", "jinja"])
+def test_a_template_without_a_form_for_tools_says_how_to_declare_one(
+    tokenizer: Any, kind: str
+) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer.eos_token = "<|im_end|>"
+    spec = {"kind": "words", "bos": "\n", "turn": "<|im_start|>"} if kind == "words" else {}
+    template = template_of({"kind": kind} | spec, tokenizer)
+
+    with pytest.raises(
+        WorkFailed, match=f"'{kind}', has no form for tools; declare.*rollcall.json"
+    ):
+        template.render([Message("user", "Hi")], first=True, ended=False, tools=TOOLS)
+
+
+def test_a_declared_format_is_part_of_the_templates_digest_and_none_is_not(tokenizer: Any) -> None:
+    specs: list[dict[str, str]] = [{}, {"tools": "none"}, {"tools": "hermes"}]
+    plain, none, hermes = (
+        template_of({"kind": "chatml"} | spec, tokenizer).digest for spec in specs
+    )
+
+    assert plain == none == "4bf0f9403e6c28743b221c9caf528fe2"
+    assert hermes != plain
+
+
+def test_a_chat_template_is_given_arguments_as_an_object(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments.command }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    tokenizer.eos_token = "<|im_end|>"
+    template = template_of({"kind": "jinja", "tools": "hermes"}, tokenizer)
+    calls = tool_calls_text([ToolCall("c", "bash", '{"command":"ls"}')])
+
+    text = rendered(template, tokenizer, Message("assistant", "x", calls), tools=TOOLS)
+
+    assert text == "xls<|im_end|>"
+
+
+@pytest.mark.parametrize("tools", ["nonsense", "hermes"])
+def test_a_format_that_is_unknown_or_cannot_be_written_is_refused(lake: Path, tools: str) -> None:
+    with pytest.raises(Refused, match="tools of format"):
+        template_of(
+            {"kind": "roles", "before": WORDS_BEFORE, "tools": tools}, load_policy(lake).tokenizer
+        )
+
+
+WORDS_BEFORE = {"system": "", "user": "", "assistant": WORDS["turn"]}
+
+
+@pytest.mark.parametrize("tools", ["x", "{}", "5", "[" * 5000])
+def test_tools_that_are_no_list_fail_the_call(tokenizer: Any, tools: str) -> None:
+    template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
+
+    with pytest.raises(WorkFailed, match="tools must be a JSON list"):
+        template.render([Message("user", "Hi")], first=True, ended=False, tools=tools)
+
+
+def test_definitions_say_all_that_the_agent_said() -> None:
+    told = in_words(FORMATS["hermes"], [], TOOLS)[0].content
+    lines = told.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
+
+    assert [json.loads(line) for line in lines] == json.loads(TOOLS)

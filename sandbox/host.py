@@ -5,9 +5,10 @@ is one host for one session: whatever is drawn from it ends with the session, at
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from sandbox.agents.processes import AgentExit
     from schemas.asks import Ask, Reply
 
 
@@ -42,6 +43,18 @@ class Line(Protocol):
         ...
 
 
+class Process(Protocol):
+    """An agent that runs; see `sandbox.agents.processes.AgentProcess`."""
+
+    async def wait(self) -> "AgentExit":
+        """Until it has ended; several may wait, and a wait may be cancelled."""
+        ...
+
+    async def close(self) -> "AgentExit":
+        """End it and all that it has started, and remove what it has left. May be called twice."""
+        ...
+
+
 class Host(Protocol):
     """What one session may ask of the worker that it lives in."""
 
@@ -53,6 +66,13 @@ class Host(Protocol):
 
         A line is one process's: a client that comes back is told again what it was told, so a
         process that is started anew needs another line, whose key the old one does not have.
+        """
+        ...
+
+    async def start(self, agent: str, config: Mapping[str, Any], *, url: str, key: str) -> Process:
+        """A process of an agent, which asks at `url` with `key`.
+
+        Raises WorkFailed: `agent_missing`, or `agent_start` where there is no room for one more.
         """
         ...
 

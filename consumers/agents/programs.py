@@ -6,6 +6,7 @@ from inspect import getsource
 from typing import cast
 
 from consumers.agents.fork import forking
+from consumers.agents.hosted import hosted
 from consumers.agents.wishes import (
     Agent,
     CallModel,
@@ -63,6 +64,7 @@ SHIPPED: dict[str, Program] = {
     "react": react,
     "single_turn": single_turn,
     "fork": forking(program_of),
+    "hosted": hosted,
 }
 
 

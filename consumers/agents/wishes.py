@@ -158,6 +158,10 @@ class Task:
     """All that may be sampled; 0 is no limit."""
     sampling: Sampling = field(default_factory=Sampling)
     """The request's."""
+    policy_id: str = ""
+    """The request's."""
+    max_wishes: int = 0
+    """All that may be wished for; 0 is no limit."""
 
     @property
     def rng(self) -> "Random":

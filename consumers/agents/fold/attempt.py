@@ -133,6 +133,8 @@ class Attempt:
             drawn=cache(partial(self.world.random_of, seed)),
             max_tokens=self.request.limits.max_tokens,
             sampling=self.request.sampling,
+            policy_id=self.request.policy_id,
+            max_wishes=self.most_wishes,
         )
         return self._advance(partial(self._first_wish, program), program_task, now_ms)
 

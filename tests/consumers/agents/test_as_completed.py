@@ -125,6 +125,23 @@ def test_what_completes_while_something_else_is_waited_for_is_told_later_and_in_
     assert decision.body.result == "b=2,me+l+r,c=3,a=1,d=4"
 
 
+def test_thousands_of_outcomes_may_have_come_in_between() -> None:
+    def hoards(task: Task) -> Agent:
+        yield AsCompleted([CallModel([user(str(n))]) for n in range(3000)])
+        yield CallModel([user("meanwhile")])
+        for _ in range(2999):
+            done = yield AsCompleted()
+        yield Finish(told(done))
+
+    hand = Hand(hoards)
+    first, *others = hand.start("hoards", limits=Limits(max_turns=4000))
+    meanwhile = one(hand.say(first, "yes"))
+    for call in others:
+        hand.say(call, "yes")
+
+    assert one(hand.say(meanwhile, "done")).body.result == "2999=yes"
+
+
 def test_a_wish_that_failed_is_an_outcome_and_is_not_raised() -> None:
     def hears(task: Task) -> Agent:
         first = yield AsCompleted([Reset("left"), Reset("right")])

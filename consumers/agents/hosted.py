@@ -1,0 +1,261 @@
+"""The agent program `hosted`: a conversation with an agent's process, as an environment.
+
+What the process asks is an observation, what it is told an action (`schemas.asks`). What it asks of
+the model becomes a call, what it asks of its task's environment a step of the session `main`; all
+of them go on side by side, and whenever something is ready and the process has been heard, it is
+told. It knows no endpoint, no dialect and no process.
+
+An ask that the limits do not allow any more is answered with 404, as to say that the rollout is
+over: so the agent can end, and what it has done is judged.
+"""
+
+import json
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from consumers.agents.wishes import (
+    Agent,
+    AsCompleted,
+    CallModel,
+    Completed,
+    EnvironmentAnswer,
+    Finish,
+    ModelAnswer,
+    Reset,
+    Step,
+    Task,
+    WishFailed,
+)
+from schemas.asks import (
+    AgentAction,
+    Ask,
+    Choice,
+    ErrorReply,
+    ModelReply,
+    Reply,
+    StepReply,
+    asks_of,
+)
+from schemas.errors import ProgramFailed
+from schemas.known_asks import KnownAsks
+from schemas.messages import Sampling
+
+AGENT, MAIN = "agent", "main"
+STATUSES = {
+    "too_long": 400, "not_renderable": 400, "bad_sampling": 400, "out_of_bounds": 400,
+    "unwritable": 400, "too_large": 400, "unknown_policy": 404,
+}  # fmt: skip
+"""Of calls that no try will answer; any other failure is final too, but nobody's mistake."""
+FINAL = 503
+RESERVE = 8
+"""Wishes that are left for the agent to be told that there are no more."""
+
+
+def hosted(task: Task) -> Agent:
+    """Let the agent that `agent_config.agent` names do the task, in a process of its own."""
+    yield from HostedRollout(task).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One occurrence of an ask, and what has come of it so far."""
+
+    ask: Ask
+    outcomes: dict[int, ModelAnswer | WishFailed] = field(default_factory=dict)
+
+
+class HostedRollout:
+    """What has been heard of one process, and what it is still to be told."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.known = KnownAsks()
+        self.waiting: list[_Asked] = []
+        """Heard and not answered."""
+        self.replies: list[Reply] = []
+        """Ready to be told."""
+        self.wishes: list[Reset | CallModel | Step] = []
+        """To be opened next."""
+        self.calls: list[tuple[CallModel, _Asked, int]] = []
+        """Those that are open, and which of an ask's choices each is."""
+        self.actions: deque[_Asked] = deque()
+        """For the task's environment, one after another; the first is open."""
+        self.main_over = not task.environment
+        self.turns = self.sampled = self.wished = 0
+        self.result = ""
+
+    def run(self) -> Agent:
+        """Raises ProgramFailed where the process cannot go on."""
+        seen = yield from self._begin()
+        while not seen.done:
+            self._hear(seen.text)
+            seen = yield from self._serve()
+        yield self._end(json.loads(seen.info or "{}"))
+
+    def _begin(self) -> Generator[Any, Any, EnvironmentAnswer]:
+        task, config = self.task, self.task.config
+        shown = ""
+        if task.environment:
+            opened: EnvironmentAnswer = yield Reset(MAIN)
+            shown, self.main_over = opened.text, opened.done
+        told = {
+            "prompt": task.prompt or shown,
+            "system": task.system,
+            "observation": shown,
+            "limits": {"max_turns": task.max_turns, "max_tokens": task.max_tokens},
+            "config": config,
+        }
+        policies = [task.policy_id, *config.get("policies", ())]
+        given = json.dumps({"agent": config["agent"], "policies": policies, "task": told})
+        try:
+            seen: EnvironmentAnswer = yield Reset(AGENT, "hosted", given, task.rng.getrandbits(31))
+        except WishFailed as failed:
+            raise _lost(failed) from failed
+        return seen
+
+    def _hear(self, text: str) -> None:
+        for ask in asks_of(text, self.known.by_name()):
+            self.known.see(ask)
+            if ask.kind == "model":
+                self._call(ask)
+            elif ask.kind == "step":
+                self._act(ask)
+            else:
+                self.result = ask.text
+                self.replies.append(StepReply(ask.d, ""))
+
+    def _call(self, ask: Ask) -> None:
+        code = self._spent(ask)
+        if code:
+            self._refuse(ask, code)
+            return
+        asked = _Asked(ask)
+        self.waiting.append(asked)
+        sampling, self.turns = self._sampling(ask), self.turns + ask.n
+        for number in range(ask.n):
+            tools = "" if ask.tool_choice == "none" else ask.tools
+            wish = CallModel(ask.messages, ask.policy or None, sampling, tools)
+            self.wishes.append(wish)
+            self.calls.append((wish, asked, number))
+
+    def _spent(self, ask: Ask) -> str:
+        """Which limit this ask would pass; empty for none."""
+        task = self.task
+        if self.turns + ask.n > task.max_turns:
+            return "turn_limit"
+        if task.max_tokens and self.sampled >= task.max_tokens:
+            return "token_limit"
+        wishes = self.wished + len(self.wishes) + len(self.actions) + ask.n + RESERVE
+        return "position_limit" if task.max_wishes and wishes > task.max_wishes else ""
+
+    def _act(self, ask: Ask) -> None:
+        if self.main_over:
+            self._refuse(ask, "episode_over" if self.task.environment else "no_environment")
+            return
+        if code := self._spent(replace(ask, n=1)) if self.turns < self.task.max_turns else "":
+            self._refuse(ask, code)
+            return
+        self.actions.append(_Asked(ask))
+        self.waiting.append(self.actions[-1])
+        if len(self.actions) == 1:
+            self.wishes.append(Step(ask.text, MAIN))
+
+    def _refuse(self, ask: Ask, code: str) -> None:
+        self.replies.append(ErrorReply(ask.d, 404, code, f"this rollout is over: {code}"))
+
+    def _sampling(self, ask: Ask) -> Sampling | None:
+        """The request's, with the agent's stops and its smaller number of tokens."""
+        given = self.task.sampling
+        most = given.max_tokens if ask.max_tokens is None else ask.max_tokens
+        stop = (*given.stop, *(each for each in ask.stop if each not in given.stop))
+        sampling = replace(given, max_tokens=min(most, given.max_tokens), stop=stop)
+        return None if sampling == given else sampling
+
+    def _serve(self) -> Generator[Any, Any, EnvironmentAnswer]:
+        """Carry on until the process has been heard again."""
+        running = False
+        while True:
+            if not running and (self.replies or not self.waiting):
+                self.wishes.append(Step(self._action(), AGENT))
+                running = True
+            opened, self.wishes = self.wishes, []
+            self.wished += len(opened)
+            done: Completed = yield AsCompleted(opened)
+            if isinstance(done.wish, CallModel):
+                self._said(done.wish, done.outcome)
+            elif done.wish.session == MAIN:
+                self._acted(done.outcome)
+            elif isinstance(done.outcome, WishFailed):
+                raise _lost(done.outcome)
+            elif isinstance(done.outcome, EnvironmentAnswer):
+                return done.outcome
+
+    def _action(self) -> str:
+        replies, self.replies = self.replies, []
+        action = AgentAction(tuple(replies), tuple(asked.ask.d for asked in self.waiting))
+        self.known.act(action)
+        return action.text()
+
+    def _said(self, wish: CallModel, outcome: Any) -> None:
+        """One of an ask's choices; the last of them makes its reply."""
+        entry = next(entry for entry in self.calls if entry[0] is wish)
+        self.calls.remove(entry)
+        _, asked, number = entry
+        asked.outcomes[number] = outcome
+        self.sampled += getattr(outcome, "sampled_tokens", 0)
+        if len(asked.outcomes) == asked.ask.n:
+            self.waiting.remove(asked)
+            self.replies.append(_reply(asked))
+
+    def _acted(self, outcome: Any) -> None:
+        asked = self.actions.popleft()
+        self.waiting.remove(asked)
+        name = asked.ask.d
+        if isinstance(outcome, WishFailed):
+            self.replies.append(ErrorReply(name, FINAL, outcome.code, str(outcome)))
+        else:
+            self.main_over = outcome.done
+            self.replies.append(
+                StepReply(
+                    name, outcome.text, outcome.reward, outcome.terminated, outcome.truncated,
+                    outcome.info,
+                )
+            )  # fmt: skip
+        others, self.actions = self.actions, deque()
+        for other in others:
+            self.waiting.remove(other)
+            self._act(other.ask)
+
+    def _end(self, info: dict[str, Any]) -> Finish:
+        code, words = info.get("exit_code"), info.get("last_words", "")
+        if code != 0:
+            how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
+            msg = f"agent {self.task.config['agent']!r} ended {how}; its last words: {words}"
+            raise ProgramFailed("agent_exit", msg)
+        return Finish(self.result)
+
+
+def _reply(asked: _Asked) -> Reply:
+    """What came of all choices of a model ask."""
+    ask = asked.ask
+    answers = [asked.outcomes[number] for number in range(ask.n)]
+    failed = next((each for each in answers if isinstance(each, WishFailed)), None)
+    if failed is not None:
+        status = STATUSES.get(failed.code, FINAL)
+        return ErrorReply(ask.d, status, failed.code, str(failed))
+    said = [each for each in answers if isinstance(each, ModelAnswer)]
+    choices = tuple(
+        Choice(each.text, each.finish_reason, each.message.tool_calls, each.sampled_tokens)
+        for each in said
+    )
+    first = said[0]
+    name = first.command_id.hex() or ask.d
+    return ModelReply(ask.d, choices, name, first.at_ms, first.prompt_tokens)
+
+
+def _lost(failed: WishFailed) -> ProgramFailed:
+    """The end of a rollout whose process cannot be reached any more."""
+    code = "agent_deadline" if failed.code == "deadline" else failed.code
+    return ProgramFailed(code, str(failed))

@@ -1,0 +1,263 @@
+"""An agent's process as an environment: what it asks is shown, what it is told is the action.
+
+A step tells the replies of its action (`schemas.asks.AgentAction`), each to the first request that
+waits for it, and shows which requests are new. An ask is named by its digest and its occurrence,
+so equal ones may come in any order. A reply for which no request waits belongs to a history that
+the process, or another one in its place, has yet to live again: until it has asked for all of
+them nothing is shown, and what it asks besides is held back.
+
+A process that a signal ends is begun anew, a few times in a session, with a line of its own; it
+lives again what was told so far. One that does not ask again what was asked then has diverged:
+`session_lost`, and the rollout may try another attempt.
+
+While some requests wait for the model, whoever was told goes on, and may soon ask for more. A step
+waits a little for that, in proportion to what replies take here, for else each would go round
+alone, and a process with several callers would get the speed of one.
+"""
+
+import asyncio
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from sandbox.agents.processes import AgentExit
+from sandbox.environment import Observation
+from sandbox.host import Host, Line, Process
+from schemas.asks import AgentAction, Ask, ModelReply, Reply, StepReply, asks_text
+from schemas.errors import Unavailable, WorkFailed
+from schemas.foreign_text import plain
+from schemas.known_asks import KnownAsks
+
+CATCH_UP_S = 10.0
+"""A process that lives its history again may take so long from one recorded ask to the next, while
+something else that it asked is held back."""
+RESTARTS = 2
+HOLD = 0.1
+"""Of the time that a reply takes, for others to ask too."""
+HOLD_S = (0.005, 1.0)
+"""At least and at most."""
+REPLY_TIMES = 31
+SAID_CHARS = 300
+
+log = structlog.get_logger()
+
+
+class HostedAgent:
+    """One process, its line, and what it was told."""
+
+    replayable = True
+    slot = "hosted"
+
+    def __init__(
+        self, agent: str, policies: Sequence[str], task: Mapping[str, Any], host: Host
+    ) -> None:
+        """`task` is what the agent is told to do; its `config` may name catch_up_s, restarts."""
+        self._agent, self._policies, self._task, self._host = agent, policies, task, host
+        config = task.get("config", {})
+        self._catch_up_s = float(config.get("catch_up_s", CATCH_UP_S))
+        self._restarts = int(config.get("restarts", RESTARTS))
+        self._line: Line | None = None
+        self._process: Process | None = None
+        self._exit: asyncio.Task[AgentExit] | None = None
+        self._told: list[Reply] = []
+        """All of this session, in order."""
+        self._recorded: dict[str, deque[Reply]] = {}
+        """Those that this process has yet to ask for."""
+        self._open: Counter[str] = Counter()
+        """Asks that the rollout knows and has no reply to."""
+        self._known = KnownAsks()
+        self._shown_at: dict[str, float] = {}
+        self._took: deque[float] = deque(maxlen=REPLY_TIMES)
+
+    async def open(self, seed: int) -> Observation:
+        """Start the process and wait until it asks. Raises WorkFailed, as starting it does."""
+        self._task = {**self._task, "seed": seed}
+        await self._begin()
+        return await self._next(0)
+
+    async def step(self, action: str) -> Observation:
+        """Tell what is ready, and wait until something is asked.
+
+        Raises WorkFailed(`session_lost`), and WireError for an action that is none.
+        """
+        told = AgentAction.of(action)
+        self._look()
+        self._known.act(told)
+        self._open = Counter(told.open)
+        for reply in told.replies:
+            self._told.append(reply)
+            self._note_time(reply)
+            self._tell(reply)
+        return await self._next(len(told.replies))
+
+    async def close(self) -> None:
+        """End the process and its line. May be called twice."""
+        line, self._line = self._line, None
+        process, self._process = self._process, None
+        exit_, self._exit = self._exit, None
+        if exit_:
+            exit_.cancel()
+        if line:
+            await line.close()
+        if process:
+            await process.close()
+
+    async def _begin(self) -> None:
+        """A process and a line for it, and all that was told still to be asked for."""
+        self._recorded = {}
+        for reply in self._told:
+            self._record(reply)
+        self._line = line = await self._host.line(self._policies, self._task)
+        config = self._task.get("config", {})
+        self._process = process = await self._host.start(
+            self._agent, config, url=line.url, key=line.key
+        )
+        self._exit = asyncio.create_task(process.wait())
+
+    def _tell(self, reply: Reply) -> None:
+        assert self._line is not None
+        try:
+            self._line.tell(reply)
+        except KeyError:  # nobody has asked for it yet
+            self._record(reply)
+
+    def _record(self, reply: Reply) -> None:
+        self._recorded.setdefault(reply.d, deque()).append(reply)
+
+    def _look(self) -> list[Ask]:
+        """What was asked and is not known to the rollout; what is recorded is told at once."""
+        assert self._line is not None
+        heard, new = Counter(self._open), []
+        for ask in self._line.asked():
+            self._known.see(ask)
+            if replies := self._recorded.get(ask.d):
+                self._line.tell(replies.popleft())
+                if not replies:
+                    del self._recorded[ask.d]
+            elif heard[ask.d]:
+                heard[ask.d] -= 1
+            else:
+                new.append(ask)
+        return new
+
+    async def _next(self, told: int) -> Observation:
+        """Wait for what is to be shown, after so many replies were told."""
+        await self._catch_up()
+        holds_until = self._now() + self._hold_s()
+        while True:
+            new, ended = self._look(), self._exit is not None and self._exit.done()
+            if ended:
+                if (ending := await self._ended()) is not None:
+                    return ending
+                await self._catch_up()
+                continue
+            if new and (not self._open or len(new) >= told):
+                return self._shown(new)
+            left = holds_until - self._now() if self._open else None
+            if left is not None and left <= 0:
+                return self._shown(new)
+            await self._change(left)
+
+    async def _catch_up(self) -> None:
+        """Wait until all that is recorded was asked for; raises WorkFailed(`session_lost`)."""
+        left, since = self._left(), self._now()
+        while left:
+            held = self._look()
+            if self._left() < left or not held:
+                left, since = self._left(), self._now()
+            elif self._now() - since >= self._catch_up_s:
+                raise self._diverged(held)
+            if left and self._exit is not None and self._exit.done():
+                if await self._ended() is not None:
+                    raise self._diverged(held)
+            elif left:
+                await self._change(since + self._catch_up_s - self._now() if held else None)
+
+    def _left(self) -> int:
+        return sum(map(len, self._recorded.values()))
+
+    async def _change(self, timeout_s: float | None) -> None:
+        """Until something was asked, the process has ended, or so long."""
+        assert self._line is not None
+        assert self._exit is not None
+        asked = asyncio.ensure_future(self._line.wait(timeout_s))
+        try:
+            await asyncio.wait({asked, self._exit}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    def _hold_s(self) -> float:
+        least, most = HOLD_S
+        usual = statistics.median(self._took) if self._took else 0.0
+        return min(most, max(least, HOLD * usual))
+
+    def _shown(self, new: Sequence[Ask]) -> Observation:
+        for ask in new:
+            self._shown_at[ask.d] = self._now()
+        return Observation(asks_text(new, self._known.at_both_ends()))
+
+    def _note_time(self, reply: Reply) -> None:
+        shown_at = self._shown_at.pop(reply.d, None)
+        if shown_at is not None:
+            self._took.append(self._now() - shown_at)
+
+    async def _ended(self) -> Observation | None:
+        """How the process ended; None where it was begun anew."""
+        assert self._exit is not None
+        ended = self._exit.result()
+        if ended.code is None and self._restarts > 0:
+            self._restarts -= 1
+            log.warning("agent_restarted", session=self._host.place, signal=ended.signal)
+            await self.close()
+            await self._begin()
+            return None
+        info: dict[str, object] = {
+            "exit_code": ended.code, "signal": ended.signal, "last_words": ended.last_words
+        }  # fmt: skip
+        if len(ended.output) > len(ended.last_words.encode()):
+            info |= {"output": await self._kept(ended), "output_bytes": ended.output_bytes}
+        return Observation(asks_text([], []), terminated=True, info=info)
+
+    async def _kept(self, ended: AgentExit) -> str:
+        """The reference of its output, where the store takes it."""
+        try:
+            return await asyncio.to_thread(self._host.keep, "output.txt", ended.output)
+        except Unavailable as error:
+            log.warning("agent_output_lost", session=self._host.place, error=str(error))
+            return ""
+
+    def _diverged(self, held: Sequence[Ask]) -> WorkFailed:
+        """The process does not ask what was asked then."""
+        first = next(
+            reply for reply in self._told if any(reply in left for left in self._recorded.values())
+        )
+        asks = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
+        msg = plain(
+            f"agent {self._agent!r} has diverged from its history: what was told "
+            f"{first.d[:8]} ({_said(first)}) is not asked for, and it {asks}"
+        )
+        log.warning("agent_diverged", session=self._host.place, difference=msg)
+        return WorkFailed("session_lost", msg, retriable=False)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _last_of(ask: Ask) -> str:
+    """The end of what is asked, for people."""
+    text = ask.messages[-1].content if ask.messages else ask.text
+    return repr(text[-SAID_CHARS:])
+
+
+def _said(reply: Reply) -> str:
+    """The beginning of what was told, for people."""
+    if isinstance(reply, ModelReply):
+        text = reply.choices[0].text if reply.choices else ""
+    elif isinstance(reply, StepReply):
+        text = reply.text
+    else:
+        text = reply.error
+    return repr(text[:SAID_CHARS])

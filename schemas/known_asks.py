@@ -1,0 +1,46 @@
+"""Which asks both ends of a rollout know, so that new ones may be told by their difference.
+
+The one end is a program, the other an agent's process; what each was told stands in the actions
+between them. So both come to the same by themselves, and a process that is begun anew, too.
+"""
+
+from collections.abc import Mapping
+
+from schemas.asks import AgentAction, Ask
+
+ANSWERED = 16
+"""So many asks are known after their replies: agents go on from one of the last."""
+
+
+class KnownAsks:
+    """The asks without a reply, and those that were answered last."""
+
+    def __init__(self) -> None:
+        self._asks: dict[str, Ask] = {}
+        self._answered: dict[str, None] = {}
+        """In order of their last replies."""
+        self._open: tuple[str, ...] = ()
+
+    def see(self, ask: Ask) -> None:
+        """It was asked; whether the other end knows it is told by the next action."""
+        self._asks[ask.d] = ask
+
+    def act(self, action: AgentAction) -> None:
+        """An action was told: what it names is known at both ends."""
+        for reply in action.replies:
+            self._answered.pop(reply.d, None)
+            self._answered[reply.d] = None
+        for name in list(self._answered)[:-ANSWERED]:
+            del self._answered[name]
+        self._open = action.open
+        kept = {*self._answered, *self._open}
+        self._asks = {name: ask for name, ask in self._asks.items() if name in kept}
+
+    def at_both_ends(self) -> list[Ask]:
+        """Those to tell others by, the most recent last."""
+        names = dict.fromkeys((*self._answered, *self._open))
+        return [self._asks[name] for name in names if name in self._asks]
+
+    def by_name(self) -> Mapping[str, Ask]:
+        """All that may be told by."""
+        return self._asks

@@ -1,0 +1,292 @@
+"""Agents that are processes: killed at any point, they live again what they were told."""
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandbox.environment import Observation
+from schemas.asks import Ask, ErrorReply, ModelReply, Reply
+from schemas.messages import EnvironmentStepped, Limits, Trajectory
+from schemas.messages import Task as WireTask
+from tests.support.hosted_rollout import Asks, HostedRun, chat, model_ask, texts_of
+
+
+async def sequential(ask: Asks) -> int:
+    texts = await chat(ask, "hello", turns=5)
+    await ask(Ask("finish", text="|".join(texts)))
+    return 0
+
+
+async def parallel(ask: Asks) -> int:
+    """Four callers of their own, and three equal votes beside them."""
+
+    async def votes() -> list[str]:
+        replies = await asyncio.gather(*(ask(model_ask("vote")) for _ in range(3)))
+        return sorted(texts_of(reply)[0] for reply in replies)
+
+    talks = [chat(ask, f"caller {n}", turns=3) for n in range(4)]
+    *said, voted = await asyncio.gather(*talks, votes())
+    await ask(Ask("finish", text=json.dumps([said, voted])))
+    return 0
+
+
+def lived(run: HostedRun) -> Trajectory:
+    return asyncio.run(run.run())
+
+
+def test_an_agents_asks_become_calls_and_its_replies_steps() -> None:
+    run = HostedRun(sequential)
+
+    trajectory = lived(run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    assert trajectory.model_calls == 5
+    [sequence] = trajectory.sequences or ()
+    assert trajectory.result == "|".join(m.content for m in sequence.messages) + "|turn 4"
+    assert [step.session for step in trajectory.steps or ()] == ["agent"] * 7
+    assert run.host.tasks[0]["prompt"] == "do it"
+
+
+@pytest.mark.parametrize("agent", [sequential, parallel])
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32), moves=st.sets(st.integers(1, 30), max_size=4), kills=st.sets(
+    st.integers(1, 30), max_size=2))  # fmt: skip
+def test_wherever_worker_or_process_die_no_ask_is_made_twice(
+    agent: Any, seed: int, moves: set[int], kills: set[int]
+) -> None:
+    # Given a rollout whose worker, and whose process, die at these commands
+    moves, kills = set(moves), set(kills)
+
+    async def disturb(run: HostedRun) -> None:
+        if run.answered in moves:
+            moves.discard(run.answered)
+            await run.move()
+        if run.answered in kills and run.host.processes:
+            kills.discard(run.answered)
+            run.host.processes[-1].kill()
+
+    still = lived(HostedRun(agent, Random(seed)))
+    run = HostedRun(agent, Random(seed), disturb=disturb)
+
+    # When it is lived to its end
+    trajectory = lived(run)
+
+    # Then every ask was made once, in one attempt
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    assert trajectory.model_calls == still.model_calls == len(run.calls)
+
+
+def test_a_hundred_turns_are_told_in_bytes_that_grow_with_the_turns() -> None:
+    async def talks(ask: Asks) -> int:
+        await chat(ask, "x" * 1000, turns=100)
+        return 0
+
+    run = HostedRun(talks, say=lambda call: "y" * 1000, limits=Limits(max_turns=100))
+    trajectory = lived(run)
+
+    seen = [len(e.event.body.text) for e in run.hand.entries
+            if isinstance(e.event.body, EnvironmentStepped)]  # fmt: skip
+    assert trajectory.model_calls == 100
+    assert max(seen) < 1500
+    assert sum(seen) < 100 * 1500
+    assert sum(len(step.action or "") for step in trajectory.steps or ()) < 100 * 1500
+
+
+def test_a_process_that_asks_otherwise_than_it_did_has_diverged() -> None:
+    asked = []
+
+    async def noisy(ask: Asks) -> int:
+        asked.append(len(asked))
+        await chat(ask, f"noise {min(asked[-1], 1)}", turns=2)
+        return 0
+
+    async def disturb(run: HostedRun) -> None:
+        if run.answered == 4 and len(asked) == 1:
+            await run.move()
+
+    run = HostedRun(noisy, disturb=disturb, config={"catch_up_s": 0.05})
+    trajectory = lived(run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 2)
+    [reason] = [e.body.reason for e in run.decisions if type(e.body).__name__ == "AttemptStarted"]
+    assert "has diverged from its history" in reason
+    assert "'noise 1'" in reason
+
+
+def test_a_process_that_always_asks_otherwise_ends_with_its_attempts() -> None:
+    number = iter(range(100))
+
+    async def noisy(ask: Asks) -> int:
+        await chat(ask, f"noise {next(number)}", turns=3)
+        return 0
+
+    async def disturb(run: HostedRun) -> None:
+        if run.answered % 3 == 0:
+            await run.move()
+
+    config = {"catch_up_s": 0.02}
+    trajectory = lived(HostedRun(noisy, disturb=disturb, config=config))
+
+    assert (trajectory.status, trajectory.code, trajectory.attempt) == ("failed", "session_lost", 3)
+
+
+def test_an_agent_that_never_asks_has_finished() -> None:
+    async def ends(ask: Asks) -> int:
+        return 0
+
+    assert lived(HostedRun(ends)).status == "finished"
+
+
+@pytest.mark.parametrize("code", [1, 3, 255])
+def test_an_agent_that_ends_with_a_code_has_failed_with_its_last_words(code: int) -> None:
+    async def fails(ask: Asks) -> int:
+        await ask(model_ask("hello"))
+        return code
+
+    trajectory = lived(HostedRun(fails))
+
+    assert (trajectory.status, trajectory.code) == ("failed", "agent_exit")
+    assert f"ended with code {code}; its last words: it ended badly" in trajectory.reason
+
+
+def test_a_process_that_is_killed_over_and_over_is_begun_anew_twice() -> None:
+    async def disturb(run: HostedRun) -> None:
+        if run.host.processes:
+            run.host.processes[-1].kill()
+
+    run = HostedRun(sequential, disturb=disturb)
+    trajectory = lived(run)
+
+    assert (trajectory.status, trajectory.code) == ("failed", "agent_exit")
+    assert "by signal 9" in trajectory.reason
+    assert len(run.host.processes) == 3
+
+
+def test_many_choices_are_calls_side_by_side_and_one_reply() -> None:
+    replies: list[Reply] = []
+
+    async def wants_three(ask: Asks) -> int:
+        replies.append(await ask(model_ask("hello", n=3)))
+        return 0
+
+    trajectory = lived(HostedRun(wants_three))
+
+    [reply] = replies
+    assert isinstance(reply, ModelReply)
+    assert trajectory.model_calls == len(reply.choices) == 3
+    assert len({choice.text for choice in reply.choices}) == 3
+    assert (reply.prompt_tokens, reply.at_ms > 0, len(reply.id)) == (5, True, 32)
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (Limits(max_turns=2), "turn_limit"),
+        (Limits(max_tokens=10), "token_limit"),
+        (Limits(max_wishes=14), "position_limit"),
+    ],
+)
+def test_an_agent_that_has_used_up_its_budget_is_told_and_may_end(
+    limits: Limits, code: str
+) -> None:
+    refused: list[ErrorReply] = []
+
+    async def asks_on(ask: Asks) -> int:
+        for turn in range(50):
+            reply = await ask(model_ask(f"turn {turn}"))
+            if isinstance(reply, ErrorReply):
+                refused.append(reply)
+                break
+        await ask(Ask("finish", text="so far"))
+        return 0
+
+    trajectory = lived(HostedRun(asks_on, limits=limits))
+
+    assert [(reply.status, reply.code) for reply in refused] == [(404, code)]
+    assert (trajectory.status, trajectory.result) == ("finished", "so far")
+
+
+def test_steps_of_the_task_go_one_after_another_and_end_with_it() -> None:
+    seen: list[Reply] = []
+
+    async def plays(ask: Asks) -> int:
+        both = await asyncio.gather(*(ask(Ask("step", text=text)) for text in ("left", "right")))
+        seen.extend([*both, await ask(Ask("step", text="end")), await ask(Ask("step", text="?"))])
+        return 0
+
+    run = HostedRun(plays, task=WireTask(f"{__name__}:Echo", prompt=""))
+    trajectory = lived(run)
+
+    assert [texts_of(reply)[0] for reply in seen[:3]] == ["1 left", "2 right", "3 end"]
+    assert isinstance(seen[3], ErrorReply)
+    assert (seen[3].status, seen[3].code) == (404, "episode_over")
+    assert run.host.tasks[0]["observation"] == run.host.tasks[0]["prompt"] == "a room"
+    assert [step.reward for step in trajectory.steps or () if step.session == "main"][-1] == 1.0
+
+
+class Echo:
+    """Numbers what it is told."""
+
+    replayable = True
+
+    def open(self, seed: int) -> Observation:
+        self.number = 0
+        return Observation("a room")
+
+    def step(self, action: str) -> Observation:
+        self.number += 1
+        ends = action == "end"
+        return Observation(f"{self.number} {action}", reward=float(ends), terminated=ends)
+
+    def close(self) -> None:
+        pass
+
+
+def test_without_an_environment_a_step_is_refused() -> None:
+    seen: list[Reply] = []
+
+    async def plays(ask: Asks) -> int:
+        seen.append(await ask(Ask("step", text="left")))
+        return 0
+
+    lived(HostedRun(plays))
+
+    assert isinstance(seen[0], ErrorReply)
+    assert seen[0].code == "no_environment"
+
+
+def test_a_call_that_only_counts_is_answered_with_the_length_of_its_prompt() -> None:
+    seen: list[Reply] = []
+
+    async def counts(ask: Asks) -> int:
+        seen.append(await ask(model_ask("hello", max_tokens=0)))
+        seen.append(await ask(model_ask("hello")))
+        return 0
+
+    trajectory = lived(HostedRun(counts))
+
+    count, reply = seen
+    assert isinstance(count, ModelReply)
+    assert isinstance(reply, ModelReply)
+    assert count.prompt_tokens == reply.prompt_tokens == 5
+    assert count.sampled_tokens == 0
+    assert len(trajectory.sequences or ()) == 1
+
+
+def test_an_agent_gets_the_stops_and_fewer_tokens_and_its_policy() -> None:
+    async def asks(ask: Asks) -> int:
+        await ask(model_ask("a", max_tokens=7, stop=("x",)))
+        await ask(model_ask("b", max_tokens=10_000, policy="other"))
+        return 0
+
+    run = HostedRun(asks)
+    lived(run)
+
+    first, second = run.calls
+    assert (first.sampling.max_tokens, first.sampling.stop) == (7, ("x",))
+    assert (second.sampling.max_tokens, second.policy_id) == (256, "other")

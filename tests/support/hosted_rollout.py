@@ -1,0 +1,216 @@
+"""Hosted rollouts without a log, a gateway or a process: agents are coroutines that ask.
+
+The rollout's journal is folded by today's fold, its commands are answered here: model calls by a
+function, steps by `sandbox.sessions` with real environments. Whoever holds the sessions may be
+taken away at any moment, and so may the agent.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from consumers.agents.fold.commands import Command
+from consumers.answers import event_of
+from consumers.environments.line import Line, OpenCalls
+from sandbox.agents.processes import AgentExit
+from sandbox.environment import AnyEnvironment, make_environment
+from sandbox.environments.hosted import HostedAgent
+from sandbox.sessions import Sessions
+from schemas.asks import Ask, ModelReply, Reply, StepReply
+from schemas.errors import WorkFailed
+from schemas.messages import (
+    CallFailed,
+    EnvironmentStep,
+    Event,
+    Limits,
+    Message,
+    ModelCall,
+    RolloutRequest,
+    Task,
+    Trajectory,
+)
+from tests.support.journals import Hand, said
+
+Asks = Callable[[Ask], Awaitable[Reply]]
+Agent = Callable[[Asks], Awaitable[int]]
+"""An agent asks, and returns its exit code."""
+
+
+class Gone(Exception):
+    """Its line was closed under it: the endpoint says 404."""
+
+
+def model_ask(*texts: str, **fields: Any) -> Ask:
+    """Who speaks takes turns, as in any conversation."""
+    messages = tuple(Message(("user", "assistant")[n % 2], text) for n, text in enumerate(texts))
+    return Ask("model", messages, **fields)
+
+
+async def chat(ask: Asks, *opening: str, turns: int) -> list[str]:
+    """Ask, answer with a number, ask again."""
+    texts = list(opening)
+    for turn in range(turns):
+        reply = await ask(model_ask(*texts))
+        assert isinstance(reply, ModelReply), reply
+        texts += [reply.choices[0].text, f"turn {turn}"]
+    return texts
+
+
+class CoroutineProcess:
+    """An agent that is a coroutine; killed at its next await."""
+
+    def __init__(self, run: Callable[[], Awaitable[int]]) -> None:
+        self._task = asyncio.ensure_future(self._live(run))
+        self._killed = False
+
+    async def _live(self, run: Callable[[], Awaitable[int]]) -> AgentExit:
+        try:
+            code: int | None = await run()
+            words = b"" if code == 0 else b"it ended badly"
+            return AgentExit(code, None, words, len(words))
+        except asyncio.CancelledError:
+            return AgentExit(None, 9, b"", 0)
+
+    def kill(self) -> None:
+        self._task.cancel()
+
+    async def wait(self) -> AgentExit:
+        return await asyncio.shield(self._task)
+
+    async def close(self) -> AgentExit:
+        self.kill()
+        return await self.wait()
+
+
+@dataclass
+class CoroutineHost:
+    """A host of coroutines; its lines are the gateway's, less HTTP."""
+
+    agent: Agent
+    place: str = "session 'agent'"
+    lines: dict[str, Line] = field(default_factory=dict)
+    processes: list[CoroutineProcess] = field(default_factory=list)
+    kept: dict[str, bytes] = field(default_factory=dict)
+    tasks: list[Mapping[str, Any]] = field(default_factory=list)
+
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+        key = str(len(self.lines))
+        self.tasks.append(task)
+        line = Line(f"http://{key}", key, policies, task, OpenCalls(), lambda closed: None)
+        self.lines[key] = line
+        return line
+
+    async def start(
+        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
+    ) -> CoroutineProcess:
+        del agent, config, url
+        line = self.lines[key]
+
+        async def ask(what: Ask) -> Reply:
+            await asyncio.sleep(0)
+            if line.over:
+                raise Gone
+            reply = await line.attach(what).reply()
+            if reply is None:
+                raise Gone
+            return reply
+
+        async def run() -> int:
+            with suppress(Gone):
+                return await self.agent(ask)
+            return 1
+
+        self.processes.append(CoroutineProcess(run))
+        return self.processes[-1]
+
+    def keep(self, name: str, content: bytes) -> str:
+        self.kept[name] = content
+        return f"memory://{name}"
+
+
+@dataclass
+class HostedRun:
+    """One hosted rollout, from its start to its trajectory."""
+
+    agent: Agent
+    random: Random = field(default_factory=lambda: Random(0))
+    say: Callable[[ModelCall], str] = lambda call: f"said {call.seed % 1000}"
+    task: Task = field(default_factory=lambda: Task(prompt="do it"))
+    limits: Limits = field(default_factory=Limits)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    disturb: Callable[["HostedRun"], Awaitable[None]] | None = None
+    """Awaited before every command is answered."""
+    answered: int = 0
+    calls: list[ModelCall] = field(default_factory=list)
+    """Those that were answered."""
+
+    def __post_init__(self) -> None:
+        self.hand = Hand()
+        self.host = CoroutineHost(self.agent)
+        self.sessions = self.fresh()
+        self.decisions: list[Event] = []
+        self.trajectory: Trajectory | None = None
+
+    def fresh(self) -> Sessions:
+        def make(name: str, config_json: str) -> AnyEnvironment:
+            if name == "hosted":
+                return HostedAgent(**json.loads(config_json), host=self.host)
+            return make_environment(name, config_json)
+
+        return Sessions(make)
+
+    async def move(self) -> None:
+        """The worker dies, and its processes with it; another one takes over."""
+        old, self.sessions = self.sessions, self.fresh()
+        await old.close()
+
+    async def run(self, timeout_s: float = 30.0) -> Trajectory:
+        config = {"agent": "command", "argv": ["x"], **self.config}
+        request = RolloutRequest(
+            "r", self.task, "hosted", json.dumps(config), policy_id="p", limits=self.limits
+        )
+        pending: list[Any] = list(self.hand.start(request))
+        async with asyncio.timeout(timeout_s):
+            while self.trajectory is None:
+                if self.disturb:
+                    await self.disturb(self)
+                effect = pending.pop(self.random.randrange(len(pending)))
+                pending += await self._after(effect)
+        await self.sessions.close()
+        return self.trajectory
+
+    async def _after(self, effect: Any) -> list[Any]:
+        if isinstance(effect, Trajectory):
+            self.trajectory = effect
+            return []
+        if isinstance(effect, Event):
+            self.decisions.append(effect)
+            return self.hand.read(effect)
+        if effect.kind in ("close", "abort"):
+            if isinstance(effect, EnvironmentStep):
+                await self.sessions.handle(effect)
+            return []
+        body = await self._body(effect)
+        self.answered += 1
+        return self.hand.read(event_of(effect, body, "somebody"))
+
+    async def _body(self, command: Command) -> Any:
+        if isinstance(command, ModelCall):
+            self.calls.append(command)
+            return said(command, self.say(command))
+        try:
+            return await self.sessions.handle(command)
+        except WorkFailed as error:
+            return CallFailed(error.code, str(error), error.retriable)
+
+
+def texts_of(reply: Reply) -> list[str]:
+    """What was said, or shown."""
+    if isinstance(reply, ModelReply):
+        return [choice.text for choice in reply.choices]
+    assert isinstance(reply, StepReply)
+    return [reply.text]

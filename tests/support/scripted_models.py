@@ -10,15 +10,6 @@ def word(conversation: str) -> str:
     return WORDS[blake2b(conversation.encode(), digest_size=1).digest()[0] % len(WORDS)]
 
 
-def counting(conversation: str) -> str:
-    """Writes into `answer` how often red stands in notes.txt, as it reads in the last turn."""
-    last = conversation.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
-    if "\nexit code 0\n" not in f"\n{last}":
-        return "grep -c red notes.txt"
-    printed = last.partition("\n")[2]
-    return f"echo {printed.strip()} > answer; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-
-
 def silent(conversation: str) -> None:
     """Says nothing at all."""
 

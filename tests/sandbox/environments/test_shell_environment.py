@@ -19,6 +19,7 @@ from sandbox.environment import (
 from sandbox.sessions import Sessions
 from schemas.errors import WorkFailed
 from schemas.messages import EnvironmentStep, EnvironmentStepped
+from tests.support.pages import blocks
 
 WORD = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -249,3 +250,27 @@ def test_a_lost_session_is_rebuilt_and_shows_what_it_would_have_shown() -> None:
 
     assert lived == rebuilt
     assert lived.text == "exit code 0\na\n\n"
+
+
+def test_the_task_of_the_page_is_solved_by_the_policy_beside_it() -> None:
+    (task,) = blocks("json", "sandbox/README.md")
+    (policy,) = blocks("python", "sandbox/README.md")
+    defined: dict[str, Any] = {}
+    exec(policy, defined)
+
+    async def whole() -> list[Observation]:
+        told = json.loads(task)
+        made = make_environment(told["environment"], json.dumps(told["environment_config"]))
+        environment = cast(WaitingEnvironment, made)
+        try:
+            seen = [await environment.open(1)]
+            while not seen[-1].terminated and len(seen) < 9:
+                conversation = (
+                    f"<|im_start|>user\n{seen[-1].text}<|im_end|>\n<|im_start|>assistant\n"
+                )
+                seen.append(await environment.step(defined["count_red"](conversation)))
+            return seen
+        finally:
+            await environment.close()
+
+    assert [seen.reward for seen in asyncio.run(whole())] == [0.0, 0.0, 1.0]

@@ -45,6 +45,10 @@ class QuotaTable:
         """By user, without the default."""
         self.missing = False
         """Whether the topic is not there, so that nobody can have a record."""
+        self.known = False
+        """Whether all that was there at the beginning has been taken."""
+        self.paces = default.calls_per_s > 0
+        """Whether anybody's calls have a rate."""
         self._log = log_
         self._topic = topics.quotas
         self._clock = clock
@@ -53,6 +57,7 @@ class QuotaTable:
         self._paced: set[str] = set()
         self._due = 0.0
         self._reader = self._open()
+        self.known = self.missing
 
     def _open(self) -> Reader | None:
         """A reader of all of it; None where the topic is not there, which is said once."""
@@ -74,10 +79,6 @@ class QuotaTable:
         """Whether the calls of a user may have had a rate at some time."""
         return self.default.calls_per_s > 0 or user in self._paced
 
-    def caught_up(self) -> bool:
-        """Whether all that was there at the beginning has been taken."""
-        return self._reader is None or (self._reader.caught_up() and not self._held)
-
     def follow(self, timeout_s: float = 0.0) -> set[str]:
         """Take what has come; the users whose quota may be another one now."""
         if self._reader is None:
@@ -85,7 +86,12 @@ class QuotaTable:
         if self._reader is None:
             return set()
         self._held.add(self._reader.poll(timeout_s))
-        return {self._take(record, found) for record, found in self._held.ready()}
+        users = {self._take(record, found) for record, found in self._held.ready()}
+        if users:
+            paced = any(quota.calls_per_s for quota in self.records.values())
+            self.paces = paced or self.default.calls_per_s > 0
+        self.known = self.known or (self._reader.caught_up() and not self._held)
+        return users
 
     def _look_again(self) -> None:
         if self._clock() < self._due:

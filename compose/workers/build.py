@@ -64,7 +64,7 @@ class Workshop:
             self.topics,
             Outbox(name, self.codec, self.topics, commands, trajectories),
             letters,
-            capacity=Capacity(settings.max_live, settings.max_running_per_user),
+            capacity=Capacity(settings.max_live, settings.quota()),
             guard=self._guard("the program", settings.program_timeout_s),
             accept=accept,
         )

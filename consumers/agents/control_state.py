@@ -14,7 +14,7 @@ from schemas.topics import Topics
 
 HEAR_S = 10.0
 BAD_WORDS = 10_000
-"""Records that are no words of `control`, kept until it is known whose they are to bury."""
+"""Records that nobody can read, kept until it is known who is to bury them."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ControlListener:
     ) -> None:
         self.state = ControlState()
         self.letters = letters
-        self._reader = ControlReader(log, codec, topics, unreadable=self._note_bad_word)
+        self._reader = ControlReader(log, codec, topics, unreadable=self.note_bad)
         self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
         until = clock() + HEAR_S
         while not self._reader.caught_up() and clock() < until:
@@ -71,11 +71,12 @@ class ControlListener:
         groups.discard("")
         return ids, groups
 
-    def _note_bad_word(self, record: Record, error: WireError) -> None:
+    def note_bad(self, record: Record, error: WireError) -> None:
+        """Keep what somebody will bury, of whatever topic every worker reads."""
         self._bad_words.append((record, error))
 
     def bury_bad_words(self) -> None:
-        """Every worker reads what is no word of `control`; one of them buries it."""
+        """Every worker reads them; one of them buries them."""
         if self._bad_words:
             self.letters.bury_once(self._bad_words)
             self._bad_words.clear()

@@ -15,9 +15,8 @@ from consumers.agents.fold.journal import START
 from consumers.agents.fold.rollout import Effect
 from consumers.answers import event_of
 from consumers.bare_trajectory import barer, write_barer
-from consumers.log.protocols import Record
 from consumers.send_later import SendLater
-from producers.publisher import Publisher
+from producers.publisher import Cause, Publisher
 from schemas.bounds import check_sampling
 from schemas.codec import Codec
 from schemas.errors import (
@@ -70,12 +69,12 @@ class Outbox:
         self.topics = topics
         self.commands = commands
         self.trajectories = trajectories
-        self._unsent: SendLater[tuple[Effect, int, Record | None]] = SendLater("sending_waits")
-        self._unwritten: dict[int, list[tuple[Event, Record | None]]] = {}
+        self._unsent: SendLater[tuple[Effect, int, Cause | None]] = SendLater("sending_waits")
+        self._unwritten: dict[int, list[tuple[Event, Cause | None]]] = {}
         """By partition what waits to be written in its order: the chain of requests has no gap."""
         self._call_topics: dict[str, str] = {}
 
-    def carry_out(self, effects: Iterable[Effect], partition: int, cause: Record | None) -> None:
+    def carry_out(self, effects: Iterable[Effect], partition: int, cause: Cause | None) -> None:
         """Write what one rollout gives rise to; what cannot be written ends that rollout alone."""
         for effect in effects:
             try:
@@ -102,7 +101,7 @@ class Outbox:
             self.carry_out([effect], partition, cause)
             _pay(cause)
 
-    def write(self, event: Event, partition: int, cause: Record | None = None) -> bool:
+    def write(self, event: Event, partition: int, cause: Cause | None = None) -> bool:
         """Write an entry of the journal; False where it is too large for its topic.
 
         Where it cannot be encoded now it is written later, and so is what comes after it.
@@ -126,11 +125,11 @@ class Outbox:
             log.warning("writing_waits", partition=partition, error=str(error))
         return True
 
-    def _write_later(self, event: Event, partition: int, cause: Record | None) -> None:
+    def _write_later(self, event: Event, partition: int, cause: Cause | None) -> None:
         _owe(cause)
         self._unwritten.setdefault(partition, []).append((event, cause))
 
-    def _write_refusal(self, event: Event, partition: int, cause: Record | None) -> None:
+    def _write_refusal(self, event: Event, partition: int, cause: Cause | None) -> None:
         """In place of what is too large for the journal after all."""
         body = event.body
         error = WireError(f"its {type(body).__name__} is too large for the journal")
@@ -144,7 +143,7 @@ class Outbox:
         self.write(replace(event, body=bare), partition, cause)
 
     def _write_bare_end(
-        self, effect: Command | Event, error: Exception, partition: int, cause: Record | None
+        self, effect: Command | Event, error: Exception, partition: int, cause: Cause | None
     ) -> None:
         """End a rollout of which an effect cannot be written, in as few words as there are."""
         if not isinstance(effect, Event) and effect.kind in COURTESY:
@@ -154,7 +153,7 @@ class Outbox:
         end = Event.decision(effect.rollout_id, effect.attempt - begins, self.name, body)
         self.write(end, partition, cause)
 
-    def _send(self, effect: Effect, partition: int, cause: Record | None) -> None:
+    def _send(self, effect: Effect, partition: int, cause: Cause | None) -> None:
         if isinstance(effect, ModelCall):
             self._command(self._calls_topic(effect.policy_id), effect, cause)
         elif isinstance(effect, EnvironmentStep):
@@ -166,7 +165,7 @@ class Outbox:
             raise WireError(msg)
 
     def _send_later(
-        self, effect: Effect, partition: int, cause: Record | None, error: Unavailable
+        self, effect: Effect, partition: int, cause: Cause | None, error: Unavailable
     ) -> None:
         _owe(cause)
         self._unsent.add((effect, partition, cause), error, kind=type(effect).__name__)
@@ -177,7 +176,7 @@ class Outbox:
             topic = self._call_topics[policy_id] = self.topics.calls(policy_id)
         return topic
 
-    def _command(self, topic: str, command: Command, cause: Record | None) -> None:
+    def _command(self, topic: str, command: Command, cause: Cause | None) -> None:
         try:
             if isinstance(command, ModelCall):
                 _check_call(command)
@@ -203,18 +202,18 @@ class Outbox:
         except Unavailable as error:
             self._send_later(command, command.answer_partition, cause, error)
 
-    def _turned_away(self, command: Command, cause: Record | None, error: WorkFailed) -> None:
+    def _turned_away(self, command: Command, cause: Cause | None, error: WorkFailed) -> None:
         """Answer a command that its topic would not have, though it was sent."""
         unknown = isinstance(error, NoTopic) and isinstance(command, ModelCall)
         code = "unknown_policy" if unknown else error.code
         self._fail(command, CallFailed(code, str(error), False), cause)
 
-    def _fail(self, command: Command, body: CallFailed, cause: Record | None) -> None:
+    def _fail(self, command: Command, body: CallFailed, cause: Cause | None) -> None:
         """Answer a command that cannot be sent; a courtesy is let go."""
         if command.kind not in COURTESY:
             self.write(event_of(command, body, self.name), command.answer_partition, cause)
 
-    def _trajectory(self, trajectory: Trajectory, cause: Record | None) -> None:
+    def _trajectory(self, trajectory: Trajectory, cause: Cause | None) -> None:
         """Write a trajectory, or as much of it as can be; it says why there is not more."""
         try:
             self._send_trajectory(trajectory, cause)
@@ -226,13 +225,13 @@ class Outbox:
             explained = replace(trajectory, code=code, reason=reason)
             write_barer(explained, lambda bare: self._send_trajectory(bare, cause), error)
 
-    def _send_barest(self, trajectory: Trajectory, cause: Record | None, error: WorkFailed) -> None:
+    def _send_barest(self, trajectory: Trajectory, cause: Cause | None, error: WorkFailed) -> None:
         """Write next to nothing of a trajectory that its topic refused."""
         *_, barest = barer(replace(trajectory, code=error.code, reason=str(error)))
         self._send_trajectory(barest, cause, last=True)
 
     def _send_trajectory(
-        self, trajectory: Trajectory, cause: Record | None, *, last: bool = False
+        self, trajectory: Trajectory, cause: Cause | None, *, last: bool = False
     ) -> None:
         self.trajectories.send(
             self.topics.trajectories,
@@ -258,13 +257,13 @@ def _check_call(call: ModelCall) -> None:
     check_sampling(call.sampling)
 
 
-def _owe(cause: Record | None) -> None:
+def _owe(cause: Cause | None) -> None:
     """Have a record wait for what is sent later."""
     if cause is not None:
         cause.sent += 1
 
 
-def _pay(cause: Record | None) -> None:
+def _pay(cause: Cause | None) -> None:
     """It was sent; the record waits for the acks of that instead."""
     if cause is not None:
         cause.acked += 1

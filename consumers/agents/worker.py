@@ -13,25 +13,29 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from consumers.agents.control_state import ControlListener
+from consumers.agents.begun_this_hour import BegunThisHour
+from consumers.agents.call_pacing import CallPacing
+from consumers.agents.control_state import HEAR_S, ControlListener
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
 from consumers.agents.lookback import Written
 from consumers.agents.outbox import Outbox
 from consumers.agents.owned_journal import Hands, OwnedJournal
 from consumers.agents.programs import program_of
-from consumers.agents.quota import Quota
 from consumers.agents.request_starts import RequestStarts
+from consumers.agents.rollout_quotas import RolloutQuotas
+from consumers.agents.shares import Shares
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.log.protocols import Held, Log, Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
+from consumers.quota_table import UNLIMITED, QuotaTable
 from consumers.time_guard import Bar, Guard
 from schemas.codec import Codec
 from schemas.errors import KilledWorkers, TopicRecreated, WireError
-from schemas.messages import Event, RolloutRequest
+from schemas.messages import Event, Quota, RolloutRequest
 from schemas.topics import Topics
 
 DUE_EVERY_S = 0.5
@@ -42,7 +46,7 @@ BESIDE = ("2;", "1;")
 """Before the id of the journal's topic, in the commit metadata of requests: as it is written, and
 as it was. Whoever knows only the old one takes all behind it for the id, also a mark of deaths."""
 CONTROL_OWNER = 0
-"""Whoever has this partition of the requests buries what is no word of `control`."""
+"""Whoever has this partition of the requests buries what every worker reads and none can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class Capacity:
     """How much one worker takes on; 0 is no limit."""
 
     max_live: int = 4000
-    max_running_per_user: int = 0
+    quota: Quota = UNLIMITED
+    """Of users who have none of their own."""
     max_held: int = 40_000
     """Rollouts that quotas hold back; they take memory, and no part in `max_live`."""
 
@@ -84,7 +89,6 @@ class Agents:
         self.outbox = outbox
         self.letters = letters
         self.capacity = capacity or Capacity()
-        self.quota = Quota(self.capacity.max_running_per_user)
         self.clock = clock
         self.wall = wall or steady_wall()
         self.accept = accept
@@ -93,11 +97,26 @@ class Agents:
         self.world = World(programs, random.Random, bar)
         self.listener = ControlListener(log_, codec, topics, letters, clock)
         self.control = self.listener.state
-        self.hands = Hands(outbox, self.quota, self.control, bar, self.counts)
         self.owned: dict[int, OwnedJournal] = {}
+        self.table = self._read_quotas()
+        self.shares = Shares()
+        hour = BegunThisHour(log_, codec, topics.trajectories, self.wall)
+        self.quotas = RolloutQuotas(self.table, self.shares, hour)
+        self.pacing = CallPacing(self.table, self.shares, self.wall)
+        self.hands = Hands(outbox, self.quotas, self.pacing, self.control, bar, self.counts)
         self.requests = RequestStarts(log_, topics, outbox, programs, self.owned)
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
+
+    def _read_quotas(self) -> QuotaTable:
+        """All of them, before anything is begun."""
+        told = self.listener.note_bad
+        names, default, clock = self.names, self.capacity.quota, self.clock
+        table = QuotaTable(self.log, self.codec, names, default, clock=clock, unreadable=told)
+        until = self.clock() + HEAR_S
+        while not table.known and self.clock() < until:
+            table.follow(0.1)
+        return table
 
     def expects(self, topic: str) -> type:
         return RolloutRequest if topic == self.names.requests else Event
@@ -132,9 +151,11 @@ class Agents:
             word="" if reset else held.metadata,
             reset=reset,
             silent_until=until,
-            may_hold_back=bool(self.quota.most) or begin.quota,
+            may_hold_back=begin.quota,
             folded=begin.low >= until,
         )
+        self.shares.partitions = self.log.partitions(self.names.events)
+        self.quotas.hour.take_over(held.partition, begin)
         if begin.stragglers:
             progress.needs = owned.journal.needs
         if reset and not owned.folded:
@@ -151,6 +172,9 @@ class Agents:
             self.requests.drop(progress.number)
         else:
             self.owned.pop(progress.number).let_go()
+            self.quotas.hour.drop(progress.number)
+            self.shares.held.discard(progress.number)
+            self.quotas.changed()
 
     def at_end(self, progress: PartitionProgress) -> None:
         if progress.topic == self.names.events:
@@ -171,7 +195,8 @@ class Agents:
         if progress.topic == self.names.events:
             return owned is not None and owned.looks_back()
         unfolded = owned is not None and owned.reset and not owned.caught_up
-        return self.control.paused or unfolded or not self.requests.knows_window(progress.number)
+        unsaid = self.control.paused or not self.table.known
+        return unsaid or unfolded or not self.requests.knows_window(progress.number)
 
     def full(self, progress: PartitionProgress) -> bool:
         """Requests are paused, not the journal: answers must flow for capacity to come back."""
@@ -183,7 +208,7 @@ class Agents:
         here = self.live(progress.number) if progress.number in self.owned else 0
         if progress.paused:
             most, share = max(1, most * 7 // 8), max(1, share * 7 // 8)
-        held = 0 < self.capacity.max_held <= self.quota.held.total()
+        held = 0 < self.capacity.max_held <= self.quotas.held.total()
         return held or here >= share or sum(map(self.live, self.owned)) >= most
 
     def live(self, partition: int) -> int:
@@ -197,6 +222,7 @@ class Agents:
         """Nothing outlives the worker."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
+        self._look_at_the_hour()
         fresh = {number for number, owned in self.owned.items() if owned.caught_up}
         newest: dict[int, int] = {}
         for record, message in batch:
@@ -226,8 +252,7 @@ class Agents:
     def tick(self) -> None:
         now = self.wall()
         self._look_back()
-        for rollout in self.quota.ready():
-            self.owned[rollout.partition].send_again(rollout, fresh=True)
+        self._let_begin()
         if now >= self._control_due:
             self._control_due = now + CONTROL_EVERY_S
             self._listen()
@@ -235,6 +260,18 @@ class Agents:
             self._due = now + DUE_EVERY_S
             self.outbox.retry()
             self._deadlines()
+
+    def _let_begin(self) -> None:
+        """Send what quotas held back and do not hold back any more."""
+        self._look_at_the_hour()
+        for rollout in self.quotas.ready():
+            self.owned[rollout.partition].send_again(rollout, fresh=True)
+        for rollout, waits in self.pacing.due():
+            self.owned[rollout.partition].send_paced(rollout, waits)
+
+    def _look_at_the_hour(self) -> None:
+        if self.quotas.hour.turn():
+            self.quotas.changed()
 
     def _deadlines(self) -> None:
         for owned in self.owned.values():
@@ -244,6 +281,8 @@ class Agents:
         """Read on in what a reset has to know, one partition at a time."""
         until = self.clock() + LOOK_BACK_S
         self.requests.look_back(lambda: self.clock() >= until)
+        if self.quotas.hour.read(lambda: self.clock() >= until):
+            self.quotas.changed()
         for owned in self.owned.values():
             if owned.written is None or owned.written.known:
                 continue
@@ -257,6 +296,9 @@ class Agents:
         if ids or groups:
             for owned in self.owned.values():
                 owned.cancel(ids, groups)
+        before = self.table.known
+        users = self.table.follow()
+        self.quotas.changed(users if before else None)
         if CONTROL_OWNER in self.requests.partitions:
             self.listener.bury_bad_words()
 

@@ -257,8 +257,9 @@ class PartitionFacts:
         for rollout_id, life in self.open.items():
             rollout = self.journal.open[rollout_id]
             self.facts.implied.left(life.implied)
-            if life.run_again and rollout.at_first_command():
-                self._excuse(rollout)  # a quota may hold its command back
+            held = self.low.watermark is not None and self.low.watermark.quota
+            if life.run_again and (held or rollout.at_first_command()):
+                self._excuse(rollout)  # a quota may hold its command back, or its calls
 
     def _excuse(self, rollout: Rollout) -> None:
         """Nobody need have sent what a rollout waits for."""

@@ -12,7 +12,7 @@ def read_quotas(history: History, default: Quota) -> QuotaTable:
     """All that `quotas` says, as every agents worker reads it; raises Unavailable."""
     table = QuotaTable(history.log, history.codec, history.topics, default)
     with closing(table):
-        while not table.caught_up():
+        while not table.known:
             with uninterrupted():
                 table.follow(POLL_S)
     return table

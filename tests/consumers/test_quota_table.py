@@ -105,7 +105,7 @@ def test_without_the_topic_the_default_holds_until_it_is_made(rig: Rig) -> None:
         table.follow()
     assert [line["event"] for line in logs] == ["quotas_missing"]
     assert table.missing
-    assert table.caught_up()
+    assert table.known
 
     rig.log.create(rig.topics.quotas, 1)
     say(rig, "ann", EIGHT)
@@ -124,13 +124,13 @@ def test_what_waits_for_the_registry_is_taken_when_that_is_back(rig: Rig) -> Non
     table = table_of(rig)
     rig.registry.away = True
     assert table.follow() == set()
-    assert not table.caught_up()
+    assert not table.known
 
     rig.registry.away = False
     rig.clock.pass_by(60)
     table.follow()
 
-    assert table.caught_up()
+    assert table.known
     assert table.of("ann") == EIGHT
 
 

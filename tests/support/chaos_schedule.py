@@ -29,6 +29,7 @@ from schemas.messages import (
     Limits,
     ModelAnswered,
     ModelCall,
+    Quota,
     RolloutRequest,
     ScoredTrajectory,
     Task,
@@ -269,7 +270,9 @@ class Chaos:
         if kind == "models":
             loop = self.rig.models(ScriptedEngine("p", self._say), name)
         elif kind == "agents":
-            most = Capacity(self.random.choice(self.most_live), self.random.choice(self.quotas))
+            most = Capacity(
+                self.random.choice(self.most_live), Quota("", self.random.choice(self.quotas))
+            )
             loop = self.rig.agents(name, make=self.agents, make_outbox=self.outbox, capacity=most)
         else:
             loop = getattr(self.rig, kind)(name)

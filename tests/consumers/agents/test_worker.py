@@ -19,6 +19,7 @@ from schemas.messages import (
     DeadlinePassed,
     Event,
     Limits,
+    Quota,
     RolloutCancelled,
     RolloutFinished,
     RolloutRefused,
@@ -856,7 +857,7 @@ def test_a_request_too_large_for_the_journal_leaves_no_gap_where_it_could_not_be
 
 
 def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_running_per_user=2))
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=2)))
     for n in range(4):
         ask(rig, f"r{n}", user="ann")
     ask(rig, "other", user="bob")
@@ -874,7 +875,7 @@ def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
 
 
 def test_a_quota_stops_the_clock_of_the_rollouts_it_holds(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=1)))
     limits = Limits(rollout_timeout_s=3600.0, call_timeout_s=1000.0)
     for n in range(12):
         ask(rig, f"r{n}", user="ann", limits=limits)
@@ -891,7 +892,7 @@ def test_a_quota_stops_the_clock_of_the_rollouts_it_holds(rig: Rig) -> None:
 
 
 def test_a_rollout_that_was_held_still_ends_when_its_own_time_is_over(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=1)))
     for n in range(2):
         ask(rig, f"r{n}", WALKS, user="ann", limits=Limits(rollout_timeout_s=100.0))
     rig.settle(loop)
@@ -912,7 +913,7 @@ def test_an_heir_counts_the_time_of_a_rollout_that_was_held_from_its_first_answe
     rig: Rig,
 ) -> None:
     """When it was let go is written nowhere; its first answer is, and came after that."""
-    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     for n in range(2):
         ask(rig, f"r{n}", WALKS, user="ann", limits=Limits(rollout_timeout_s=100.0))
     rig.settle(first)
@@ -934,7 +935,7 @@ def test_an_heir_counts_the_time_of_a_rollout_that_was_held_from_its_first_answe
 
 
 def test_what_a_quota_holds_back_leaves_room_for_others(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_live=8, max_running_per_user=2))
+    loop = rig.agents(capacity=Capacity(max_live=8, quota=Quota("", running=2)))
     for n in range(600):
         ask(rig, f"r{n}", user="ann")
     ask(rig, "other", user="bob")
@@ -945,7 +946,7 @@ def test_what_a_quota_holds_back_leaves_room_for_others(rig: Rig) -> None:
 
 
 def test_what_quotas_hold_back_is_bounded_too(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_running_per_user=1, max_held=100))
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=1), max_held=100))
     for n in range(600):
         ask(rig, f"r{n}", user="ann")
 
@@ -957,21 +958,21 @@ def test_what_quotas_hold_back_is_bounded_too(rig: Rig) -> None:
 @pytest.mark.parametrize("most", [0, 2])
 def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig, most: int) -> None:
     """Also where the heir has no quotas and cannot know by itself what was held back."""
-    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", user="ann")
     ask(rig, "r1", user="ann")
     rig.settle(first)
     rig.commit(first)
     killed(first)
 
-    second = rig.agents("a2", capacity=Capacity(max_running_per_user=most))
+    second = rig.agents("a2", capacity=Capacity(quota=Quota("", running=most)))
     rig.settle(second)
 
     assert "r1" in [c.rollout_id for c in calls(rig)]
 
 
 def test_an_heir_that_dies_before_its_commands_are_out_leaves_word_of_them(rig: Rig) -> None:
-    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", WALKS, user="ann")
     ask(rig, "r1", user="ann")
     rig.settle(first)
@@ -992,7 +993,7 @@ def test_an_heir_that_dies_before_its_commands_are_out_leaves_word_of_them(rig: 
 
 
 def test_a_cancelled_rollout_gives_its_place_to_the_next(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=1)))
     for n in range(3):
         ask(rig, f"r{n}", user="ann")
     rig.settle(loop)
@@ -1324,7 +1325,7 @@ def test_a_partition_may_leave_while_rollouts_wait_for_a_quota(rig: Rig) -> None
         yield
 
     loop = rig.agents(
-        capacity=Capacity(max_running_per_user=1),
+        capacity=Capacity(quota=Quota("", running=1)),
         programs=lambda name: fails if name == "fails" else program_of(name),
     )
     ask(rig, "r0", user="ann")
@@ -1338,7 +1339,7 @@ def test_a_partition_may_leave_while_rollouts_wait_for_a_quota(rig: Rig) -> None
 
 
 def test_a_dropped_partition_sends_no_commands(rig: Rig) -> None:
-    loop = rig.agents(capacity=Capacity(max_running_per_user=1))
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", user="ann")
     ask(rig, "r1", user="ann")
     rig.settle(loop)
@@ -1417,14 +1418,14 @@ def test_a_buried_entry_is_not_buried_again_after_a_restart(rig: Rig) -> None:
 
 
 def test_a_rollout_held_by_a_quota_is_not_expired_by_a_takeover(rig: Rig) -> None:
-    first = rig.agents("a1", capacity=Capacity(max_running_per_user=1))
+    first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", user="ann")
     ask(rig, "r1", user="ann")
     rig.settle(first)
     rig.commit(first)
     killed(first)
     rig.clock.pass_by(500.0)
-    second = rig.agents("a2", capacity=Capacity(max_running_per_user=2))
+    second = rig.agents("a2", capacity=Capacity(quota=Quota("", running=2)))
     rig.settle(second)
     late = [c for c in calls(rig) if c.rollout_id == "r1" and c.tries == 0]
     assert late[-1].not_after_ms > rig.clock.now * 1000

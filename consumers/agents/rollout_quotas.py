@@ -1,0 +1,98 @@
+"""Which rollouts may begin: how many of one user run at once, and begin in one hour of the clock.
+
+A quota delays a rollout's first command, never its start: what is accepted is in the journal. Of
+one user they begin in the order of their starts, while fewer run here than this worker's share of
+`running`, and fewer began here in this hour than its share of `per_hour`. A quota that is lowered
+stops nobody: those above it end in their own time.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+
+from consumers.agents.begun_this_hour import BegunThisHour
+from consumers.agents.fold.rollout import Rollout
+from consumers.agents.shares import Shares
+from consumers.quota_table import QuotaTable
+
+
+class RolloutQuotas:
+    """Rollouts that run and rollouts that wait, by user."""
+
+    def __init__(self, table: QuotaTable, shares: Shares, hour: BegunThisHour) -> None:
+        self.table = table
+        self.shares = shares
+        self.hour = hour
+        self.held: Counter[int] = Counter()
+        """Rollouts that wait, by partition."""
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, OrderedDict[Rollout, None]] = {}
+        """By user, in order of their starts."""
+        self._look_at: set[str] = set()
+        """Users of whom one that waits may now begin."""
+
+    def limits(self, user: str) -> bool:
+        """Whether a user's rollouts may have to wait."""
+        quota = self.table.of(user)
+        return not self.table.known or bool(quota.running or quota.per_hour)
+
+    def admit(self, rollout: Rollout, *, ahead: bool = False) -> bool:
+        """Let a rollout begin, or have it wait for its turn; `ahead` of all that wait already."""
+        who = rollout.request.user
+        if (who in self._waiting and not ahead) or not self._has_room(who):
+            self._waiting.setdefault(who, OrderedDict())[rollout] = None
+            self.held[rollout.partition] += 1
+            return False
+        self._begin(rollout)
+        return True
+
+    def _has_room(self, user: str) -> bool:
+        if not self.table.known:
+            return False
+        quota = self.table.of(user)
+        if quota.running and self._running[user] >= self.shares.part_of(quota.running):
+            return False
+        if not quota.per_hour:
+            return True
+        return self.hour.known() and self.hour.count(user) < self.shares.part_of(quota.per_hour)
+
+    def _begin(self, rollout: Rollout) -> None:
+        self.hour.note(rollout.partition, rollout.request.user)
+        self.run(rollout)
+
+    def run(self, rollout: Rollout) -> None:
+        """Count a rollout that began before, whether there is room or not."""
+        self._running[rollout.request.user] += 1
+        rollout.admitted = True
+
+    def leave(self, rollout: Rollout) -> None:
+        """A rollout has ended, or belongs to another worker now."""
+        who = rollout.request.user
+        if rollout.admitted:
+            rollout.admitted = False
+            self._running[who] -= 1
+            if not self._running[who]:
+                del self._running[who]
+            self._look_at.add(who)
+        elif rollout in self._waiting.get(who, ()):
+            self._let_go(rollout)
+
+    def _let_go(self, rollout: Rollout) -> None:
+        who = rollout.request.user
+        del self._waiting[who][rollout]
+        self.held[rollout.partition] -= 1
+        if not self._waiting[who]:
+            del self._waiting[who]
+
+    def changed(self, users: Iterable[str] | None = None) -> None:
+        """The quotas of these users are others now; None: those of all, or this worker's share."""
+        self._look_at.update(self._waiting if users is None else users)
+
+    def ready(self) -> Iterator[Rollout]:
+        """Those whose turn has come, counted as running."""
+        while self._look_at:
+            who = self._look_at.pop()
+            while who in self._waiting and self._has_room(who):
+                rollout = next(iter(self._waiting[who]))
+                self._let_go(rollout)
+                self._begin(rollout)
+                yield rollout

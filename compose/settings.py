@@ -78,7 +78,7 @@ class EnvironmentsSettings(StrictTable):
     own, unwatched."""
     lease_s: Annotated[float, Field(gt=0)] = 3600.0
     """How long a session is kept that nobody asks for; as long as a rollout may take."""
-    slots: dict[str, Annotated[int, Field(ge=1)]] = {"hosted": 64}
+    slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 64, "hosted": 64}
     """How many sessions one worker holds of environments that wait and take a slot of this name;
     whoever comes when all are taken waits in line. A name that is not here is refused."""
 

@@ -1,0 +1,77 @@
+"""Whole rollouts in a shell, with real processes on the in-memory log."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from consumers.loop.loop import Loop
+from inference.scripted import ScriptedEngine
+from inference.text_script import added_by, text_script
+from schemas.messages import Limits, ModelCall, RolloutRequest, Task, Trajectory
+from tests.support.pages import blocks
+from tests.support.rig import Rig
+
+(TASK,) = (json.loads(block) for block in blocks("json", "sandbox/README.md"))
+
+
+def count_red() -> ScriptedEngine:
+    """The policy that stands beside the task."""
+    (source,) = blocks("python", "sandbox/README.md")
+    defined: dict[str, object] = {}
+    exec(source, defined)
+    return ScriptedEngine("p", text_script(defined["count_red"], "count_red"), render=added_by)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig(partitions=2)
+    yield rig
+    rig.close()
+
+
+def ask(rig: Rig, number: int) -> None:
+    task = Task(TASK["environment"], json.dumps(TASK["environment_config"]), seed=number)
+    limits = Limits(max_turns=6, step_timeout_s=60.0)
+    rig.ask(RolloutRequest(f"r{number}", task, policy_id="p", limits=limits), partition=None)
+
+
+def finish(rig: Rig, rollouts: int, *loops: Loop) -> list[Trajectory]:
+    """Turn until so many have ended; how long a process takes to start is the machine's affair."""
+    deadline = time.monotonic() + 60
+    while len(rig.trajectories()) < rollouts:
+        assert time.monotonic() < deadline
+        for loop in loops:
+            loop.turn(0.0)
+    return rig.trajectories()
+
+
+def test_rollouts_share_slots_and_all_are_solved(rig: Rig) -> None:
+    loops = [rig.agents(), rig.models(count_red()), rig.environments(slots={"box": 2})]
+    for number in range(5):
+        ask(rig, number)
+
+    ended = finish(rig, 5, *loops)
+
+    assert [(t.status, sum(step.reward for step in t.steps or ())) for t in ended] == [
+        ("finished", 1.0)
+    ] * 5
+    assert {step.text for t in ended for step in t.steps or () if step.reward} == {
+        "exit code 0\nCOMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"
+    }
+
+
+def test_a_rollout_lives_its_commands_again_where_its_worker_was_lost(rig: Rig) -> None:
+    agents, models = rig.agents(), rig.models(count_red())
+    first = rig.environments("e1", slots={"box": 2})
+    ask(rig, 0)
+    while len(rig.read(rig.topics.calls("p"), ModelCall)) < 2:
+        for loop in (agents, models, first):
+            loop.turn(0.0)
+
+    first.stop()
+    (trajectory,) = finish(rig, 1, agents, models, rig.environments("e2", slots={"box": 2}))
+
+    assert [step.reward for step in trajectory.steps or ()] == [0.0, 0.0, 1.0]
+    assert len(rig.read(rig.topics.calls("p"), ModelCall)) == 2

@@ -1,0 +1,49 @@
+"""What the page of this room shows is so."""
+
+import json
+
+import pytest
+
+from inference.chat import template_of
+from inference.dialects.routes import ROUTES
+from inference.tools import FORMATS, NONE
+from tests.support.pages import PAGES, blocks
+
+PAGE = "inference/README.md"
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks("python", PAGE)
+
+    exec(program, {})
+
+    assert capsys.readouterr().out == "Hi 200\n"
+
+
+class Writes:
+    """A tokenizer of one token, which is whatever was last encoded."""
+
+    def encode(self, text: str, **how: object) -> list[int]:
+        self.text = text
+        return [1]
+
+    def decode(self, ids: list[int], **how: object) -> str:
+        return self.text
+
+
+def test_the_declared_template_can_be_made() -> None:
+    (declared,) = blocks("json", PAGE)
+
+    template = template_of(json.loads(declared)["template"], Writes())
+
+    assert template.tool_format == "hermes"
+
+
+def test_every_format_and_every_path_stands_in_a_table() -> None:
+    rows = {
+        line.split("|")[1].strip().strip("`")
+        for line in PAGES[PAGE].splitlines()
+        if line[:1] == "|"
+    }
+
+    assert {*FORMATS, NONE, *ROUTES} <= rows

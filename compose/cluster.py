@@ -8,7 +8,7 @@ from compose.settings import Settings
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.registry import HttpRegistry
-from schemas.topics import Topics
+from schemas.topics import Topics, wanted
 
 if TYPE_CHECKING:
     from consumers.log.kafka_log import KafkaLog
@@ -83,6 +83,21 @@ class Cluster:
 def _on_this_machine(servers: str) -> bool:
     hosts = {server.rpartition(":")[0] for server in servers.split(",")}
     return hosts <= {"127.0.0.1", "localhost", "[::1]"}
+
+
+def require_topics(cluster: Cluster) -> None:
+    """Raise TopicsDiffer where topics and schemas are not those that workers need; Unavailable."""
+    from producers import provision
+
+    provision.require(cluster.admin, cluster.registry, wanted(cluster.settings.prefix, []))
+
+
+def complete_topics(cluster: Cluster, policy_id: str) -> None:
+    """Make what a policy's workers need and is missing; raises TopicsDiffer, Unavailable."""
+    from producers import provision
+
+    topics = wanted(cluster.settings.prefix, [policy_id])
+    provision.complete(cluster.admin, cluster.registry, topics)
 
 
 def answers(servers: str) -> bool:

@@ -14,15 +14,13 @@ from compose.chaos import beside, workload
 from compose.chaos.plan import SERVER, ChaosPlan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import WorkerVictim, to_registry
-from compose.cluster import Cluster, answers
+from compose.cluster import Cluster, answers, complete_topics
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder
 from compose.services import embedded
 from compose.services.ports import free_port
 from compose.settings import KafkaSettings, RegistrySettings, Settings
-from producers import provision
-from schemas.topics import wanted
 
 SCORER = "environment_return"
 RECIPE = "training.toml"
@@ -144,8 +142,7 @@ def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
     """What the release that was here first needs, then what ours adds to it."""
     if other is not None:
         beside.provision(other, cluster, [policy_id])
-    topics = wanted(cluster.settings.prefix, [policy_id])
-    provision.complete(cluster.admin, cluster.registry, topics)
+    complete_topics(cluster, policy_id)
 
 
 def _training_run(cluster: Cluster, seed: int, other: Path | None) -> RunFolder:

@@ -79,8 +79,7 @@ def drain(worker: Worker, reason: Reason = "") -> None:
     from schemas.messages import Control
     from schemas.names import hint
 
-    here = cluster()
-    names = worker_names(here, here.admin)
+    names = worker_names(cluster())
     if worker not in names:
         near = hint(worker, names) if names else "no worker is up"
         msg = (

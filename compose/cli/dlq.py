@@ -170,7 +170,7 @@ def skip(
 
     here = cluster()
     by = by or _signature()
-    decided = decide_skip(here, here.admin, group, topic, place, reason=reason, by=by)
+    decided = decide_skip(here, group, topic, place, reason=reason, by=by)
     where = f"{decided.topic} {decided.partition}@{decided.first}-{decided.last}"
     if not yes:
         _echo_records(decided)

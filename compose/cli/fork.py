@@ -35,15 +35,14 @@ def fork(
 
     Example: rollcall fork 3f2a1c --at 2 --n 8 --wait
     """
+    from compose.cluster import require_topics
     from compose.submission import submit_all
     from consumers.history import fork_request
     from consumers.history.local_programs import watched_world
     from consumers.request_checks import RequestChecks
-    from producers import provision
-    from schemas.topics import wanted
 
     here = cluster()
-    provision.require(here.admin, here.registry, wanted(here.settings.prefix, []))
+    require_topics(here)
     world = watched_world(here.settings.agents.program_timeout_s)
     parent = fork_request.parent_of(here, rollout, world)
     request = fork_request.fork_request(parent, at, policy_id=policy, seed=seed)

@@ -31,7 +31,7 @@ def list_objects() -> None:
     if ages:
         typer.echo(f"from {min(ages):.1f} to {max(ages):.1f} days old")
     try:
-        old = unneeded(objects, needed_s(here, here.admin))
+        old = unneeded(objects, needed_s(here))
         typer.echo(f"{len(old):,} of them are needed by nobody any more")
     except Refused as error:
         typer.echo(str(error))
@@ -48,7 +48,7 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
     from consumers.history.times import seconds_of
 
     here, store = cluster(), _store()
-    old = removable(here, here.admin, store, seconds_of(older_than) if older_than else 0.0)
+    old = removable(here, store, seconds_of(older_than) if older_than else 0.0)
     what = f"{len(old):,} objects, {_megabytes(old)}"
     if not yes:
         typer.echo(f"would remove {what}; nothing was done, --yes does it")

@@ -74,7 +74,7 @@ def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Select
     from consumers.history.rate_limit import pace_of
     from consumers.history.selection import Selection
 
-    return Selection(cluster, span, pace_of(cluster.log, cluster.admin, cluster.topics, rate))
+    return Selection(cluster, span, pace_of(cluster, rate))
 
 
 def parse(

@@ -38,6 +38,5 @@ def retire(
     """
     from consumers.history.scorings import retire_scoring
 
-    here = cluster()
-    state = retire_scoring(here, here.admin, scoring, reason)
+    state = retire_scoring(cluster(), scoring, reason)
     typer.echo(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")

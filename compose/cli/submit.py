@@ -1,6 +1,5 @@
 """`rollcall submit`."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +7,6 @@ import typer
 from compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
     from schemas.messages import RolloutRequest
 
 Source = Annotated[str, typer.Argument(help="A JSON Lines file, or - for standard input.")]
@@ -41,9 +39,10 @@ def submit(
 
     An id that was asked for before is refused as `repeated`: a file may be submitted twice.
     """
-    from compose.submission import lines_of, submit_all
+    from compose.submission import submit_all
     from producers.submit import asked_again
     from schemas.errors import Refused
+    from schemas.messages import RolloutRequest, Task
 
     if bool(source) == bool(dataset):
         found = "both" if source else "neither"
@@ -52,46 +51,30 @@ def submit(
     if again and dataset:
         msg = "--again is for the ids in a file; rollouts of a data set have new ids every time"
         raise Refused(msg)
-    here, lines = cluster(), lines_of(source) if source else []
-    if source:
-        requests = _of_lines(here, source, lines, group_size, policy, agent)
-    else:
-        requests = _of_dataset(here, dataset, count, group_size, policy, agent)
-    submit_all(
-        here, list(asked_again(requests)) if again else requests, wait=wait, timeout_s=timeout_s
-    )
+    known = agent or ("react" if source else "single_turn")
+    defaults = RolloutRequest("", Task(), known, policy_id=policy)
+    requests = _requests(source, dataset, count, group_size, defaults)
+    asked = list(asked_again(requests)) if again else requests
+    submit_all(cluster(), asked, wait=wait, timeout_s=timeout_s)
 
 
-def _of_lines(
-    here: "Cluster", source: str, lines: Sequence[bytes], group_size: int, policy: str, agent: str
+def _requests(
+    source: str, dataset: str, count: int, group_size: int, defaults: "RolloutRequest"
 ) -> "list[RolloutRequest]":
     """Raises Refused before the first is sent, also where there is none."""
-    from compose.submission import source_name
-    from consumers.request_checks import RequestChecks
-    from producers import provision
+    from compose.cluster import require_topics
+    from compose.submission import lines_of, source_name
+    from consumers.request_checks import RequestChecks, dataset_requests
     from producers.submit import requests_of
     from schemas.errors import Refused
-    from schemas.messages import RolloutRequest, Task
-    from schemas.topics import wanted
 
-    provision.require(here.admin, here.registry, wanted(here.settings.prefix, []))
-    defaults = RolloutRequest("", Task(), agent or "react", policy_id=policy)
-    check = RequestChecks(here).check
-    requests = list(requests_of(lines, check, defaults=defaults, group_size=group_size))
+    here, lines = cluster(), lines_of(source) if source else []
+    require_topics(here)
+    checks = RequestChecks(here)
+    if dataset:
+        return list(dataset_requests(dataset, count, group_size, defaults, checks))
+    requests = list(requests_of(lines, checks.check, defaults=defaults, group_size=group_size))
     if not requests:
         msg = f"no requests in {source_name(source)}: it holds no line that is not empty"
         raise Refused(msg)
     return requests
-
-
-def _of_dataset(
-    here: "Cluster", dataset: str, count: int, group_size: int, policy: str, agent: str
-) -> "list[RolloutRequest]":
-    from consumers.request_checks import RequestChecks, dataset_requests
-    from producers import provision
-    from schemas.messages import RolloutRequest, Task
-    from schemas.topics import wanted
-
-    provision.require(here.admin, here.registry, wanted(here.settings.prefix, []))
-    defaults = RolloutRequest("", Task(), agent or "single_turn", policy_id=policy)
-    return list(dataset_requests(dataset, count, group_size, defaults, RequestChecks(here)))

@@ -17,7 +17,7 @@ import structlog
 from rich.console import Console as Terminal
 from rich.live import Live
 
-from compose.cluster import Cluster, answers, cluster_of
+from compose.cluster import Cluster, answers, cluster_of, complete_topics
 from compose.conductor.curve_files import draw
 from compose.conductor.live_panel import line, render
 from compose.extras import require
@@ -33,9 +33,7 @@ from consumers.control_reader import ControlReader
 from consumers.heldout import HeldOut
 from consumers.history.run_curve import RunCurve
 from consumers.history.run_figures import RunFigures, RunReader
-from producers import provision
 from schemas.errors import Unavailable
-from schemas.topics import wanted
 
 LOOK_EVERY_S = 1.0
 LINE_EVERY_S = 5.0
@@ -80,12 +78,9 @@ def conduct(
     if folder is not None:
         run_folder.require_unchanged(folder)
     with interruptible() as check, services(settings, terminal) as (cluster, pids):
-        if folder is None:
-            folder = run_folder.create(settings.state(), recipe, text, seed)
-            _provision(cluster, folder)
-            folder = run_folder.begin(folder, cluster)
-        else:
-            _provision(cluster, folder)
+        made = folder or run_folder.create(settings.state(), recipe, text, seed)
+        complete_topics(cluster, made.policy_id)
+        folder = folder or run_folder.begin(made, cluster)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
         figures = RunFigures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
         supervisor = Supervisor(folder.logs, cluster.environment())
@@ -153,11 +148,6 @@ def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, 
     finally:
         if not there_before:
             down(settings.state(), wipe=False)
-
-
-def _provision(cluster: Cluster, folder: RunFolder) -> None:
-    topics = wanted(cluster.settings.prefix, [folder.policy_id])
-    provision.complete(cluster.admin, cluster.registry, topics)
 
 
 def _start(supervisor: Supervisor, folder: RunFolder) -> None:

@@ -3,20 +3,16 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console as Terminal
 
+from compose.cluster import Cluster, complete_topics
 from compose.conductor.conductor import Stopped, interruptible, services, services_libraries
 from compose.extras import require
 from compose.runs.publish_policy import newest_version, publish_policy, require_model
 from compose.settings import Settings
 from compose.workers.supervisor import Supervisor
-from producers import provision
-from schemas.topics import checked, wanted
-
-if TYPE_CHECKING:
-    from compose.cluster import Cluster
+from schemas.topics import checked
 
 LOOK_EVERY_S = 1.0
 
@@ -44,11 +40,9 @@ def serve(settings: Settings, directory: Path, policy_id: str, terminal: Termina
             cluster.close()
 
 
-def _announced(cluster: "Cluster", directory: Path, policy_id: str) -> int:
+def _announced(cluster: Cluster, directory: Path, policy_id: str) -> int:
     """The newest version; the first is announced here."""
-    provision.complete(
-        cluster.admin, cluster.registry, wanted(cluster.settings.prefix, [policy_id])
-    )
+    complete_topics(cluster, policy_id)
     version = newest_version(cluster, policy_id)
     return publish_policy(cluster, directory, policy_id) if version < 0 else version
 

@@ -3,14 +3,13 @@
 from contextlib import suppress
 from pathlib import Path
 
-from compose.cluster import Cluster
+from compose.cluster import Cluster, complete_topics
 from consumers.log.reading import read_all
-from producers import provision
 from producers.publisher import flush_all
 from schemas.errors import Refused, WireError
 from schemas.headers import full_headers
 from schemas.messages import PolicyVersion
-from schemas.topics import checked, wanted
+from schemas.topics import checked
 from schemas.weights import write_weights
 
 FLUSH_S = 30.0
@@ -28,7 +27,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     require_model(directory)
     learner = Learner(str(directory), LearnerConfig())
     settings = cluster.settings
-    provision.complete(cluster.admin, cluster.registry, wanted(settings.prefix, [policy_id]))
+    complete_topics(cluster, policy_id)
     newest = newest_version(cluster, policy_id)
     version = newest + 1
     folder = settings.state() / "policies" / policy_id

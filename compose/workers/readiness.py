@@ -11,13 +11,11 @@ from typing import TypeVar
 
 import structlog
 
-from compose.cluster import Cluster
+from compose.cluster import Cluster, require_topics
 from consumers.log.protocols import Log
 from consumers.log.reading import read_all
-from producers import provision
 from schemas.errors import RegistryEmptied, Unavailable, UnknownSchema, WireError
 from schemas.messages import Event, Trajectory
-from schemas.topics import wanted
 
 RETRY_S = 1.0
 GIVE_UP_S = 600.0
@@ -29,8 +27,7 @@ log = structlog.get_logger()
 
 def wait_until_fit(cluster: Cluster) -> None:
     """Return when the cluster answers and has what the manifest says; raises TopicsDiffer."""
-    topics = wanted(cluster.settings.prefix, [])
-    patiently(lambda: provision.require(cluster.admin, cluster.registry, topics))
+    patiently(lambda: require_topics(cluster))
 
 
 def patiently(

@@ -1,10 +1,13 @@
 """What a reader of history is given: a cluster is one, and so is a rig in memory."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from consumers.log.protocols import Log
 from schemas.codec import Codec
 from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    from producers.admin import Admin
 
 
 class History(Protocol):
@@ -18,3 +21,10 @@ class History(Protocol):
 
     @property
     def topics(self) -> Topics: ...
+
+
+class LiveHistory(History, Protocol):
+    """The same, of brokers that say who is at work and how long a topic is kept."""
+
+    @property
+    def admin(self) -> "Admin": ...

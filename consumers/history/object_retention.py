@@ -7,13 +7,12 @@ object that is older than any record can be is claimed by none.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from consumers.history.history import History
+from consumers.history.history import LiveHistory
 from schemas.claims import HOLDERS, LIGHT
 from schemas.errors import Refused
 from schemas.topics import wanted
 
 if TYPE_CHECKING:
-    from producers.admin import Admin
     from schemas.objects import ObjectStore, StoredObject
 
 DAY_S = 86_400
@@ -24,13 +23,13 @@ UNFINISHED_S = DAY_S
 
 
 def removable(
-    history: History, admin: "Admin", store: "ObjectStore", older_than_s: float = 0.0
+    history: LiveHistory, store: "ObjectStore", older_than_s: float = 0.0
 ) -> "list[StoredObject]":
     """What no record can claim any more; raises Refused for an age at which one can, Unavailable.
 
     An age of 0 is the least that is safe.
     """
-    least_s = needed_s(history, admin)
+    least_s = needed_s(history)
     if older_than_s and older_than_s < least_s:
         msg = (
             f"objects younger than {least_s / DAY_S:g} days may be claimed: so long do topics and "
@@ -40,7 +39,7 @@ def removable(
     return unneeded(store.kept(), older_than_s or least_s)
 
 
-def needed_s(history: History, admin: "Admin") -> float:
+def needed_s(history: LiveHistory) -> float:
     """The age at which no record can claim an object; raises Refused where there is none.
 
     A record that was buried on its last day lies in the dead letters as long again.
@@ -51,7 +50,7 @@ def needed_s(history: History, admin: "Admin") -> float:
     bearing = {*LIGHT, *HOLDERS}
     topics = [topic for topic in known if topic.name in names and topic.record in bearing]
     letters = history.topics.dead_letters
-    configs = admin.configs([*(topic.name for topic in topics), letters])
+    configs = history.admin.configs([*(topic.name for topic in topics), letters])
     kept_ms = {name: int(config["retention.ms"]) for name, config in configs.items()}
     for_ever = sorted(name for name, ms in kept_ms.items() if ms < 0)
     if for_ever:

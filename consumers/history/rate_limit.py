@@ -2,14 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from consumers.log.protocols import Log
+from consumers.history.history import LiveHistory
 from schemas.errors import Unavailable
-from schemas.topics import Topics
-
-if TYPE_CHECKING:
-    from producers.admin import Admin
 
 RATE = 300.0
 """Records a second while others work, unless said otherwise: of 20 kB each they take a tenth of a
@@ -70,36 +65,38 @@ class GivingWay(Pace):
         super().wait(count)
 
 
-def pace_of(log: Log, admin: "Admin", topics: Topics, rate: float | None) -> Pace:
+def pace_of(history: LiveHistory, rate: float | None) -> Pace:
     """So many records a second, 0 without limit; None gives way while others are at work."""
     if rate is not None:
         return Pace(rate)
-    return GivingWay(RATE, lambda: others_at_work(log, admin, topics))
+    return GivingWay(RATE, lambda: others_at_work(history))
 
 
-def others_at_work(log: Log, admin: "Admin", topics: Topics) -> bool:
+def others_at_work(history: LiveHistory) -> bool:
     """Whether something was written of late, or a group that has members has lag.
 
     Where the broker does not say, somebody is.
     """
     try:
-        return _written(log, topics) or _behind(log, admin, topics)
+        return _written(history) or _behind(history)
     except Unavailable:
         return True
 
 
-def _written(log: Log, topics: Topics) -> bool:
+def _written(history: LiveHistory) -> bool:
     """Whether the journal or a trainer has moved; readers write neither."""
+    log, topics = history.log, history.topics
     moving = [topics.events, topics.train_steps]
     since = log.offsets_for_times(moving, int((time.time() - RECENT_S) * 1000))
     ends = {(topic, n): end for topic in moving for n, (_, end) in log.bounds(topic).items()}
     return any(since[tp] < end for tp, end in ends.items())
 
 
-def _behind(log: Log, admin: "Admin", topics: Topics) -> bool:
+def _behind(history: LiveHistory) -> bool:
     """Whether a member of some group has not finished all of its partitions."""
-    groups = [name for name in log.group_names() if name.startswith(topics.prefix)]
-    held = {(m.group, topic, n) for m in admin.members(groups) for topic, n in m.partitions}
+    log, prefix = history.log, history.topics.prefix
+    groups = [name for name in log.group_names() if name.startswith(prefix)]
+    held = {(m.group, topic, n) for m in history.admin.members(groups) for topic, n in m.partitions}
     bounds = {topic: log.bounds(topic) for _, topic, _ in held}
     done = {(group, topic): log.committed(group, topic) for group, topic, _ in held}
     for group, topic, number in held:

@@ -7,16 +7,12 @@ and `waiting` hold it to that. What retires one is a word beside its commits
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from consumers.history.history import History
+from consumers.history.history import History, LiveHistory
 from consumers.log.protocols import Commit
 from consumers.scoring_retirement import retired, retired_word
 from schemas.errors import Refused
 from schemas.names import unknown
-
-if TYPE_CHECKING:
-    from producers.admin import Admin
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ def _state(history: History, group: str, scoring_id: str) -> ScoringState:
     return ScoringState(scoring_id, tuple(commits.values()), behind, retired(commits.values()))
 
 
-def retire_scoring(history: History, admin: "Admin", scoring_id: str, reason: str) -> ScoringState:
+def retire_scoring(history: LiveHistory, scoring_id: str, reason: str) -> ScoringState:
     """Let a scoring owe nothing any more; raises Refused where it is unknown, or at work."""
     if not reason.strip():
         msg = "say why with --reason: it is kept beside the scoring's commits"
@@ -59,7 +55,7 @@ def retire_scoring(history: History, admin: "Admin", scoring_id: str, reason: st
     if scoring_id not in known:
         raise unknown("scoring", scoring_id, sorted(known))
     group = history.topics.group("rewards", scoring_id)
-    members = sorted({member.client_id for member in admin.members([group])})
+    members = sorted({member.client_id for member in history.admin.members([group])})
     if members:
         msg = f"{', '.join(members)} score for {scoring_id!r}; `rollcall drain {members[0]}` first"
         raise Refused(msg)

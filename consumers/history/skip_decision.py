@@ -6,10 +6,9 @@ request ends as refused; a skipped entry of the journal counts for no reader.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from consumers.history.dead_letter_index import offset_range
-from consumers.history.history import History
+from consumers.history.history import History, LiveHistory
 from consumers.history.record_lines import topic_named
 from consumers.log.protocols import Record
 from consumers.log.reading import read_between
@@ -18,14 +17,11 @@ from producers.publisher import flush_all
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
 
-if TYPE_CHECKING:
-    from producers.admin import Admin
-
 SKIP_FLUSH_S = 30.0
 
 
 def decide_skip(
-    history: History, admin: "Admin", group: str, topic: str, place: str, *, reason: str, by: str
+    history: LiveHistory, group: str, topic: str, place: str, *, reason: str, by: str
 ) -> Skip:
     """A range of one partition that a group may pass over; raises Refused where it may not."""
     if not reason.strip():
@@ -34,7 +30,7 @@ def decide_skip(
     partition, first, last = offset_range(place)
     names = _group(history, group), topic_named(history, topic)
     decided = Skip(*names, partition, first, last, reason, by)
-    _require_skippable(history, admin, decided)
+    _require_skippable(history, decided)
     return decided
 
 
@@ -54,7 +50,7 @@ def _group(history: History, text: str) -> str:
     raise unknown("group", text, names)
 
 
-def _require_skippable(history: History, admin: "Admin", decided: Skip) -> None:
+def _require_skippable(history: LiveHistory, decided: Skip) -> None:
     """Refuse what is not there, what was read before, and the journal under its readers' eyes."""
     tp = decided.topic, decided.partition
     low, end = history.log.bounds(decided.topic).get(decided.partition, (0, 0))
@@ -66,10 +62,10 @@ def _require_skippable(history: History, admin: "Admin", decided: Skip) -> None:
         msg = f"{decided.group} has come to {tp[0]} {tp[1]}@{committed}, past all of this, already"
         raise Refused(msg)
     if decided.topic == history.topics.events:
-        _require_uncounted(admin, decided, committed or 0)
+        _require_uncounted(history, decided, committed or 0)
 
 
-def _require_uncounted(admin: "Admin", decided: Skip, committed: int) -> None:
+def _require_uncounted(history: LiveHistory, decided: Skip, committed: int) -> None:
     """Nobody may have counted what is to count for nobody."""
     if decided.first < committed:
         msg = (
@@ -77,7 +73,7 @@ def _require_uncounted(admin: "Admin", decided: Skip, committed: int) -> None:
             f"{decided.partition}@{committed}-{decided.last}"
         )
         raise Refused(msg)
-    if admin.members([decided.group]):
+    if history.admin.members([decided.group]):
         msg = (
             f"{decided.group} has workers, and one of them may have read what another cannot; stop "
             "them all before an entry of the journal is skipped"

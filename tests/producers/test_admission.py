@@ -56,7 +56,7 @@ def test_a_grant_never_exceeds_the_bounds_and_wastes_less_than_a_group(
 
 
 def test_a_bound_below_one_group_is_refused_since_nothing_could_ever_start() -> None:
-    with pytest.raises(Refused, match="max_running is 7, fewer than the group_size 8"):
+    with pytest.raises(Refused, match=r"max_running is 7, .* group_size 8"):
         AdmissionRule(2, 64, 7, 8)
 
 

@@ -29,7 +29,7 @@ def test_every_name_of_the_face_is_documented_on_its_page_and_the_other_way_roun
 
 def test_every_name_of_the_face_is_there() -> None:
     assert [name for name in rollcall.__all__ if not hasattr(rollcall, name)] == []
-    with pytest.raises(AttributeError, match="module 'rollcall' has no attribute 'Journal'"):
+    with pytest.raises(AttributeError, match="'Journal'"):
         _ = rollcall.Journal  # type: ignore[attr-defined]
 
 

@@ -291,7 +291,7 @@ def test_a_flipped_byte_makes_no_other_word_of_a_word() -> None:
     value = bytearray(encoded(CANCEL))
     value[PREFIX.size] = 0x01
 
-    with pytest.raises(BadBytes, match=r"Control cannot be read.*has none for byte 1"):
+    with pytest.raises(BadBytes, match=r"Control .* byte 1"):
         codec_for(Control).decode(bytes(value), Control)
 
 
@@ -345,7 +345,7 @@ def test_a_value_without_the_prefix_is_refused_and_shown(value: bytes, says: str
 
 
 def test_a_null_value_is_refused_as_tombstones_mean_nothing() -> None:
-    with pytest.raises(BadBytes, match=r"null value where a Control belongs.*tombstones"):
+    with pytest.raises(BadBytes, match=r"null .* Control .*tombstones"):
         codec_for(Control).decode(None, Control)
 
 
@@ -358,9 +358,7 @@ def test_a_message_of_another_record_is_refused_naming_both() -> None:
     codec = codec_for(Control)
     value = codec.encode("another.topic", example(TrainStep))
 
-    with pytest.raises(
-        UnknownSchema, match=r"schema 2 is of 'rollcall.TrainStep', but 'rollcall.Control'"
-    ):
+    with pytest.raises(UnknownSchema, match=r"schema 2 .*TrainStep'.*Control'"):
         codec.decode(value, Control)
 
 

@@ -16,7 +16,7 @@ def test_without_a_compiler_the_codec_stays_plain_python(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("schemas.compile_codec.find_spec", lambda name: None)
 
-    with pytest.raises(CannotCompile, match=r"stays plain Python: no C compiler and no ziglang"):
+    with pytest.raises(CannotCompile, match="no ziglang"):
         compile_codec(tmp_path)
 
     assert list(tmp_path.iterdir()) == []

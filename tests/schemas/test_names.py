@@ -28,7 +28,7 @@ def test_a_reference_is_imported() -> None:
 
 @pytest.mark.parametrize("reference", ["", "react", "collections:", ":OrderedDict", ":"])
 def test_what_is_no_reference_is_told_what_one_looks_like(reference: str) -> None:
-    with pytest.raises(Refused, match="neither a shipped name nor module:function"):
+    with pytest.raises(Refused, match="module:function"):
         load("agent", reference)
 
 
@@ -66,5 +66,5 @@ def test_a_module_that_breaks_when_it_is_imported_is_blamed_itself(
 
 @pytest.mark.parametrize("reference", ["trainer:score", "sandbox.mine:score", "rollcall:score"])
 def test_a_reference_into_one_of_our_packages_says_that_the_name_is_taken(reference: str) -> None:
-    with pytest.raises(Refused, match="a module of yours needs another name"):
+    with pytest.raises(Refused, match="another name"):
         load("scorer", reference)

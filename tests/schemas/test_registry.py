@@ -142,7 +142,7 @@ def test_an_id_that_nobody_registered_is_unknown_and_named(
 ) -> None:
     fake.answers[BY_ID] = NO_SCHEMA
 
-    with pytest.raises(UnknownSchema, match=f"{fake.url} knows no schema with id 7"):
+    with pytest.raises(UnknownSchema, match=f"{fake.url} .* 7"):
         registry.schema_of(7)
 
 
@@ -163,7 +163,7 @@ def test_a_schema_that_breaks_older_ones_is_refused_with_the_registrys_reason(
     fake.answers[SET_LEVEL] = (200, {"compatibility": "FULL_TRANSITIVE"})
     fake.answers[REGISTER] = (409, {"error_code": 409, "message": "field 'kind' has no default"})
 
-    with pytest.raises(TopicsDiffer, match=r"'rl\.control-value' refuses our schema: field 'kind'"):
+    with pytest.raises(TopicsDiffer, match=r"'rl\.control-value' .* 'kind'"):
         registry.register(TOPIC, TEXT, "FULL_TRANSITIVE")
 
 
@@ -216,7 +216,7 @@ def test_a_404_that_is_not_the_registrys_own_denies_nothing(
 ) -> None:
     fake.answers = dict.fromkeys((LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL), (404, page))
 
-    with pytest.raises(Unavailable, match=f"{fake.url} answers HTTP 404 without a word of"):
+    with pytest.raises(Unavailable, match=f"{fake.url} .* 404 "):
         ask_everything(registry)[call]()
 
 
@@ -258,7 +258,7 @@ def test_a_registry_that_is_not_there_is_unavailable(call: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as once:
         url = f"http://127.0.0.1:{once.getsockname()[1]}"
 
-    with pytest.raises(Unavailable, match=f"the schema registry at {url} does not answer"):
+    with pytest.raises(Unavailable, match=f"{url} does not answer"):
         ask_everything(HttpRegistry(url, QUICK))[call]()
 
 

@@ -425,7 +425,7 @@ def test_incomplete_groups_do_not_fill_a_buffer() -> None:
 
 
 def test_a_batch_larger_than_the_buffer_is_refused() -> None:
-    with pytest.raises(Refused, match="raise capacity_groups to at least 3"):
+    with pytest.raises(Refused, match=r"capacity_groups .* 3$"):
         Buffer(replace(ALONE, capacity_groups=2)).take(3, v_now=0)
 
 

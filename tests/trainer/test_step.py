@@ -118,7 +118,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_says_so(model_dire
     before = learner.tensors()
 
     metrics = learner.step(some_samples(3))
-    with pytest.raises(Unfit, match="2 steps in a row had no finite loss"):
+    with pytest.raises(Unfit, match="2 steps in a row"):
         learner.step(some_samples(4))
 
     assert metrics["skipped"] == 1
@@ -130,7 +130,7 @@ def test_a_batch_that_raises_is_no_step_and_leaves_nothing_behind(model_director
     learner, untouched = (Learner(model_directory, CONFIG) for _ in range(2))
     foreign = sample(scored("x", sequences=(sequence([1, 10**6], [0, 1]),)), 99)
 
-    with pytest.raises(BatchFailed, match="13 samples cannot be trained on: IndexError"):
+    with pytest.raises(BatchFailed, match=r"13 samples .*IndexError"):
         learner.step([*some_samples(3), foreign])
 
     assert learner.state() == untouched.state()
@@ -207,9 +207,7 @@ def test_a_configuration_that_cannot_work_is_refused_by_name(
 
 def test_a_key_nobody_knows_is_refused_with_the_nearest() -> None:
     assert LearnerConfig.of({"betas": [0.8, 0.9]}).betas == (0.8, 0.9)
-    with pytest.raises(
-        Refused, match="unknown key of the learner 'entropi'; did you mean 'entropy'"
-    ):
+    with pytest.raises(Refused, match=r"'entropi'.* 'entropy'"):
         LearnerConfig.of({"entropi": 1})
 
 

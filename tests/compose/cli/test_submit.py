@@ -179,7 +179,7 @@ def test_requests_that_the_broker_did_not_acknowledge_are_counted(
 
     cluster.log.publisher = lambda: Deaf(cluster.log)
 
-    with pytest.raises(DeliveryFailed, match="2 of 3 requests acked within"):
+    with pytest.raises(DeliveryFailed, match="2 of 3"):
         submitted(walk(), walk(), walk())
 
 
@@ -250,7 +250,7 @@ def test_a_rollout_that_failed_is_waited_for_no_longer(
 def test_waiting_in_vain_names_who_is_missing(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(NotScored, match=r"2 of 2 rollouts .* within 0.01 s: a, b; look"):
+    with pytest.raises(NotScored, match=r"2 of 2.* 0\.01 s: a, b;"):
         submitted(walk(rollout_id="a"), walk(rollout_id="b"), wait=True, timeout_s=0.01)
 
     assert "0 of 2 scored" in capsys.readouterr().out

@@ -120,7 +120,7 @@ def test_a_foreign_topic_can_be_printed_but_not_decoded(
     cluster.log.append("theirs", None, b"\x07")
 
     assert lines(cluster, capsys, "theirs")[0]["value"] == "07"
-    with pytest.raises(Refused, match="no topic 'theirs' in the manifest"):
+    with pytest.raises(Refused, match="'theirs'"):
         lines(cluster, capsys, "theirs", decode=True)
 
 

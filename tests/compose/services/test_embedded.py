@@ -194,9 +194,9 @@ def test_what_lives_is_not_moved_and_not_set_otherwise(machine: Machine) -> None
     port = int(machine.up().bootstrap_servers.rpartition(":")[2])
 
     assert machine.up(kafka_port=port)
-    with pytest.raises(ServicesError, match=f"kafka is up on port {port}.*down before"):
+    with pytest.raises(ServicesError, match=f"kafka.* {port};"):
         machine.up(kafka_port=port + 1)
-    with pytest.raises(ServicesError, match="kafka is up with the properties"):
+    with pytest.raises(ServicesError, match=r"kafka.*properties"):
         machine.up(broker_properties={"num.io.threads": "3"})
 
 
@@ -245,7 +245,7 @@ def test_a_log_that_was_removed_by_hand_is_missed_and_not_formatted_anew(unborn:
     kafka.mkdir(parents=True)
     (kafka / "formatted").touch()
 
-    with pytest.raises(ServicesError, match=r"the log in .*kafka/data was removed.*wipe"):
+    with pytest.raises(ServicesError, match=r"kafka/data.*wipe"):
         unborn.up()
     assert not (kafka / "data").exists()
 

@@ -208,7 +208,7 @@ def test_a_directory_that_is_not_empty_is_refused_before_anything_is_read(
 def test_a_range_in_which_nothing_lies_leaves_no_directory(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refused, match=r"no rollout of run 'odds' .* did you mean 'odd'"):
+    with pytest.raises(Refused, match=r"'odds'.* 'odd'"):
         exported(cluster, tmp_path / "out", Range(run_id="odds"))
 
     assert list(tmp_path.iterdir()) == []

@@ -338,7 +338,7 @@ def test_an_environment_that_does_not_replay_is_refused_beyond_turn_0(
 ) -> None:
     then = run(cluster, parent(task=replace(TASK, environment=f"{HERE}:OneWay")))
 
-    with pytest.raises(Refused, match=r"OneWay' is not replayable.*fork it at turn 0"):
+    with pytest.raises(Refused, match=r"OneWay'.*turn 0"):
         make(cluster, "parent", at=1)
     [now] = make(cluster, "parent", "--seed=parent", at=0)
 
@@ -351,7 +351,7 @@ def test_a_turn_that_a_finished_rollout_never_took_is_refused(
 ) -> None:
     run(cluster, parent())
 
-    with pytest.raises(Refused, match=rf"--at {turn}: .* can be forked at turn 0 to 2"):
+    with pytest.raises(Refused, match=rf"--at {turn}: .* 0 to 2"):
         make(cluster, "parent", at=turn)
 
 
@@ -397,7 +397,7 @@ def test_a_program_that_has_changed_since_is_refused(cluster: MemoryCluster) -> 
     body = RolloutStarted(parent(), 0, 0, "another digest")
     cluster.enter(Event.decision("parent", 1, "agents-1", body))
 
-    with pytest.raises(Refused, match="its program 'react' is no longer the one that it ran"):
+    with pytest.raises(Refused, match="program 'react'"):
         make(cluster, "parent")
 
 
@@ -405,7 +405,7 @@ def test_unknown_rollouts_policies_and_programs_are_refused(cluster: MemoryClust
     run(cluster, parent())
     cluster.start(parent("elsewhere", agent="nowhere_at_all:f"), request_offset=90)
 
-    with pytest.raises(Refused, match=r"no rollout 'paren'.*did you mean 'parent'"):
+    with pytest.raises(Refused, match=r"'paren'.*'parent'"):
         make(cluster, "paren")
     with pytest.raises(Refused, match="policy 'q' has no topic"):
         make(cluster, "parent", "--policy=q")

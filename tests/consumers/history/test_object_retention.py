@@ -38,7 +38,7 @@ def there(cluster: Storing) -> int:
 
 
 def test_an_object_is_needed_as_long_as_a_record_may_lie_somewhere(cluster: Storing) -> None:
-    assert needed_s(cluster, cluster.admin) == (30 + 30 + 7) * DAY_S
+    assert needed_s(cluster) == (30 + 30 + 7) * DAY_S
 
 
 def test_what_is_older_is_removed_but_only_when_told(
@@ -69,7 +69,7 @@ def test_what_a_crash_has_left_is_removed_after_a_day(cluster: Storing, tmp_path
 
 
 def test_an_age_at_which_a_record_may_claim_it_is_refused(cluster: Storing) -> None:
-    with pytest.raises(Refused, match="younger than 67 days may be claimed"):
+    with pytest.raises(Refused, match="67 days"):
         call(cluster, "objects", "gc", "--older-than=30d", "--yes")
 
 
@@ -80,7 +80,7 @@ def test_where_a_topic_is_kept_for_ever_nothing_is_removed(
     forever = {"t.trajectories": {"retention.ms": "-1"}}
     cluster.admin.configs = lambda topics: configs(topics) | forever
 
-    with pytest.raises(Refused, match=r"t\.trajectories keeps its records for ever"):
+    with pytest.raises(Refused, match=r"^t\.trajectories "):
         call(cluster, "objects", "gc", "--older-than=100d", "--yes")
     call(cluster, "objects", "list")
     assert "keeps its records for ever" in capsys.readouterr().out

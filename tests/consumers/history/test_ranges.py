@@ -219,7 +219,7 @@ def test_unknown_ids_are_refused_before_the_first_record(
 
     says = "2 of 3 rollout ids are not in t.trajectories: 'r', 'x9'; did you mean 'r0'?"
     assert str(refused.value) == says
-    with pytest.raises(Refused, match=r"2 of 3 rollout ids are not in t\.trajectories\.scored"):
+    with pytest.raises(Refused, match=r"2 of 3 .* t\.trajectories\.scored"):
         list(Selection(cluster, span).scored())
 
 

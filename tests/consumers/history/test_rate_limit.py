@@ -63,14 +63,14 @@ def test_a_member_with_lag_is_at_work() -> None:
     cluster.finish()
     for worker in cluster.log.crew:
         worker.stop()
-    before = others_at_work(cluster.log, cluster.admin, cluster.topics)  # type: ignore[arg-type]
+    before = others_at_work(cluster)  # type: ignore[arg-type]
 
     cluster.hire(lambda call: "left")
     cluster.finish()
     cluster.ask(request("r"))
 
     assert not before
-    assert others_at_work(cluster.log, cluster.admin, cluster.topics)  # type: ignore[arg-type]
+    assert others_at_work(cluster)  # type: ignore[arg-type]
 
 
 def test_lag_of_a_group_without_members_is_nobodys_work() -> None:
@@ -82,7 +82,7 @@ def test_lag_of_a_group_without_members_is_nobodys_work() -> None:
 
     cluster.ask(request("r"))
 
-    assert not others_at_work(cluster.log, cluster.admin, cluster.topics)  # type: ignore[arg-type]
+    assert not others_at_work(cluster)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("age_s", "at_work"), [(5, True), (3600, False)])
@@ -90,4 +90,4 @@ def test_whoever_wrote_to_the_journal_a_moment_ago_is_at_work(age_s: float, at_w
     cluster = cluster_of(age_s)
     cluster.start(request("r"))
 
-    assert others_at_work(cluster.log, cluster.admin, cluster.topics) is at_work  # type: ignore[arg-type]
+    assert others_at_work(cluster) is at_work  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def test_rewards_go_to_a_parquet_file_that_is_there_whole(
     assert (read["r0"]["total"], read["r2"]["total"], read["r3"]["total"]) == (1.0, 0.0, None)
     assert "no idea" in read["r3"]["reason"]
     assert read["r0"]["rewards"][0]["scorer"] == f"{HERE}:on_third"
-    with pytest.raises(Refused, match="is there already and not empty"):
+    with pytest.raises(Refused, match="not empty"):
         judged(cluster, ["environment_return"], parquet=directory)
 
 

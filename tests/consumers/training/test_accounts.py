@@ -151,7 +151,7 @@ def test_a_recipe_whose_bound_lets_no_group_start_is_refused_before_its_folder_i
 ) -> None:
     recipe = parse_recipe(f"max_running = 3\n{RECIPE}", "tiny")
 
-    with pytest.raises(Refused, match="max_running is 3, fewer than the group_size 4"):
+    with pytest.raises(Refused, match=r"max_running is 3, .* group_size 4"):
         run_folder.create(tmp_path, recipe, RECIPE, seed=1)
 
     assert not list(tmp_path.iterdir())

@@ -397,9 +397,7 @@ def test_when_no_batch_can_be_computed_the_trainer_says_so_and_none_is_met_again
     trainer.learner.__class__ = Raising
     trainer.learner.raises = lambda: True  # type: ignore[attr-defined]
 
-    with pytest.raises(
-        Unfit, match=r"3 batches in a row were dropped, the last since .*IndexError"
-    ):
+    with pytest.raises(Unfit, match=r"3 batches .*IndexError"):
         world.train(trainer)
 
     after = world.trainer()

@@ -34,7 +34,7 @@ RESCORED = 6000
 def export_records_per_s(settings: Settings, *, rollouts: int = EXPORTED) -> Figure:
     """Export so many rollouts of eight turns."""
     with own_cluster(settings) as cluster, tempfile.TemporaryDirectory() as folder:
-        fill(cluster.log, cluster.codec, cluster.topics, rollouts)
+        fill(cluster, rollouts)
         topics = (cluster.topics.trajectories, cluster.topics.scored)
         bare_s, _ = timed(lambda: [sum(map(len, _polls(cluster, topic))) for topic in topics])
         selection, out = Selection(cluster, Range()), Path(folder) / "out"
@@ -52,7 +52,7 @@ def export_records_per_s(settings: Settings, *, rollouts: int = EXPORTED) -> Fig
 def rescore_trajectories_per_s(settings: Settings, *, rollouts: int = RESCORED) -> Figure:
     """Rescore so many rollouts of eight turns, 64 tokens each."""
     with own_cluster(settings) as cluster:
-        fill(cluster.log, cluster.codec, cluster.topics, rollouts)
+        fill(cluster, rollouts)
         bare_s, _ = timed(lambda: _decode(cluster))
         only_compared_s, _ = timed(lambda: _rescore(cluster, rollouts, dry_run=True))
         took_s, _ = timed(lambda: _rescore(cluster, rollouts, dry_run=False))

@@ -22,10 +22,10 @@ from consumers.agents.fold.world import World
 from consumers.agents.programs import program_digest, program_of
 from consumers.audit.audit import audit
 from consumers.audit.window import MOST
+from consumers.history.history import History
 from consumers.log.protocols import Log
 from consumers.log.reading import read_all
 from producers.publisher import Publisher
-from schemas.codec import Codec
 from schemas.headers import full_headers, hot_headers
 from schemas.messages import (
     EnvironmentStep,
@@ -50,9 +50,9 @@ FLUSH_S = 60.0
 def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
     """Audit so many rollouts of eight turns."""
     with own_cluster(settings) as cluster:
-        fill(cluster.log, cluster.codec, cluster.topics, rollouts)
+        fill(cluster, rollouts)
         bare_s, read = timed(lambda: _read(cluster.log, cluster.topics))
-        report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+        report = audit(cluster, drained=True)
     if not report.ok:
         msg = f"the log that was made for the benchmark breaks: {report.breaches[0].text}"
         raise ServicesError(msg)
@@ -68,27 +68,27 @@ def _read(log: Log, topics: Topics) -> int:
     return sum(1 for _ in read_all(log, names, most=MOST))
 
 
-def fill(log: Log, codec: Codec, topics: Topics, rollouts: int) -> None:
+def fill(history: History, rollouts: int) -> None:
     """Write whole rollouts; trajectories last, for they hold the log's own times."""
-    publisher = log.publisher(bulk=True)
-    writer = Writer(codec, topics, publisher, log.partitions(topics.events))
+    publisher = history.log.publisher(bulk=True)
+    writer = Writer(history, publisher)
     for number in range(rollouts):
         writer.rollout(number)
         if number % FLUSH_EVERY == 0:
             publisher.flush(FLUSH_S)
     publisher.flush(FLUSH_S)
-    for number, trajectory in enumerate(_trajectories(log, codec, topics)):
+    for number, trajectory in enumerate(_trajectories(history)):
         writer.outcome(trajectory)
         if number % FLUSH_EVERY == 0:
             publisher.flush(FLUSH_S)
     publisher.flush(FLUSH_S)
 
 
-def _trajectories(log: Log, codec: Codec, topics: Topics) -> Iterator[Trajectory]:
+def _trajectories(history: History) -> Iterator[Trajectory]:
     journals: dict[int, Journal] = {}
-    for record in read_all(log, [topics.events], most=MOST):
+    for record in read_all(history.log, [history.topics.events], most=MOST):
         journal = journals.setdefault(record.partition, _journal(record.partition))
-        event = codec.decode(record.value, Event)
+        event = history.codec.decode(record.value, Event)
         ended = journal.take(event, record.offset, record.timestamp_ms).ended
         if ended is not None:
             yield ended
@@ -102,14 +102,14 @@ def _journal(partition: int) -> Journal:
 class Writer:
     """Writes what workers would write about rollouts in which nothing goes wrong."""
 
-    def __init__(self, codec: Codec, topics: Topics, publisher: Publisher, partitions: int) -> None:
-        self.codec = codec
-        self.topics = topics
+    def __init__(self, history: History, publisher: Publisher) -> None:
+        self.codec, self.topics = history.codec, history.topics
         self.publisher = publisher
+        partitions = history.log.partitions(self.topics.events)
         self.journals = [_journal(number) for number in range(partitions)]
         self.offsets = [count() for _ in range(partitions)]
         self.requests = [count() for _ in range(partitions)]
-        self.player = load.Player(codec, TOKENS, topics)
+        self.player = load.Player(self.codec, TOKENS, self.topics)
         self.digest = program_digest(program_of("react"))
         self.scored_at = [count() for _ in range(partitions)]
 

@@ -164,7 +164,7 @@ def _start(supervisor: Supervisor, folder: RunFolder) -> None:
 def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
     """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
     cluster = run.cluster
-    reader = RunReader(cluster.log, cluster.codec, cluster.topics, run.figures, run.folder.starts)
+    reader = RunReader(cluster, run.figures, run.folder.starts)
     steps = run.folder.learner().steps
     look_due = 0.0
     control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)

@@ -73,7 +73,7 @@ def _turns(
         shop.rewards("rewards", folder.recipe.scorers, folder.recipe.scoring_id),
     ]
     figures = RunFigures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
-    reader = RunReader(log, shop.codec, topics, figures, {})
+    reader = RunReader(shop, figures, {})
     due = 0.0
     while not trainer.done():
         for loop in loops:

@@ -23,7 +23,7 @@ def audit_with_bar(cluster: "Cluster", terminal: Console, **options: Any) -> Rep
     """Audit what is on a cluster's topics, with the programs that can be loaded here."""
     world = watched_world(cluster.settings.agents.program_timeout_s)
     with _reading_bar(terminal) as on_read:
-        return audit(cluster.log, cluster.codec, cluster.topics, world, on_read=on_read, **options)
+        return audit(cluster, world, on_read=on_read, **options)
 
 
 @contextmanager

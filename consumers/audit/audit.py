@@ -20,6 +20,7 @@ from consumers.audit.sent_commands import SentCommands
 from consumers.audit.train_steps import Lineage
 from consumers.audit.trajectories import Outcomes
 from consumers.audit.window import AuditedStretch, Window
+from consumers.history.history import History
 from consumers.history.local_programs import runs_as_recorded
 from consumers.log.protocols import Log, Record
 from consumers.loop.dead_letters import origin_of, passed_in_journal, skip_of
@@ -33,9 +34,7 @@ OnRead = Callable[[int, int], None]
 
 
 def audit(
-    log: Log,
-    codec: Codec,
-    topics: Topics,
+    history: History,
     world: World | None = None,
     *,
     since_ms: int = 0,
@@ -53,10 +52,11 @@ def audit(
     """
     began = time.monotonic()
     world = world or World(program_of, Random)
+    log, topics = history.log, history.topics
     names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
     stretch = AuditedStretch(log, topics, names, since_ms, until_ms)
     case = Audit(
-        codec.writing_whole(),
+        history.codec.writing_whole(),
         topics,
         world,
         stretch.window,

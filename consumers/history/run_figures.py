@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 
 from consumers.decode_in_order import decoded
 from consumers.heldout import HeldOut
-from consumers.log.protocols import Log
-from schemas.codec import Codec
+from consumers.history.history import History
 from schemas.messages import ScoredTrajectory, TrainStep
-from schemas.topics import Topics
 
 WINDOW_S = 10.0
 
@@ -102,18 +100,12 @@ class RunReader:
     """Reads a run's records as they come."""
 
     def __init__(
-        self,
-        log: Log,
-        codec: Codec,
-        topics: Topics,
-        figures: RunFigures,
-        starts: dict[tuple[str, int], int],
+        self, history: History, figures: RunFigures, starts: dict[tuple[str, int], int]
     ) -> None:
-        self.codec = codec
-        self.topics = topics
+        self.codec, self.topics = history.codec, history.topics
         self.figures = figures
-        scored = {tp: at for tp, at in starts.items() if tp[0] == topics.scored}
-        self.reader = log.reader([topics.scored, topics.train_steps], scored)
+        scored = {tp: at for tp, at in starts.items() if tp[0] == self.topics.scored}
+        self.reader = history.log.reader([self.topics.scored, self.topics.train_steps], scored)
 
     def poll(self, now: float, timeout_s: float = 0.1) -> int:
         """Take in what has come; return how many records that were."""

@@ -1,5 +1,6 @@
 """Rollouts too heavy for the log: every group works on them and none knows."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,8 @@ class Heavy(Rig):
         return [len(record.value or b"") for record in self.log.all(topic)]
 
     def audited(self) -> Any:
-        return audit(self.log, self.new_codec(), self.topics, drained=True)
+        history = SimpleNamespace(log=self.log, codec=self.new_codec(), topics=self.topics)
+        return audit(history, drained=True)
 
 
 @pytest.fixture

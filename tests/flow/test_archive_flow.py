@@ -59,7 +59,7 @@ def test_what_is_archived_and_exported_counts_what_verify_counts(
     )
     assert exported.returncode == 0, exported.stderr
     rows = json.loads(exported.stdout)["rows"]
-    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    report = audit(cluster, drained=True)
     assert report.ok
     assert (rows["trajectories"], rows["scores"]) == (report.ended, report.ended)
     both = ("--dir", "out", "--dir", str(history))

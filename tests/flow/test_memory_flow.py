@@ -236,7 +236,7 @@ def test_an_audit_of_a_log_that_is_being_written_finds_nothing_that_will_still_c
         for step in range(150):
             chaos.act()
             if step % 25 == seed % 25:
-                report = audit(chaos.rig.log, chaos.rig.codec, chaos.rig.topics)
+                report = audit(chaos.rig)
                 assert chaos.unexplained(report) == [], f"Chaos({seed}), step {step}"
                 audits, pending = audits + 1, pending + report.pending
 

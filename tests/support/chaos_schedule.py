@@ -445,7 +445,7 @@ class Chaos:
         assert report.unreadable == {}
 
     def report(self) -> Report:
-        return audit(self.rig.log, self.rig.codec, self.rig.topics, drained=True)
+        return audit(self.rig, drained=True)
 
     def unexplained(self, report: Report) -> list[Breach]:
         return [breach for breach in report.breaches if not self._given_up(breach)]

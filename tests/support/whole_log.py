@@ -19,7 +19,7 @@ from tests.support.rig import Rig
 
 
 def audited(rig: Rig, *, drained: bool = True, **options: Any) -> Report:
-    return audit(rig.log, rig.codec, rig.topics, drained=drained, **options)
+    return audit(rig, drained=drained, **options)
 
 
 def found(report: Report) -> set[str]:

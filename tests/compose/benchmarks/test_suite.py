@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -104,32 +105,31 @@ def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
         codec.decode(value, echo.RECORDS[number % load.HOPS])
 
 
+def history(partitions: int) -> SimpleNamespace:
+    log = MemoryLog(wanted("rl.", [load.POLICY], partitions=partitions))
+    return SimpleNamespace(log=log, codec=Codec(LocalRegistry()), topics=TOPICS)
+
+
 def test_the_log_that_is_scanned_is_whole() -> None:
-    codec, log = (
-        Codec(LocalRegistry()),
-        MemoryLog(wanted("rl.", [load.POLICY], partitions=2)),
-    )
+    whole = history(partitions=2)
 
-    scan.fill(log, codec, TOPICS, 5)
+    scan.fill(whole, 5)
 
-    report = audit(log, codec, TOPICS, drained=True)
+    report = audit(whole, drained=True)
     assert report.ok
     assert (report.ended, report.not_run_again, report.records) == (5, 0, 5 * scan.RECORDS)
 
 
 def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
     # Given journal entries of nobody, so that a rollout begins with the thousandth
-    log, codec = (
-        MemoryLog(wanted("rl.", [load.POLICY], partitions=1)),
-        Codec(LocalRegistry()),
-    )
-    stray = codec.encode(TOPICS.events, Event.decision("x", 1, "w", AttemptStarted("?")))
+    whole = history(partitions=1)
+    stray = whole.codec.encode(TOPICS.events, Event.decision("x", 1, "w", AttemptStarted("?")))
     for _ in range((FORGET_EVERY - 1) % JOURNALED):
-        log.append(TOPICS.events, b"x", stray, 0)
+        whole.log.append(TOPICS.events, b"x", stray, 0)
 
-    scan.fill(log, codec, TOPICS, FORGET_EVERY // JOURNALED + 1)
+    scan.fill(whole, FORGET_EVERY // JOURNALED + 1)
 
-    report = audit(log, codec, TOPICS, drained=True)
+    report = audit(whole, drained=True)
     assert report.breaches == []
     assert report.ended == FORGET_EVERY // JOURNALED + 1
 

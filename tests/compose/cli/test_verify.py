@@ -48,13 +48,7 @@ def page(report: Report) -> str:
 def test_a_whole_log_is_told_in_one_table(cluster: MemoryCluster) -> None:
     told: list[tuple[int, int]] = []
 
-    report = audit(
-        cluster.log,
-        cluster.codec,
-        cluster.topics,
-        drained=True,
-        on_read=lambda *far: told.append(far),
-    )
+    report = audit(cluster, drained=True, on_read=lambda *far: told.append(far))
 
     shown = page(report)
     assert all(name in shown for name in INVARIANTS)
@@ -73,7 +67,7 @@ def test_breaches_are_named_with_their_places_the_first_twenty_of_them(
         value = cluster.codec.encode(topic, other)
         cluster.log.append(topic, record.key, value, record.partition)
 
-    report = audit(cluster.log, cluster.codec, cluster.topics)
+    report = audit(cluster)
 
     shown = page(report)
     assert f"I5  {topic} {record.partition}@{record.offset + 1}" in shown.replace("\n", "")
@@ -85,7 +79,7 @@ def test_breaches_are_named_with_their_places_the_first_twenty_of_them(
 def test_what_could_not_be_judged_is_said(cluster: MemoryCluster) -> None:
     cluster.log.append(cluster.topics.events, b"k", b"rubbish", 0)
 
-    report = audit(cluster.log, cluster.codec, cluster.topics)
+    report = audit(cluster)
 
     assert "unreadable records: t.rollout.events 1; the first: t.rollout.events 0@" in page(report)
 

@@ -68,7 +68,7 @@ def test_topic_and_groups_are_removed_and_the_history_still_verifies(
     assert CALLS not in cluster.log.topics
     assert "t.models.p" not in cluster.log.groups
     assert {"t.agents", "t.environments", "t.rewards.default"} <= cluster.log.groups.keys()
-    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    report = audit(cluster, drained=True)
     assert (report.ok, report.ended) == (True, 3)
     assert remains_of(cluster, "run", folder=False).lines() == []  # type: ignore[arg-type]
 

@@ -105,7 +105,7 @@ def ends(rig: Rig) -> dict[str, tuple[str, str]]:
 
 def assert_sound(rig: Rig) -> None:
     """The good ones are done, nothing is open, and whoever reads it again finds no fault."""
-    report = audit(rig.log, rig.codec, rig.topics)
+    report = audit(rig)
     assert report.open == 0
     assert dict(report.found) == {}
     assert {name: ends(rig).get(name) for name in GOOD} == dict.fromkeys(GOOD, ("finished", ""))

@@ -181,7 +181,7 @@ def test_nobody_takes_the_end_of_a_repeated_request_for_the_rollouts_own(rig: Ri
     assert [(t.attempt, t.request and t.request.run_id) for t in scored] == [
         (1, "run"), (0, None), (0, None),
     ]  # fmt: skip
-    assert audit(rig.log, rig.codec, rig.topics, drained=True).ok
+    assert audit(rig, drained=True).ok
 
 
 def test_a_rollout_that_is_asked_for_again_while_it_is_open_ends_once(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -62,7 +63,9 @@ def test_any_journal_that_fold_and_dice_made_holds_every_invariant(seed: int) ->
             topic = topic_of(topics, effect)
             log.append(topic, effect.rollout_id.encode(), codec.encode(topic, effect), 0)
 
-    report = audit(log, codec, topics, world_of(DICED), drained=True)
+    report = audit(
+        SimpleNamespace(log=log, codec=codec, topics=topics), world_of(DICED), drained=True
+    )
 
     assert found(report) == set()
     assert report.ended == report.accepted > 0
@@ -413,13 +416,13 @@ def test_rollouts_whose_program_is_not_here_are_counted_and_not_run(whole: Whole
     none = world_of({})
     world = replace(none, program_of=only("single_turn", none.program_of))
 
-    report = audit(whole.log, whole.codec, whole.topics, world, drained=True)
+    report = audit(whole, world, drained=True)
 
     assert (found(report), report.not_run_again, report.ended) == (set(), 4, 4)
     whole.write(
         whole.topics.trajectories, "r0", replace(whole.trajectories()[0], result="better"), 0
     )
-    assert found(audit(whole.log, whole.codec, whole.topics, world)) == {"I5"}
+    assert found(audit(whole, world)) == {"I5"}
 
 
 def only(name: str, programs: Callable[[str], Any]) -> Callable[[str], Any]:

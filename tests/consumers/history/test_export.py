@@ -57,7 +57,7 @@ def test_what_is_exported_counts_what_verify_counts(cluster: MemoryCluster, tmp_
 
     exported(cluster, tmp_path / "out")
 
-    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    report = audit(cluster, drained=True)
     assert report.ended == ROLLOUTS
     counted = "select count(*), count(distinct rollout_id), count(total) from trajectories"
     assert ask(counted, tmp_path / "out") == [(report.ended,) * 3]

@@ -459,7 +459,7 @@ def test_the_audit_of_a_log_with_forks_finds_nothing_wrong(cluster: MemoryCluste
     [fork_of_two] = make(cluster, "two", at=2)
     make(cluster, fork_of_two.rollout_id, at=1)
 
-    report = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    report = audit(cluster, drained=True)
 
     assert report.breaches == []
     assert (report.ended, report.not_run_again) == (7, 0)

@@ -36,10 +36,10 @@ def cluster() -> MemoryCluster:
 def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
     cluster: MemoryCluster,
 ) -> None:
-    before = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    before = audit(cluster, drained=True)
 
     state = retire_scoring(cluster, "other", "only a try")
-    after = audit(cluster.log, cluster.codec, cluster.topics, drained=True)
+    after = audit(cluster, drained=True)
 
     out = io.StringIO()
     print_report(after, Console(file=out, width=120))

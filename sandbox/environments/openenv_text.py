@@ -1,0 +1,153 @@
+"""Any OpenEnv server's environment, spoken to in words over the server's own client.
+
+Each session is a websocket of its own. What the server cannot read as an action costs a penalty
+and nothing else: the last observation is shown again behind a prefix.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from openenv.core.generic_client import GenericEnvClient
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from sandbox.environment import Observation
+from sandbox.foreign import foreign
+from schemas.errors import WorkFailed
+
+TEXT = "{text}"
+"""Where the text of an action goes in a template."""
+CODE = re.compile(r"\(code: (\w+)\)$")
+"""How the client's errors end; it has no others for what the server refuses."""
+AWAY = "environment_away"
+
+
+class OpenEnvText:
+    """One session on an OpenEnv server at `url`.
+
+    `action` says what object a text becomes: a template such as `{"message": "{text}"}`; or, with
+    `actions`, one object for each word that is known. Without either the text itself is JSON.
+    `observation` is a template over the fields of an observation, else all of them are shown as
+    JSON. `reset` is given to the server beside the seed. `replayable` may be true only where the
+    server shows the same for the same seed and actions.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        action: Mapping[str, Any] | None = None,
+        actions: Mapping[str, Mapping[str, Any]] | None = None,
+        observation: str = "",
+        reset: Mapping[str, Any] | None = None,
+        invalid_penalty: float = 0.0,
+        invalid_prefix: str = "no ",
+        replayable: bool = False,
+        connect_timeout_s: float = 10.0,
+    ) -> None:
+        if action is not None and actions is not None:
+            msg = "an action is a template or one of several words: leave out 'action' or 'actions'"
+            raise WorkFailed("bad_config", msg, retriable=False)
+        if not re.match(r"(http|ws)s?://[^/]", url):
+            msg = f"url {url!r} is not of the form http://HOST:PORT"
+            raise WorkFailed("bad_config", msg, retriable=False)
+        self.replayable = replayable
+        self._url = url
+        self._action = action
+        self._actions = actions
+        self._observation = observation
+        self._reset = dict(reset or {})
+        self._invalid_penalty = invalid_penalty
+        self._invalid_prefix = invalid_prefix
+        self._text = ""
+        # Time is up when the step's is: whoever waits longer than that is cancelled.
+        self._client = GenericEnvClient(
+            url, connect_timeout_s, message_timeout_s=None, mode="simulation"
+        )
+
+    async def open(self, seed: int) -> Observation:
+        async with self._asked():
+            await self._client.connect()
+            result = await self._client.reset(**(self._reset | {"seed": seed}))
+            state = await self._client.state()
+        return self._shown(result, {"state": state})
+
+    async def step(self, action: str) -> Observation:
+        meant = self._read(action)
+        if meant is None:
+            return self._invalid()
+        try:
+            async with self._asked():
+                result = await self._client.step(meant)
+                state = await self._client.state() if result.done else None
+        except WorkFailed as error:
+            if error.code != "VALIDATION_ERROR":
+                raise
+            return self._invalid()
+        return self._shown(result, {} if state is None else {"state": state})
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """Say what became of a question to the server."""
+        try:
+            yield
+        except ConnectionClosed as error:
+            msg = f"the OpenEnv server at {self._url} ended the session: {error}"
+            raise WorkFailed(AWAY, msg, retriable=True) from error
+        except ConnectionError as error:
+            raise self._not_connected(error) from error
+        except RuntimeError as error:
+            found = CODE.search(str(error))
+            code = found[1] if found else "raised"
+            full = code == "CAPACITY_REACHED"
+            known = code if code == "VALIDATION_ERROR" else AWAY if full else "raised"
+            msg = f"the OpenEnv server at {self._url}: {error}"
+            raise WorkFailed(known, msg, retriable=full) from error
+
+    def _not_connected(self, error: ConnectionError) -> WorkFailed:
+        """Whether somebody else lives there, which no retry can help, or nobody."""
+        cause = error.__cause__
+        status = cause.response.status_code if isinstance(cause, InvalidStatus) else 0
+        if 0 < status < 500:
+            msg = f"{self._url} is no OpenEnv server: it answers /ws with HTTP {status}"
+            return WorkFailed("bad_config", msg, retriable=False)
+        return WorkFailed(AWAY, f"no OpenEnv server at {self._url}: {error}", retriable=True)
+
+    def _shown(self, result: Any, info: Mapping[str, object]) -> Observation:
+        seen = result.observation
+        self._text = orjson.dumps(seen).decode()
+        if self._observation:
+            with foreign("bad_config", f"{self._observation!r} cannot be filled from {self._text}"):
+                self._text = self._observation.format_map(seen)
+        return Observation(self._text, float(result.reward or 0.0), bool(result.done), info=info)
+
+    def _invalid(self) -> Observation:
+        text = self._invalid_prefix + self._text
+        return Observation(text, self._invalid_penalty, info={"invalid": True})
+
+    def _read(self, action: str) -> dict[str, Any] | None:
+        """The object that a text means, or None."""
+        if self._action is not None:
+            return {key: _filled(value, action) for key, value in self._action.items()}
+        if self._actions is not None:
+            meant = self._actions.get(action.strip())
+            return None if meant is None else dict(meant)
+        try:
+            read = orjson.loads(action)
+        except orjson.JSONDecodeError:
+            return None
+        return read if isinstance(read, dict) else None
+
+
+def _filled(template: Any, text: str) -> Any:
+    """A template with the text of an action in all of its strings."""
+    if isinstance(template, str):
+        return template.replace(TEXT, text)
+    if isinstance(template, Mapping):
+        return {key: _filled(value, text) for key, value in template.items()}
+    return [_filled(value, text) for value in template] if isinstance(template, list) else template

@@ -54,7 +54,8 @@ class ScriptedEngine:
         self._script = script
         self._encode = encode
         self._render = render
-        self._template_digest = digest("scripted").hex()
+        form = () if render is contents else (render.__name__,)
+        self._template_digest = digest("scripted", *form).hex()
         self._waiting = WaitingCalls()
 
     def add(self, call: ModelCall) -> None:

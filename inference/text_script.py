@@ -1,34 +1,38 @@
 """A policy that is a function of text: it sees the whole conversation and says what comes next.
 
-    <|im_start|>tools
-    [{"type": "function", ...}]<|im_end|>
     <|im_start|>system
-    Be brief.<|im_end|>
+    Be brief.
+
+    # Tools
+    ...<|im_end|>
     <|im_start|>user
     What is there?<|im_end|>
     <|im_start|>assistant
     <tool_call>
     {"name": "bash", "arguments": {"command": "ls"}}
     </tool_call><|im_end|>
-    <|im_start|>tool call_1
-    notes.txt<|im_end|>
+    <|im_start|>tool
+    <tool_response>
+    notes.txt
+    </tool_response><|im_end|>
     <|im_start|>assistant
 
-What the function has said stands there as it said it. One token is one byte of UTF-8, so a sequence
-that only ever grows is a text that only ever grows.
+Tools are told and called in the format `hermes` of `inference.tools`. What the function has said
+stands there as it said it. One token is one byte of UTF-8, so a sequence that only ever grows is a
+text that only ever grows.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from inference.scripted import Script
+from inference.scripted import TOOLS, Script
+from inference.tools import FORMATS, in_words
 from schemas import names
 from schemas.errors import Refused, WireError, WorkFailed
 from schemas.foreign_text import plain, raised
 from schemas.interrupts import is_from_outside
-from schemas.messages import Message, ModelCall
+from schemas.messages import ModelCall
 from schemas.packed import ids_of
-from schemas.tool_calls import ToolCall, arguments_of, json_text, tool_calls_of
 
 Speak = Callable[[str], str]
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>\n"
@@ -57,9 +61,12 @@ def added_by(call: ModelCall) -> str:
     first = not call.prefix_length
     if not first and not call.messages:
         return ""
-    tools = f"{OPEN}tools\n{call.tools}{CLOSE}" if first and call.tools else ""
-    opening = tools if first else CLOSE
-    return opening + "".join(map(_turn, call.messages)) + ANSWER
+    try:
+        messages = in_words(FORMATS[TOOLS], call.messages, call.tools if first else "")
+    except WireError as error:
+        raise WorkFailed("not_renderable", str(error), retriable=False) from error
+    turns = (f"{OPEN}{message.role}\n{message.content}{CLOSE}" for message in messages)
+    return ("" if first else CLOSE) + "".join(turns) + ANSWER
 
 
 def text_script(speak: Speak, name: str) -> Script:
@@ -91,24 +98,3 @@ def _known(call: ModelCall) -> str:
     except ValueError:
         msg = "a script reads bytes, and the sequence was begun by a policy whose tokens are none"
         raise WorkFailed("bad_prefix", msg, retriable=False) from None
-
-
-def _turn(message: Message) -> str:
-    about = f" {message.tool_call_id}" if message.tool_call_id else ""
-    said = [message.content] if message.content else []
-    said += [f"<tool_call>\n{_told(call)}\n</tool_call>" for call in _calls(message)]
-    return f"{OPEN}{message.role}{about}\n{chr(10).join(said)}{CLOSE}"
-
-
-def _calls(message: Message) -> Sequence[ToolCall]:
-    try:
-        return tool_calls_of(message.tool_calls)
-    except WireError as error:
-        raise WorkFailed("not_renderable", str(error), retriable=False) from error
-
-
-def _told(call: ToolCall) -> str:
-    arguments = arguments_of(call.arguments)
-    return json_text(
-        {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
-    )

@@ -10,6 +10,7 @@ from inference.text_script import Speak, added_by, load_script, text_script
 from schemas.errors import Refused
 from schemas.messages import Message, ModelCall
 from schemas.packed import pack_ids
+from schemas.tool_calls import tool_calls_of
 from tests.support import scripted_models
 from tests.support.policies import body, call, failure, tokens
 
@@ -19,9 +20,7 @@ CALLS = (
     ',{"id":"call_2","type":"function","function":{"name":"bash","arguments":"not JSON"}}]'
 )
 FIRST = (Message("system", "Be brief."), Message("user", "What is there?"))
-SPOKEN = """<|im_start|>tools
-[{"type":"function","function":{"name":"bash"}}]<|im_end|>
-<|im_start|>system
+SPOKEN = """<|im_start|>system
 Be brief.<|im_end|>
 <|im_start|>user
 What is there?<|im_end|>
@@ -48,15 +47,16 @@ def test_a_script_sees_the_whole_conversation_and_only_ever_more_of_it() -> None
         return f"answer {len(seen)} ☃"
 
     one = engine(speak)
-    first = body(one, asked(*FIRST, tools=TOOLS))
+    first = body(one, asked(*FIRST))
     prefix = first.added_ids + first.token_ids
     news = (Message("tool", "notes.txt", tool_call_id="call_1"), Message("user", "", name="me"))
-    second = body(one, asked(*news, prefix=prefix, tools=TOOLS))
+    second = body(one, asked(*news, prefix=prefix))
     again = body(one, asked(prefix=prefix + second.added_ids + second.token_ids))
 
     assert seen[0] == SPOKEN
     assert seen[1] == (
-        f"{SPOKEN}answer 1 ☃<|im_end|>\n<|im_start|>tool call_1\nnotes.txt<|im_end|>\n"
+        f"{SPOKEN}answer 1 ☃<|im_end|>\n<|im_start|>tool\n"
+        "<tool_response>\nnotes.txt\n</tool_response><|im_end|>\n"
         "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
     )
     # An answer that was cut goes on where it was cut
@@ -65,12 +65,31 @@ def test_a_script_sees_the_whole_conversation_and_only_ever_more_of_it() -> None
     assert (again.added_ids, again.text) == (b"", "answer 3 ☃")
 
 
+def test_tools_are_told_once_and_calls_of_them_are_parsed() -> None:
+    seen: list[str] = []
+
+    def speak(conversation: str) -> str:
+        seen.append(conversation)
+        return (
+            'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+        )
+
+    answered = body(engine(speak), asked(*FIRST, tools=TOOLS))
+
+    assert seen[0].startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert '"name": "bash"' in seen[0]
+    assert answered.text == "I look."
+    (called,) = tool_calls_of(answered.tool_calls)
+    assert (called.name, called.arguments) == ("bash", '{"command":"ls"}')
+    assert bytes(tokens(answered.token_ids)).decode() == speak("")
+    assert "# Tools" not in added_by(asked(*FIRST, prefix=b"\0\0\0\0", tools=TOOLS))
+
+
 def test_tool_calls_of_earlier_turns_are_shown_as_they_were_made() -> None:
     turn = Message("assistant", "I look.", tool_calls=CALLS)
 
     assert "assistant\nI look.\n<tool_call>\n" in added_by(asked(turn))
-    assert '{"name":"bash","arguments":{"command":"ls"}}\n</tool_call>' in added_by(asked(turn))
-    assert '{"name":"bash","arguments":"not JSON"}' in added_by(asked(turn))
+    assert '{"name": "bash", "arguments": {"command":"ls"}}\n</tool_call>' in added_by(asked(turn))
 
 
 def test_an_answer_is_cut_between_two_characters() -> None:
@@ -81,7 +100,7 @@ def test_an_answer_is_cut_between_two_characters() -> None:
 
 
 def test_a_call_for_no_tokens_only_counts_what_would_be_read() -> None:
-    answered = body(engine(scripted_models.raising), asked(*FIRST, tools=TOOLS, most=0))
+    answered = body(engine(scripted_models.raising), asked(*FIRST, most=0))
 
     assert (answered.text, answered.token_ids) == ("", b"")
     assert bytes(tokens(answered.added_ids)).decode() == SPOKEN
@@ -116,6 +135,7 @@ def test_what_utf8_cannot_carry_becomes_a_question_mark() -> None:
     ("one", "code"),
     [
         (asked(Message("assistant", tool_calls="{")), "not_renderable"),
+        (asked(*FIRST, tools="{"), "not_renderable"),
         (asked(*FIRST, prefix=pack_ids([70_000, 3])), "bad_prefix"),
         (asked(*FIRST, prefix=pack_ids([-1])), "bad_prefix"),
     ],

@@ -17,7 +17,7 @@ from consumers.agents.fold.commands import Command
 from consumers.answers import event_of
 from consumers.environments.line import Line, OpenCalls
 from sandbox.agents.processes import AgentExit
-from sandbox.environment import AnyEnvironment, make_environment
+from sandbox.environment import AnyEnvironment, Observation, make_environment
 from sandbox.environments.hosted import HostedAgent
 from sandbox.sessions import Sessions
 from schemas.asks import Ask, ModelReply, Reply, StepReply
@@ -136,7 +136,7 @@ class CoroutineHost:
 class HostedRun:
     """One hosted rollout, from its start to its trajectory."""
 
-    agent: Agent
+    agent: Agent | None = None
     random: Random = field(default_factory=lambda: Random(0))
     say: Callable[[ModelCall], str] = lambda call: f"said {call.seed % 1000}"
     task: Task = field(default_factory=lambda: Task(prompt="do it"))
@@ -150,7 +150,7 @@ class HostedRun:
 
     def __post_init__(self) -> None:
         self.hand = Hand()
-        self.host = CoroutineHost(self.agent)
+        self.host: Any = CoroutineHost(self.agent) if self.agent else None
         self.sessions = self.fresh()
         self.decisions: list[Event] = []
         self.trajectory: Trajectory | None = None
@@ -206,6 +206,24 @@ class HostedRun:
             return await self.sessions.handle(command)
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
+
+
+class Echo:
+    """An environment that numbers what it is told; `end` ends it."""
+
+    replayable = True
+
+    def open(self, seed: int) -> Observation:
+        self.number = 0
+        return Observation("a room")
+
+    def step(self, action: str) -> Observation:
+        self.number += 1
+        ends = action == "end"
+        return Observation(f"{self.number} {action}", reward=float(ends), terminated=ends)
+
+    def close(self) -> None:
+        pass
 
 
 def texts_of(reply: Reply) -> list[str]:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.environment import Observation
 from schemas.asks import Ask, ErrorReply, ModelReply, Reply
 from schemas.messages import EnvironmentStepped, Limits, Trajectory
 from schemas.messages import Task as WireTask
@@ -219,7 +218,7 @@ def test_steps_of_the_task_go_one_after_another_and_end_with_it() -> None:
         seen.extend([*both, await ask(Ask("step", text="end")), await ask(Ask("step", text="?"))])
         return 0
 
-    run = HostedRun(plays, task=WireTask(f"{__name__}:Echo", prompt=""))
+    run = HostedRun(plays, task=WireTask("tests.support.hosted_rollout:Echo", prompt=""))
     trajectory = lived(run)
 
     assert [texts_of(reply)[0] for reply in seen[:3]] == ["1 left", "2 right", "3 end"]
@@ -227,24 +226,6 @@ def test_steps_of_the_task_go_one_after_another_and_end_with_it() -> None:
     assert (seen[3].status, seen[3].code) == (404, "episode_over")
     assert run.host.tasks[0]["observation"] == run.host.tasks[0]["prompt"] == "a room"
     assert [step.reward for step in trajectory.steps or () if step.session == "main"][-1] == 1.0
-
-
-class Echo:
-    """Numbers what it is told."""
-
-    replayable = True
-
-    def open(self, seed: int) -> Observation:
-        self.number = 0
-        return Observation("a room")
-
-    def step(self, action: str) -> Observation:
-        self.number += 1
-        ends = action == "end"
-        return Observation(f"{self.number} {action}", reward=float(ends), terminated=ends)
-
-    def close(self) -> None:
-        pass
 
 
 def test_without_an_environment_a_step_is_refused() -> None:

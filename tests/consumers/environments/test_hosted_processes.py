@@ -1,0 +1,117 @@
+"""Real agents' processes with a vendor's client, killed at every point: no call is made twice."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from consumers.environments.gateway import Gateway, bind
+from consumers.environments.line import Line
+from sandbox.agents.processes import AgentProcess, AgentProcesses
+from schemas.messages import Task, Trajectory
+from tests.support.hosted_rollout import HostedRun
+
+FUNCTIONS = Path(__file__).parents[2] / "support" / "hosted_functions.py"
+
+
+class ProcessHost:
+    """A host of processes, on the loop of the test."""
+
+    place = "session 'agent'"
+
+    def __init__(self, gateway: Gateway, processes: AgentProcesses) -> None:
+        self.gateway, self.processes = gateway, processes
+        self.started: list[AgentProcess] = []
+
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+        return self.gateway.line(policies, task)
+
+    async def start(
+        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
+    ) -> AgentProcess:
+        self.started.append(await self.processes.start(agent, config, url=url, key=key))
+        return self.started[-1]
+
+    def keep(self, name: str, content: bytes) -> str:
+        del content
+        return name
+
+
+def lived(folder: Path, *runs: HostedRun) -> list[Trajectory]:
+    """One after another, with one gateway and one fork server."""
+
+    async def live() -> list[Trajectory]:
+        gateway, processes = Gateway(bind()), AgentProcesses(folder / "agents", folder / "scratch")
+        await gateway.start()
+        try:
+            ended = []
+            for run in runs:
+                run.host = ProcessHost(gateway, processes)
+                ended.append(await run.run())
+            return ended
+        finally:
+            await processes.close()
+            await gateway.close()
+
+    return asyncio.run(live())
+
+
+def hosted(function: str, seed: int = 0, **fields: Any) -> HostedRun:
+    config = {"agent": "python", "function": f"{FUNCTIONS}:{function}", "catch_up_s": 2.0}
+    return HostedRun(config=config, random=Random(seed), **fields)
+
+
+@pytest.mark.parametrize("function", ["sequential", "parallel"])
+def test_wherever_they_are_killed_no_call_is_made_twice(function: str, tmp_path: Path) -> None:
+    echo = Task("tests.support.hosted_rollout:Echo")
+    task = echo if function == "sequential" else Task(prompt="do it")
+
+    def disturbed(at: int) -> HostedRun:
+        async def disturb(run: HostedRun) -> None:
+            if run.answered == at:
+                run.answered += 1000  # once
+                if at % 2:
+                    await run.move()
+                else:
+                    os.kill(run.host.started[-1].pid, signal.SIGKILL)
+
+        return hosted(function, at, task=task, disturb=disturb)
+
+    still, *killed = runs = [hosted(function, task=task), *map(disturbed, range(3, 11))]
+
+    undisturbed, *trajectories = lived(tmp_path, *runs)
+
+    assert undisturbed.status == "finished", undisturbed.reason
+    for run, trajectory in zip(killed, trajectories, strict=True):
+        assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+        assert len(run.calls) == len(still.calls) == trajectory.model_calls
+        assert run.answered >= 1000
+        assert len(run.host.started) == 2
+
+
+def test_one_that_says_something_else_every_time_gets_another_attempt(tmp_path: Path) -> None:
+    async def disturb(run: HostedRun) -> None:
+        if run.answered == 5:
+            run.answered += 1000
+            await run.move()
+
+    run = hosted("noisy", disturb=disturb)
+    run.config = {**run.config, "catch_up_s": 0.2}
+
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 2)
+    assert "I am " in json.loads(trajectory.result)[0]["content"]
+
+
+def test_what_an_agent_prints_before_it_fails_is_the_reason(tmp_path: Path) -> None:
+    [trajectory] = lived(tmp_path, hosted("fails"))
+
+    assert (trajectory.status, trajectory.code) == ("failed", "agent_exit")
+    assert "ended with code 3; its last words: about to fail" in trajectory.reason

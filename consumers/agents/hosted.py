@@ -41,6 +41,7 @@ from schemas.asks import (
 from schemas.errors import ProgramFailed
 from schemas.known_asks import KnownAsks
 from schemas.messages import Sampling
+from schemas.packed import ids_of, logprobs_of
 
 AGENT, MAIN = "agent", "main"
 STATUSES = {
@@ -136,7 +137,8 @@ class HostedRollout:
         sampling, self.turns = self._sampling(ask), self.turns + ask.n
         for number in range(ask.n):
             tools = "" if ask.tool_choice == "none" else ask.tools
-            wish = CallModel(ask.messages, ask.policy or None, sampling, tools)
+            policy, with_tokens = ask.policy or None, ask.logprobs or ask.token_ids
+            wish = CallModel(ask.messages, policy, sampling, tools, with_tokens=with_tokens)
             self.wishes.append(wish)
             self.calls.append((wish, asked, number))
 
@@ -246,13 +248,18 @@ def _reply(asked: _Asked) -> Reply:
         status = STATUSES.get(failed.code, FINAL)
         return ErrorReply(ask.d, status, failed.code, str(failed))
     said = [each for each in answers if isinstance(each, ModelAnswer)]
-    choices = tuple(
-        Choice(each.text, each.finish_reason, each.message.tool_calls, each.sampled_tokens)
-        for each in said
-    )
     first = said[0]
     name = first.command_id.hex() or ask.d
-    return ModelReply(ask.d, choices, name, first.at_ms, first.prompt_tokens)
+    prompt_ids = tuple(ids_of(first.prompt_ids).tolist()) if ask.token_ids else None
+    choices = tuple(_choice(ask, each) for each in said)
+    return ModelReply(ask.d, choices, name, first.at_ms, first.prompt_tokens, prompt_ids)
+
+
+def _choice(ask: Ask, said: ModelAnswer) -> Choice:
+    token_ids = tuple(ids_of(said.token_ids).tolist()) if ask.logprobs or ask.token_ids else None
+    logprobs = tuple(logprobs_of(said.logprobs).tolist()) if ask.logprobs else None
+    calls, sampled = said.message.tool_calls, said.sampled_tokens
+    return Choice(said.text, said.finish_reason, calls, sampled, token_ids, logprobs)
 
 
 def _lost(failed: WishFailed) -> ProgramFailed:

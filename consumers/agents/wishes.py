@@ -52,6 +52,8 @@ class CallModel:
     """With `max_tokens` 0 nothing is sampled and no conversation extended: it only counts."""
     tools: str = ""
     begun: Begun | None = None
+    with_tokens: bool = False
+    """Whether its answer brings the tokens too, which programs as a rule do not look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class ModelAnswer:
     prompt_tokens: int = 0
     """All that the answer was sampled after."""
     sampled_tokens: int = 0
+    prompt_ids: bytes = b""
+    """As `logprobs` and `token_ids`: packed, and only where they were wished for."""
+    token_ids: bytes = b""
+    logprobs: bytes = b""
 
     @property
     def text(self) -> str:

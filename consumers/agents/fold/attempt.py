@@ -319,7 +319,12 @@ class Attempt:
         sampled = 0 if counted else len(body.token_ids) // 4
         self.sampled_tokens += sampled
         prompt = sequence.length - len(body.token_ids) // 4
-        return make_model_answer(reply, body.finish_reason, command_id, now_ms, prompt, sampled)
+        tokens: tuple[bytes, ...] = ()
+        if cast(CallModel, waits.wish).with_tokens:
+            tokens = sequence.packed()[: 4 * prompt], body.token_ids, body.logprobs
+        return make_model_answer(
+            reply, body.finish_reason, command_id, now_ms, prompt, sampled, *tokens
+        )
 
     def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
         wish = cast("Reset | Step", waits.wish)

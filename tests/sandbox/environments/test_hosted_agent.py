@@ -259,6 +259,27 @@ def test_a_call_that_only_counts_is_answered_with_the_length_of_its_prompt() -> 
     assert len(trajectory.sequences or ()) == 1
 
 
+def test_whoever_asks_for_tokens_is_told_them() -> None:
+    seen: list[Reply] = []
+
+    async def asks(ask: Asks) -> int:
+        seen.append(await ask(model_ask("hello", token_ids=True, logprobs=True)))
+        texts = ["hello", texts_of(seen[0])[0], "more"]
+        seen.append(await ask(model_ask(*texts, token_ids=True)))
+        seen.append(await ask(model_ask("hello", logprobs=True)))
+        return 0
+
+    lived(HostedRun(asks, say=lambda call: "yes"))
+
+    first, second, third = (reply for reply in seen if isinstance(reply, ModelReply))
+    yes, hello = tuple(map(ord, "yes")), tuple(map(ord, "hello"))
+    assert (first.prompt_token_ids, first.choices[0].token_ids) == (hello, yes)
+    assert first.choices[0].logprobs == (-0.5,) * 3
+    assert second.prompt_token_ids == (*hello, *yes, *map(ord, "more"))
+    assert second.choices[0].logprobs is None
+    assert (third.prompt_token_ids, third.choices[0].token_ids) == (None, yes)
+
+
 def test_an_agent_gets_the_stops_and_fewer_tokens_and_its_policy() -> None:
     async def asks(ask: Asks) -> int:
         await ask(model_ask("a", max_tokens=7, stop=("x",)))

@@ -37,7 +37,10 @@ pytestmark = pytest.mark.broker
 
 HERE = "tests/flow/test_faults.py"
 LOOP = "tests/consumers/loop/test_loop.py"
-WORKER = "tests/consumers/agents/test_worker.py"
+BACKPRESSURE = "tests/consumers/agents/test_backpressure.py"
+CONTROL = "tests/consumers/agents/test_control_words.py"
+REFUSALS = "tests/consumers/agents/test_request_refusals.py"
+TAKEOVER = "tests/consumers/agents/test_takeover.py"
 MEMORY = "tests/flow/test_memory_flow.py"
 CONTRACT = "tests/contract/test_log.py"
 CHAOS = "tests/flow/test_chaos_command.py"
@@ -67,7 +70,7 @@ FAULTS: dict[str, list[str]] = {
     "F10": [
         f"{LOOP}::test_what_cannot_be_read_is_buried_as_it_was",
         f"{LOOP}::test_while_the_registry_is_away_records_wait_and_nothing_is_buried",
-        f"{WORKER}::test_an_unreadable_request_is_buried_and_refused",
+        f"{REFUSALS}::test_an_unreadable_request_is_buried_and_refused",
     ],
     "F11": [
         f"{LOOP}::test_a_storm_of_unreadable_records_stops_the_worker",
@@ -75,8 +78,8 @@ FAULTS: dict[str, list[str]] = {
     ],
     "F12": [
         f"{CONTRACT}::test_a_value_that_the_topic_would_refuse_is_refused_at_once",
-        f"{WORKER}::test_a_command_that_is_too_large_fails_and_the_program_sees_it",
-        f"{WORKER}::test_a_trajectory_that_is_too_large_goes_bare",
+        f"{REFUSALS}::test_a_command_that_is_too_large_fails_and_the_program_sees_it",
+        f"{REFUSALS}::test_a_trajectory_that_is_too_large_goes_bare",
     ],
     "F13": [f"{HERE}::test_a_broker_without_room_loses_nothing_it_acked"],
     # The wall clock of a process cannot be moved without libfaketime; every role takes its clock
@@ -86,20 +89,20 @@ FAULTS: dict[str, list[str]] = {
     "F16": [
         f"{LOOP}::test_a_loop_that_is_wedged_ends_its_process_and_shows_where",
         "tests/consumers/environments/test_environments.py::test_a_hung_environment_fails_its_own_step_and_the_others_go_on",
-        f"{WORKER}::test_a_call_without_an_answer_is_failed_and_asked_again",
+        f"{CONTROL}::test_a_call_without_an_answer_is_failed_and_asked_again",
     ],
     "F17": [
-        f"{WORKER}::test_a_full_worker_pauses_requests_and_never_the_journal",
+        f"{BACKPRESSURE}::test_a_full_worker_pauses_requests_and_never_the_journal",
         f"{LOOP}::test_a_congested_partition_is_paused_and_resumed_at_half",
     ],
     "F18": [
         f"{CONTRACT}::test_a_role_that_needs_what_retention_took_stops_its_worker",
-        f"{WORKER}::test_accepted_truncation_keeps_the_rollouts_that_are_still_there",
+        f"{TAKEOVER}::test_accepted_truncation_keeps_the_rollouts_that_are_still_there",
     ],
     "F19": [f"{HERE}::test_a_compacted_topic_is_read_to_its_end"],
     "F20": [
         f"{HERE}::test_partitions_added_under_load_are_used_and_move_no_rollout",
-        f"{WORKER}::test_a_topic_made_anew_stops_the_worker_before_it_reads",
+        f"{TAKEOVER}::test_a_topic_made_anew_stops_the_worker_before_it_reads",
         f"{CONTRACT}::test_a_topic_made_anew_has_another_id_and_no_commits",
     ],
     "F21": [
@@ -109,8 +112,8 @@ FAULTS: dict[str, list[str]] = {
     "F23": [f"{CONTRACT}::test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back"],
     "F24": [
         f"{LOOP}::test_a_refused_commit_is_made_again",
-        f"{WORKER}::test_a_commit_that_somebody_else_wrote_is_treated_as_none",
-        f"{WORKER}::test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again",
+        f"{TAKEOVER}::test_a_commit_that_somebody_else_wrote_is_treated_as_none",
+        f"{TAKEOVER}::test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again",
     ],
     "F25": [f"{READY}::test_a_journal_of_which_no_schema_is_known_is_named"],
 }

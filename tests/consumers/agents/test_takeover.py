@@ -1,0 +1,489 @@
+"""Restarts and takeovers of an agents worker: it goes on where the journal ends, and only there."""
+
+from dataclasses import replace
+
+import pytest
+
+from consumers.agents.watermark import Watermark, read_watermark
+from consumers.agents.worker import Capacity
+from inference.scripted import ScriptedEngine
+from schemas.codec import Codec
+from schemas.errors import RequestsSkipped, TopicRecreated
+from schemas.messages import (
+    CallFailed,
+    Event,
+    Limits,
+    Quota,
+    RolloutStarted,
+    Trajectory,
+)
+from tests.support.hand_answers import answer, ask, calls, killed, steps
+from tests.support.journals import request
+from tests.support.programs import ASKS, WALKS
+from tests.support.rig import Rig, role_of, source_of
+
+
+def test_a_restart_goes_on_where_the_journal_ends(rig: Rig) -> None:
+    ask(rig, agent=WALKS)
+    first = rig.agents("a1")
+    rig.settle(first)
+    answer(rig, steps(rig)[0])
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    assert len(steps(rig)) == 2
+    answer(rig, steps(rig)[1])
+    rig.settle(second)
+
+    assert [step.index for step in steps(rig)] == [0, 0, 1]
+    assert [e.written_by for e in rig.events(RolloutStarted)] == ["a1"]
+
+
+def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(rig: Rig) -> None:
+    ask(rig, "open")
+    ask(rig, "ended")
+    first = rig.agents("a1")
+    rig.settle(first)
+    answer(rig, calls(rig)[1])
+    rig.settle(first)
+    killed(first)
+    rig.log.group("t.agents").committed.clear()
+
+    second = rig.agents("a2")
+    rig.settle(second)
+
+    assert [call.rollout_id for call in calls(rig)] == ["open", "ended", "open"]
+    assert calls(rig)[0] == calls(rig)[2]
+    assert [t.rollout_id for t in rig.trajectories()] == ["ended"]
+    assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["open", "ended"]
+    rig.commit(second)
+    assert rig.committed("t.agents", rig.topics.requests) == 2
+
+
+def test_after_a_reset_only_trajectories_that_are_missing_are_written(rig: Rig) -> None:
+    """Also of two that ended under one id: it was asked for again in another partition's time."""
+    first = rig.agents("a1")
+    for n in range(3):
+        ask(rig, f"r{n}")
+    rig.settle(first)
+    for call in calls(rig):
+        answer(rig, call)
+    rig.settle(first)
+    written = rig.trajectories()
+    killed(first)
+    rig.log.recreate(rig.topics.trajectories)
+    rig.write(rig.topics.trajectories, "r1", written[1], 0)
+    rig.write(rig.topics.trajectories, "r2", replace(written[2], last_offset=1), 0)
+    rig.log.append(rig.topics.trajectories, b"r0", b"no magic", 0)
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = 9, "reset by hand"
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    rig.commit(second)
+
+    after = [
+        rig.codec.decode(r.value, Trajectory) for r in rig.log.all(rig.topics.trajectories)[3:]
+    ]
+    assert after == [written[0], written[2]]
+    ends = rig.log.bounds(rig.topics.events)
+    assert rig.committed("t.agents", rig.topics.events) == ends[0][1]
+
+
+def test_a_reset_starts_no_request_again_that_the_journal_counts(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, "r0")
+    rig.log.append(rig.topics.requests, b"bad", b"no magic", 0)
+    ask(rig, "r0")
+    rig.settle(first)
+    killed(first)
+    before = len(rig.log.all(rig.topics.events))
+    ask(rig, "late")
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    rig.commit(second)
+
+    added = rig.read(rig.topics.events, Event)[before:]
+    assert [(e.rollout_id, type(e.body)) for e in added] == [("late", RolloutStarted)]
+    assert added[0].body.from_offset == added[0].body.request_offset == 3
+    assert rig.committed("t.agents", rig.topics.requests) == 4
+
+
+def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, "ended")
+    ask(rig, "open")
+    rig.settle(first)
+    answer(rig, calls(rig)[0])
+    rig.settle(first)
+    killed(first)
+    rig.log.group("t.agents").committed.clear()
+    second = rig.agents("a2")
+    look_back = role_of(second)._look_back
+    role_of(second)._look_back = lambda: None
+    rig.settle(second)
+    assert len(calls(rig)) == 2
+    rig.registry.away = True
+    role_of(second).outbox.codec = second.hand_over.codec = Codec(rig.registry)
+
+    role_of(second)._look_back = look_back
+    rig.settle(second)
+    rig.registry.away = False
+    rig.commit(second)
+    rig.settle(second)
+
+    assert [t.rollout_id for t in rig.trajectories()] == ["ended"]
+    assert [c.rollout_id for c in calls(rig)] == ["ended", "open", "open"]
+
+
+def test_a_fold_from_the_beginning_keeps_nothing_of_what_has_ended(rig: Rig) -> None:
+    first, engine = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    for wave in range(60):
+        for n in range(50):
+            ask(rig, f"r{wave}-{n}")
+        rig.settle(first, engine)
+    killed(first)
+    rig.log.group("t.agents").committed.clear()
+
+    second, most = rig.agents("a2"), 0
+    for _ in range(30):
+        second.turn(0.0)
+        journal = role_of(second).owned[0].journal
+        most = max(most, len(journal._ended) + len(journal._starts))
+        rig.clock.pass_by(1.1)
+
+    assert journal.last == 2999
+    assert most <= 500
+    assert len(rig.trajectories()) == 3000
+
+
+def test_a_takeover_keeps_nothing_of_what_had_ended_before(rig: Rig) -> None:
+    """Whatever lies below the commit, no commit to come has to name it."""
+    first, engine = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    ask(rig, "old", WALKS)
+    for n in range(600):
+        ask(rig, f"r{n}")
+        rig.settle(first, engine)
+    rig.commit(first)
+    killed(first)
+
+    second, most = rig.agents("a2"), 0
+    for _ in range(5):
+        second.turn(0.0)
+        journal = role_of(second).owned[0].journal
+        most = max(most, len(journal._ended))
+        rig.clock.pass_by(1.1)
+    answer(rig, steps(rig)[0])
+    rig.settle(second)
+
+    assert list(journal.open) == ["old"]
+    assert most <= 500
+    assert [step.index for step in steps(rig)] == [0, 0]
+
+
+def test_a_commit_that_somebody_else_wrote_is_treated_as_none(rig: Rig) -> None:
+    ask(rig)
+    first = rig.agents("a1")
+    rig.settle(first)
+    killed(first)
+    for topic, offset in ((rig.topics.events, 1), (rig.topics.requests, 1)):
+        rig.log.group("t.agents").committed[topic, 0] = offset, "reset by hand"
+
+    rig.settle(rig.agents("a2"))
+
+    assert len(calls(rig)) == 2
+
+
+def test_a_journals_commit_waits_for_commands_and_trajectories(rig: Rig) -> None:
+    ask(rig)
+    loop = rig.agents()
+    rig.settle(loop)
+    rig.commit(loop)
+    answer(rig, calls(rig)[0])
+    role_of(loop).outbox.trajectories.hold_acks = True
+
+    rig.settle(loop)
+    rig.commit(loop)
+    assert len(rig.trajectories()) == 1
+    assert rig.committed("t.agents", rig.topics.events) == 2
+    role_of(loop).outbox.trajectories.hold_acks = False
+    rig.commit(loop)
+
+    assert rig.committed("t.agents", rig.topics.events) == 3
+
+
+def test_the_word_of_a_commit_names_the_oldest_open_rollout(rig: Rig) -> None:
+    for name in "abc":
+        ask(rig, name)
+    loop = rig.agents()
+    rig.settle(loop)
+    answer(rig, calls(rig)[0])
+    rig.settle(loop)
+    rig.commit(loop)
+
+    offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
+
+    assert (offset, read_watermark(word)) == (5, Watermark(1, 0, requests="0"))
+
+
+def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig) -> None:
+    ask(rig, "old", WALKS)
+    first = rig.agents("a1")
+    rig.settle(first)
+    role_of(first).owned[0].journal.few = 10
+    for n in range(30):
+        ask(rig, f"r{n}")
+        rig.settle(first)
+        answer(rig, calls(rig)[-1])
+        rig.settle(first)
+    rig.commit(first)
+    offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
+    begin = read_watermark(word)
+    assert begin is not None
+    assert (begin.stragglers, begin.last) == ((0,), 30)
+    assert offset - 10 <= begin.bulk_low <= offset
+    killed(first)
+
+    second, folded = rig.agents("a2"), []
+    handle = role_of(second).handle
+    role_of(second).handle = lambda batch: handle(folded.append(each) or each for each in batch)
+    rig.settle(second)
+    answer(rig, steps(rig)[0])
+    rig.settle(second)
+
+    assert len(folded) <= 10
+    assert [step.index for step in steps(rig)] == [0, 0]
+    assert steps(rig)[1].kind == "step"
+
+
+@pytest.mark.parametrize("topic", ["requests", "events"])
+def test_a_topic_made_anew_stops_the_worker_before_it_reads(rig: Rig, topic: str) -> None:
+    ask(rig)
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    name = getattr(rig.topics, topic)
+    rig.log.recreate(name)
+
+    with pytest.raises(TopicRecreated, match=f"{name} was deleted and made anew"):
+        rig.settle(rig.agents("a2"))
+
+
+def test_a_lost_journal_may_be_accepted_and_topics_made_anew_together_are_new(rig: Rig) -> None:
+    ask(rig)
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    rig.log.recreate(rig.topics.events)
+    second = rig.agents("a2", accept=True)
+    ask(rig, "later")
+    rig.settle(second)
+    rig.commit(second)
+    assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["later"]
+    killed(second)
+
+    rig.log.recreate(rig.topics.events)
+    rig.log.recreate(rig.topics.requests)
+    ask(rig, "anew")
+    rig.settle(rig.agents("a3"))
+    assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["anew"]
+
+
+def test_a_worker_refuses_to_pass_over_requests_that_nobody_started(rig: Rig) -> None:
+    for n in range(4):
+        ask(rig, f"r{n}")
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    for n in range(4, 8):
+        ask(rig, f"r{n}")
+    rig.log.group("t.agents").committed[rig.topics.requests, 0] = 6, ""
+
+    with pytest.raises(RequestsSkipped, match="read from offset 6, but the last one started is 3"):
+        rig.settle(stopped := rig.agents("a2"))
+    killed(stopped)
+    rig.log.group("t.agents").committed[rig.topics.requests, 0] = 6, ""
+    rig.settle(rig.agents("a3", accept=True))
+
+    assert {"r6", "r7"} <= {call.rollout_id for call in calls(rig)}
+    assert {"r4", "r5"}.isdisjoint(call.rollout_id for call in calls(rig))
+
+
+def test_partitions_that_move_take_their_rollouts_with_them() -> None:
+    rig = Rig(partitions=2)
+    for partition in (0, 1):
+        rig.ask(request(f"r{partition}", WALKS), partition)
+    first = rig.agents("a1")
+    rig.settle(first)
+
+    second = rig.agents("a2")
+    rig.settle(first, second)
+    for step in steps(rig):
+        answer(rig, step)
+    rig.settle(first, second)
+
+    assert (role_of(first).live(0), role_of(second).live(1)) == (1, 1)
+    assert len(steps(rig)) == 4
+
+
+def test_deadlines_that_passed_during_a_takeover_count_from_the_journal(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, limits=Limits(call_timeout_s=5.0))
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+
+    rig.clock.pass_by(13.0)
+    rig.settle(rig.agents("a2"))
+
+    assert [e.written_by for e in rig.events(CallFailed)] == ["a2"]
+    assert calls(rig)[-1].tries == 1
+
+
+def test_a_commit_during_a_silent_fold_forgets_nothing(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, "a")
+    rig.settle(first)
+    for _ in range(3):
+        answer(rig, calls(rig)[0], CallFailed("x", "", True))
+    rig.settle(first)
+    answer(rig, calls(rig)[-1])
+    rig.settle(first)
+    ask(rig, "late", agent=WALKS)
+    for _ in range(600):
+        answer(rig, calls(rig)[0])
+    rig.settle(first)
+    ask(rig, "last", agent=WALKS)
+    rig.settle(first)
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = (
+        rig.log.topics[rig.topics.events][0].end,
+        "1;0;",
+    )
+    rig.log.group("t.agents").committed[rig.topics.requests, 0] = (3, "")
+    killed(first)
+    second = rig.agents("a2")
+    rig.clock.pass_by(2.0)
+    second.turn(0.0)  # folds 500 of the events, commits
+    killed(second)
+    third = rig.agents("a3")
+    rig.settle(third)
+    assert set(role_of(third).owned[0].journal.open) == {"late", "last"}
+
+
+def test_trajectories_sent_during_a_full_fold_hold_the_commit(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig)
+    rig.settle(first)
+    answer(rig, calls(rig)[0])
+    role_of(first).outbox.trajectories.send = lambda *a, **k: None  # never leaves the buffer
+    rig.settle(first)
+    killed(first)
+    assert rig.trajectories() == []
+    second = rig.agents("a2")
+    role_of(second).outbox.trajectories.hold_acks = True
+    for _ in range(4):
+        rig.commit(second)
+    offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
+    found = read_watermark(word)
+    assert found is None or found.low == 0, (offset, word)
+
+
+def test_a_cancel_read_before_the_takeover_is_obeyed_after_it(rig: Rig) -> None:
+    rig = Rig(partitions=2)
+    first = rig.agents("a1")
+    rig.ask(request("r", WALKS), 1)
+    rig.settle(first)
+    rig.commit(first)
+    second = rig.agents("a2")
+    source_of(second)  # owns nothing yet; hears the word
+    rig.order("cancel", rollout_id="r")
+    role_of(second)._listen()
+    killed(first)
+    for _ in range(5):
+        rig.commit(second)
+    assert len(rig.trajectories()) == 1
+
+
+def test_starts_that_somebody_else_reads_back_do_not_fill_a_worker() -> None:
+    rig = Rig(partitions=2)
+    first = rig.agents("a1", capacity=Capacity(max_live=4))
+    for n in range(4):
+        rig.ask(request(f"r{n}", ASKS), 1)
+    first.turn(0.0)
+    second = rig.agents("a2")
+    rig.settle(first, second)
+    rig.ask(request("next", ASKS), 0)
+    for _ in range(5):
+        rig.commit(first, second)
+    assert "next" in [c.rollout_id for c in calls(rig)]
+
+
+def test_a_dropped_partition_sends_no_commands(rig: Rig) -> None:
+    loop = rig.agents(capacity=Capacity(quota=Quota("", running=1)))
+    ask(rig, "r0", user="ann")
+    ask(rig, "r1", user="ann")
+    rig.settle(loop)
+    loop.stop()
+    assert [c.rollout_id for c in calls(rig)] == ["r0"]
+
+
+def test_a_worker_that_stops_waits_for_its_trajectories(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig)
+    rig.settle(loop)
+    answer(rig, calls(rig)[0])
+    loop.turn(0.0)
+    role_of(loop).outbox.trajectories.poll = lambda: None  # acks come with the flush only
+    loop.turn(0.0)
+    loop.turn(0.0)
+    flushed = []
+    role_of(loop).outbox.trajectories.flush = lambda s: flushed.append(s) or 0
+    loop.stop()
+    assert flushed
+
+
+def test_accepted_truncation_keeps_the_rollouts_that_are_still_there(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig, "r0")
+    rig.settle(first)
+    answer(rig, calls(rig)[0])
+    rig.settle(first)
+    for n in (1, 2, 3):
+        ask(rig, f"r{n}")
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    rig.log.delete_before(rig.topics.events, 0, 4)  # r2 and r3 are still there
+    second = rig.agents("a2", accept=True)
+    rig.settle(second)
+    assert list(role_of(second).owned[0].journal.open) == ["r2", "r3"]
+
+
+def test_a_gap_of_a_dead_namesake_does_not_stop_a_worker(rig: Rig) -> None:
+    for n in range(3):
+        ask(rig, f"r{n}")
+    for n in (0, 2):  # the second start was given up by the producer, then the process died
+        body = RolloutStarted(request(f"r{n}", ASKS), n, n)
+        rig.write(rig.topics.events, f"r{n}", Event.decision(f"r{n}", 1, "a1", body), 0)
+    loop = rig.agents("a1")
+    rig.log.group("t.agents").committed[rig.topics.events, 0] = 0, "1;0;"
+    rig.settle(loop)
+    assert len({c.rollout_id for c in calls(rig)}) == 3
+
+
+def test_a_buried_entry_is_not_buried_again_after_a_restart(rig: Rig) -> None:
+    first = rig.agents("a1")
+    ask(rig)
+    rig.settle(first)
+    rig.log.append(rig.topics.events, b"r", b"no magic", 0)
+    rig.settle(first)
+    rig.commit(first)
+    killed(first)
+    rig.settle(rig.agents("a2"))
+    assert len(rig.log.all(rig.topics.dead_letters)) == 1

@@ -47,7 +47,8 @@ def wait_reader(group_id: str = "") -> "WaitReader":
     here = cluster()
     world = watched_world(here.settings.agents.program_timeout_s)
     scoring_id = here.settings.rewards.scoring_id
-    return WaitReader(here, here.admin, world, scoring_id, group_id=group_id)
+    quota = here.settings.agents.quota()
+    return WaitReader(here, here.admin, world, scoring_id, group_id=group_id, quota=quota)
 
 
 def _chosen(rollout: str, group: str) -> "Waiting":

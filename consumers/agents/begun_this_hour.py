@@ -132,22 +132,30 @@ class EndedThisHour:
     def _count(self) -> None:
         """Raises Unavailable where the registry does not tell how a record is to be read."""
         while self._held:
-            try:
-                picked = self._codec.pick(self._held[0].value, Trajectory, *FIELDS)
-            except WireError:
-                picked = None
+            begun = begun_of(self._codec, self._held[0])
             self._held.popleft()
-            if picked is not None:
-                self._note(*picked)
+            if begun is not None:
+                self._note(*begun)
 
-    def _note(self, request: object, status: str, first: int) -> None:
-        if not isinstance(request, RolloutRequest) or status == "refused":
-            return  # it never began
+    def _note(self, user: str, first: int) -> None:
         folded = first >= self._begin.bulk_low or first in self._begin.stragglers
         if not folded and first not in self._seen:
             self._seen.add(first)  # one may be written twice
-            self.counts[request.user] += 1
+            self.counts[user] += 1
 
     def close(self) -> None:
         if self._back is not None:
             self._back.close()
+
+
+def begun_of(codec: Codec, record: Record) -> tuple[str, int] | None:
+    """The user of an ended rollout and its first offset, unless it never began.
+
+    Raises Unavailable.
+    """
+    try:
+        request, status, first = codec.pick(record.value, Trajectory, *FIELDS)
+    except WireError:
+        return None
+    began = isinstance(request, RolloutRequest) and status != "refused"
+    return (request.user, first) if began else None

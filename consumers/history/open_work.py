@@ -17,6 +17,7 @@ from consumers.agents.fold.world import World
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import CallModel, Step
 from consumers.log.protocols import Record
+from schemas.ids import command_id
 from schemas.messages import (
     AttemptStarted,
     Event,
@@ -246,6 +247,23 @@ class OpenWork:
         """Of all that is open or asked for."""
         yield from (rollout.request for rollout in self.open())
         yield from (unstarted.request for unstarted in self.unstarted.values())
+
+    def place_of(self, rollout: Rollout, waits: Outstanding) -> Place | None:
+        """Where the command of a wish lies; None while it is not sent."""
+        place = rollout.attempt.number, waits.position, waits.tries
+        return self.sent.get(command_id(rollout.request.rollout_id, *place).hex().encode())
+
+    def has_begun(self, rollout: Rollout) -> bool:
+        """Whether an open rollout's first command was sent."""
+        waits = rollout.attempt.outstanding.values()
+        return not rollout.at_first_command() or any(self.place_of(rollout, w) for w in waits)
+
+    def unsent_calls(self) -> Iterator[tuple[Rollout, Outstanding]]:
+        """The calls that open rollouts wish for and that were not sent."""
+        for rollout in self.open():
+            for waits in rollout.attempt.outstanding.values():
+                if isinstance(waits.wish, CallModel) and self.place_of(rollout, waits) is None:
+                    yield rollout, waits
 
     def asked_for(self, rollout: Rollout, waits: Outstanding) -> str:
         """The policy or the environment that a command is for."""

@@ -1,9 +1,11 @@
-"""The quotas as they are now, for whoever only looks."""
+"""The quotas as they are now, and what counts against them, for whoever only looks."""
 
+from collections import Counter
 from contextlib import closing
 
+from consumers.agents.begun_this_hour import begun_of
 from consumers.history.history import History
-from consumers.log.reading import POLL_S, uninterrupted
+from consumers.log.reading import POLL_S, read_all, uninterrupted
 from consumers.quota_table import QuotaTable
 from schemas.messages import Quota
 
@@ -16,3 +18,16 @@ def read_quotas(history: History, default: Quota) -> QuotaTable:
             with uninterrupted():
                 table.follow(POLL_S)
     return table
+
+
+def ended_since(history: History, at_ms: int) -> Counter[str]:
+    """How many rollouts of each user ended since then that had begun; raises Unavailable."""
+    topic = history.topics.trajectories
+    starts = history.log.offsets_for_times([topic], at_ms)
+    began = {
+        (record.partition, first): user
+        for record in read_all(history.log, [topic], starts)
+        for user, first in [begun_of(history.codec, record) or ("", -1)]
+        if first >= 0
+    }
+    return Counter(began.values())

@@ -4,28 +4,34 @@ Where the broker says which process owns a partition now, that is named; where n
 is what one came to learn.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from consumers.agents.begun_this_hour import HOUR_MS
 from consumers.agents.control_state import ControlState
 from consumers.agents.fold.world import World
 from consumers.agents.watermark import Watermark, read_watermark
+from consumers.clock import Clock
 from consumers.control_reader import ControlReader
 from consumers.history.history import History
 from consumers.history.open_work import OpenWork, Place, ScoringPosition
+from consumers.history.quotas import ended_since, read_quotas
 from consumers.history.ranges import SKEW_MS
+from consumers.history.user_limits import UserLimits
 from consumers.history.waits import REASONS, Wait, waits_of
 from consumers.log.protocols import Record
 from consumers.log.reading import POLL_S, read_all, uninterrupted
 from consumers.loop.dead_letters import passed_in_journal
 from consumers.loop.finished_offsets import finished_above
 from consumers.loop.suspects import parted
+from consumers.quota_table import UNLIMITED
 from consumers.scoring_retirement import retired
 from schemas.errors import Unavailable, WireError
-from schemas.messages import Event, RolloutRequest, ScoredTrajectory, Trajectory
+from schemas.messages import Event, Quota, RolloutRequest, ScoredTrajectory, Trajectory
 
 if TYPE_CHECKING:
     from producers.admin import Admin
@@ -113,8 +119,13 @@ class WaitReader:
         scoring_id: str,
         *,
         group_id: str = "",
+        quota: Quota = UNLIMITED,
+        wall: Clock = time.time,
     ) -> None:
+        """`quota` is that of users who have none of their own."""
         self.history = history
+        self.quota = quota
+        self.wall = wall
         self.admin = admin
         self.topics = history.topics
         self.scoring_id = scoring_id
@@ -134,7 +145,7 @@ class WaitReader:
         self._scored()
         self._commands()
         control = read_control(self.history)
-        waits = waits_of(self.work)
+        waits = waits_of(self.work, self._limits())
         for topic, count in self.unreadable.items():
             self.remarks.append(f"{count} records of {topic} cannot be read; they were passed over")
         return Waiting(waits, control, self._owners(waits), self.work.writers, self.remarks)
@@ -230,6 +241,18 @@ class WaitReader:
                     name = dict(record.headers or []).get("ce_id", b"")
                     place = Place(group, topic, record.partition)
                     self.work.take_command(name, place)
+
+    def _limits(self) -> UserLimits:
+        """What the users of what is open may take, and what of it they have taken."""
+        table = read_quotas(self.history, self.quota)
+        if table.missing:
+            self.remarks.append(f"there is no topic {self.topics.quotas}: nobody has a quota there")
+        now_ms = int(self.wall() * 1000)
+        users = {rollout.request.user for rollout in self.work.open()}
+        ended: Counter[str] = Counter()
+        if any(table.of(user).per_hour for user in users):
+            ended = ended_since(self.history, now_ms // HOUR_MS * HOUR_MS)
+        return UserLimits(table, now_ms, ended)
 
     def _owners(self, waits: Sequence[Wait]) -> Owners | None:
         groups = sorted({wait.at.group for wait in waits if wait.at})

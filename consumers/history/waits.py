@@ -19,8 +19,8 @@ from consumers.history.open_work import (
     ScoringPosition,
     run_of,
 )
+from consumers.history.user_limits import UNKNOWN, UserLimits
 from schemas.errors import Refused
-from schemas.ids import command_id
 from schemas.messages import AttemptStarted, RolloutFinished, RolloutRequest
 
 REASONS = ("admission", "call", "step", "decision", "program", "reward", "group")
@@ -42,14 +42,17 @@ class Wait:
     """None where the trainer has to act: it is no member of a group."""
 
 
-def waits_of(work: OpenWork) -> list[Wait]:
+def waits_of(work: OpenWork, limits: UserLimits | None = None) -> list[Wait]:
     """What every rollout waits for, once for each reason; the oldest first."""
-    return _Waits(work).all()
+    return _Waits(work, limits).all()
 
 
 class _Waits:
-    def __init__(self, work: OpenWork) -> None:
+    def __init__(self, work: OpenWork, limits: UserLimits | None) -> None:
         self.work = work
+        self.limits = limits
+        if limits is not None:
+            limits.note(filter(work.has_begun, work.open()), work.unsent_calls())
         self._unloadable: dict[str, str] = {}
 
     def all(self) -> list[Wait]:
@@ -98,14 +101,16 @@ class _Waits:
     def _outstanding(self, rollout: Rollout, waits: Outstanding, journal: Place) -> Wait:
         request = rollout.request
         place = rollout.attempt.number, waits.position, waits.tries
-        sent = self.work.sent.get(command_id(request.rollout_id, *place).hex().encode())
-        if sent is None and rollout.at_first_command():
-            what = "started, first command not sent: its user's quota, or its worker is gone"
+        sent = self.work.place_of(rollout, waits)
+        limit = self.limits.of_call(rollout, waits) if self.limits and sent is None else ""
+        if sent is None and rollout.at_first_command() and not limit:
+            what = self.limits.of_start(request.user) if self.limits else UNKNOWN
             return _wait(request, "admission", what, waits.opened_ms, None, journal)
-        deadline = min(waits.deadline_ms(), rollout.ends_ms())
+        # The clock of a call stands still while its user's rate holds it.
+        deadline = rollout.ends_ms() if limit else min(waits.deadline_ms(), rollout.ends_ms())
         what = f"{self.work.asked_for(rollout, waits)} {'/'.join(map(str, place))}"
         if sent is None:
-            what += ", not sent yet"
+            what += f", not sent yet{limit and ': '}{limit}"
         reason = "call" if isinstance(waits.wish, CallModel) else "step"
         return _wait(request, reason, what, waits.opened_ms, deadline, sent or journal)
 

@@ -101,7 +101,7 @@ class MemoryAdmin:
         return [
             GroupMember(name, "a worker", tuple(sorted(source.positions)))
             for name in groups
-            for source in self.log.groups[name].members
+            for source in self.log.group(name).members
         ]
 
     def ends(self, partitions: Mapping[str, int]) -> dict[tuple[str, int], int]:

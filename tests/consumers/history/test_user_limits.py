@@ -1,0 +1,173 @@
+"""Which limit a rollout waits for, told from the log alone, also while every worker is down."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from consumers.agents.fold.world import World
+from consumers.agents.programs import program_of
+from consumers.history.waiting import NOBODY, Waiting, WaitReader
+from consumers.quota_table import UNLIMITED
+from producers.quotas import send_quota
+from schemas.messages import Limits, Quota
+from tests.support.hand_answers import answer, ask, calls, killed
+from tests.support.memory_cluster import MemoryAdmin
+from tests.support.programs import TWICE, WALKS
+from tests.support.rig import Rig
+
+HOUR_S = 3600.0
+LIMITS = Limits(call_timeout_s=60.0, rollout_timeout_s=90_000.0)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """Its clock stands at noon."""
+    rig = Rig()
+    rig.clock.now += 12 * HOUR_S - rig.clock.now % (24 * HOUR_S)
+    return rig
+
+
+def limit(rig: Rig, quota: Quota) -> None:
+    send_quota(rig.pen, rig.codec, rig.topics, quota.user, quota)
+
+
+def ask_many(rig: Rig, count: int, agent: str = TWICE, first: int = 0) -> None:
+    for n in range(first, first + count):
+        ask(rig, f"ann{n}", agent, user="ann", limits=LIMITS)
+
+
+def look(rig: Rig, quota: Quota = UNLIMITED) -> Waiting:
+    admin = cast(Any, MemoryAdmin(rig.log))
+    world = World(program_of, Random)
+    return WaitReader(rig, admin, world, "s", quota=quota, wall=rig.clock).waiting()
+
+
+def told(rig: Rig, quota: Quota = UNLIMITED) -> dict[str, tuple[str, str]]:
+    """Reason and words, by rollout; the same whether or not a worker is there."""
+    return {wait.rollout_id: (wait.reason, wait.what) for wait in look(rig, quota).waits}
+
+
+def test_a_rollout_that_a_quota_holds_says_how_many_run(rig: Rig) -> None:
+    limit(rig, Quota("ann", running=2))
+    loop = rig.agents()
+    ask_many(rig, 4)
+    rig.settle(loop)
+    rig.commit(loop)
+
+    alive = told(rig)
+    killed(loop)
+
+    assert told(rig) == alive
+    assert alive["ann1"] == ("call", "p 1/0/0")
+    assert alive["ann2"] == alive["ann3"] == ("admission", "quota: 2 of 2 running")
+    assert {look(rig).on(w) for w in look(rig).waits if w.reason == "admission"} == {NOBODY}
+
+
+def test_a_quota_that_was_lowered_says_how_many_run_all_the_same(rig: Rig) -> None:
+    loop = rig.agents()
+    ask_many(rig, 3)
+    rig.settle(loop)
+    limit(rig, Quota("ann", running=1))
+    rig.commit(loop)
+    ask_many(rig, 1, first=3)
+    rig.settle(loop)
+
+    assert told(rig)["ann3"] == ("admission", "quota: 3 of 1 running")
+
+
+def test_the_default_of_the_settings_is_a_quota_too(rig: Rig) -> None:
+    limit(rig, Quota("ann", running=1))
+    loop = rig.agents()
+    ask_many(rig, 2)
+    rig.settle(loop)
+    send_quota(rig.pen, rig.codec, rig.topics, "ann", None)
+
+    assert told(rig, Quota("", running=1))["ann1"][1] == "quota: 1 of 1 running"
+
+
+def test_a_window_says_when_it_clears_also_where_what_filled_it_has_ended(rig: Rig) -> None:
+    limit(rig, Quota("ann", per_hour=3))
+    loop = rig.agents()
+    ask_many(rig, 1, WALKS)
+    rig.clock.pass_by(2 * HOUR_S + 600.0)
+    ask_many(rig, 4, f"{TWICE.partition(':')[0]}:asks", first=1)
+    rig.settle(loop)
+    for call in calls(rig)[:2]:
+        answer(rig, call)
+    rig.settle(loop)
+    rig.commit(loop)
+    killed(loop)
+
+    words = told(rig)
+
+    assert words["ann3"] == words["ann4"]
+    assert words["ann3"] == (
+        "admission",
+        "quota: 3 of 3 begun this hour, window clears 15:00 UTC",
+    )
+
+
+def test_a_call_that_waits_for_its_turn_says_when_that_comes(rig: Rig) -> None:
+    limit(rig, Quota("ann", calls_per_s=0.5))
+    loop = rig.agents()
+    ask_many(rig, 4)
+    rig.settle(loop)
+    rig.commit(loop)
+    killed(loop)
+
+    words = told(rig)
+
+    assert words["ann0"] == ("call", "p 1/0/0")
+    assert words["ann1"] == ("call", "p 1/0/0, not sent yet: rate 0.5/s, next in 2 s")
+    assert words["ann3"] == ("call", "p 1/0/0, not sent yet: rate 0.5/s, next in 6 s")
+    deadlines = {wait.rollout_id: wait.deadline_ms for wait in look(rig).waits}
+    assert deadlines["ann3"] == int(rig.clock.now * 1000 - 1100 + 90_000_000)  # its rollout's own
+
+
+def test_a_later_call_waits_for_its_turn_too(rig: Rig) -> None:
+    limit(rig, Quota("ann", calls_per_s=0.25))
+    loop = rig.agents()
+    ask_many(rig, 1)
+    rig.settle(loop)
+    answer(rig, calls(rig)[0])
+    rig.settle(loop)
+
+    assert told(rig)["ann0"] == ("call", "p 1/1/0, not sent yet: rate 0.25/s, next in 4 s")
+
+
+def test_no_rate_is_told_of_a_rollout_that_a_quota_holds(rig: Rig) -> None:
+    limit(rig, Quota("ann", running=2, calls_per_s=0.5))
+    loop = rig.agents()
+    ask_many(rig, 3)
+    rig.settle(loop)
+
+    words = told(rig)
+
+    assert words["ann1"] == ("call", "p 1/0/0, not sent yet: rate 0.5/s, next in 2 s")
+    assert words["ann2"] == ("admission", "quota: 2 of 2 running")
+
+
+def test_a_share_that_is_used_up_is_told_apart_from_a_quota() -> None:
+    rig = Rig(partitions=2)
+    limit(rig, Quota("ann", running=4))
+    loops = [rig.agents("a1"), rig.agents("a2")]
+    rig.settle(*loops)
+    for n in range(4):
+        asked = ask(rig, f"bob{n}", TWICE, user="bob", limits=LIMITS)
+        rig.ask(replace(asked, rollout_id=f"ann{n}", user="ann"), 0)
+    rig.settle(*loops)
+
+    assert told(rig)["ann3"] == (
+        "admission",
+        "started, first command not sent: its worker's share of the quota, or its worker is gone",
+    )
+
+
+def test_without_the_topic_it_is_said_that_nobody_has_a_quota(rig: Rig) -> None:
+    rig.log.delete(rig.topics.quotas)
+
+    (remark,) = look(rig).remarks
+
+    assert "t.quotas" in remark

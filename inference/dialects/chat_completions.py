@@ -272,14 +272,22 @@ def _usage(reply: ModelReply) -> dict[str, int]:
     }
 
 
+ERRORS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+"""litellm goes by these words before it looks at the status: whatever it takes for an invalid
+request is tried again for minutes by agents that would stop at once without a key or a rollout."""
+
+
 def error_value(declined: Declined) -> dict[str, Any]:
     """An error as OpenAI's APIs tell it."""
-    kinds = {429: "rate_limit_error"}
     kind = "server_error" if declined.status >= 500 else "invalid_request_error"
     return {
         "error": {
             "message": str(declined),
-            "type": kinds.get(declined.status, kind),
+            "type": ERRORS.get(declined.status, kind),
             "param": declined.param,
             "code": declined.code,
         }

@@ -81,6 +81,11 @@ class EnvironmentsSettings(StrictTable):
     slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 64, "hosted": 64}
     """How many sessions one worker holds of environments that wait and take a slot of this name;
     whoever comes when all are taken waits in line. A name that is not here is refused."""
+    gateway_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Where agents' processes reach their sessions; 0 is a free one, drawn when it is needed. One
+    that is set is held from the start, by one worker of a machine."""
+    gateway_host: str = "127.0.0.1"
+    """On other addresses whoever reaches it and knows a session's key may speak in it."""
 
 
 class ModelsSettings(StrictTable):

@@ -4,6 +4,7 @@ A group's module is imported when it is built, so only model servers and trainer
 """
 
 import fcntl
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +27,12 @@ from schemas.topics import Topics
 if TYPE_CHECKING:
     from compose.runs.run_folder import RunFolder
     from compose.settings import Settings
+    from consumers.environments.worker_hosts import WorkerHosts
     from consumers.rewards import Rewards
+    from consumers.room import Room
     from consumers.training.trainer import Trainer
     from inference.engine import Engine
+    from sandbox.agents.processes import AgentProcesses
     from sandbox.scorers import ScorerSpec
 
 STAND_BY_S = 0.5
@@ -48,6 +52,7 @@ class Workshop:
         self.settings = settings
         self.watched = watched
         """Whether this is the main thread of a process of its own."""
+        self._listener: socket.socket | None = None
 
     def agents(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.agents.outbox import Outbox
@@ -81,12 +86,14 @@ class Workshop:
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.environments.environments import Environments
+        from consumers.room import Room
 
         self.codec.prepare(self.topics.events, Event)
         publisher = self.log.publisher()
         threads = self.settings.environments.threads if self.watched else 0
         lease_s = self.settings.environments.lease_s
         letters = self._letters(publisher, "environments")
+        room = Room(threaded=threads > 0)
         role = Environments(
             name,
             self.log,
@@ -97,8 +104,39 @@ class Workshop:
             threads=threads,
             lease_s=lease_s,
             slots=self.settings.environments.slots,
+            room=room,
+            hosts=self._hosts(room),
         )
         return self._loop(role, [publisher], letters, accept=accept)
+
+    def _hosts(self, room: "Room") -> "WorkerHosts":
+        """What environments that wait are offered; raises Refused when the gateway's port is taken.
+
+        A port that was asked for is held from now on, any other is drawn when it is needed.
+        """
+        from consumers.environments.listener import bind
+        from consumers.environments.worker_hosts import WorkerHosts
+
+        host, port = (
+            self.settings.environments.gateway_host,
+            self.settings.environments.gateway_port,
+        )
+        listener = bind(host, port) if port else None
+        hosts = WorkerHosts(
+            room,
+            listen=lambda: listener or bind(host),
+            processes=self._agent_processes,
+            objects=self.codec.objects,
+        )
+        if listener is not None:
+            hosts.serve()
+        return hosts
+
+    def _agent_processes(self) -> "AgentProcesses":
+        from sandbox.agents.processes import AgentProcesses
+
+        settings = self.settings
+        return AgentProcesses(settings.cache() / "agents", settings.state() / "agent-processes")
 
     def rewards(
         self,

@@ -51,6 +51,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is no HTTP, or what fails in us; the connection ends with it."""
+        if isinstance(exc, ConnectionError):  # the client has gone, and nobody is to be answered
+            raise exc
         if status >= 500:
             log.error("gateway_failed", path=request.path, exc_info=exc)
         if request.writer.output_size > 0:

@@ -21,6 +21,7 @@ from consumers.environments.adapter_dialect import ADAPTER_ROUTES
 from consumers.environments.connection import Connection, Server
 from consumers.environments.exchange import Exchange, GatewayLimits, over, response_of
 from consumers.environments.line import Line, OpenCalls, TooManyOpen
+from consumers.environments.listener import BACKLOG, address_of
 from inference.dialects.dialect import Declined
 from inference.dialects.routes import (
     JSON,
@@ -30,28 +31,13 @@ from inference.dialects.routes import (
     error_answer,
     models_body,
 )
-from schemas.errors import Refused
 from schemas.foreign_text import plain
 
-LOOPBACK = "127.0.0.1"
 SAID_CHARS = 500
-BACKLOG = 4096
-"""Connections that wait to be accepted: all agents of a worker may begin at once."""
 CLOSE_S = 1.0
 """What the last answers may take to be written."""
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
 """What is posted to a path, and how it is spoken to."""
-
-
-def bind(host: str = LOOPBACK, port: int = 0) -> socket.socket:
-    """Listen; port 0 is a free one. Raises Refused when it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        msg = f"the gateway cannot listen on {host} port {port}: {error}; "
-        msg += "set environments.gateway_port to a port that is free, or to 0 for any"
-        raise Refused(msg) from error
 
 
 class Gateway:
@@ -60,7 +46,7 @@ class Gateway:
     def __init__(self, listener: socket.socket, limits: GatewayLimits | None = None) -> None:
         self.limits = limits or GatewayLimits()
         self.open_calls = OpenCalls(self.limits.open_calls, self.limits.open_calls_of_session)
-        self.address = _address(listener)
+        self.address = address_of(listener)
         """Where processes of this machine find it."""
         self._listener = listener
         self._lines: dict[str, Line] = {}
@@ -144,12 +130,6 @@ DOCUMENTS: Mapping[str, Callable[[Line], bytes]] = {
     "/v1/task": lambda line: orjson.dumps(line.task),
 }
 """What is got from a path."""
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _place(request: BaseRequest) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from consumers.environments.exchange import GatewayLimits
-from consumers.environments.gateway import Gateway, bind
+from consumers.environments.gateway import Gateway
 from consumers.environments.line import Line
+from consumers.environments.listener import bind
 from schemas.asks import Ask, Reply
 
 T = TypeVar("T")
@@ -28,6 +29,13 @@ class ServedLine:
     loop: asyncio.AbstractEventLoop
     asks: list[Ask] = field(default_factory=list)
     """Everything that was asked, each occurrence once."""
+    held: Counter[str] = field(default_factory=Counter)
+    """By digest, what waits for a reply."""
+
+    def tell(self, reply: Reply) -> None:
+        """On the loop of the gateway."""
+        self.held[reply.d] -= 1
+        self.line.tell(reply)
 
     @property
     def port(self) -> int:
@@ -58,21 +66,16 @@ async def serving(
 
 
 async def _answer(served: ServedLine, script: Script) -> None:
-    held: Counter[str] = Counter()
     while not served.line.over:
-        seen: Counter[str] = Counter()
+        known = Counter(served.held)
         for ask in served.line.asked():
-            seen[ask.d] += 1
-            if seen[ask.d] <= held[ask.d]:
+            if known[ask.d]:
+                known[ask.d] -= 1
                 continue
             served.asks.append(ask)
-            reply = script(ask)
-            if reply is None:
-                held[ask.d] += 1
-            else:
-                served.line.tell(reply)
-                seen[ask.d] -= 1
-        held = +Counter({d: min(held[d], seen[d]) for d in held})
+            served.held[ask.d] += 1
+            if (reply := script(ask)) is not None:
+                served.tell(reply)
         await served.line.wait(None)
 
 

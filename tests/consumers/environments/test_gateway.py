@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from consumers.environments.exchange import GatewayLimits
-from consumers.environments.gateway import bind
+from consumers.environments.listener import bind
 from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
 from schemas.errors import Refused
 from tests.support.raw_http import Answer, Raw, exchange, request
@@ -297,7 +297,7 @@ def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
         assert refused.status == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        served.line.tell(told(served.asks[0]))
+        served.tell(told(served.asks[0]))
         assert (await raws[0].answer()).status == 200
         served.gateway.drain()
         assert (await ask(served)).status == 429
@@ -385,7 +385,7 @@ def test_a_stream_that_waits_long_is_begun_and_says_the_rest_within_itself(fails
         await raw.reader.readuntil(b": wait\n\n")
 
         [asked] = served.asks
-        served.line.tell(ErrorReply(asked.d, 404, "gone", "no more") if fails else told(asked))
+        served.tell(ErrorReply(asked.d, 404, "gone", "no more") if fails else told(asked))
 
         rest = await raw.reader.readuntil(b"0\r\n\r\n")
         assert (b"no more" in rest) is fails

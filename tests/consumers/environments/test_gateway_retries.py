@@ -166,7 +166,7 @@ def test_a_client_that_leaves_before_its_answer_finds_its_question_asked(
             await raw.send(asking(served, path, stream, 1, retries))
             answer = asyncio.create_task(raw.answer())
             await attached(served, 1)
-            served.line.tell(numbered()(served.asks[0]))  # type: ignore[arg-type]
+            served.tell(numbered()(served.asks[0]))  # type: ignore[arg-type]
 
             assert (await answer).status == 200
             assert len(served.asks) == 1

@@ -1,0 +1,97 @@
+"""What an environments worker offers the sessions that wait in its room."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from consumers.room import Room
+from schemas.claims import Objects
+from schemas.errors import Unavailable
+
+if TYPE_CHECKING:
+    from consumers.environments.gateway import Gateway
+    from consumers.environments.line import Line
+    from sandbox.agents.processes import AgentProcess, AgentProcesses
+
+
+class WorkerHosts:
+    """Makes the host of each session.
+
+    The gateway, with its port, and the processes are there once a session asks for one, so a
+    worker of plain environments has neither. Everything but the making belongs to the room.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        *,
+        listen: Callable[[], socket.socket],
+        processes: Callable[[], "AgentProcesses"],
+        objects: Objects | None = None,
+    ) -> None:
+        self.room = room
+        self.objects = objects
+        self._listen = listen
+        self._make_processes = processes
+        self._opening: asyncio.Task[Gateway] | None = None
+        self._processes: AgentProcesses | None = None
+
+    def __call__(self, place: str) -> "SessionHost":
+        """The host of the session of that name."""
+        return SessionHost(place, self)
+
+    def serve(self) -> None:
+        """Open the gateway now, whether or not it is needed; from any thread."""
+        self.room.call(self._begun)
+
+    async def gateway(self) -> "Gateway":
+        """The worker's one gateway; raises Refused when there is no port for it."""
+        return await asyncio.shield(self._begun())
+
+    def _begun(self) -> "asyncio.Task[Gateway]":
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self._open(), name="gateway")
+        return self._opening
+
+    async def _open(self) -> "Gateway":
+        from consumers.environments.gateway import Gateway
+
+        gateway = Gateway(self._listen())
+        self.room.at_close(gateway.close)
+        await gateway.start()
+        return gateway
+
+    def processes(self) -> "AgentProcesses":
+        """Those of all agents of this worker."""
+        if self._processes is None:
+            self._processes = self._make_processes()
+            self.room.at_close(self._processes.close)
+        return self._processes
+
+
+@dataclass(slots=True)
+class SessionHost:
+    """Fulfils `sandbox.host.Host` for one session."""
+
+    place: str
+    hosts: WorkerHosts
+
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> "Line":
+        """Open a line on which these policies can be asked for; raises Refused without a port."""
+        return (await self.hosts.gateway()).line(policies, task)
+
+    async def start(
+        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
+    ) -> "AgentProcess":
+        """A process of an agent, which asks at `url` with `key`; raises WorkFailed."""
+        return await self.hosts.processes().start(agent, config, url=url, key=key)
+
+    def keep(self, name: str, content: bytes) -> str:
+        """Put an object into the store; return its name there. Raises Unavailable."""
+        objects = self.hosts.objects
+        if objects is None:
+            msg = f"{name} of {self.place} is not kept: there is no object store; set objects.url"
+            raise Unavailable(msg)
+        return objects.put(content).uri

@@ -1,0 +1,42 @@
+"""How an environments worker comes to a gateway: by settings, or when a session needs one."""
+
+import asyncio
+import socket
+
+import pytest
+
+from compose.settings import EnvironmentsSettings, Settings
+from compose.workers.build import Workshop
+from consumers.environments.listener import bind
+from schemas.errors import Refused
+from tests.support.memory_cluster import MemoryCluster
+from tests.support.raw_http import exchange, request
+
+
+def workshop(port: int) -> Workshop:
+    cluster = MemoryCluster()
+    settings = Settings(environments=EnvironmentsSettings(gateway_port=port))
+    return Workshop(cluster.log, cluster.codec, cluster.topics, settings)
+
+
+def test_a_worker_whose_port_is_taken_is_refused_in_one_line() -> None:
+    with bind() as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(Refused, match=f"port {port}") as refused:
+            workshop(port).environments("environments-1")
+
+    assert "\n" not in str(refused.value)
+
+
+def test_a_port_that_is_set_is_held_and_served_from_the_start_to_the_end() -> None:
+    with bind() as free:
+        port = free.getsockname()[1]
+    shop = workshop(port)
+    loop = shop.environments("environments-1")
+
+    assert asyncio.run(exchange(port, request("/", method="GET"))).status == 404
+
+    loop.role.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

@@ -1,0 +1,133 @@
+"""What a worker offers its waiting sessions: a gateway when one is needed, processes, objects."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from consumers.environments.listener import bind
+from consumers.environments.worker_hosts import WorkerHosts
+from consumers.room import Room
+from sandbox.agents.processes import AgentProcesses
+from sandbox.host import Host, Line
+from schemas.errors import Refused, Unavailable
+from schemas.objects import ObjectStore
+from tests.support.raw_http import exchange, request
+
+
+class Ports:
+    """Notes every port that is opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+
+    def __call__(self) -> socket.socket:
+        listener = bind()
+        self.opened.append(listener.getsockname()[1])
+        return listener
+
+
+@pytest.fixture
+def ports() -> Ports:
+    return Ports()
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    room = Room(threaded=True)
+    yield room
+    room.close()
+
+
+@pytest.fixture
+def hosts(room: Room, ports: Ports, tmp_path: Path) -> WorkerHosts:
+    return WorkerHosts(
+        room,
+        listen=ports,
+        processes=lambda: AgentProcesses(tmp_path / "home", tmp_path / "scratch"),
+        objects=ObjectStore(str(tmp_path / "objects")),
+    )
+
+
+def in_room(room: Room, lines: list[Line], host: Host) -> None:
+    async def draw() -> None:
+        lines.append(await host.line(["policy"], {"prompt": "x"}))
+
+    room.call(lambda: None)
+    assert room.run(draw, 30)
+
+
+def test_all_sessions_share_one_gateway_that_opens_with_the_first_line(
+    room: Room, ports: Ports, hosts: WorkerHosts
+) -> None:
+    lines: list[Line] = []
+    first, second = hosts("first"), hosts("second")
+    assert ports.opened == []
+
+    in_room(room, lines, first)
+    in_room(room, lines, second)
+
+    assert len(ports.opened) == 1
+    assert lines[0].key != lines[1].key
+    for line in lines:
+        path = line.url.partition("/r/")[2]
+        data = request(f"/r/{path}/v1/models", method="GET", key=line.key)
+        assert asyncio.run(exchange(ports.opened[0], data)).status == 200
+
+
+def test_the_gateway_ends_with_the_room(room: Room, ports: Ports, hosts: WorkerHosts) -> None:
+    in_room(room, [], hosts("somewhere"))
+    room.close()
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", ports.opened[0]))
+
+
+def test_a_port_that_was_asked_for_is_served_before_anybody_needs_it(
+    ports: Ports, hosts: WorkerHosts
+) -> None:
+    hosts.serve()
+
+    async def answered() -> int:
+        async with asyncio.timeout(30):
+            while not ports.opened:
+                await asyncio.sleep(0.01)
+        return (await exchange(ports.opened[0], request("/", method="GET"))).status
+
+    assert asyncio.run(answered()) == 404
+
+
+def test_a_gateway_that_had_no_port_is_tried_again(room: Room, tmp_path: Path) -> None:
+    tries = iter([Refused("no port"), bind()])
+
+    def listen() -> socket.socket:
+        found = next(tries)
+        if isinstance(found, Refused):
+            raise found
+        return found
+
+    hosts = WorkerHosts(
+        room, listen=listen, processes=lambda: AgentProcesses(tmp_path / "home", tmp_path)
+    )
+    lines: list[Line] = []
+    with pytest.raises(Refused, match="no port"):
+        in_room(room, lines, hosts("somewhere"))
+    in_room(room, lines, hosts("somewhere"))
+
+    assert len(lines) == 1
+
+
+def test_what_a_session_keeps_lies_in_the_object_store(hosts: WorkerHosts, tmp_path: Path) -> None:
+    name = hosts("somewhere").keep("output.txt", b"words")
+
+    [stored] = (tmp_path / "objects").glob(f"*/{name}")
+    assert stored.read_bytes() == b"words"
+
+
+def test_without_a_store_keeping_is_refused_by_name(room: Room, tmp_path: Path) -> None:
+    hosts = WorkerHosts(room, listen=bind, processes=lambda: AgentProcesses(tmp_path, tmp_path))
+
+    with pytest.raises(Unavailable, match=r"output.txt of somewhere .* objects.url"):
+        hosts("somewhere").keep("output.txt", b"words")

@@ -6,15 +6,18 @@ STAMP := $(VENV)/.installed
 # Tests wait for brokers half of the time: two processes, each with a broker of its own, file by file
 # in the order of the tree. TEST_ARGS="-n 0" runs them in one.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Agents pin either major of openai: the clients of agents that pin the older one live apart.
+CLIENTS := $(VENV)/clients
+CLIENTS_STAMP := $(CLIENTS)/.installed
 EXTRAS := models,training,environments,openenv,embedded,archive,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
-.PHONY: demo test bench chaos lint clean
+.PHONY: demo test bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
 
-test: $(STAMP) lint
+test: $(STAMP) $(CLIENTS_STAMP) lint
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TEST_ARGS)
 
 bench: $(STAMP)
@@ -34,6 +37,13 @@ lint: $(STAMP)
 $(STAMP): pyproject.toml $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) || CODEC=plain $(INSTALL)
+	touch $@
+
+clients: $(CLIENTS_STAMP)
+
+$(CLIENTS_STAMP): tests/support/older_clients.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet -r tests/support/older_clients.txt
 	touch $@
 
 clean:

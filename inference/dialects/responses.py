@@ -49,7 +49,7 @@ class _Part:
 class _Said:
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Many[_Part]
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

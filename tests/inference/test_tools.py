@@ -205,6 +205,38 @@ def test_a_chat_template_is_given_arguments_as_an_object(tokenizer: Any) -> None
     assert text == "xls<|im_end|>"
 
 
+# As those of widely used models: definitions in the system message, results as a user's words.
+TAUGHT = (
+    "{%- if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}"
+    "{{ messages[0].content }}\n\n{% endif %}# Tools\n{% for tool in tools %}{{ tool | tojson }}\n"
+    "{% endfor %}<|im_end|>\n{%- elif messages[0].role == 'system' %}<|im_start|>system\n"
+    "{{ messages[0].content }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n"
+    "{{ m.content }}\n</tool_response><|im_end|>\n{% elif m.role != 'system' %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '\\n' }}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_models_own_chat_template_renders_tools_turn_by_turn_as_at_once(tokenizer: Any) -> None:
+    tokenizer.chat_template, tokenizer.eos_token = TAUGHT, "<|im_end|>"
+    template = template_of({"kind": "jinja", "tools": "hermes"}, tokenizer)
+    user, tool = Message("user", "Hi"), Message("tool", "a.txt", "", "c")
+    spoken = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    content, calls = calls_in("hermes", spoken, ID)
+
+    known = template.render([user], first=True, ended=False, tools=TOOLS)
+    known += tokenizer.encode(spoken, add_special_tokens=False) + list(template.end_ids)
+    known += template.render([tool, tool], first=False, ended=True, tools=TOOLS)
+
+    whole = [user, Message("assistant", content, calls), tool, tool]
+    assert known == template.render(whole, first=True, ended=False, tools=TOOLS)
+    assert tokenizer.decode(known, skip_special_tokens=False).count("# Tools") == 1
+
+
 @pytest.mark.parametrize("tools", ["nonsense", "hermes"])
 def test_a_format_that_is_unknown_or_cannot_be_written_is_refused(lake: Path, tools: str) -> None:
     with pytest.raises(Refused, match="tools of format"):

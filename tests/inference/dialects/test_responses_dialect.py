@@ -153,6 +153,7 @@ def test_calls_belong_to_the_turn_that_they_follow() -> None:
     ("item", "found"),
     [
         ({"role": "developer", "content": "x"}, (Message("system", "x"),)),
+        ({"role": "user", "content": "x", "type": None}, (Message("user", "x"),)),
         (
             {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
             (Message("user", "ab"),),

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-Process = subprocess.Popen[bytes]
+ChildProcess = subprocess.Popen[bytes]
 PR_SET_PDEATHSIG = 1
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-_CHILDREN: dict[int, Process] = {}
+_CHILDREN: dict[int, ChildProcess] = {}
 """The processes that this very process has started; somebody must collect them when they end."""
 
 
@@ -32,7 +32,7 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
     outlives_us: bool = False,
-) -> Process:
+) -> ChildProcess:
     """Start a process that hears nothing and writes to the end of a log; raises OSError.
 
     It has a session of its own, so that a Ctrl-C at our terminal does not reach it, and unless it
@@ -58,7 +58,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end(running: Collection[Process], grace_s: float) -> None:
+def end(running: Collection[ChildProcess], grace_s: float) -> None:
     """SIGTERM to all, some time to finish, then SIGKILL; nothing is left running."""
     for process in running:
         process.send_signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ GONE = "version_gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class HeldOutResult:
     """One rollout: whether it succeeded, where it began, and whether it says anything."""
 
     success: bool
@@ -66,7 +66,7 @@ class HeldOut:
 
     plan: HeldOutPlan
     asked: list[int] = field(default_factory=list)
-    results: dict[int, dict[str, Result]] = field(default_factory=dict)
+    results: dict[int, dict[str, HeldOutResult]] = field(default_factory=dict)
 
     def requests_of(self, group: str) -> Iterable[RolloutRequest]:
         """The requests of one evaluation that was asked for, by their group; else none."""
@@ -88,7 +88,7 @@ class HeldOut:
         steps = scored.trajectory.steps
         succeeded = scored.total is not None and scored.total >= self.plan.success_at
         counts = sampled_by(scored.trajectory, request.policy_id, version)
-        result = Result(succeeded, steps[0].text if steps else request.task.task_id, counts)
+        result = HeldOutResult(succeeded, steps[0].text if steps else request.task.task_id, counts)
         self.results.setdefault(version, {}).setdefault(request.rollout_id, result)
         return version
 
@@ -110,10 +110,10 @@ class HeldOut:
         lost = self.missing(version)
         known = self.results.setdefault(version, {})
         for request in self.plan.requests(version):
-            known.setdefault(request.rollout_id, Result(False, request.task.task_id, False))
+            known.setdefault(request.rollout_id, HeldOutResult(False, request.task.task_id, False))
         return lost
 
-    def counted(self, version: int) -> list[Result]:
+    def counted(self, version: int) -> list[HeldOutResult]:
         """The results that are this version's and no other's."""
         return [result for result in self.results.get(version, {}).values() if result.counts]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compose.benchmarks.load import POLICY
 from compose.cluster import Cluster, answers
-from compose.processes import Process, end, holds_within, module, spawn
+from compose.processes import ChildProcess, end, holds_within, module, spawn
 from compose.services import embedded
 from compose.services.service_errors import ServicesError, last_lines
 from compose.settings import Settings
@@ -57,7 +57,7 @@ def processes(
         "ROLLCALL_PREFIX": cluster.settings.prefix,
         "ROLLCALL_AGENTS__MAX_LIVE": str(cluster.settings.agents.max_live),
     }
-    running: dict[str, Process] = {}
+    running: dict[str, ChildProcess] = {}
     try:
         for command in commands:
             log = logs / f"{command[0]}.log"
@@ -77,7 +77,7 @@ def logs_of(cluster: Cluster) -> Path:
     return cluster.settings.state() / "bench"
 
 
-def _last_words(running: dict[str, Process], logs: Path, doomed: Collection[str]) -> str:
+def _last_words(running: dict[str, ChildProcess], logs: Path, doomed: Collection[str]) -> str:
     """What the processes that have ended said at last; empty while all live."""
     return "\n".join(
         f"{name} ended while it was measured; its last words:\n{last_lines(logs / f'{name}.log')}"

@@ -27,7 +27,7 @@ from compose.chaos.faults import (
 )
 from compose.chaos.proxy import Proxy
 from compose.cluster import answers
-from compose.processes import Process, holds_within, module, spawn
+from compose.processes import ChildProcess, holds_within, module, spawn
 from compose.services import embedded
 from compose.services.service_errors import ServicesError
 
@@ -91,7 +91,7 @@ class WorkerVictim:
     """Which of them it is now."""
     fell: list[int] = field(default_factory=list)
     """Exit codes of those that ended by themselves."""
-    process: Process | None = None
+    process: ChildProcess | None = None
     owned: set[int] = field(default_factory=set)
     _stopping: bool = False
     _joined: bool = False
@@ -190,7 +190,7 @@ class WorkerVictim:
     def _send(self, number: int) -> None:
         self._process().send_signal(number)
 
-    def _process(self) -> Process:
+    def _process(self) -> ChildProcess:
         if self.process is None:
             msg = f"{self.name} was never started"
             raise ServicesError(msg)

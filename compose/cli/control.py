@@ -20,7 +20,7 @@ def cancel(name: Name, reason: Reason = "") -> None:
 
     Example: rollcall cancel lake-17 --reason "wrong task"
     """
-    from consumers.history.known_ids import known_ids
+    from consumers.history.known_names import require_known
     from schemas.messages import Control
 
     state = wait_reader().waiting()
@@ -33,7 +33,7 @@ def cancel(name: Name, reason: Reason = "") -> None:
         count = len(rollouts | members)
         what = f"{count} open rollouts of group" if members else "rollout"
         typer.echo(f"asked for the end of {what} {name}; `rollcall waiting` shows who is left")
-    elif name in known_ids(cluster(), name).groups:
+    elif require_known(cluster(), name):
         typer.echo(f"every rollout of group {name} has ended already; nothing to cancel")
     else:
         typer.echo(f"rollout {name} has ended already; nothing to cancel")
@@ -74,7 +74,7 @@ def drain(worker: Worker, reason: Reason = "") -> None:
 
     Example: rollcall drain models-2
     """
-    from consumers.history.worker_names import worker_names
+    from consumers.history.known_names import worker_names
     from schemas.errors import Refused
     from schemas.messages import Control
     from schemas.names import hint

@@ -55,7 +55,7 @@ def _chosen(rollout: str, group: str) -> "Waiting":
     """Only the waits of a rollout or a group; raises Refused for an id that nobody knows."""
     from dataclasses import replace
 
-    from consumers.history.known_ids import known_ids
+    from consumers.history.known_names import require_known
 
     state = wait_reader(group).waiting()
     waits = [wait for wait in state.waits if not rollout or wait.rollout_id == rollout]
@@ -63,6 +63,6 @@ def _chosen(rollout: str, group: str) -> "Waiting":
     remarks = list(state.remarks)
     if not waits:
         for name in filter(None, (rollout, group)):
-            known_ids(cluster(), name)
+            require_known(cluster(), name)
             remarks.append(f"{name} has ended, and its rewards are there")
     return replace(state, waits=waits, remarks=remarks)

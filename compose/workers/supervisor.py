@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from compose.processes import Process, end, module, spawn
+from compose.processes import ChildProcess, end, module, spawn
 from schemas.errors import Unfit
 
 GRACE_S = 25.0
@@ -29,7 +29,7 @@ class Child:
     name: str
     arguments: Sequence[str]
     log_path: Path
-    process: Process | None = None
+    process: ChildProcess | None = None
     restarts: int = 0
     started: float = 0.0
     finished: bool = False

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from random import Random
 
 from consumers.agents.fold.world import World
@@ -72,30 +73,26 @@ def audit(
     return report
 
 
+@dataclass(eq=False)
 class Audit:
     """Fed with records, topic by topic in the order of `stages`; `finish` gives the report."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        topics: Topics,
-        world: World,
-        window: Window,
-        *,
-        runnable: Callable[[RolloutStarted], bool] = lambda body: True,
-        drained: bool = False,
-        most_repeated: int | None = None,
-        most_rewritten: int | None = None,
-        scorings: Sequence[str] | None = None,
-    ) -> None:
-        self.topics = topics
-        self.window = window
-        self.drained = drained
-        self.most_repeated = most_repeated
-        self.most_rewritten = most_rewritten
+    codec: Codec
+    topics: Topics
+    world: World
+    window: Window
+    runnable: Callable[[RolloutStarted], bool]
+    drained: bool
+    most_repeated: int | None
+    most_rewritten: int | None
+    scorings: Sequence[str] | None
+
+    def __post_init__(self) -> None:
+        what = self.codec, self.topics
         self.report = Report()
-        self.journal = JournalFacts(codec, topics, world, runnable, window, self.report)
-        self.case = Case(codec, topics, window, self.journal, self.report, drained, scorings)
+        self.journal = JournalFacts(*what, self.world, self.runnable, self.window, self.report)
+        given = self.drained, self.scorings
+        self.case = Case(*what, self.window, self.journal, self.report, *given)
         self.lineage = Lineage(self.case)
 
     def stages(self, there: Sequence[str]) -> list[list[str]]:

@@ -168,12 +168,12 @@ def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
         yield (line, turn, index, *texts, *counts, *seen)
 
 
-Line = tuple[int, "int | None", "Message | None", Row, "StepTaken | None"]
+TurnLine = tuple[int, "int | None", "Message | None", Row, "StepTaken | None"]
 
 
 def _lines(
     sequences: tuple[Sequence, ...], steps: tuple[StepTaken, ...], failures: int
-) -> Iterator[Line]:
+) -> Iterator[TurnLine]:
     counts = [_counts(each) for each in sequences]
     if len(sequences) == 1 and counts[0] is not None:
         after = _followers(steps, len(counts[0]), failures)
@@ -219,7 +219,7 @@ def _followers(
 
 def _interleaved(
     sequence: Sequence, counts: list[Row], after: list[list[StepTaken]]
-) -> Iterator[Line]:
+) -> Iterator[TurnLine]:
     for step in after[0]:
         yield 0, None, None, NO_CALL, step
     turn = 1

@@ -1,26 +1,19 @@
-"""Every id that the journal and the requests still tell of."""
+"""Who is known: ids that the journal and the requests still tell of, and workers."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from consumers.history.history import History
+from consumers.history.history import History, LiveHistory
 from consumers.log.reading import read_all
 from schemas.as_json import text_of
 from schemas.errors import Refused, WireError
 from schemas.messages import Event, RolloutRequest, RolloutStarted
 from schemas.names import nearest
 
-
-@dataclass(frozen=True, slots=True)
-class KnownIds:
-    """Of rollouts and of groups."""
-
-    rollouts: set[str]
-    groups: set[str]
+SIGNED_BY = "ce_source"
 
 
-def known_ids(history: History, name: str) -> KnownIds:
-    """Who there ever was; raises Refused where `name` is neither a rollout nor a group."""
+def require_known(history: History, name: str) -> bool:
+    """Whether a group is called so, else a rollout; raises Refused where neither ever was."""
     rollouts: set[str] = set()
     groups: set[str] = set()
     topics = history.topics
@@ -41,4 +34,17 @@ def known_ids(history: History, name: str) -> KnownIds:
         mean = f"did you mean {near!r}?" if near else f"it holds {len(rollouts):,} rollouts"
         msg = f"no rollout and no group {name!r} in the log; {mean}"
         raise Refused(msg)
-    return KnownIds(rollouts, groups)
+    return name in groups
+
+
+def worker_names(history: LiveHistory) -> set[str]:
+    """Members of our groups now, and trainers, which are in no group but sign what they write.
+
+    Raises Unavailable.
+    """
+    log, topics = history.log, history.topics
+    groups = [name for name in log.group_names() if name.startswith(topics.prefix)]
+    names = {member.client_id for member in history.admin.members(groups)}
+    for record in read_all(log, [topics.versions]):
+        names |= {v.decode() for name, v in record.headers or [] if name == SIGNED_BY and v}
+    return names

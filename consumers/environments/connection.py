@@ -64,20 +64,25 @@ class Connection(web.RequestHandler):
 
 
 class Server(web.Server):
-    """Accepts connections; bodies to so many bytes."""
+    """Accepts connections, so many and no more."""
 
-    def __init__(self, serve: Serve, complain: Complain, *, max_body_bytes: int) -> None:
-        super().__init__(serve, request_factory=self._request)
+    def __init__(self, serve: Serve, complain: Complain, *, most: int) -> None:
+        super().__init__(serve)
         self._make = partial(
             Connection, complain, self, loop=asyncio.get_running_loop(), access_log=None
         )
-        self._max_body_bytes = max_body_bytes
+        self._most = most
+        self._full = False
 
     def __call__(self) -> web.RequestHandler:
         return self._make()
 
-    def _request(
-        self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
-    ) -> BaseRequest:
-        loop, most = asyncio.get_running_loop(), self._max_body_bytes
-        return BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most)
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Whoever is one too many is closed; the worker needs descriptors for the log too."""
+        super().connection_made(handler, transport)
+        full = len(self.connections) > self._most
+        if full:
+            asyncio.get_running_loop().call_soon(transport.abort)  # once it has begun
+            if not self._full:
+                log.warning("gateway_full", connections=self._most)
+        self._full = full

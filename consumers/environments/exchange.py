@@ -4,6 +4,7 @@ The status line is held until the answer is there. A stream that waits longer th
 without it, kept awake by what clients skip, and fails within itself if it fails.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -23,12 +24,15 @@ from inference.dialects.routes import (
 )
 from schemas.asks import ModelReply, Reply, StepReply
 
+LARGE_BYTES = 256 * 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
     """What a gateway takes, and how long it holds its breath."""
 
     body_bytes: int = 32 * 1024 * 1024
+    connections: int = 8192
     open_calls: int = 4096
     open_calls_of_session: int = 64
     hold_s: float = 60.0
@@ -62,8 +66,7 @@ class Exchange:
         Raises Declined and TooManyOpen before anything is asked, ConnectionError when the client
         goes while it is written to.
         """
-        body = await self._body()
-        asked = self.dialect.read(body, self.line.policies, self.line.conversations)
+        asked = await self._read(await self._body())
         client = self._attach(asked)
         if asked.stream and not await client.told_within(self.limits.hold_s):
             return await self._late(asked, client)
@@ -74,14 +77,24 @@ class Exchange:
         if self.request.headers.get("Expect", "").lower() == "100-continue":
             await self.request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.request.writer.output_size = 0  # aiohttp does the same: nothing is answered yet
+        body = bytearray()  # the request's own `read` would keep it for as long as it is open
         try:
-            return await self.request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            msg = f"the body is larger than the {self.limits.body_bytes:,} bytes that are taken"
-            raise Declined(413, "request_too_large", msg) from error
+            async for data in self.request.content.iter_any():
+                body += data
+                if len(body) > self.limits.body_bytes:
+                    msg = f"the body is larger than {self.limits.body_bytes:,} bytes"
+                    raise Declined(413, "request_too_large", msg)
         except web.RequestPayloadError as error:
             msg = f"the body cannot be read: {error}"
             raise Declined(400, "invalid_request_error", msg) from error
+        return bytes(body)
+
+    async def _read(self, body: bytes) -> AgentRequest:
+        """A large body may take seconds, in which nobody else is to wait."""
+        policies, conversations = self.line.policies, self.line.conversations
+        if len(body) <= LARGE_BYTES:
+            return self.dialect.read(body, policies, conversations)
+        return await asyncio.to_thread(self.dialect.read, body, policies, dict(conversations))
 
     def _attach(self, asked: AgentRequest) -> Client:
         if self.line.over:  # it was closed while the body came

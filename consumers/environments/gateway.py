@@ -55,7 +55,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Take requests from now on."""
-        self._http = Server(self._serve, _complain, max_body_bytes=self.limits.body_bytes)
+        self._http = Server(self._serve, _complain, most=self.limits.connections)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._http, sock=self._listener, backlog=BACKLOG)
 

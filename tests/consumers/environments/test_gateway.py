@@ -186,6 +186,21 @@ def test_a_body_up_to_the_limit_is_taken_and_a_larger_one_refused() -> None:
     on_a_gateway(test, body_bytes=100_000)
 
 
+def test_while_a_large_body_is_read_others_are_answered() -> None:
+    async def test(served: ServedLine) -> None:
+        many = [{"role": "user", "content": "x"}] * 40_000
+        large = asyncio.create_task(ask(served, {"messages": many}))
+        quick = 0
+        while not large.done():
+            assert (await ask(served)).status == 200
+            quick += 1
+
+        assert (await large).status == 200
+        assert quick > 3
+
+    on_a_gateway(test)
+
+
 def test_a_small_body_that_unpacks_to_a_large_one_is_refused() -> None:
     async def test(served: ServedLine) -> None:
         bomb = zlib.compress(json.dumps({**QUESTION, "ignored": "x" * 50_000_000}).encode())
@@ -305,6 +320,24 @@ def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
             await raw.close()
 
     on_a_gateway(test, lambda _: None, open_calls_of_session=3)
+
+
+def test_connections_beyond_so_many_are_closed_and_the_others_go_on() -> None:
+    async def test(served: ServedLine) -> None:
+        raws = [await Raw.to(served.port) for _ in range(3)]
+        await until(lambda: len(served.gateway.connections()) == 3)
+        with pytest.raises((ConnectionError, EOFError)):
+            await ask(served)
+
+        await raws[0].send(chat(served))
+        assert (await raws[0].answer()).status == 200
+        await raws[0].close()
+        await until(lambda: len(served.gateway.connections()) == 2)
+        assert (await ask(served)).status == 200
+        for raw in raws[1:]:
+            await raw.close()
+
+    on_a_gateway(test, connections=3)
 
 
 def test_a_closed_line_is_404_for_who_waits_and_for_who_comes_later() -> None:

@@ -5,7 +5,7 @@ here, in order, and text beside them is the user's. `input` is an object; argume
 are told as text. Thinking of others is passed over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
+from inference.dialects.message_events import message_events
 from inference.dialects.read_body import (
     TAKEN,
     Content,
@@ -215,22 +216,24 @@ def _choice_of(taken: _Prompt) -> str:
 
 
 def _body(request: AgentRequest, reply: ModelReply) -> bytes:
+    return orjson.dumps(_message(request, reply))
+
+
+def _events(request: AgentRequest, reply: ModelReply) -> bytes:
+    return message_events(_message(request, reply))
+
+
+def _message(request: AgentRequest, reply: ModelReply) -> Value:
     choice = reply.choices[0]
-    whole = _head(request, reply) | {
-        "content": _blocks(choice),
-        "stop_reason": _stop_reason(choice),
-        "stop_sequence": None,
-        "usage": _usage(reply, reply.sampled_tokens),
-    }
-    return orjson.dumps(whole)
-
-
-def _head(request: AgentRequest, reply: ModelReply) -> Value:
     return {
         "id": f"msg_{reply.id}",
         "type": "message",
         "role": "assistant",
         "model": request.ask.policy,
+        "content": _blocks(choice),
+        "stop_reason": finish_word(choice, length="max_tokens", calls="tool_use", stop="end_turn"),
+        "stop_sequence": None,
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.sampled_tokens},
     }
 
 
@@ -247,47 +250,6 @@ def _call_block(call: ToolCall) -> Value:
     # As the text that it is: orjson would not write an integer of any size.
     given = orjson.Fragment(call.arguments)
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
-
-
-def _stop_reason(choice: Choice) -> str:
-    return finish_word(choice, length="max_tokens", calls="tool_use", stop="end_turn")
-
-
-def _usage(reply: ModelReply, output_tokens: int) -> dict[str, int]:
-    return {"input_tokens": reply.prompt_tokens, "output_tokens": output_tokens}
-
-
-def _events(request: AgentRequest, reply: ModelReply) -> bytes:
-    choice = reply.choices[0]
-    begun: Value = {
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": _usage(reply, 0),
-    }
-    events: list[Value] = [
-        {"type": "message_start", "message": _head(request, reply) | begun},
-        *(event for at, block in enumerate(_blocks(choice)) for event in _painted(at, block)),
-        {
-            "type": "message_delta",
-            "delta": {"stop_reason": _stop_reason(choice), "stop_sequence": None},
-            "usage": {"output_tokens": reply.sampled_tokens},
-        },
-        {"type": "message_stop"},
-    ]
-    return b"".join(sent_event(event, event["type"]) for event in events)
-
-
-def _painted(at: int, block: Value) -> Iterator[Value]:
-    hollow: Value
-    if block["type"] == "text":
-        hollow, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
-    else:
-        arguments = orjson.dumps(block["input"]).decode()
-        hollow, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": arguments}
-    yield {"type": "content_block_start", "index": at, "content_block": block | hollow}
-    yield {"type": "content_block_delta", "index": at, "delta": delta}
-    yield {"type": "content_block_stop", "index": at}
 
 
 def _count_body(_: AgentRequest, reply: ModelReply) -> bytes:

@@ -17,12 +17,12 @@ from pydantic import Field
 from inference.dialects.dialect import (
     AgentRequest,
     Conversations,
-    Declined,
     Dialect,
     finish_word,
     policy_of,
     sent_event,
 )
+from inference.dialects.openai_errors import error_value
 from inference.dialects.read_body import (
     TAKEN,
     Content,
@@ -269,28 +269,6 @@ def _usage(reply: ModelReply) -> dict[str, int]:
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.sampled_tokens,
         "total_tokens": reply.prompt_tokens + reply.sampled_tokens,
-    }
-
-
-ERRORS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-"""litellm goes by these words before it looks at the status: whatever it takes for an invalid
-request is tried again for minutes by agents that would stop at once without a key or a rollout."""
-
-
-def error_value(declined: Declined) -> dict[str, Any]:
-    """An error as OpenAI's APIs tell it."""
-    kind = "server_error" if declined.status >= 500 else "invalid_request_error"
-    return {
-        "error": {
-            "message": str(declined),
-            "type": ERRORS.get(declined.status, kind),
-            "param": declined.param,
-            "code": declined.code,
-        }
     }
 
 

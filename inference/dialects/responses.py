@@ -5,14 +5,13 @@ one message here. Reasoning items of others are passed over. `previous_response_
 response of the same session, without its instructions; the gateway keeps what that takes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Discriminator, Tag
 
-from inference.dialects.chat_completions import error_value
 from inference.dialects.dialect import (
     AgentRequest,
     Conversations,
@@ -21,6 +20,7 @@ from inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
+from inference.dialects.openai_errors import error_value
 from inference.dialects.read_body import (
     TAKEN,
     Many,
@@ -32,6 +32,7 @@ from inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
+from inference.dialects.response_events import response_events
 from schemas.asks import Ask, Choice, ModelReply
 from schemas.messages import Message
 from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
@@ -272,52 +273,7 @@ def _call_item(reply: ModelReply, at: int, call: ToolCall) -> Value:
 
 
 def _events(request: AgentRequest, reply: ModelReply) -> bytes:
-    """The whole response at both ends, and between them what programs paint."""
-    whole = _response(request, reply)
-    empty: Value = {
-        "status": "in_progress",
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-    }
-    begun = _head(request, reply) | empty
-    events = [
-        ("response.created", {"response": begun}),
-        ("response.in_progress", {"response": begun}),
-        *(event for at, item in enumerate(whole["output"]) for event in _painted(at, item)),
-        (f"response.{whole['status']}", {"response": whole}),
-    ]
-    return b"".join(
-        sent_event({"type": name, "sequence_number": number} | fields, name)
-        for number, (name, fields) in enumerate(events)
-    )
-
-
-def _painted(at: int, item: Value) -> Iterator[tuple[str, Value]]:
-    hollow: Value = {"content": []} if item["type"] == "message" else {"arguments": ""}
-    begun = item | {"status": "in_progress"} | hollow
-    yield "response.output_item.added", {"output_index": at, "item": begun}
-    place = {"output_index": at, "item_id": item["id"]}
-    deltas = _text_deltas if item["type"] == "message" else _argument_deltas
-    for name, fields in deltas(item):
-        yield f"response.{name}", place | fields
-    yield "response.output_item.done", {"output_index": at, "item": item}
-
-
-def _text_deltas(item: Value) -> Iterable[tuple[str, Value]]:
-    (part,) = item["content"]
-    text, place = part["text"], {"content_index": 0}
-    yield "content_part.added", place | {"part": _text_part("")}
-    if text:
-        yield "output_text.delta", place | {"delta": text, "logprobs": []}
-    yield "output_text.done", place | {"text": text, "logprobs": []}
-    yield "content_part.done", place | {"part": part}
-
-
-def _argument_deltas(item: Value) -> Iterable[tuple[str, Value]]:
-    arguments = item["arguments"]
-    yield "function_call_arguments.delta", {"delta": arguments}
-    yield "function_call_arguments.done", {"arguments": arguments, "name": item["name"]}
+    return response_events(_head(request, reply), _response(request, reply))
 
 
 def _error_event(declined: Declined) -> bytes:

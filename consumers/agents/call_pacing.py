@@ -7,7 +7,7 @@ know what was not sent, asks again for all that is waited for and paces it anew.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from consumers.agents.fold.outstanding import Outstanding
@@ -48,7 +48,7 @@ class CallPacing:
 
     def __init__(self, table: QuotaTable, shares: Shares, clock: Clock) -> None:
         self.held: Counter[int] = Counter()
-        """Calls that wait, by partition."""
+        """Rollouts of which a call waits, by partition."""
         self._table = table
         self._shares = shares
         self._clock = clock
@@ -74,8 +74,10 @@ class CallPacing:
         queue = self._queues.setdefault(user, OrderedDict())
         if place not in queue:
             queue[place] = waits
-            self._places.setdefault(rollout, []).append(place)
-            self.held[rollout.partition] += 1
+            if rollout not in self._places:
+                self._places[rollout] = []
+                self.held[rollout.partition] += 1
+            self._places[rollout].append(place)
         return True
 
     def _may_go(self, user: str) -> bool:
@@ -97,26 +99,32 @@ class CallPacing:
                 stale = not _is_waited_for(place, waits)
                 if not stale and not self._may_go(user):
                     break
-                self._forget(user, [place])
-                self._places[place[0]].remove(place)
-                if not self._places[place[0]]:
-                    del self._places[place[0]]
+                self._forget(place)
                 if not stale:
                     yield place[0], waits
 
     def leave(self, rollout: Rollout) -> None:
         """A rollout has ended, or belongs to another worker now: its calls are sent by nobody."""
-        places = self._places.pop(rollout, None)
-        if places:
-            self._forget(rollout.request.user, places)
+        for place in list(self._places.get(rollout, ())):
+            self._forget(place)
 
-    def _forget(self, user: str, places: Iterable[Place]) -> None:
-        queue = self._queues[user]
-        for place in places:
-            del queue[place]
-            self.held[place[0].partition] -= 1
-        if not queue:
+    def _forget(self, place: Place) -> None:
+        rollout = place[0]
+        user = rollout.request.user
+        del self._queues[user][place]
+        if not self._queues[user]:
             del self._queues[user]
+        self._places[rollout].remove(place)
+        if not self._places[rollout]:
+            del self._places[rollout]
+            self.held[rollout.partition] -= 1
+
+    def forget_idle(self) -> None:
+        """Let go of the buckets that are full: new ones are, too."""
+        for user, bucket in list(self._buckets.items()):
+            rate = self._shares.rate_of(self._table.of(user).calls_per_s)
+            if bucket.level + (self._clock() - bucket.at) * rate >= max(1.0, rate):
+                del self._buckets[user]
 
 
 def _is_waited_for(place: Place, waits: Outstanding) -> bool:

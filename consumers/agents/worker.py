@@ -13,25 +13,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from consumers.agents.begun_this_hour import BegunThisHour
-from consumers.agents.call_pacing import CallPacing
-from consumers.agents.control_state import HEAR_S, ControlListener
+from consumers.agents.control_state import ControlListener
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
+from consumers.agents.late_commands import Hands, LateCommands
 from consumers.agents.lookback import Written
 from consumers.agents.outbox import Outbox
-from consumers.agents.owned_journal import Hands, OwnedJournal
+from consumers.agents.owned_journal import OwnedJournal
 from consumers.agents.programs import program_of
 from consumers.agents.request_starts import RequestStarts
-from consumers.agents.rollout_quotas import RolloutQuotas
-from consumers.agents.shares import Shares
+from consumers.agents.user_quotas import UserQuotas
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.agents.wishes import Program
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.log.protocols import Held, Log, Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
-from consumers.quota_table import UNLIMITED, QuotaTable
+from consumers.quota_table import UNLIMITED
 from consumers.time_guard import Bar, Guard
 from schemas.codec import Codec
 from schemas.errors import KilledWorkers, TopicRecreated, WireError
@@ -98,25 +96,12 @@ class Agents:
         self.listener = ControlListener(log_, codec, topics, letters, clock)
         self.control = self.listener.state
         self.owned: dict[int, OwnedJournal] = {}
-        self.table = self._read_quotas()
-        self.shares = Shares()
-        hour = BegunThisHour(log_, codec, topics.trajectories, self.wall)
-        self.quotas = RolloutQuotas(self.table, self.shares, hour)
-        self.pacing = CallPacing(self.table, self.shares, self.wall)
-        self.hands = Hands(outbox, self.quotas, self.pacing, self.control, bar, self.counts)
+        default, told = self.capacity.quota, self.listener.note_bad
+        self.quotas = quotas = UserQuotas(log_, codec, topics, default, told, clock, self.wall)
+        self.hands = Hands(outbox, quotas.rollouts, quotas.pacing, self.control, bar, self.counts)
         self.requests = RequestStarts(log_, topics, outbox, programs, self.owned)
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
-
-    def _read_quotas(self) -> QuotaTable:
-        """All of them, before anything is begun."""
-        told = self.listener.note_bad
-        names, default, clock = self.names, self.capacity.quota, self.clock
-        table = QuotaTable(self.log, self.codec, names, default, clock=clock, unreadable=told)
-        until = self.clock() + HEAR_S
-        while not table.known and self.clock() < until:
-            table.follow(0.1)
-        return table
 
     def expects(self, topic: str) -> type:
         return RolloutRequest if topic == self.names.requests else Event
@@ -142,20 +127,20 @@ class Agents:
             self._check_id(self.names.requests, begin.requests)
             if self.accept and begin.low < held.log_start:
                 begin = replace(begin, last=None)
+        clock = LogClock(self.wall)
         until = held.log_end if reset else progress.next_offset
         owned = self.owned[held.partition] = OwnedJournal(
             self.hands,
             Journal(held.partition, self.world, self.name, begin),
             progress,
-            LogClock(self.wall),
+            clock,
             word="" if reset else held.metadata,
             reset=reset,
             silent_until=until,
-            may_hold_back=begin.quota,
+            late=LateCommands(self.hands, held.partition, clock, begin.quota),
             folded=begin.low >= until,
         )
-        self.shares.partitions = self.log.partitions(self.names.events)
-        self.quotas.hour.take_over(held.partition, begin)
+        self.quotas.take_over(held.partition, begin)
         if begin.stragglers:
             progress.needs = owned.journal.needs
         if reset and not owned.folded:
@@ -172,9 +157,7 @@ class Agents:
             self.requests.drop(progress.number)
         else:
             self.owned.pop(progress.number).let_go()
-            self.quotas.hour.drop(progress.number)
-            self.shares.held.discard(progress.number)
-            self.quotas.changed()
+            self.quotas.drop(progress.number)
 
     def at_end(self, progress: PartitionProgress) -> None:
         if progress.topic == self.names.events:
@@ -195,7 +178,7 @@ class Agents:
         if progress.topic == self.names.events:
             return owned is not None and owned.looks_back()
         unfolded = owned is not None and owned.reset and not owned.caught_up
-        unsaid = self.control.paused or not self.table.known
+        unsaid = self.control.paused or not self.quotas.table.known
         return unsaid or unfolded or not self.requests.knows_window(progress.number)
 
     def full(self, progress: PartitionProgress) -> bool:
@@ -208,7 +191,7 @@ class Agents:
         here = self.live(progress.number) if progress.number in self.owned else 0
         if progress.paused:
             most, share = max(1, most * 7 // 8), max(1, share * 7 // 8)
-        held = 0 < self.capacity.max_held <= self.quotas.held.total()
+        held = 0 < self.capacity.max_held <= self.quotas.held()
         return held or here >= share or sum(map(self.live, self.owned)) >= most
 
     def live(self, partition: int) -> int:
@@ -222,7 +205,7 @@ class Agents:
         """Nothing outlives the worker."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
-        self._look_at_the_hour()
+        self.quotas.look_at_the_hour()
         fresh = {number for number, owned in self.owned.items() if owned.caught_up}
         newest: dict[int, int] = {}
         for record, message in batch:
@@ -263,15 +246,10 @@ class Agents:
 
     def _let_begin(self) -> None:
         """Send what quotas held back and do not hold back any more."""
-        self._look_at_the_hour()
         for rollout in self.quotas.ready():
-            self.owned[rollout.partition].send_again(rollout, fresh=True)
-        for rollout, waits in self.pacing.due():
-            self.owned[rollout.partition].send_paced(rollout, waits)
-
-    def _look_at_the_hour(self) -> None:
-        if self.quotas.hour.turn():
-            self.quotas.changed()
+            self.owned[rollout.partition].late.send_again(rollout, fresh=True)
+        for rollout, call in self.quotas.due():
+            self.owned[rollout.partition].late.send_paced(rollout, call)
 
     def _deadlines(self) -> None:
         for owned in self.owned.values():
@@ -281,8 +259,7 @@ class Agents:
         """Read on in what a reset has to know, one partition at a time."""
         until = self.clock() + LOOK_BACK_S
         self.requests.look_back(lambda: self.clock() >= until)
-        if self.quotas.hour.read(lambda: self.clock() >= until):
-            self.quotas.changed()
+        self.quotas.look_back(lambda: self.clock() >= until)
         for owned in self.owned.values():
             if owned.written is None or owned.written.known:
                 continue
@@ -296,9 +273,7 @@ class Agents:
         if ids or groups:
             for owned in self.owned.values():
                 owned.cancel(ids, groups)
-        before = self.table.known
-        users = self.table.follow()
-        self.quotas.changed(users if before else None)
+        self.quotas.follow()
         if CONTROL_OWNER in self.requests.partitions:
             self.listener.bury_bad_words()
 

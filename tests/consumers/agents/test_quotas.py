@@ -218,7 +218,7 @@ def test_a_worker_on_a_cluster_without_the_topic_works_and_says_so(rig: Rig) -> 
 def test_nothing_begins_before_the_quotas_are_known(rig: Rig) -> None:
     limit(rig, running=1)
     loop = rig.agents()
-    table = role_of(loop).table
+    table = role_of(loop).quotas.table
     table.known, table.follow = False, lambda: set()
     ask_many(rig, 2)
     for _ in range(3):
@@ -337,16 +337,17 @@ def test_a_rollout_that_ends_takes_its_paced_calls_along(rig: Rig) -> None:
     rig.settle(loop)
     for n in (1, 2):
         rig.order("cancel", rollout_id=f"ann{n}")
-    role_of(loop).pacing._clock = lambda: rig.clock.now - 1.1  # nobody's turn comes meanwhile
+    pacing = role_of(loop).quotas.pacing
+    pacing._clock = lambda: rig.clock.now - 1.1  # nobody's turn comes meanwhile
     turn(rig, loop)
-    assert role_of(loop).pacing.held.total() == 1
+    assert pacing.held.total() == 1
 
-    role_of(loop).pacing._clock = rig.clock
+    pacing._clock = rig.clock
     turn(rig, loop)
 
     assert sent(rig) == ["ann0", "ann3"]
-    assert role_of(loop).pacing.held.total() == 0
-    assert role_of(loop).pacing._places == {}
+    assert pacing.held.total() == 0
+    assert pacing._places == {}
 
 
 def test_an_heir_paces_anew_what_was_never_sent(rig: Rig) -> None:
@@ -462,7 +463,7 @@ def test_an_audit_finds_nothing_wrong_while_calls_wait_and_after(rig: Rig) -> No
         answer(rig, call)
     rig.settle(loop)
     rig.commit(loop)
-    assert role_of(loop).pacing.held.total()
+    assert role_of(loop).quotas.pacing.held.total()
     assert audit(rig).breaches == []
 
     for n in range(4):

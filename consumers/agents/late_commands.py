@@ -1,0 +1,138 @@
+"""Commands of one journal that leave later than the entry which gave rise to them.
+
+A quota or a rate held them back, or whoever had the journal before may never have sent them. No
+record in hand waits for their acks, so until these are there the commit says that an heir must
+think of them. It says so also as long as a rollout is open whose first command was late: when that
+was sent, the journal does not tell, and its heir counts its time from its first answer.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from consumers.agents.call_pacing import CallPacing
+from consumers.agents.control_state import ControlState
+from consumers.agents.fold.outstanding import Outstanding
+from consumers.agents.fold.rollout import Effect, Rollout
+from consumers.agents.outbox import Outbox
+from consumers.agents.rollout_quotas import RolloutQuotas
+from consumers.agents.wishes import CallModel
+from consumers.clock import LogClock
+from consumers.time_guard import Bar
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What the journals of one worker share."""
+
+    outbox: Outbox
+    quotas: RolloutQuotas
+    pacing: CallPacing
+    control: ControlState
+    bar: Bar
+    counts: Counter[str]
+
+
+@dataclass(slots=True)
+class LateCommands:
+    """What was held back of one journal, and is sent when its turn has come."""
+
+    hands: Hands
+    partition: int
+    clock: LogClock
+    inherited: bool
+    """Whether whoever had it before may have held commands back."""
+    sent: int = 0
+    acked: int = 0
+    _delayed: set[int] = field(default_factory=set)
+    """First offsets of open rollouts of which a first command was late, perhaps long ago."""
+
+    def held_back(self) -> bool:
+        """Whether an heir must think of commands that may never have been sent, or were late."""
+        return bool(
+            self._delayed or self.sent != self.acked or self.hands.pacing.held[self.partition]
+        )
+
+    def inherit(self, rollouts: Sequence[Rollout]) -> None:
+        """These are open where the journal was taken over."""
+        if self.inherited:
+            self._delayed.update(rollout.first_offset for rollout in rollouts)
+
+    # Quotas
+
+    def admit(self, rollout: Rollout, *, ahead: bool = False) -> bool:
+        """Whether a rollout may begin; else it waits, behind others unless it goes `ahead`."""
+        if self.hands.quotas.admit(rollout, ahead=ahead):
+            return True
+        self._delayed.add(rollout.first_offset)
+        self.hands.counts["held_by_quota"] += 1
+        return False
+
+    def leave(self, rollout: Rollout) -> None:
+        """It has ended, or belongs to another worker now."""
+        self.hands.quotas.leave(rollout)
+        self.hands.pacing.leave(rollout)
+        self._delayed.discard(rollout.first_offset)
+
+    def note_begun(self, rollout: Rollout, now_ms: int) -> None:
+        """It began before this worker knew of it: at its first answer at the latest."""
+        who, hour = rollout.request.user, self.hands.quotas.hour
+        hour.note_earlier(self.partition, who, rollout.heard_ms or now_ms)
+
+    def count_running(self, rollout: Rollout) -> None:
+        """It has begun, and not by the word of this worker."""
+        self.note_begun(rollout, self._now_ms())
+        if not rollout.admitted:
+            self.hands.quotas.leave(rollout)
+            self.hands.quotas.run(rollout)
+        if self.inherited and rollout.heard_ms:  # it ran by then; since when, nobody knows
+            rollout.runs_ms = rollout.heard_ms
+
+    def _now_ms(self) -> int:
+        return int(self.clock() * 1000)
+
+    # Sending
+
+    def go_on(self, rollout: Rollout, *, reset: bool) -> None:
+        """Send what a rollout that has begun may lack; after a reset that is all it waits for."""
+        paced = self.hands.quotas.table.may_have_been_paced(rollout.request.user)
+        if reset:
+            self.send_again(rollout, fresh=False)
+        elif self.inherited and paced:
+            self._ask_again(rollout)
+        else:
+            self.decide(rollout)
+
+    def decide(self, rollout: Rollout) -> None:
+        """Write what was decided about a rollout and has not been read yet."""
+        if rollout.decision is not None:
+            self.hands.outbox.carry_out([rollout.decision], self.partition, None)
+
+    def send_again(self, rollout: Rollout, *, fresh: bool) -> None:
+        """Send what a rollout waits for; `fresh` where it may never have been sent before."""
+        if fresh:
+            rollout.restart_clock(self._now_ms())
+        self._send(rollout, lambda: self.hands.pacing.now(rollout.resend(), rollout))
+
+    def _ask_again(self, rollout: Rollout) -> None:
+        """Send again calls that may have waited for their turn, and what was decided."""
+        waits = rollout.attempt.outstanding.values()
+        calls = [each for each in waits if isinstance(each.wish, CallModel)]
+        for call in calls:
+            call.opened_ms = self._now_ms()
+        effects = rollout.effects(calls, silent=False)
+        self._send(rollout, lambda: self.hands.pacing.now(effects, rollout))
+        self.decide(rollout)
+
+    def send_paced(self, rollout: Rollout, call: Outstanding) -> None:
+        """Send a call whose turn has come; its clock starts now."""
+        call.opened_ms = self._now_ms()
+        rollout.attempt.due_ms = min(rollout.attempt.due_ms, call.deadline_ms())
+        self._send(rollout, lambda: rollout.effects([call], silent=False))
+
+    def _send(self, rollout: Rollout, make: Callable[[], Sequence[Effect]]) -> None:
+        try:
+            effects = make()
+        except Exception as error:
+            effects = [rollout.give_up(error)]
+        self.hands.outbox.carry_out(effects, self.partition, self)

@@ -79,27 +79,22 @@ class EndedRollout:
     offsets: list[int] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class OpenWork:
     """Takes what was read, in the order of the module's law."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        world: World,
-        scorings: Sequence[ScoringPosition] = (),
-        *,
-        group_id: str = "",
-    ) -> None:
-        self.topics = topics
-        self.world = world
-        self.scorings = scorings
-        self.group_id = group_id
-        """A group whose scored members are wanted although none of it may be open."""
+    topics: Topics
+    world: World
+    scorings: Sequence[ScoringPosition] = ()
+    group_id: str = field(default="", kw_only=True)
+    """A group whose scored members are wanted although none of it may be open."""
+    oldest_ms: int | None = field(default=None, init=False)
+    """Nothing that matters was scored before."""
+
+    def __post_init__(self) -> None:
         self.journals: dict[int, Journal] = {}
         self.writers: dict[int, str] = {}
         """The agents worker that wrote the newest entry of an agents worker, by partition."""
-        self.oldest_ms: int | None = None
-        """Nothing that matters was scored before."""
         self._commits: dict[int, int] = {}
         self.touched: dict[Run, int] = {}
         """When something last happened to a rollout."""

@@ -7,7 +7,7 @@ place of one that nobody has asked for a while, and what is not asked at all giv
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -36,17 +36,17 @@ class _Pin:
     used_at: float
 
 
+@dataclass(eq=False)
 class Pinned:
     """`twin` makes an engine that holds no weights yet."""
 
-    def __init__(self, twin: Callable[[], Engine], wall: Clock, *, most: int = MOST) -> None:
-        self.twin = twin
-        self.wall = wall
-        self.most = most
-        self._pins: dict[int, _Pin] = {}
-        self._spare: Engine | None = None
-        self._failures: Counter[int] = Counter()
-        self._not_before: dict[int, float] = {}
+    twin: Callable[[], Engine]
+    wall: Clock
+    most: int = MOST
+    _pins: dict[int, _Pin] = field(default_factory=dict)
+    _spare: Engine | None = None
+    _failures: Counter[int] = field(default_factory=Counter)
+    _not_before: dict[int, float] = field(default_factory=dict)
 
     def versions(self) -> list[int]:
         """Which versions are held now."""

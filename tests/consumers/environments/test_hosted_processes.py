@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.gateway import Gateway, bind
+from consumers.environments.gateway import Gateway
 from consumers.environments.line import Line
+from consumers.environments.listener import bind
 from sandbox.agents.processes import AgentProcess, AgentProcesses
 from schemas.messages import Task, Trajectory
 from tests.support.hosted_rollout import HostedRun

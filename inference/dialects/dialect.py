@@ -107,6 +107,13 @@ def finish_word(choice: Choice, *, length: str, calls: str, stop: str) -> str:
 
 
 def sent_event(value: object, name: str = "") -> bytes:
-    """One server-sent event; JSON has no line ends of its own."""
+    """One server-sent event; its JSON holds no line end of its own, not even Unicode's."""
+    data = orjson.dumps(value)
+    for line_end, escaped in LINE_ENDS:
+        data = data.replace(line_end, escaped)
     named = f"event: {name}\n".encode() if name else b""
-    return named + b"data: " + orjson.dumps(value) + b"\n\n"
+    return named + b"data: " + data + b"\n\n"
+
+
+LINE_ENDS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029"]
+"""Some clients split lines there too."""

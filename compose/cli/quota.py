@@ -100,7 +100,7 @@ def _table() -> "QuotaTable":
 
 
 def _send(user: str, quota: "Quota | None") -> None:
-    from producers.quotas import send_quota
+    from producers.control import send_quota
     from schemas.bounds import check_quota
     from schemas.messages import Quota
 

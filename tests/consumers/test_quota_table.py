@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from consumers.history.quotas import read_quotas
 from consumers.log.protocols import Record
 from consumers.quota_table import LOOK_AGAIN_S, QuotaTable, limits_of
-from producers.quotas import send_quota
+from producers.control import send_quota
 from schemas.errors import Refused, WireError
 from schemas.messages import Control, Quota
 from tests.support.rig import Rig

@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from producers.quotas import send_quota
+from producers.control import send_quota
 from schemas.messages import Limits, ModelCall, Quota, RolloutFinished
 from tests.support.hand_answers import answer, ask
 from tests.support.programs import TWICE

@@ -14,7 +14,7 @@ from consumers.agents.worker import Capacity
 from consumers.audit.audit import audit
 from consumers.log.protocols import Record
 from consumers.loop.loop import Loop
-from producers.quotas import send_quota
+from producers.control import send_quota
 from schemas.messages import (
     CallFailed,
     EnvironmentStepped,

@@ -10,7 +10,7 @@ from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.history.waiting import NOBODY, Waiting, WaitReader
 from consumers.quota_table import UNLIMITED
-from producers.quotas import send_quota
+from producers.control import send_quota
 from schemas.messages import Limits, Quota
 from tests.support.hand_answers import answer, ask, calls, killed
 from tests.support.memory_cluster import MemoryAdmin

@@ -1,0 +1,84 @@
+"""Quotas on a real broker: said by a command, kept by workers, told from the log."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.cluster import Cluster
+from consumers.history.local_programs import watched_world
+from consumers.history.waiting import WaitReader
+from producers import provision
+from schemas.messages import Limits, RolloutRequest, Task
+from schemas.topics import wanted
+from tests.support.command_line import call
+from tests.support.crew import Crew, assert_nothing_lost_or_doubled, everything, publish, refold
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.broker
+HELD = ("ann", "quota: 2 of 2 running")
+LIMITS = Limits(call_timeout_s=600.0)
+
+
+@pytest.fixture
+def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]:
+    crew = Crew(make_cluster("p"), tmp_path)
+    yield crew
+    crew.close()
+
+
+def told(cluster: Cluster) -> Counter[tuple[str, str]]:
+    """How often each user waits for what; calls that are sent by their reason."""
+    reader = WaitReader(cluster, cluster.admin, watched_world(5.0), "default")
+    return Counter(
+        (wait.rollout_id[:3], "call" if wait.what == "p 1/0/0" else wait.what)
+        for wait in reader.waiting().waits
+    )
+
+
+def most_in_a_second(cluster: Cluster, user: str) -> int:
+    """Calls of a user that lie within one second of one another."""
+    records = everything(cluster, cluster.topics.calls("p"))
+    at = sorted(r.timestamp_ms for r in records if (r.key or b"").startswith(user.encode()))
+    return max(number - bisect_left(at, ms - 1000) for number, ms in enumerate(at, 1))
+
+
+@pytest.mark.timeout(200)
+def test_quotas_hold_and_say_so_and_a_raised_one_lets_all_go(crew: Crew) -> None:
+    # Given a cluster of an earlier release, without the topic: a worker starts all the same
+    cluster = crew.cluster
+    cluster.admin.delete_topics([cluster.topics.quotas])
+    name = crew.start("agents")
+    until(lambda: crew.joined(name), 90, lambda: crew.words(name))
+    assert "quotas_missing" in (crew.logs / f"{name}.log").read_text()
+    crew.kill(name)
+    topics = wanted(cluster.settings.prefix, ["p"], partitions=4)
+    provision.apply(cluster.admin, cluster.registry, topics)
+
+    # When two users ask for more than one of them may have
+    call(cluster, "quota", "set", "ann", "--running", "2")
+    asked = [
+        RolloutRequest(f"{user}{n}", Task(prompt="Go."), "single_turn", policy_id="p", user=user,
+                       limits=LIMITS)
+        for user, count in (("ann", 12), ("bob", 6)) for n in range(count)
+    ]  # fmt: skip
+    crew.start("agents")
+    publish(cluster, asked)
+
+    # Then the log tells what holds each of them, also when nobody works any more
+    expected = {("ann", "call"): 2, HELD: 10, ("bob", "call"): 6}
+    until(lambda: told(cluster) == expected, 60, lambda: f"{told(cluster)} {crew.dead()}")
+    crew.kill(name)
+    assert told(cluster) == expected
+
+    # And a new quota holds for those who wait, whoever has them now
+    call(cluster, "quota", "set", "ann", "--calls-per-s", "4")
+    for role in ("agents", "models"):
+        crew.start(role)
+    until(lambda: len(refold(cluster)) == len(asked), 90, lambda: f"{crew.dead()}")
+    assert_nothing_lost_or_doubled(cluster, asked)
+    assert told(cluster).keys() <= {("ann", "scoring 'default'"), ("bob", "scoring 'default'")}
+    # Two of the first worker at most, what its heir's bucket holds, and what a second adds.
+    assert most_in_a_second(cluster, "ann") <= 2 + 4 + 4 + 1

@@ -14,7 +14,7 @@ from producers import provision
 from schemas.messages import Limits, RolloutRequest, Task
 from schemas.topics import wanted
 from tests.support.command_line import call
-from tests.support.crew import Crew, assert_nothing_lost_or_doubled, everything, publish, refold
+from tests.support.crew import Crew, assert_nothing_lost_or_doubled, everything, publish
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
@@ -36,6 +36,10 @@ def told(cluster: Cluster) -> Counter[tuple[str, str]]:
         (wait.rollout_id[:3], "call" if wait.what == "p 1/0/0" else wait.what)
         for wait in reader.waiting().waits
     )
+
+
+def ended(cluster: Cluster) -> int:
+    return len(everything(cluster, cluster.topics.trajectories))
 
 
 def most_in_a_second(cluster: Cluster, user: str) -> int:
@@ -77,7 +81,10 @@ def test_quotas_hold_and_say_so_and_a_raised_one_lets_all_go(crew: Crew) -> None
     call(cluster, "quota", "set", "ann", "--calls-per-s", "4")
     for role in ("agents", "models"):
         crew.start(role)
-    until(lambda: len(refold(cluster)) == len(asked), 90, lambda: f"{crew.dead()}")
+    trajectories = cluster.topics.trajectories
+    until(
+        lambda: len(everything(cluster, trajectories)) >= len(asked), 90, lambda: f"{crew.dead()}"
+    )
     assert_nothing_lost_or_doubled(cluster, asked)
     assert told(cluster).keys() <= {("ann", "scoring 'default'"), ("bob", "scoring 'default'")}
     # Two of the first worker at most, what its heir's bucket holds, and what a second adds.

@@ -35,6 +35,7 @@ from tests.support.rig import Rig
 SCHEDULES = int(os.environ.get("ROLLCALL_SCHEDULES", "360"))
 """`make chaos` explores thousands."""
 BATCHES = max(1, SCHEDULES // 30)
+HOSTED_SCHEDULES = max(16, SCHEDULES // 10)
 SMALL_BATCHES = True
 """Whether a silent fold may take several turns."""
 
@@ -242,6 +243,27 @@ def test_an_audit_of_a_log_that_is_being_written_finds_nothing_that_will_still_c
 
     assert audits == 240
     assert pending > 100
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_programs_that_are_told_as_wishes_complete_have_one_history_too(seed: int) -> None:
+    Chaos(seed, programs=("react", "tests.journals.programs:as_they_come")).run(150).check()
+
+
+@pytest.mark.parametrize("batch", range(2))
+def test_whatever_dies_agents_of_others_live_their_history_again(batch: int) -> None:
+    faults, restarts = Counter[str](), 0
+    for seed in range(batch, HOSTED_SCHEDULES, 2):
+        chaos = Chaos(seed, hosted=0.8)
+        try:
+            chaos.run(steps=150).end().check()
+        except Exception as error:
+            error.add_note(f"Chaos({seed}, hosted=0.8).run(150).end().check()")
+            raise
+        faults, restarts = faults + chaos.faults, restarts + chaos.restarts()
+
+    assert faults["killed in a turn"] > HOSTED_SCHEDULES // 4
+    assert restarts > HOSTED_SCHEDULES // 8
 
 
 @pytest.mark.parametrize("seed", [12, 21, 48, 62, 65, 66])

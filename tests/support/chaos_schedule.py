@@ -25,6 +25,7 @@ from inference.scripted import ScriptedEngine
 from producers.publisher import Cause, Outgoing
 from schemas.errors import WorkFailed
 from schemas.messages import (
+    CallFailed,
     EnvironmentStepped,
     Limits,
     ModelAnswered,
@@ -34,15 +35,15 @@ from schemas.messages import (
     ScoredTrajectory,
     Task,
 )
+from tests.support.hosted_rollout import AGENTS_OF_OTHERS, CoroutineHost
 from tests.support.lake import LAKE
-from tests.support.rig import Rig
+from tests.support.rig import Rig, role_of
 
 KINDS = ("agents", "models", "environments", "rewards")
 AGENTS = (
     "react",
     "react",
     "tests.journals.programs:side_by_side",
-    "tests.journals.programs:as_they_come",
     "tests.support.chaos_schedule:patient",
 )
 
@@ -217,6 +218,8 @@ class Chaos:
         most_live: Sequence[int] = (4000,),
         skews_s: Sequence[float] = (0.0,),
         again: float = 0.0,
+        programs: Sequence[str] = AGENTS,
+        hosted: float = 0.0,
         make_log: "type[HarmedLog] | None" = None,
         agents: type[Agents] = Agents,
         outbox: type[Outbox] = Outbox,
@@ -229,6 +232,9 @@ class Chaos:
         self.skews_s = skews_s
         self.again = again
         """How often a producer asks again for what it has asked for, in the same partition."""
+        self.programs = programs
+        self.hosted = hosted
+        """How many of the rollouts are agents of somebody else's, in a room."""
         self.homes: dict[str, int] = {}
         self.rig = Rig(partitions=2, make_log=make_log or HarmedLog)
         self.agents = agents
@@ -252,8 +258,12 @@ class Chaos:
         )
         task = Task("gymnasium", json.dumps(lake), seed=number, prompt="Cross the lake.")
         rollout_id, group = f"r{number}", f"g{number // 2}"
+        agent, config = dice.choice(self.programs), ""
+        if self.hosted and dice.random() < self.hosted:
+            agent, argv = "hosted", [dice.choice(list(AGENTS_OF_OTHERS))]
+            config = json.dumps({"agent": "command", "argv": argv, "catch_up_s": 0.02})
         return RolloutRequest(
-            rollout_id, task, dice.choice(AGENTS), policy_id="p", group_id=group, limits=limits
+            rollout_id, task, agent, config, policy_id="p", group_id=group, limits=limits
         )
 
     # Members
@@ -274,6 +284,9 @@ class Chaos:
                 self.random.choice(self.most_live), Quota("", self.random.choice(self.quotas))
             )
             loop = self.rig.agents(name, make=self.agents, make_outbox=self.outbox, capacity=most)
+        elif kind == "environments":
+            hosts = CoroutineHost(AGENTS_OF_OTHERS).at
+            loop = self.rig.environments(name, hosts=hosts, slots={"hosted": 2})
         else:
             loop = getattr(self.rig, kind)(name)
         self.members.append(Member(kind, name, life, loop))
@@ -292,6 +305,20 @@ class Chaos:
         for publisher in member.life.publishers:
             publisher.die()
         member.source.kill()
+        if member.kind == "environments":  # what lives in its room dies with it
+            member.life.left = None
+            role_of(member.loop).close()
+
+    def end(self) -> "Chaos":
+        """Nobody is left."""
+        for member in list(self.members):
+            self.bury(member)
+        return self
+
+    def restarts(self) -> int:
+        """How often something lived its history again."""
+        failures = self.rig.events(CallFailed)
+        return sum(event.body.code == "history_needed" for event in failures)
 
     def turn(self, member: Member) -> int:
         try:

@@ -60,6 +60,55 @@ async def chat(ask: Asks, *opening: str, turns: int) -> list[str]:
     return texts
 
 
+async def plain(ask: Asks) -> int:
+    """Asks, acts, asks, acts; ends when it is told to."""
+    texts = ["what now?"]
+    while len(texts) < 7:
+        said = await ask(model_ask(*texts))
+        if not isinstance(said, ModelReply):
+            break
+        shown = await ask(Ask("step", text=said.choices[0].text))
+        if not isinstance(shown, StepReply) or shown.terminated:
+            break
+        texts += [said.choices[0].text, shown.text]
+    await ask(Ask("finish", text="; ".join(texts)))
+    return 0
+
+
+async def parallel(ask: Asks) -> int:
+    """Two callers, and two equal votes beside them."""
+
+    async def once(opening: str) -> str:
+        first = await ask(model_ask(opening))
+        return texts_of(first)[0] if isinstance(first, ModelReply) else ""
+
+    said = await asyncio.gather(once("left"), once("right"), once("vote"), once("vote"))
+    await ask(Ask("finish", text=",".join((*said[:2], *sorted(said[2:])))))
+    return 0
+
+
+NUMBERS = iter(range(1 << 30))
+
+
+async def noisy(ask: Asks) -> int:
+    """Never says the same, and never remembers."""
+    first = await ask(model_ask(f"I am number {next(NUMBERS)}"))
+    if isinstance(first, ModelReply):
+        await ask(model_ask("and now?", first.choices[0].text, "what?"))
+    return 0
+
+
+async def failing(ask: Asks) -> int:
+    """Takes one answer and fails."""
+    await ask(model_ask("shall I?"))
+    return 3
+
+
+AGENTS_OF_OTHERS: Mapping[str, Agent] = {
+    "plain": plain, "parallel": parallel, "noisy": noisy, "failing": failing
+}  # fmt: skip
+
+
 class CoroutineProcess:
     """An agent that is a coroutine; killed at its next await."""
 
@@ -88,14 +137,19 @@ class CoroutineProcess:
 
 @dataclass
 class CoroutineHost:
-    """A host of coroutines; its lines are the gateway's, less HTTP."""
+    """Hosts coroutines, by the first word of their `argv`; lines are the gateway's, less HTTP."""
 
-    agent: Agent
-    place: str = "session 'agent'"
+    agents: Mapping[str, Agent]
+    place: str = ""
     lines: dict[str, Line] = field(default_factory=dict)
     processes: list[CoroutineProcess] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
     tasks: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def at(self, place: str) -> "CoroutineHost":
+        """The same for everybody."""
+        del place
+        return self
 
     async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
         key = str(len(self.lines))
@@ -107,8 +161,8 @@ class CoroutineHost:
     async def start(
         self, agent: str, config: Mapping[str, Any], *, url: str, key: str
     ) -> CoroutineProcess:
-        del agent, config, url
-        line = self.lines[key]
+        del agent, url
+        line, agent_of = self.lines[key], self.agents[config["argv"][0]]
 
         async def ask(what: Ask) -> Reply:
             await asyncio.sleep(0)
@@ -121,7 +175,7 @@ class CoroutineHost:
 
         async def run() -> int:
             with suppress(Gone):
-                return await self.agent(ask)
+                return await agent_of(ask)
             return 1
 
         self.processes.append(CoroutineProcess(run))
@@ -150,7 +204,7 @@ class HostedRun:
 
     def __post_init__(self) -> None:
         self.hand = Hand()
-        self.host: Any = CoroutineHost(self.agent) if self.agent else None
+        self.host: Any = CoroutineHost({"x": self.agent}) if self.agent else None
         self.sessions = self.fresh()
         self.decisions: list[Event] = []
         self.trajectory: Trajectory | None = None

@@ -1,8 +1,8 @@
 """Processes that end with the worker, with all they started: the worker's end of a keeper.
 
 A keeper is one small process (`sandbox.keeper_process`) between a worker and whatever the worker
-starts for others. It belongs to the event loop that it was started from. What it cannot hold: a
-process that kills the keeper itself, which any process of the same user may, outlives it.
+starts for others. It belongs to the event loop that it was started from. A keeper that is killed
+takes all that it started along; only who kills its guardian first outlives it.
 """
 
 import asyncio

@@ -1,10 +1,13 @@
 """The process that stands between a worker and what the worker starts, and ends it all.
 
+    worker == socket == keeper --fork--> child, in a session of its own --> whatever it starts
+       +--> guardian --fork--> keeper
+
 Run by path with the interpreter's own library alone: `python -I -S keeper_process.py FD DIRECTORY`.
-What it starts is its child, leads a session of its own, and dies with it. Each child is a
-subreaper: what it starts in turn stays below it, whatever it forks, renames or moves to other
-sessions. So a child's end is the end of all below it, and when the worker is gone (its end of the
-socket is closed, however it died) everything here ends, and the directory is removed.
+Each child adopts what is orphaned below it (`sandbox.process_tree`), so its end is the end of all
+that it started. When the worker is gone (its end of the socket is closed, however it died)
+everything here ends; when the keeper is killed, the guardian ends what it leaves behind and removes
+the directory.
 
 One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with the three standard
 descriptors, `{"end"}`. Out: `{"started", "pid"}` or `{"started", "failed"}`; and once nothing is
@@ -14,7 +17,6 @@ packet are the child's number.
 
 import array
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -25,45 +27,18 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from sandbox import process_tree
+else:  # -I looks at no directory, and none of our packages is needed
+    sys.path.insert(0, os.path.dirname(__file__))
+    import process_tree
+
+    del sys.path[0]
 
 PACKET_BYTES = 1 << 20
-AGAIN_S = 0.005
-GIVE_UP_S = 5.0
-"""So long what is to end is asked to; a process inside a broken disk or driver hears nothing."""
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-LIBC = ctypes.CDLL(None, use_errno=True)
 REMOVE = '{ rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; } } 2>/dev/null'
-
-
-def children(pid: int) -> list[int]:
-    """The processes whose parent a process is, by all of its threads."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += map(int, file.read().split())
-    return found
-
-
-def send(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
-
-
-def kill_all_below(root: int) -> None:
-    """Stop a process and all below it, then kill them: what is stopped starts nothing new."""
-    stopped, fresh = {root}, {root}
-    send(root, signal.SIGSTOP)
-    while fresh:
-        # Those stopped earlier may have started more before the signal came to them.
-        fresh = {child for pid in tuple(stopped) for child in children(pid)} - stopped
-        stopped |= fresh
-        for pid in fresh:
-            send(pid, signal.SIGSTOP)
-    for pid in stopped:
-        send(pid, signal.SIGKILL)
 
 
 def removal(directory: str) -> list[str]:
@@ -92,10 +67,8 @@ def become(
     """Turn into the program that was asked for; never returns."""
     try:
         os.setsid()
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        if os.getppid() != parent:
-            os._exit(127)
+        process_tree.tied_to(parent, signal.SIGKILL)
+        process_tree.adopt_orphans()
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 with contextlib.suppress(OSError, ValueError):
@@ -137,7 +110,9 @@ class Keeper:
         waiting.register(self.worker, select.POLLIN)
         waiting.register(woken, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in waiting.poll(AGAIN_S * 1000 if self.ending else None)}
+            ready = {
+                fd for fd, _ in waiting.poll(process_tree.AGAIN_S * 1000 if self.ending else None)
+            }
             if woken.fileno() in ready:
                 woken.recv(4096)
             if self.worker.fileno() in ready and not self.hear():
@@ -156,7 +131,7 @@ class Keeper:
         if "end" in request:
             for pid, number in self.running.items():
                 if number == request["end"]:
-                    kill_all_below(pid)
+                    process_tree.kill_tree(pid)
         else:
             self.begin(request, standard)
         for fd in standard:
@@ -188,7 +163,7 @@ class Keeper:
             if pid in self.running:
                 number = self.running.pop(pid)
                 self.ending[number] = os.waitstatus_to_exitcode(status)
-                self.give_up_at = time.monotonic() + GIVE_UP_S
+                self.give_up_at = time.monotonic() + process_tree.GIVE_UP_S
         if self.ending and (not self.kill_strays() or time.monotonic() > self.give_up_at):
             for number, code in self.ending.items():
                 self.tell({"ended": number, "code": code})
@@ -196,38 +171,42 @@ class Keeper:
 
     def kill_strays(self) -> bool:
         """Whether there were any: what stood below a child that has ended is ours now."""
-        strays = [pid for pid in children(os.getpid()) if pid not in self.running]
+        strays = set(process_tree.children(os.getpid())) - self.running.keys()
         for pid in strays:
-            kill_all_below(pid)
+            process_tree.kill_tree(pid)
         return bool(strays)
 
-    def end(self) -> None:
-        """Kill everything, until nothing is left or nothing more can be done."""
-        until = time.monotonic() + GIVE_UP_S
-        self.running.clear()
-        while self.kill_strays() and time.monotonic() < until:
-            time.sleep(AGAIN_S)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
 
-
-def main(fd: int, directory: str) -> None:
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    os.umask(0o077)
+def keep(worker: socket.socket) -> None:
+    """Serve a worker until it is gone, and end everything."""
     woken, wake = socket.socketpair()
     wake.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    gc.freeze()
-    keeper = Keeper(socket.socket(fileno=fd))
+    process_tree.end_on_sigterm()
     try:
         # Told of an end that nobody waits for any more, a socket is broken: the worker is gone.
         with contextlib.suppress(OSError):
-            keeper.serve(woken)
+            Keeper(worker).serve(woken)
     finally:
-        keeper.end()
-        os.spawnv(os.P_WAIT, "/bin/sh", removal(directory))
+        process_tree.end_children()
+
+
+def main(fd: int, directory: str) -> None:
+    process_tree.adopt_orphans()
+    os.umask(0o077)
+    worker = socket.socket(fileno=fd)
+    gc.freeze()
+    guardian = os.getpid()
+    keeper = os.fork()
+    if keeper == 0:
+        process_tree.tied_to(guardian, signal.SIGTERM)
+        process_tree.adopt_orphans()
+        keep(worker)
+        os._exit(0)
+    worker.close()
+    process_tree.guard(keeper)
+    os.spawnv(os.P_WAIT, "/bin/sh", removal(directory))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ too, ends what is left. On the socket go frames: a length of four bytes, then JS
 """
 
 import base64
-import ctypes
 import gc
 import http.client
 import importlib.util
@@ -37,70 +36,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+if TYPE_CHECKING:
+    from sandbox import process_tree
+else:  # the agent's interpreter knows none of our packages
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import process_tree
+
+    del sys.path[0]
+
 HALF_BYTES = 512 * 1024
 """So much is kept of the head of an agent's output, and so much of its tail."""
 READ_BYTES = 256 * 1024
 LAST_READS = 16
 """What an agent that has ended left in its pipe is far less."""
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 Frame = dict[str, Any]
-
-
-def children() -> list[int]:
-    """The processes whose parent this one is, dead ones that nobody collected among them."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
-def end_children() -> None:
-    """Kill until nobody is left: what a killed one leaves behind becomes ours, and is next."""
-    while True:
-        for pid in children():
-            os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def tied_to(parent: int, with_signal: int) -> None:
-    """Get a signal when our parent dies, and leave now where it has died already."""
-    LIBC.prctl(PR_SET_PDEATHSIG, with_signal, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def adopt_orphans() -> None:
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_on_sigterm() -> None:
-    """From now on SIGTERM ends our children first, then us."""
-
-    def end(*_: object) -> NoReturn:
-        end_children()
-        os._exit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
-
-
-def guard(server: int) -> NoReturn:
-    """Wait for the server to end, and end what it leaves behind."""
-    status = 0
-    while True:
-        try:
-            pid, found = os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-        if pid == server:
-            status = os.waitstatus_to_exitcode(found)
-            end_children()
-    os._exit(status if status >= 0 else 128 - status)
 
 
 class Output:
@@ -147,7 +100,7 @@ class Server:
         self.adapter = adapter
         self.agents: dict[int, Agent] = {}
         self.directories: dict[int, str] = {}
-        self.helpers = set(children())
+        self.helpers = set(process_tree.children(os.getpid()))
         """Processes that the adapter has started, or that we need ourselves."""
         self.unread = b""
         self.poll = select.poll()
@@ -187,7 +140,7 @@ class Server:
         except ConnectionError:
             data = b""
         if not data:
-            end_children()
+            process_tree.end_children()
             os._exit(0)
         self.unread += data
         while len(self.unread) >= 4:
@@ -251,7 +204,9 @@ class Server:
                 kill_group(pid)  # before it is collected: until then nobody else has its number
             _, status = os.waitpid(pid, 0)
             self.helpers.discard(pid)
-            for stray in set(children()) - self.agents.keys() - self.helpers:
+            for stray in (
+                set(process_tree.children(os.getpid())) - self.agents.keys() - self.helpers
+            ):
                 os.kill(stray, signal.SIGKILL)
             if agent is not None:
                 self._tell_end(agent, os.waitstatus_to_exitcode(status))
@@ -316,8 +271,8 @@ def settle(order: Frame, parent: int, output: int, ours: list[int]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    tied_to(parent, signal.SIGKILL)
-    adopt_orphans()
+    process_tree.tied_to(parent, signal.SIGKILL)
+    process_tree.adopt_orphans()
     os.dup2(output, 1)
     os.dup2(output, 2)
     for descriptor in (*ours, output):
@@ -400,7 +355,7 @@ def prepared(adapter: Path, options: Frame, channel: socket.socket) -> ModuleTyp
 def main() -> NoReturn:
     """fork_server.py ADAPTER OPTIONS PARENT; its standard input is the socket to the worker."""
     adapter, options, parent = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-    adopt_orphans()
+    process_tree.adopt_orphans()
     channel = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -409,14 +364,14 @@ def main() -> NoReturn:
     server = os.fork()
     if server:
         channel.close()
-        end_on_sigterm()
-        tied_to(parent, signal.SIGTERM)
-        guard(server)
-    adopt_orphans()
-    tied_to(guardian, signal.SIGTERM)
+        process_tree.end_on_sigterm()
+        process_tree.tied_to(parent, signal.SIGTERM)
+        os._exit(process_tree.guard(server))
+    process_tree.adopt_orphans()
+    process_tree.tied_to(guardian, signal.SIGTERM)
     gc.disable()  # a page that is collected on has holes, which children would fill with their own
     module = prepared(adapter, options, channel)
-    end_on_sigterm()
+    process_tree.end_on_sigterm()
     Server(channel, module).serve()
 
 

@@ -4,8 +4,9 @@ Commands run as the worker's own user and reach all that he reaches. What a box 
 its processes, also those that fork twice or lead sessions of their own, end with it, and with the
 worker however that ends (`sandbox.keeper`); its directory is removed; rlimits bound each process.
 What it does not hold: a command that kills the keeper (`kill -9 $PPID`) takes all boxes of its
-worker along and may outlive them; the limit of processes counts all of the user's, and root has
-none; memory is bounded for each process alone, and nobody is told apart who ran out of it.
+worker along; one that kills whatever its user runs outlives them; the limit of processes counts all
+of the user's, and root has none; memory is bounded for each process alone, and nobody is told apart
+who ran out of it.
 """
 
 import asyncio

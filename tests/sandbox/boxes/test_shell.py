@@ -262,12 +262,15 @@ def test_trees_that_are_hard_to_remove_are_removed() -> None:
 
 
 def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed() -> None:
+    word = a_word()
+
     async def episode() -> None:
         box, other = [await driver("local").open(Spec()) for _ in range(2)]
         shell, beside = Shell(box), Shell(other)
         assert (await beside.run("echo up", timeout_s=20.0)).exit_code == 0
 
-        for victim, command in ((shell, "kill -9 $PPID; sleep 9"), (beside, "echo up")):
+        hidden = f"env -i setsid sleep {word} & (sleep {word} &); kill -9 $PPID; sleep {word}"
+        for victim, command in ((shell, hidden), (beside, "echo up")):
             with pytest.raises(WorkFailed) as failed:
                 await victim.run(command, timeout_s=20.0)
             assert (failed.value.code, failed.value.retriable) == ("box_died", True)
@@ -279,6 +282,7 @@ def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed(
             assert not Path(each.directory.decode()).exists()
 
     asyncio.run(episode())
+    assert running(word) == []
 
 
 def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None:

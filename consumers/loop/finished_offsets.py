@@ -16,16 +16,28 @@ def above_commit(progress: PartitionProgress) -> str:
     Bit n stands for offset commit + n. Cut where it would not fit the broker's limit: what is left
     out is done once more after a restart.
     """
-    finished = [r.offset - progress.next_offset for r in progress.taken if r.finished()]
-    while finished:
-        bits = bytearray(finished[-1] // 8 + 1)
-        for n in finished:
-            bits[n // 8] |= 1 << n % 8
-        word = "1;" + base64.b64encode(zlib.compress(bytes(bits), 9)).decode()
+    bits = _finished(progress)
+    while bits := bits.rstrip(b"\0"):
+        word = "1;" + base64.b64encode(zlib.compress(bits, 9)).decode()
         if len(word) <= METADATA_BYTES:
             return word
-        finished = finished[: len(finished) * 3 // 4]
+        bits = bits[: len(bits) * 3 // 4]
     return "1;"
+
+
+def _finished(progress: PartitionProgress) -> bytearray:
+    """A bit for each offset from the commit on."""
+    thinned = max(0, progress.thinned_to - progress.next_offset)
+    last = progress.taken[-1].offset - progress.next_offset if progress.taken else 0
+    bits = bytearray(b"\xff" * (thinned // 8) + bytes([(1 << thinned % 8) - 1]))
+    bits.extend(bytes(max(0, last // 8 + 1 - len(bits))))
+    for record in progress.taken:
+        n = record.offset - progress.next_offset
+        if record.finished():
+            bits[n // 8] |= 1 << n % 8
+        else:
+            bits[n // 8] &= ~(1 << n % 8)
+    return bits
 
 
 def finished_above(metadata: str, commit: int) -> frozenset[int]:

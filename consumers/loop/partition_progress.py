@@ -22,6 +22,11 @@ class PartitionProgress:
     """What lies below was finished before the assignment: read for its history, never committed."""
     end_at_assign: int
     taken: deque[Record] = field(default_factory=deque)
+    """Delivered and not passed yet, in order; below `thinned_to` only what is not finished."""
+    thinned_to: int = 0
+    """What lies below this offset, is not passed, and not in `taken`, is finished."""
+    thinned: int = 0
+    """How many records that is."""
     held: deque[Record] = field(default_factory=deque)
     """Delivered and not yet handed over: the turn was over, or the registry is away."""
     away: bool = False
@@ -60,10 +65,23 @@ class PartitionProgress:
         while self.taken and self.taken[0].finished():
             self.next_offset = self.taken.popleft().offset + 1
             moved += 1
+        if self.next_offset < self.thinned_to:
+            first = self.taken[0].offset if self.taken else self.thinned_to
+            self.next_offset = max(self.next_offset, min(first, self.thinned_to))
+        if self.next_offset >= self.thinned_to:
+            self.thinned = 0
         if not self.taken and not self.held and self.end > self.next_offset:
             self.next_offset = self.end
         self.suspicion.moved(self.next_offset)
         return moved
+
+    def thin(self) -> None:
+        """Forget the records that are finished behind one that is not: their offsets are enough."""
+        if self.taken:
+            self.thinned_to = self.taken[-1].offset + 1
+            taken = len(self.taken)
+            self.taken = deque(record for record in self.taken if not record.finished())
+            self.thinned += taken - len(self.taken)
 
     def suspects_next(self) -> bool:
         """Whether the next record may only be handed over alone."""

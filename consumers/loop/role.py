@@ -9,7 +9,10 @@ from consumers.loop.partition_progress import PartitionProgress
 from schemas.errors import KilledWorkers, WireError
 
 SPAN_RECORDS = 2000
-"""Records of one partition in hand at once; more would make a restart repeat all behind one."""
+"""Records of one partition in hand at once."""
+SPAN_THINNED = 200_000
+"""Records that may be finished behind one that takes long, such as an opening that waits for its
+turn. A restart does not repeat them as far as the commit's word has room for their offsets."""
 
 
 class Role(Protocol):
@@ -117,9 +120,13 @@ class WorkRole:
         return False
 
     def full(self, progress: PartitionProgress) -> bool:
+        share = 2 if progress.paused else 1
         if len(progress.taken) > SPAN_RECORDS // 2:
             progress.advance()  # what is finished is not in hand, though no commit has said so yet
-        return len(progress.taken) > (SPAN_RECORDS // 2 if progress.paused else SPAN_RECORDS)
+        if len(progress.taken) > SPAN_RECORDS // share:
+            progress.thin()
+        in_hand, behind = len(progress.taken), progress.thinned
+        return in_hand > SPAN_RECORDS // share or behind > SPAN_THINNED // share
 
     def in_flight(self) -> int:
         return 0

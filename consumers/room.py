@@ -50,8 +50,18 @@ class Room:
         self._failed: BaseException | None = None
 
     def call(self, run: Callable[[], object]) -> None:
-        """Have something done in the room, soon and in order; from any thread."""
-        self._begun().call_soon_threadsafe(run)
+        """Have something done in the room, soon and in order; from any thread.
+
+        What it raises comes up in `watch`.
+        """
+        self._begun().call_soon_threadsafe(self.guarded, run)
+
+    def guarded(self, run: Callable[[], object]) -> None:
+        """Do something of the room's owner, not of those who live here."""
+        try:
+            run()
+        except BaseException as error:  # the watch carries it out, on its thread
+            self.fail(error)
 
     def at_close(self, run: Callable[[], Awaitable[object]]) -> None:
         """Have something awaited when the room closes; last in, first out."""

@@ -6,7 +6,8 @@ It stands in a module of yours, and a request, a recipe or the command line name
 - an agent program, a generator of wishes that is sent their answers: `Agent`, `Task`, `Reset`,
   `CallModel`, `Step`, `Finish`, `EnvironmentAnswer`, `ModelAnswer`, `WishFailed`, `Message`,
   `Sampling`, `system`, `user`; `AsCompleted` and `Completed` for wishes that stay open side by side
-- an environment, which opens, steps and closes episodes: `Environment`, `Observation`
+- an environment, which opens, steps and closes episodes: `Environment`, `Observation`; one that
+  waits, with `async def` methods, and what its worker offers it: `WaitingEnvironment`, `Host`
 - a scorer, from a trajectory to a number: `Scorer`, `Trajectory`, and `ids_of`, `logprobs_of`,
   `mask_of` for the bytes in its sequences
 - a filter, whether a group of samples is worth training on: `Filter`, `Sample`
@@ -41,7 +42,8 @@ from consumers.agents.wishes import (
     system,
     user,
 )
-from sandbox.environment import Environment, Observation
+from sandbox.environment import Environment, Observation, WaitingEnvironment
+from sandbox.host import Host
 from sandbox.scorers import Scorer
 from schemas.messages import Message, Sampling, Trajectory
 from schemas.packed import ids_of, logprobs_of, mask_of
@@ -75,6 +77,7 @@ __all__ = [
     "Filter",
     "Finish",
     "Floats",
+    "Host",
     "Ints",
     "Loss",
     "Message",
@@ -87,6 +90,7 @@ __all__ = [
     "Step",
     "Task",
     "Trajectory",
+    "WaitingEnvironment",
     "WishFailed",
     "ids_of",
     "logprobs_of",

@@ -84,4 +84,6 @@ def _turns(
             due = time.monotonic() + LINE_EVERY_S
             terminal.print(line(figures, time.monotonic()), highlight=False)
     reader.poll(time.monotonic())
+    for loop in loops:
+        loop.role.close()
     return figures

@@ -90,10 +90,10 @@ class WaitingSessions:
         if now >= self._reap_due:
             self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
             self._everywhere(self._lapsed)
+        self.room.turn(busy=self.unfinished() > 0)
         self.room.watch()
         if self.room.blocked_s() > self.room.slow_s:
             self._answer_overdue(now)
-        self.room.turn(busy=self.unfinished() > 0)
 
     def _answer_overdue(self, now: float) -> None:
         for session in self._all():
@@ -176,13 +176,10 @@ class WaitingSessions:
         self.done += 1
         if body is None:
             return
-        try:
-            self.give(work.step, body, work.record)
-        except BaseException as error:  # the watch carries it out, on the loop's thread
-            self.room.fail(error)
+        self.room.guarded(partial(self.give, work.step, body, work.record))
         if not self._pushing:
             self._pushing = True
-            asyncio.get_running_loop().call_soon(self._push)
+            asyncio.get_running_loop().call_soon(self.room.guarded, self._push)
 
     def _push(self) -> None:
         """Once for all that was answered together."""

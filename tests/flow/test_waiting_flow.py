@@ -1,0 +1,105 @@
+"""Whole rollouts in environments that wait, on the in-memory log: as if they did not."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import structlog
+
+from consumers.loop.loop import Loop
+from inference.scripted import ScriptedEngine
+from schemas.messages import RolloutRequest, ScoredTrajectory
+from tests.support.chaos_schedule import Chaos
+from tests.support.lake import LAKE, crossing, walk
+from tests.support.rig import Rig
+from tests.support.waiting_lake import WAITING_LAKE
+
+SLOTS = {"hosted": 2}
+ENOUGH = {"hosted": 8}
+"""For both sessions of four rollouts: where a close was lost, a slot is taken until the lease."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Schedules log a lot."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def waiting(request: RolloutRequest) -> RolloutRequest:
+    return replace(request, task=replace(request.task, environment=WAITING_LAKE))
+
+
+class Few(Rig):
+    """Its environments workers hold only so many sessions each."""
+
+    slots = SLOTS
+
+    def environments(self, name: str = "e1", *args: Any, **options: Any) -> Loop:
+        return super().environments(name, *args, **({"slots": self.slots} | options))
+
+
+class Enough(Few):
+    slots = ENOUGH
+
+
+class Waiting(Chaos):
+    """Every rollout is in a lake that waits."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.rig.__class__ = Enough
+
+    def _request(self, number: int) -> RolloutRequest:
+        return waiting(super()._request(number))
+
+
+def crossed(rig: Rig, requests: list[RolloutRequest], **options: Any) -> list[ScoredTrajectory]:
+    loops = [
+        rig.agents(),
+        rig.models(ScriptedEngine("p", walk)),
+        rig.environments(**options),
+        rig.rewards(),
+    ]
+    for request in requests:
+        rig.ask(request)
+    for _ in range(2000):
+        for loop in loops:
+            loop.turn(0.0)
+        scored = rig.read(rig.topics.scored, ScoredTrajectory)
+        if len(scored) == len(requests):
+            break
+    rig.close()
+    return sorted(scored, key=lambda each: each.trajectory.rollout_id)
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_rollouts_that_wait_and_stand_in_line_come_to_what_they_would_without(
+    threads: int,
+) -> None:
+    requests = [crossing(number) for number in range(7)]
+
+    plain = crossed(Rig(), requests, threads=threads)
+    waited = crossed(Few(), [waiting(request) for request in requests], threads=threads)
+
+    assert [each.total for each in waited] == [1.0] * 7
+    for one, other in zip(plain, waited, strict=True):
+        assert one.trajectory.steps == other.trajectory.steps
+        assert one.trajectory.sequences == other.trajectory.sequences
+        assert other.trajectory.status == "finished"
+        assert json.loads(other.trajectory.request.task.environment_config) == LAKE  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_happens_to_whom_every_rollout_that_waits_ends_as_the_audit_wants(
+    seed: int,
+) -> None:
+    chaos = Waiting(seed)
+    try:
+        chaos.run().check()
+    finally:
+        chaos.rig.close()

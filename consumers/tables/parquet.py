@@ -173,8 +173,11 @@ class ParquetWriters:
             if path.exists():
                 hidden.unlink()
             else:
-                appear_durably(hidden, path)
+                self._appear(hidden, path)
         self._open.clear()
+
+    def _appear(self, hidden: Path, path: Path) -> None:
+        appear_durably(hidden, path)
 
     def abandon(self) -> None:
         """Leave nothing behind."""

@@ -121,11 +121,13 @@ def folding(journal_: type[Journal]) -> type[Agents]:
     return Planted
 
 
+ASKED_TWICE: dict[str, Any] = {"again": 2.0}
+"""Rare in a schedule where nobody asks for a rollout again."""
 MISTAKES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "commit before ack": ({"make_log": CommitsBeforeAcks}, {"I1", "I3", "I6", "I8"}),
     "try in the seed": ({"outbox": TryInTheSeed}, {"I3"}),
     "settings read by the fold": ({"agents": folding(ReadsSettings)}, {"I2", "I3", "I5"}),
-    "a start counted below the last one": ({"agents": folding(StartsAgain)}, {"I8"}),
+    "a start counted below the last one": ({"agents": folding(StartsAgain), **ASKED_TWICE}, {"I8"}),
     "a late answer applied": ({"agents": folding(AppliesLateAnswers)}, {"I2", "I3", "I5"}),
 }
 
@@ -142,7 +144,8 @@ def test_a_planted_mistake_is_found_and_the_same_schedule_without_it_passes(mist
         pytest.fail(f"{mistake} was not found in {SCHEDULES} schedules")
 
     print(f"{mistake}: found in Chaos({seed}) as {sorted(found)}")
-    Chaos(seed).run(STEPS).check()
+    shape = {name: value for name, value in plant.items() if name in ASKED_TWICE}
+    Chaos(seed, **shape).run(STEPS).check()
 
 
 def breaches(seed: int, **plant: Any) -> set[str]:

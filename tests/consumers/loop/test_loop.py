@@ -24,6 +24,7 @@ from schemas.messages import (
     Control,
     Event,
     ModelAnswered,
+    Sampling,
     ScoredTrajectory,
     Trajectory,
 )
@@ -748,7 +749,7 @@ def test_a_congested_partition_is_paused_and_resumed_at_half(rig: Rig) -> None:
 
 
 def asked(rig: Rig, agents: Loop, *more: Loop) -> None:
-    rig.ask(request("r", "tests.support.programs:asks"))
+    rig.ask(request("r", "tests.support.programs:asks", sampling=Sampling(max_tokens=10_000)))
     rig.settle(agents, *more)
 
 

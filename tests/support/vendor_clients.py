@@ -51,7 +51,12 @@ class OpenAI:
     def chat_json(self):
         made = self.chat.create(model="policy", messages=user("say hello there"))
         choice = made.choices[0]
-        return [choice.message.content, choice.finish_reason, made.usage.total_tokens > 0, made.id]
+        return [
+            choice.message.content,
+            choice.finish_reason,
+            made.usage.total_tokens > 0,
+            len(made.id) == 32,
+        ]
 
     def chat_parts(self):
         parts = [{"type": "text", "text": "say "}, {"type": "text", "text": "in parts"}]
@@ -212,7 +217,7 @@ class Anthropic:
         self.client = anthropic.Anthropic(base_url=url, api_key=key, timeout=60)
         self.messages = self.client.messages
         tool = {"name": "bash", "description": "Run", "input_schema": TOOL["parameters"]}
-        self.common = {"model": "policy", "max_tokens": 64}
+        self.common = {"model": "policy", "max_tokens": 256}
         self.tools = [tool]
 
     def version(self):
@@ -344,6 +349,16 @@ def outcome(client, line):
             "words": str(error),
             "took_s": time.monotonic() - began,
         }
+
+
+def hosted(task, url, key):
+    """As an agent: do what the rollout's config names, and hand in what came of it."""
+    outcomes = {}
+    for kind, scenarios in task["config"]["scenarios"].items():
+        client = KINDS[kind](url, key)
+        done = {name: outcome(client, name) for name in scenarios}
+        outcomes[kind] = {n: did.get("value", did.get("raised")) for n, did in done.items()}
+    return json.dumps(outcomes)
 
 
 def main(kind, url, key):

@@ -22,6 +22,7 @@ from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
 from schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Raw
 from tests.support.served_line import ServedLine, serving_beside
+from tests.support.vendor_scenarios import ANTHROPIC, LITELLM, OPENAI
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "support" / "vendor_clients.py"
@@ -29,43 +30,8 @@ OLDER = ROOT / ".venv" / "clients" / "bin" / "python"
 """Where `make clients` puts openai 2 and litellm."""
 INTERPRETERS = {"openai 3": sys.executable, "anthropic 2": sys.executable, "openai 2": str(OLDER)}
 INTERPRETERS["litellm 1"] = str(OLDER)
-CALLED = ["bash", {"command": "ls -l"}]
 SLOW_S = 0.2
 TOO_LONG = "This model's maximum context length is 8 tokens. However, your messages resulted in 9"
-
-OPENAI: dict[str, Any] = {
-    "models": ["policy"],
-    "chat_json": ["hello there", "stop", True, "0" * 32],
-    "chat_parts": "in parts",
-    "chat_stream": ["hello there", "stop", True],
-    "chat_votes": [[0, "yes"], [1, "yes"], [2, "yes"]],
-    "chat_cut": "length",
-    "chat_logprobs": [True, True],
-    "chat_tools_json": [CALLED, "tool_calls", "done"],
-    "chat_tools_stream": [CALLED, "tool_calls"],
-    "responses_json": ["hello there", "completed", True],
-    "responses_stream": ["hello there", "response.completed", "hello there"],
-    "responses_reader": "hello there",
-    "responses_tools_json": [CALLED, "done"],
-    "responses_tools_stream": CALLED,
-    "responses_continued": ["second", True],
-    "late_stream": "x",
-}
-ANTHROPIC: dict[str, Any] = {
-    "models": ["policy"],
-    "messages_json": ["hello there", "end_turn", True],
-    "messages_stream": ["hello there", "end_turn", "hello there"],
-    "messages_cut": "max_tokens",
-    "messages_tools_json": [CALLED, "tool_use", "done"],
-    "messages_tools_stream": [CALLED, "tool_use"],
-    "count_tokens": True,
-    "late_stream": "x",
-}
-LITELLM: dict[str, Any] = {
-    "chat_json": ["hello there", "stop"],
-    "chat_stream": "hello there",
-    "chat_tools_json": [CALLED, "done"],
-}
 VALUES = [
     (client, scenario, value)
     for client, values in {

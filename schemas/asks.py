@@ -242,11 +242,16 @@ def asks_text(asks: Iterable[Ask], known: Sequence[Ask]) -> str:
 def asks_of(text: str, known: Mapping[str, Ask]) -> tuple[Ask, ...]:
     """The asks of an observation, whole. Raises WireError for what does not fit."""
     heard, asks = dict(known), []
-    for told in _read(_AsksValue, text, "an observation of asks").asks:
+    for told in differences_of(text):
         ask = told.whole(heard)
         heard[ask.d] = ask
         asks.append(ask)
     return tuple(asks)
+
+
+def differences_of(text: str) -> tuple[AskDifference, ...]:
+    """The asks of an observation as they are told. Raises WireError for what is none."""
+    return _read(_AsksValue, text, "an observation of asks").asks
 
 
 def _read(of: type[T], text: str, name: str) -> T:

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from compose.pages.agent_lines import agent_words
 from compose.terminal import printable
 from consumers.history.rollout_story import Entry, Story
 from consumers.history.times import iso
@@ -174,6 +175,9 @@ def _summary(event: Event, story: Story) -> Summary:
     if isinstance(body, ModelAnswered):
         return "model", body.text, answer_remarks(body)
     if isinstance(body, EnvironmentStepped):
+        asked = agent_words(body)
+        if asked is not None:
+            return "agent", asked, ""
         return "environment", body.text, _step_remarks(body)
     if isinstance(body, CallFailed):
         fate = "may be tried again" if body.retriable else "not to be tried again"

@@ -286,3 +286,9 @@ def texts_of(reply: Reply) -> list[str]:
         return [choice.text for choice in reply.choices]
     assert isinstance(reply, StepReply)
     return [reply.text]
+
+
+def model_calls_of(rig: Any, rollout_id: str) -> list[ModelCall]:
+    """What was asked of the model, without the courtesies."""
+    calls = rig.read(rig.topics.calls("p"), ModelCall)
+    return [each for each in calls if each.rollout_id == rollout_id and each.kind == "sample"]

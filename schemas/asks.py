@@ -288,7 +288,7 @@ def _closest(ask: Ask, known: Sequence[Ask]) -> tuple[Ask | None, int]:
     """
     best, most = None, 0
     for other in reversed(known):
-        same = _shared(ask.messages, other.messages)
+        same = shared_length(ask.messages, other.messages)
         if same > most:
             best, most = other, same
         if most == len(ask.messages) or same == len(other.messages) > 0:
@@ -296,7 +296,8 @@ def _closest(ask: Ask, known: Sequence[Ask]) -> tuple[Ask | None, int]:
     return best, most
 
 
-def _shared(some: Sequence[Message], others: Sequence[Message]) -> int:
+def shared_length(some: Sequence[Message], others: Sequence[Message]) -> int:
+    """How many of their first messages are the same."""
     pairs = zip(some, others, strict=False)
     return next(
         (at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others))

@@ -33,11 +33,14 @@ from inference.dialects.read_body import (
     tools_text,
 )
 from inference.dialects.response_events import response_events
-from schemas.asks import Ask, Choice, ModelReply
+from inference.dialects.response_items import items_of
+from schemas.asks import Ask, ModelReply, shared_length
 from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from schemas.tool_calls import ToolCall, tool_calls_text
 
 Value = dict[str, Any]
+LOOKED_AT = 8
+"""Earlier responses with which a request may share its messages, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +119,13 @@ class _Body:
     temperature: Temperature | None = None
     top_p: Probability | None = None
     stream: bool | None = None
+    store: bool | None = None
 
 
 def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> AgentRequest:
     taken = read_body(body, _Body)
     tools = taken.tools or []
-    turns = _before(taken.previous_response_id, earlier) + _turns(taken.input)
+    turns = _shared(_before(taken.previous_response_id, earlier) + _turns(taken.input), earlier)
     if not turns:
         msg = "must hold a message, found none"
         raise malformed(msg, "input")
@@ -146,6 +150,14 @@ def _before(response_id: str | None, earlier: Conversations) -> tuple[Message, .
         msg = f"names {response_id!r}, which is no response of this session"
         raise malformed(msg, "previous_response_id")
     return earlier[response_id]
+
+
+def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message, ...]:
+    """The same, of the messages that are held already: agents tell the whole at every turn."""
+    latest = list(earlier.values())[-LOOKED_AT:]
+    known = max(latest, key=lambda those: shared_length(those, turns), default=())
+    same = shared_length(known, turns)
+    return known[:same] + turns[same:]
 
 
 def _turns(items: str | Sequence[Any]) -> tuple[Message, ...]:
@@ -186,6 +198,7 @@ def _echo(taken: _Body) -> Value:
         "max_output_tokens": taken.max_output_tokens,
         "parallel_tool_calls": True,
         "previous_response_id": taken.previous_response_id,
+        "store": taken.store is not False,
         "temperature": taken.temperature,
         "tool_choice": (
             {"type": "function", "name": choice.name}
@@ -216,7 +229,7 @@ def _response(request: AgentRequest, reply: ModelReply) -> Value:
     return _head(request, reply) | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": _items(reply),
+        "output": items_of(reply),
         "usage": {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0},
@@ -239,39 +252,6 @@ def _head(request: AgentRequest, reply: ModelReply) -> Value:
     }
 
 
-def _items(reply: ModelReply) -> list[Value]:
-    """A message unless it would be empty beside calls, then the calls."""
-    choice = reply.choices[0]
-    calls = tool_calls_of(choice.tool_calls)
-    said = [_message_item(reply, choice)] if choice.text or not calls else []
-    return said + [_call_item(reply, at, call) for at, call in enumerate(calls)]
-
-
-def _message_item(reply: ModelReply, choice: Choice) -> Value:
-    return {
-        "type": "message",
-        "id": f"msg_{reply.id}",
-        "role": "assistant",
-        "status": "incomplete" if choice.finish == "length" else "completed",
-        "content": [_text_part(choice.text)],
-    }
-
-
-def _text_part(text: str) -> Value:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _call_item(reply: ModelReply, at: int, call: ToolCall) -> Value:
-    return {
-        "type": "function_call",
-        "id": f"fc_{reply.id}_{at}",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": "completed",
-    }
-
-
 def _events(request: AgentRequest, reply: ModelReply) -> bytes:
     return response_events(_head(request, reply), _response(request, reply))
 
@@ -289,6 +269,8 @@ def _error_event(declined: Declined) -> bytes:
 
 
 def _kept(request: AgentRequest, reply: ModelReply) -> Conversations:
+    if not request.echo["store"]:
+        return {}
     choice = reply.choices[0]
     said = Message("assistant", choice.text, choice.tool_calls)
     return {f"resp_{reply.id}": (*request.turns, said)}

@@ -1,5 +1,6 @@
 """Responses, as OpenAI's client sends and reads them."""
 
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -10,7 +11,7 @@ from inference.dialects.responses import RESPONSES
 from schemas.asks import Choice
 from schemas.messages import Message
 from schemas.tool_calls import ToolCall, tool_calls_text
-from tests.support.dialect_server import ID, DialectServer, says
+from tests.support.dialect_server import ID, DialectServer, reply_to, says
 
 CALLS = (ToolCall("call_1", "bash", '{"command":"ls"}'), ToolCall("call_2", "done", "{}"))
 CALLING = Choice("Let me look.", "stop", tool_calls_text(CALLS), 9)
@@ -76,6 +77,26 @@ def test_a_response_of_another_session_is_refused() -> None:
         )
 
     assert refused.value.param == "previous_response_id"
+
+
+def test_a_response_that_is_not_to_be_stored_is_not() -> None:
+    server = DialectServer(says(SAID))
+    server.openai().responses.create(model="p", input="x", store=False)
+
+    assert server.earlier == {}
+
+
+def test_what_is_kept_of_a_conversation_is_kept_once() -> None:
+    server = DialectServer(lambda ask: replace(reply_to(ask, SAID), id=ask.d))
+    items: list[Any] = []
+    for turn in range(20):
+        items.append({"role": "user", "content": f"{turn} " * 1000})
+        got = server.openai().responses.create(model="p", input=items)
+        items += [item.model_dump(exclude_unset=True) for item in got.output]
+
+    held = {id(message) for said in server.earlier.values() for message in said}
+    assert len(server.earlier) == 20
+    assert len(held) <= 20 * 3
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("", "stop", tool_calls_text(CALLS))])

@@ -153,7 +153,7 @@ class LocalDriver:
             _warned.add("local")
             log.warning("box_isolates_nothing", driver="local", user=os.getuid())
         keeper = Keeper.borrow()
-        place = keeper.directory / str(next(_numbers))
+        place = keeper.directory / f"{next(_numbers):08d}"  # no name begins another
         box = LocalBox(spec, keeper, place)
         try:
             box._make_home()

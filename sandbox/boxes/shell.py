@@ -32,10 +32,12 @@ class Shell:
         stateful: bool = True,
         head_chars: int = 5000,
         tail_chars: int = 5000,
+        open_s: float = OPEN_S,
     ) -> None:
         self._box = box
         self._subshell = not stateful
         self._head_chars, self._tail_chars = head_chars, tail_chars
+        self._open_s = open_s
         self._program: BoxProgram | None = None
         self._status = 0
 
@@ -81,14 +83,13 @@ class Shell:
         program = await self._box.start("/bin/sh")
         frame = Frame()
         try:
-            await self._within(
-                OPEN_S, program, frame, HeadAndTail(0, 0, {}), ":", "exec 2>/dev/null\n"
-            )
+            unseen = HeadAndTail(0, 0, {})
+            await self._within(self._open_s, program, frame, unseen, ":", "exec 2>/dev/null\n")
         finally:
             if frame.exit_code != 0:
                 await program.end()
         if frame.exit_code != 0:
-            msg = f"a shell in the box does not answer within {OPEN_S:g} s"
+            msg = f"a shell in the box does not answer within {self._open_s:g} s"
             raise WorkFailed("box_died", msg, retriable=True)
         self._status = 0
         return program

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -283,6 +284,53 @@ def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed(
 
     asyncio.run(episode())
     assert running(word) == []
+
+
+class Deaf:
+    """A program that hears nothing, or has ended at once."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.has_ended = ended
+        self.ends = 0
+
+    async def write(self, content: bytes) -> None:
+        """Into the void."""
+
+    async def read(self, most_bytes: int) -> bytes:
+        if not self.has_ended:
+            await asyncio.Event().wait()
+        return b""
+
+    async def wait(self) -> int:
+        return 1
+
+    async def end(self) -> None:
+        self.ends += 1
+
+
+class DeadBox:
+    """A box in which no shell answers."""
+
+    directory = b"/w"
+    shown: ClassVar[dict[bytes, bytes]] = {}
+
+    def __init__(self, program: Deaf) -> None:
+        self.program = program
+
+    async def start(self, *argv: str) -> Deaf:
+        return self.program
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_box_in_which_no_shell_answers_is_dead_and_no_command_is_blamed(ended: bool) -> None:
+    program = Deaf(ended=ended)
+    shell = Shell(DeadBox(program), open_s=0.05)  # type: ignore[arg-type]
+
+    with pytest.raises(WorkFailed, match="does not answer") as failed:
+        asyncio.run(shell.run("echo", timeout_s=9.0))
+
+    assert (failed.value.code, failed.value.retriable) == ("box_died", True)
+    assert program.ends == 1
 
 
 def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None:

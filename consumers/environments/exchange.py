@@ -100,7 +100,8 @@ class Exchange:
         if self.line.over:  # it was closed while the body came
             raise over()
         headers = self.request.headers
-        retry = headers.get("x-stainless-retry-count", "0").strip("0 ") != ""
+        count = headers.get("x-stainless-retry-count", "")
+        retry = count.isdigit() and count.strip("0") != ""
         key = headers.get("Idempotency-Key", "")
         client = self.line.attach(asked.ask, retry=retry, key=key)
         self.connection.client = client

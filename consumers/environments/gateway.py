@@ -98,7 +98,9 @@ class Gateway:
         except TooManyOpen as error:
             retry_after_s = self.limits.retry_after_s
             declined = Declined(429, "rate_limit_exceeded", str(error), retry_after_s=retry_after_s)
-            return _declined(request, declined)
+            response = _declined(request, declined)
+            response.force_close()  # thousands come at once, and connections are few
+            return response
         except Declined as declined:
             return _declined(request, declined)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -145,6 +146,22 @@ def test_adapters_step_their_environment_and_hand_in_their_result() -> None:
         assert [(one.kind, one.text) for one in served.asks] == [("step", "ls"), ("finish", "done")]
 
     on_a_gateway(test)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_client_of_http_1_0_is_answered_too_and_its_connection_ended(late: bool) -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        data = chat(served, {**QUESTION, "stream": True})
+        await raw.send(data.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        if late:
+            await raw.reader.readuntil(b": wait")
+            served.tell(told(served.asks[0]))
+
+        assert (await raw.reader.read()).endswith(b"data: [DONE]\n\n")
+        await raw.close()
+
+    on_a_gateway(test, (lambda _: None) if late else told, hold_s=0.01 if late else 60)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"action": 3}', b'{"action": "\\ud800"}'])
@@ -320,6 +337,29 @@ def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
             await raw.close()
 
     on_a_gateway(test, lambda _: None, open_calls_of_session=3)
+
+
+def test_an_agent_that_opens_a_thousand_calls_at_once_has_64_and_takes_nobodys_place() -> None:
+    async def test(served: ServedLine) -> None:
+        raws = await asyncio.gather(*(Raw.to(served.port) for _ in range(1000)))
+        await asyncio.gather(*(raw.send(chat(served)) for raw in raws))
+        await until(lambda: len(served.gateway.connections()) == 64)
+        assert len(served.asks) == 64
+
+        other = served.gateway.line(["policy"], {})
+        data = request(f"/r/{other.key}/v1/step", {"action": "ls"}, key=other.key)
+        answer = asyncio.create_task(exchange(served.port, data))
+        await other.wait(30)
+        other.tell(told(other.asked()[0]))
+        assert (await answer).status == 200
+
+        await served.line.close()
+        statuses = [(await raw.answer()).status for raw in raws]
+        assert Counter(statuses) == {404: 64, 429: 936}
+        for raw in raws:
+            await raw.close()
+
+    on_a_gateway(test, lambda _: None)
 
 
 def test_connections_beyond_so_many_are_closed_and_the_others_go_on() -> None:

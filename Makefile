@@ -12,13 +12,18 @@ CLIENTS_STAMP := $(CLIENTS)/.installed
 EXTRAS := models,training,environments,openenv,embedded,archive,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
-.PHONY: demo test bench chaos lint clean clients
+.PHONY: demo test agents bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
 
 test: $(STAMP) $(CLIENTS_STAMP) lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not agents" $(TEST_ARGS)
+
+# Agents of others, for real: 700 MB from the package index, and the tests that play them.
+agents: $(STAMP)
+	$(BIN)/rollcall agents install mini-swe-agent openai-agents smolagents
+	$(BIN)/python -m pytest -m agents $(TEST_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)

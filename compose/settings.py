@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     state_dir: Path = Path(".rollcall")
     """Where the embedded broker and registry, runs and checkpoints are."""
     cache_dir: Path = Path("~/.cache/rollcall")
-    """Where jars are kept, for all state directories."""
+    """Where jars and agents are kept, for all state directories."""
     prefix: str = "rl."
     """Before every topic and group name."""
     kafka: KafkaSettings = KafkaSettings()
@@ -147,6 +147,10 @@ class Settings(BaseSettings):
 
     def cache(self) -> Path:
         return self.cache_dir.expanduser().absolute()
+
+    def installed_agents(self) -> Path:
+        """Where `rollcall agents install` makes an environment for each."""
+        return self.cache() / "agents"
 
 
 def load_settings(**given: Any) -> Settings:

@@ -1,17 +1,23 @@
 """An endpoint that answers as it was told, to see what an agent asks; no model, no log.
 
-It takes what the gateway takes, as far as an agent's first turns go, and notes down every request.
+Bodies are read and written by the gateway's own dialects; every request is noted down.
 """
 
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from aiohttp import web
 
+from inference.dialects.dialect import AgentRequest, Declined
+from inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
+from schemas.asks import Choice, ModelReply
+from schemas.tool_calls import ToolCall, tool_calls_text
+
 KEY = "scripted"
+POLICY = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,112 +31,76 @@ class ScriptedAnswer:
 
 @dataclass(slots=True)
 class ScriptedEndpoint:
-    """Answers model calls from a list, its last one for ever, and steps with a word each."""
+    """Answers model calls from a list, and steps from another; the last one of each for ever."""
 
     task: Mapping[str, Any]
     answers: Sequence[ScriptedAnswer]
-    step_text: str = "done"
+    steps: Sequence[Mapping[str, Any]] = ({"text": "done"},)
+    """What the environment shows, by the fields of a step's answer that are not as usual."""
     url: str = ""
-    """The base that an agent is given; clients append /v1 as their vendors want."""
-    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """The path of each request below /v1, and its body."""
-    finished: str | None = None
-    """What the agent handed in as its result."""
+    """The base that an agent is given; clients append the path that their vendor wants."""
+    calls: list[tuple[str, AgentRequest]] = field(default_factory=list)
+    """The requests that asked the model, each with its path."""
+    actions: list[str] = field(default_factory=list)
+    """What was to be done in the environment."""
+    result: str | None = None
+    """What the agent handed in."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedEndpoint"]:
         """Listen on a free port of the loopback."""
         application = web.Application(client_max_size=32 * 1024 * 1024)
-        application.router.add_route("*", f"/r/{KEY}/v1/{{path:.+}}", self._handle)
+        application.router.add_route("*", f"/r/{KEY}{{path:/.+}}", self._handle)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
             host, port = runner.addresses[0][:2]
             self.url = f"http://{host}:{port}/r/{KEY}"
             yield self
         finally:
             await runner.cleanup()
 
-    def calls(self) -> list[tuple[str, dict[str, Any]]]:
-        """The requests that asked the model."""
-        return [(path, body) for path, body in self.seen if path in _ANSWERED]
-
     async def _handle(self, request: web.Request) -> web.Response:
-        path = request.match_info["path"]
-        body = await request.json() if request.can_read_body else {}
-        if request.headers.get("Authorization") != f"Bearer {KEY}":
-            return web.json_response({"error": {"message": "wrong key"}}, status=401)
-        self.seen.append((path, body))
-        if path in _ANSWERED:
-            number = len(self.calls()) - 1
-            answer = self.answers[min(number, len(self.answers) - 1)]
-            return _ANSWERED[path](answer, body, number)
+        path, body = request.match_info["path"], await request.read()
+        try:
+            return self._answer(path, body, request.headers.get("Authorization", ""))
+        except Declined as declined:
+            refusal = error_answer(dialect_of(path), declined)
+            return web.Response(status=refusal.status, headers=refusal.headers, body=refusal.body)
+
+    def _answer(self, path: str, body: bytes, credential: str) -> web.Response:
+        if credential != f"Bearer {KEY}":
+            raise Declined(401, "invalid_api_key", "the key is not that of the URL")
+        if path in ROUTES:
+            return self._asked(path, body)
         match path:
-            case "task":
+            case "/v1/task":
                 return web.json_response(dict(self.task))
-            case "step":
-                seen = {"text": self.step_text, "reward": 0.0, "info": {}}
-                return web.json_response({**seen, "terminated": False, "truncated": False})
-            case "finish":
-                self.finished = body.get("result", "")
-                return web.json_response({})
-        return web.json_response({"error": {"message": f"no route {path}"}}, status=404)
+            case "/v1/step":
+                self.actions.append(orjson.loads(body)["action"])
+                return web.json_response(_shown(_of(self.steps, len(self.actions))))
+            case "/v1/finish":
+                self.result = orjson.loads(body)["result"]
+                return web.json_response(_shown({"text": ""}))
+        raise Declined(404, "not_found", f"{path}: there is no such route")
+
+    def _asked(self, path: str, body: bytes) -> web.Response:
+        request = ROUTES[path].read(body, [POLICY], {})
+        self.calls.append((path, request))
+        number = len(self.calls)
+        said = _of(self.answers, number)
+        calls = [ToolCall(f"call_{number}", said.tool, said.arguments)] if said.tool else []
+        choice = Choice(said.text, tool_calls=tool_calls_text(calls), sampled_tokens=1)
+        reply = ModelReply(request.ask.d, (choice,), id=f"{number:032x}", prompt_tokens=1)
+        told = answer(ROUTES[path], request, reply)
+        return web.Response(status=told.status, headers=told.headers, body=told.body)
 
 
-def _chat(answer: ScriptedAnswer, body: Mapping[str, Any], number: int) -> web.Response:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
-    if answer.tool:
-        function = {"name": answer.tool, "arguments": answer.arguments}
-        message["tool_calls"] = [{"id": f"call_{number}", "type": "function", "function": function}]
-    head = {"id": f"chat_{number}", "created": 0, "model": body.get("model")}
-    reason = "tool_calls" if answer.tool else "stop"
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    if not body.get("stream"):
-        choice = {"index": 0, "finish_reason": reason, "logprobs": None, "message": message}
-        whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-        return web.json_response(whole)
-    for index, call in enumerate(message.get("tool_calls", ())):
-        call["index"] = index
-    pieces: list[dict[str, Any]] = [
-        {"choices": [{"index": 0, "delta": message, "finish_reason": None}]},
-        {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
-        {"choices": [], "usage": usage},
-    ]
-    chunks = [{**head, "object": "chat.completion.chunk", **piece} for piece in pieces]
-    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks] + ["data: [DONE]\n\n"]
-    return web.Response(text="".join(lines), content_type="text/event-stream")
+def _of(script: Sequence[Any], number: int) -> Any:
+    """Its line for the request of a number, from 1."""
+    return script[min(number, len(script)) - 1]
 
 
-def _responses(answer: ScriptedAnswer, body: Mapping[str, Any], number: int) -> web.Response:
-    item: dict[str, Any] = {"id": f"item_{number}", "status": "completed"}
-    if answer.tool:
-        call = {"call_id": f"call_{number}", "name": answer.tool, "arguments": answer.arguments}
-        item |= {"type": "function_call", **call}
-    else:
-        text = {"type": "output_text", "text": answer.text, "annotations": []}
-        item |= {"type": "message", "role": "assistant", "content": [text]}
-    usage = {
-        "input_tokens": 1,
-        "output_tokens": 1,
-        "total_tokens": 2,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    }
-    whole = {
-        "id": f"response_{number}",
-        "object": "response",
-        "created_at": 0,
-        "status": "completed",
-        "model": body.get("model"),
-        "output": [item],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": usage,
-    }
-    return web.json_response(whole)
-
-
-_ANSWERED = {"chat/completions": _chat, "responses": _responses}
+def _shown(step: Mapping[str, Any]) -> dict[str, Any]:
+    return {"reward": 0.0, "terminated": False, "truncated": False, "info": "{}", **step}

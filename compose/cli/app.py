@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import dlq, objects, quota, runs, scorings, topics, workers
+from compose.cli import agents, dlq, objects, quota, runs, scorings, topics, workers
 from compose.cli.bench import bench
 from compose.cli.chaos import chaos
 from compose.cli.connection import CLUSTER
@@ -79,6 +79,12 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             models=workers.models,
             training=workers.training,
             archive=workers.archive,
+        ),
+        "agents": _group(
+            "Agents of other people, each in an environment of its own.",
+            list=agents.list_agents,
+            install=agents.install,
+            check=agents.check,
         ),
         "submit": submit,
         "publish-policy": publish_policy,

@@ -136,7 +136,7 @@ class Workshop:
         from sandbox.agents.processes import AgentProcesses
 
         settings = self.settings
-        return AgentProcesses(settings.cache() / "agents", settings.state() / "agent-processes")
+        return AgentProcesses(settings.installed_agents(), settings.state() / "agent-processes")
 
     def rewards(
         self,

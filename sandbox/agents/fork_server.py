@@ -282,7 +282,9 @@ def settle(order: Frame, parent: int, output: int, ours: list[int]) -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chdir(directory)
     os.environ.update(HOME=directory, TMPDIR=directory, PWD=directory)
-    os.environ.update(order["environment"])
+    # What is imported before the fork leaves its bytecode for the next server; agents leave none.
+    os.environ.update(order["environment"], PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
     tempfile.tempdir = None
     gc.enable()
 
@@ -341,6 +343,8 @@ def prepared(adapter: Path, options: Frame, channel: socket.socket) -> ModuleTyp
     try:
         module = load(adapter)
         module.prepare(**options)
+        if hasattr(module, "REHEARSAL"):
+            load(Path(__file__).with_name("rehearsal.py")).rehearse(module)
     except BaseException as error:
         traceback.print_exc()
         tell(channel, {"failed": f"{type(error).__name__}: {error}"[:2000]})

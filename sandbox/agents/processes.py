@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from sandbox.agents.shipped import ADAPTERS, SHIPPED, interpreter, missing
-from schemas.errors import WorkFailed
+from sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
+from schemas.errors import Refused, WorkFailed
 
 SERVER = Path(__file__).parent / "fork_server.py"
 LAST_WORDS_CHARS = 2000
@@ -122,9 +122,13 @@ def _settle(future: "asyncio.Future[Value]", value: Value) -> None:
 class AgentProcesses:
     """Starts agents; what is started first of a kind pays for its import."""
 
-    def __init__(self, home: Path, scratch: Path) -> None:
-        """`home` is the folder of installed agents, `scratch` one for directories of rollouts."""
+    def __init__(self, home: Path, scratch: Path, *, even_broken: bool = False) -> None:
+        """`home` is the folder of installed agents, `scratch` one for directories of rollouts.
+
+        `even_broken`: start also what has failed its check, to check it.
+        """
         self._home = home
+        self._even_broken = even_broken
         self._scratch = _Scratch(scratch)
         self._servers: dict[str, asyncio.Task[_Server]] = {}
 
@@ -177,7 +181,13 @@ class AgentProcesses:
         self._scratch.remove()
 
     async def _server(self, agent: str, config: Mapping[str, Any]) -> "_Server":
-        python = interpreter(self._home, agent, config.get("python", ""))
+        try:
+            check_agent({**config, "agent": agent})
+        except Refused as error:  # whoever made the request has passed by the door
+            raise missing(str(error)) from error
+        python = interpreter(
+            self._home, agent, config.get("python", ""), even_broken=self._even_broken
+        )
         options = _options(agent, config)
         name = json.dumps([agent, str(python), options])
         task = self._servers.get(name)
@@ -224,8 +234,13 @@ class _Server:
         home = scratch / f"{agent}-{secrets.token_hex(4)}"
         home.mkdir()
         ours, theirs = socket.socketpair()
-        with theirs:
+        try:
             process = _spawned(agent, python, options, home, theirs)
+        except WorkFailed:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         server = cls(process, reader, writer, scratch)
         try:
@@ -329,7 +344,6 @@ def clean_environment(python: Path, home: Path) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
         # Libraries that would start threads when they are imported, before the fork.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

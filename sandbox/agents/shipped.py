@@ -52,13 +52,13 @@ SHIPPED: Mapping[str, ShippedAgent] = {
         ("openai-agents>=0.24,<0.25",),
     ),
     "smolagents": ShippedAgent(
-        "smolagents_tools",
+        "smolagents_code",
         "chat completions with content in parts and stop lists",
         ("smolagents[openai]>=1.26,<1.27",),
     ),
     "python": ShippedAgent(
         "python_function",
-        "a function of yours, called with (task, url, key)",
+        "a function in a file of yours, called with (task, url, key)",
         options={"function": _is_function},
     ),
     "command": ShippedAgent(
@@ -125,7 +125,7 @@ def installed(home: Path, name: str) -> Installed | None:
     return place if place.interpreter.exists() else None
 
 
-def interpreter(home: Path, name: str, python: str = "") -> Path:
+def interpreter(home: Path, name: str, python: str = "", *, even_broken: bool = False) -> Path:
     """The Python that an agent runs in; raises WorkFailed(`agent_missing`), naming the remedy."""
     if not SHIPPED[name].requirements:
         return Path(python or sys.executable)
@@ -135,7 +135,7 @@ def interpreter(home: Path, name: str, python: str = "") -> Path:
             f"agent {name!r} is not installed on this worker; run `rollcall agents install {name}`"
         )
         raise missing(msg)
-    if here.broken:
+    if here.broken and not even_broken:
         todo = f"see `rollcall agents check {name}`"
         wrong = f"agent {name!r} {here.version} failed its check: {here.broken}; {todo}"
         raise missing(wrong)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from sandbox.agents.processes import AgentExit, AgentProcess, AgentProcesses
 from schemas.errors import WorkFailed
 
 ROOT = Path(__file__).parents[3]
+ARGV = {"argv": ["named by the task"]}
 FUNCTIONS = ROOT / "tests" / "support" / "agent_functions.py"
 
 
@@ -50,6 +52,11 @@ def rigged(tmp_path: Path, test: Callable[[Rig], Coroutine[Any, Any, None]]) -> 
     asyncio.run(run())
 
 
+def a_mark() -> str:
+    """Nobody else's, whoever runs the same test beside us."""
+    return f"family-{secrets.token_hex(8)}"
+
+
 def marked(mark: str) -> list[str]:
     """The processes that bear a mark on their command line."""
     found = []
@@ -72,7 +79,7 @@ def test_a_function_is_given_its_task_and_what_it_returns_is_handed_in(tmp_path:
 
         assert (ended.code, ended.signal) == (0, None)
         assert ended.output == b"hello\n"
-        assert rig.endpoint.finished == "hello"
+        assert rig.endpoint.result == "hello"
 
     rigged(tmp_path, test)
 
@@ -86,7 +93,7 @@ def test_an_agent_finds_nothing_of_the_workers(tmp_path: Path) -> None:
         os.close(leak)
 
         assert ended.code == 0, ended.last_words
-        found = json.loads(rig.endpoint.finished or "")
+        found = json.loads(rig.endpoint.result or "")
         assert found["leads"]
         assert found["input"] == ""
         assert sorted(set(found["descriptors"])) == ["/dev/null", found["descriptors"][1]]
@@ -102,7 +109,7 @@ def test_an_agent_finds_nothing_of_the_workers(tmp_path: Path) -> None:
         assert not {"ROLLCALL_SECRET", "PYTHONPATH", "VIRTUAL_ENV"} & environment.keys()
         again = await rig.run("tells_surroundings")
         assert again.code == 0
-        assert json.loads(rig.endpoint.finished or "")["hash"] == found["hash"]
+        assert json.loads(rig.endpoint.result or "")["hash"] == found["hash"]
 
     try:
         rigged(tmp_path, test)
@@ -171,7 +178,7 @@ def test_a_killed_agent_is_told_of_once_and_its_directory_goes_when_it_is_closed
 def test_what_an_agent_has_started_ends_with_it_wherever_it_hides(
     tmp_path: Path, ends: bool
 ) -> None:
-    mark = f"family-of-{tmp_path.name}"
+    mark = a_mark()
 
     async def test(rig: Rig) -> None:
         process = await rig.start("has_a_family", mark=mark, ends=ends)
@@ -190,7 +197,7 @@ def test_what_an_agent_has_started_ends_with_it_wherever_it_hides(
 def test_whatever_kills_the_fork_server_its_agents_end_and_the_next_has_a_new_one(
     tmp_path: Path,
 ) -> None:
-    mark = f"family-of-{tmp_path.name}"
+    mark = a_mark()
 
     async def test(rig: Rig) -> None:
         family = await rig.start("has_a_family", mark=mark)
@@ -241,24 +248,27 @@ async def main():
         processes = AgentProcesses(Path("home"), Path("scratch"))
         config = {"agent": "python", "function": sys.argv[2]}
         await processes.start("python", config, url=endpoint.url, key=KEY)
-        await processes.start("command", {}, url=endpoint.url, key=KEY)
+        await processes.start("command", task["config"], url=endpoint.url, key=KEY)
         await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nobody_is_left_when_the_worker_is_killed(tmp_path: Path, number: int) -> None:
-    mark = f"family-of-{tmp_path.name}-{number}"
+    mark = a_mark()
     command = [sys.executable, "-c", WORKER, mark, f"{FUNCTIONS}:has_a_family"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
     ) as worker:
-        assert holds_within(lambda: len(marked(mark)) == 5, 60), marked(mark)
-        assert holds_within(lambda: len(inside(tmp_path)) >= 8, 20), inside(tmp_path)
-
+        try:
+            assert holds_within(lambda: len(marked(mark)) == 5, 60), marked(mark)
+            assert holds_within(lambda: len(inside(tmp_path)) >= 8, 20), inside(tmp_path)
+        except BaseException:
+            worker.kill()
+            raise
         worker.send_signal(number)
 
     assert holds_within(lambda: inside(tmp_path) == [], 10), inside(tmp_path)
@@ -316,12 +326,35 @@ def test_an_agent_that_is_not_installed_is_missing_and_the_remedy_named(
     rigged(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("agent", "config", "words"),
+    [
+        ("mini-swe", {}, "unknown agent 'mini-swe'; did you mean 'mini-swe-agent'?"),
+        ("python", {}, "needs agent_config.function, 'FILE.py:FUNCTION'; found None"),
+        ("python", {"function": "file.py:", "agent": "command"}, "'FILE.py:FUNCTION'"),
+        ("command", {"argv": "ls -l"}, "agent_config.argv, a list of words such as"),
+        ("smolagents", {"python": "/usr/bin/python3"}, "agent 'smolagents' has its own"),
+        ("python", {"function": "a.py:f", "python": "/no/such"}, "cannot be started with /no/such"),
+    ],
+)
+def test_a_request_that_passed_by_the_door_fails_its_rollout_and_no_worker(
+    tmp_path: Path, agent: str, config: dict[str, object], words: str
+) -> None:
+    async def test(rig: Rig) -> None:
+        with pytest.raises(WorkFailed) as failed:
+            await rig.processes.start(agent, config, url=rig.endpoint.url, key=KEY)
+        assert (failed.value.code, failed.value.retriable) == ("agent_missing", False)
+        assert words in str(failed.value)
+
+    rigged(tmp_path, test)
+
+
 def test_a_command_is_told_where_to_ask(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         script = 'cat task.json; echo "$OPENAI_BASE_URL $EXTRA $(ls /proc/self/fd | wc -l)"; exit 4'
         rig.endpoint.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
         process = await rig.processes.start(
-            "command", {}, url=rig.endpoint.url, key=KEY, environment={"EXTRA": "more"}
+            "command", ARGV, url=rig.endpoint.url, key=KEY, environment={"EXTRA": "more"}
         )
         ended = await process.wait()
 
@@ -330,7 +363,7 @@ def test_a_command_is_told_where_to_ask(tmp_path: Path) -> None:
         assert said == f"{rig.endpoint.url}/v1 more 4\n"
         assert ended.code == 4
         rig.endpoint.task = {"config": {"argv": ["no-such-program"]}}
-        process = await rig.processes.start("command", {}, url=rig.endpoint.url, key=KEY)
+        process = await rig.processes.start("command", ARGV, url=rig.endpoint.url, key=KEY)
         assert "FileNotFoundError" in (await process.wait()).last_words
 
     rigged(tmp_path, test)

@@ -1,0 +1,157 @@
+"""Plays an agent for real against a scripted endpoint, and tells what it asked."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from compose.agents.scripted_endpoint import KEY, ScriptedAnswer, ScriptedEndpoint
+from inference.dialects.dialect import AgentRequest
+from sandbox.agents.processes import AgentProcesses
+from schemas.errors import WorkFailed
+
+LONGEST_S = 300.0
+"""Within this an agent must have played; its import is not counted."""
+RESULT = "the end"
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What an agent is to play: it acts once, sees something, and is done."""
+
+    answers: Sequence[ScriptedAnswer]
+    steps: Sequence[Mapping[str, Any]] = ({"text": "a door"},)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _calls(name: str, **arguments: str) -> ScriptedAnswer:
+    return ScriptedAnswer(tool=name, arguments=json.dumps(arguments))
+
+
+def _ran(output: str) -> dict[str, Any]:
+    """As environment `shell` shows what a command has printed."""
+    return {"text": f"exit code 0\n{output}", "info": '{"exit_code": 0}'}
+
+
+ACTS = (_calls("act", action="look"), ScriptedAnswer(RESULT))
+TRIALS: Mapping[str, Sequence[Trial]] = {
+    "mini-swe-agent": [
+        Trial(
+            (_calls("bash", command="ls"), _calls("bash", command="submit")),
+            (_ran("a door"), _ran(f"{SUBMIT}\n{RESULT}") | {"terminated": True}),
+        )
+    ],
+    "openai-agents": [
+        Trial(ACTS),
+        Trial(ACTS, config={"api": "chat"}),
+        Trial(ACTS, config={"api": "chat_stream"}),
+    ],
+    "smolagents": [
+        Trial(
+            (
+                ScriptedAnswer("I look.\n<code>\nprint(act('look'))\n</code>"),
+                ScriptedAnswer(f"Done.\n<code>\nfinal_answer({RESULT!r})\n</code>"),
+            )
+        )
+    ],
+}
+"""For an agent of the user's nobody knows what it does: its policy says something, that is all."""
+ANY = [Trial((ScriptedAnswer(RESULT),))]
+
+
+@dataclass(slots=True)
+class Played:
+    """One trial, as the endpoint and the kernel saw it."""
+
+    config: Mapping[str, Any]
+    wrong: str = ""
+    """Why the agent cannot be used, or nothing."""
+    import_s: float = 0.0
+    threads: int = 0
+    """How many its fork server has; more than one is a danger."""
+    calls: list[str] = field(default_factory=list)
+    """What it asked of the model, a line each."""
+    actions: list[str] = field(default_factory=list)
+    """What it did in the environment."""
+    result: str | None = None
+    last_words: str = ""
+
+
+def check(home: Path, name: str, config: Mapping[str, Any]) -> list[Played]:
+    """Play the trials of an agent until one goes wrong."""
+    return asyncio.run(_check(home, name, config))
+
+
+async def _check(home: Path, name: str, config: Mapping[str, Any]) -> list[Played]:
+    played: list[Played] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        processes = AgentProcesses(home, Path(scratch), even_broken=True)
+        try:
+            for trial in TRIALS.get(name, ANY):
+                given = {"agent": name, **trial.config, **config}
+                played.append(await _play(processes, name, given, trial))
+                if played[-1].wrong:
+                    break
+        finally:
+            await processes.close()
+    return played
+
+
+async def _play(
+    processes: AgentProcesses, name: str, config: Mapping[str, Any], trial: Trial
+) -> Played:
+    task = {"prompt": "Look around.", "system": "", "seed": 0, "limits": {}, "config": dict(config)}
+    seen = Played(config)
+    async with ScriptedEndpoint(task, trial.answers, trial.steps).serving() as endpoint:
+        try:
+            ready = await processes.prepare(name, config)
+            seen.import_s, seen.threads = ready["import_s"], ready["threads"]
+            process = await processes.start(name, config, url=endpoint.url, key=KEY)
+        except WorkFailed as error:
+            seen.wrong = str(error)
+            return seen
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                ended = await process.wait()
+        except TimeoutError:
+            ended = await process.close()
+            seen.wrong = f"it did not end within {LONGEST_S:g} s"
+        seen.calls = [described(path, request) for path, request in endpoint.calls]
+        seen.actions, seen.result = endpoint.actions, endpoint.result
+        seen.last_words = ended.last_words
+        how = f"code {ended.code}" if ended.code is not None else f"signal {ended.signal}"
+        if ended.code != 0:
+            seen.wrong = (
+                seen.wrong or f"it ended with {how}, saying {_last_line(seen.last_words)!r}"
+            )
+        elif name in TRIALS and (seen.result or "").strip() != RESULT:
+            seen.wrong = f"it handed in {seen.result!r}, {RESULT!r} was expected"
+    return seen
+
+
+def described(path: str, request: AgentRequest) -> str:
+    """A model call in a line: what of it matters to an endpoint."""
+    ask = request.ask
+    words = [path, _count(len(ask.messages), "message")]
+    if ask.tools:
+        words.append(_count(len(orjson.loads(ask.tools)), "tool"))
+    if ask.stop:
+        words.append(f"stop {list(ask.stop)}")
+    if request.stream:
+        words.append("as a stream")
+    return ", ".join(words)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _last_line(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

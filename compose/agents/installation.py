@@ -1,0 +1,169 @@
+"""Agents installed by name: each in a virtual environment of its own, from the package index.
+
+An environment is made under a name of its own, tried, and then pointed to; so a killed install
+leaves nothing that is taken for one, and workers go on with the one before. Two installs of one
+agent wait for each other. Never in our own environment: what agents pin clashes.
+"""
+
+import re
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import orjson
+
+from compose.services.artifacts import exclusive
+from sandbox.agents.shipped import POINTER, SHIPPED, Installed, installed
+from schemas.errors import Refused, Unavailable
+from schemas.names import hint, unknown
+from schemas.whole_files import write_whole
+
+UNTRIED = "it was not tried after it was installed"
+PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
+# What is imported is compiled then: most of what is installed never is.
+INSTALL = ["install", "--quiet", "--no-compile", "--retries", "2", "--timeout", "30"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedAgent:
+    """An agent that there is an adapter for, and what there is of it here."""
+
+    name: str
+    version: str
+    state: str
+    summary: str
+
+
+def listing(home: Path) -> list[ListedAgent]:
+    rows = []
+    for name, agent in SHIPPED.items():
+        here = installed(home, name)
+        state = "needs no installing" if not agent.requirements else "not installed"
+        if here:
+            state = f"broken: {here.broken}" if here.broken else "ready"
+        rows.append(ListedAgent(name, here.version if here else "", state, agent.summary))
+    return rows
+
+
+def requirements(spec: str) -> tuple[str, tuple[str, ...]]:
+    """An agent's name and what to ask the index for, from NAME or NAME==VERSION. Raises Refused."""
+    name, pinned, version = spec.partition("==")
+    if name not in SHIPPED:
+        raise unknown("agent", name, SHIPPED)
+    first, *others = SHIPPED[name].requirements or [""]
+    if not first:
+        msg = f"agent {name!r} needs no installing: it is {SHIPPED[name].summary}"
+        raise Refused(msg)
+    if pinned and not re.fullmatch(r"[\w.!+]+", version):
+        msg = f"{spec!r} names no version; write {name}==1.2.3"
+        raise Refused(msg)
+    exact = re.split("[<>=]", first)[0] + f"=={version}" if pinned else first
+    return name, (exact, *others)
+
+
+def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, bool]:
+    """Make the environment of an agent, unless it is there; also say whether it was made.
+
+    It is marked as untried. Raises Refused and Unavailable, ServicesError where `home` cannot be
+    written to.
+    """
+    with exclusive(home / f"{name}.lock"):
+        there = installed(home, name)
+        if there is not None and there.requirements == wanted:
+            return there, False
+        directory = home / name / secrets.token_hex(6)
+        try:
+            version = _fill(directory, name, wanted)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        made = Installed(directory, version, wanted, UNTRIED)
+        point_to(home, name, made)
+        keep = {directory, there.directory if there else directory}
+        for left in (home / name).iterdir():
+            if left.is_dir() and left not in keep:  # workers may be at work in the last one
+                shutil.rmtree(left, ignore_errors=True)
+        return made, True
+
+
+def mark(home: Path, name: str, broken: str) -> None:
+    """Note down what a check has found; nothing when all is well."""
+    with exclusive(home / f"{name}.lock"):
+        there = installed(home, name)
+        if there is not None:
+            point_to(home, name, replace(there, broken=broken))
+
+
+def point_to(home: Path, name: str, made: Installed) -> None:
+    """From now on this is the agent's environment."""
+    pointer = {**asdict(made), "directory": made.directory.name}
+    write_whole(home / name / POINTER, orjson.dumps(pointer, option=orjson.OPT_INDENT_2))
+
+
+def size_bytes(directory: Path) -> int:
+    """What the files below a directory hold; links count nothing."""
+    found = (path.lstat() for path in directory.rglob("*"))
+    return sum(each.st_size for each in found if stat.S_ISREG(each.st_mode))
+
+
+def _fill(directory: Path, name: str, wanted: tuple[str, ...]) -> str:
+    """Return the version of the agent that is in there then; the pip that fills it is ours."""
+    made = _run([sys.executable, "-m", "venv", "--without-pip", str(directory)])
+    if made.returncode:
+        msg = f"no virtual environment can be made with {sys.executable}: {_last(made.stdout)}"
+        raise Refused(msg)
+    python = str(directory / "bin" / "python")
+    done = _run([sys.executable, *PIP, "--python", python, *INSTALL, *wanted])
+    if done.returncode:
+        raise refusal(name, wanted[0], done.stdout)
+    code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    return _run([python, "-c", code, name]).stdout.strip()
+
+
+def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def refusal(name: str, requirement: str, said: str) -> Exception:
+    """What the words of a pip that failed come to: one line."""
+    here = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    if "No module named pip" in said:
+        msg = f"agents are installed by pip, which {sys.executable} lacks; run `-m ensurepip` on it"
+        return Refused(msg)
+    if "connection broken" in said or "ConnectionError" in said or "ProxyError" in said:
+        msg = (
+            f"agent {name!r} cannot be installed: the package index does not answer; look at "
+            "network, proxy and `pip config list`, and run the command again"
+        )
+        return Unavailable(msg)
+    if "Requires-Python" in said or "require a different python" in said:
+        msg = (
+            f"agent {name!r} cannot be installed: {requirement} needs another one than {here}; "
+            "run rollcall with one that it takes"
+        )
+        return Refused(msg)
+    versions = re.search(r"\(from versions: ([^)]+)\)", said)
+    pinned = requirement.rpartition("==")[2]
+    if versions and "==" in requirement and versions[1] != "none":
+        known = versions[1].split(", ")
+        near = hint(pinned, known[-8:])
+        return Refused(f"there is no version {pinned} of {name} for {here}; {near}")
+    return Refused(f"agent {name!r} cannot be installed: {_last(said)}")
+
+
+def _last(said: str) -> str:
+    """The last line of what went wrong, or of all that was said."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    wrong = [line for line in lines if line.lower().startswith("error")]
+    return ([*lines, *wrong] or ["it said nothing"])[-1][:500]

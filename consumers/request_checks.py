@@ -1,6 +1,7 @@
 """What is checked of a request before it is published: whatever would fail for sure."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 
@@ -8,6 +9,7 @@ from consumers.agents.programs import program_of
 from consumers.history.history import History
 from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import grouped, new_rollout_id
+from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment, make_plain
 from schemas.bounds import check_request
 from schemas.errors import Refused, WireError, WorkFailed
@@ -71,10 +73,12 @@ def _check_task(request: RolloutRequest) -> None:
         msg = "the task has neither an environment nor a prompt"
         raise Refused(msg)
     _check_object("task.environment_config", task.environment_config)
-    _check_object("agent_config", request.agent_config)
+    config = _check_object("agent_config", request.agent_config)
+    if request.agent == "hosted":
+        check_agent(config)
 
 
-def _check_object(name: str, text: str) -> None:
+def _check_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError as error:
@@ -83,6 +87,7 @@ def _check_object(name: str, text: str) -> None:
     if not isinstance(value, dict):
         msg = f"{name} must be a JSON object, found {text!r:.80}"
         raise Refused(msg)
+    return value
 
 
 def dataset_requests(

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from compose.extras import EXTRAS
 from compose.strict_table import StrictTable, unknown_key
 from consumers.agents.programs import program_of
+from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment
 from sandbox.scorers import check_scorer
 from schemas import names
@@ -156,6 +157,8 @@ def _require_known(recipe: Recipe) -> None:
     if recipe.task.environment:
         check_environment(recipe.task.environment)
     program_of(recipe.task.agent)
+    if recipe.task.agent == "hosted":
+        check_agent(recipe.task.agent_config)
 
 
 def parse_recipe(text: str, name: str) -> Recipe:

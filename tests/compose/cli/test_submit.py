@@ -114,6 +114,11 @@ def test_a_data_set_gives_one_task_a_seed(cluster: MemoryCluster, submitted: Sub
         ({"task": {"environment": "nosuch:Thing"}}, "there is no module 'nosuch'"),
         ({"task": {"prompt": "Hello?"}}, "program 'react' acts in task.environment, which is"),
         ({"agent": "single_turn"}, "neither an environment nor a prompt"),
+        (walk(agent="hosted"), "agent_config.agent is None; it names the agent to host"),
+        (
+            walk(agent="hosted", agent_config='{"agent": "mini-swe"}'),
+            "unknown agent 'mini-swe'; did you mean 'mini-swe-agent'",
+        ),
         (walk(policy_id="q"), "rollcall topics apply --policy q"),
         (walk(policy_id="Q!"), "policy id 'Q!' must be made of"),
         (walk(agent_config="[]"), "agent_config must be a JSON object"),

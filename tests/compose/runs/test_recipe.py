@@ -1,8 +1,10 @@
 """Recipes: what a run would ask for is refused before anything is started."""
 
+from pathlib import Path
+
 import pytest
 
-from compose.runs.recipe import parse_recipe
+from compose.runs.recipe import load_recipe, parse_recipe
 from schemas.errors import Refused
 from tests.support.tiny_run import RECIPE
 
@@ -28,3 +30,12 @@ def test_a_recipe_is_held_to_the_bounds_of_every_request(
         parse_recipe(text, "tiny")
 
     assert complaint in str(refused.value)
+
+
+def test_a_recipe_names_an_agent_that_can_be_hosted(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.toml"
+    table = 'agent = "hosted"\nagent_config = { agent = "smolagent" }\nseeds = ['
+    file.write_text(RECIPE.replace("seeds = [", table, 1))
+
+    with pytest.raises(Refused, match="unknown agent 'smolagent'; did you mean 'smolagents'"):
+        load_recipe(str(file))

@@ -10,18 +10,14 @@ from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
 from schemas.messages import Limits, ModelCall, RolloutRequest, Task, Trajectory
-from tests.support.pages import blocks
 from tests.support.rig import Rig
+from tests.support.shell_page import count_red, shell_task
 
-(TASK,) = (json.loads(block) for block in blocks("json", "sandbox/README.md"))
+TASK = shell_task()
 
 
-def count_red() -> ScriptedEngine:
-    """The policy that stands beside the task."""
-    (source,) = blocks("python", "sandbox/README.md")
-    defined: dict[str, object] = {}
-    exec(source, defined)
-    return ScriptedEngine("p", text_script(defined["count_red"], "count_red"), render=added_by)
+def policy() -> ScriptedEngine:
+    return ScriptedEngine("p", text_script(count_red(), "count_red"), render=added_by)
 
 
 @pytest.fixture
@@ -48,7 +44,7 @@ def finish(rig: Rig, rollouts: int, *loops: Loop) -> list[Trajectory]:
 
 
 def test_rollouts_share_slots_and_all_are_solved(rig: Rig) -> None:
-    loops = [rig.agents(), rig.models(count_red()), rig.environments(slots={"box": 2})]
+    loops = [rig.agents(), rig.models(policy()), rig.environments(slots={"box": 2})]
     for number in range(5):
         ask(rig, number)
 
@@ -63,7 +59,7 @@ def test_rollouts_share_slots_and_all_are_solved(rig: Rig) -> None:
 
 
 def test_a_rollout_lives_its_commands_again_where_its_worker_was_lost(rig: Rig) -> None:
-    agents, models = rig.agents(), rig.models(count_red())
+    agents, models = rig.agents(), rig.models(policy())
     first = rig.environments("e1", slots={"box": 2})
     ask(rig, 0)
     while len(rig.read(rig.topics.calls("p"), ModelCall)) < 2:

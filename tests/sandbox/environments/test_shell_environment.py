@@ -19,7 +19,7 @@ from sandbox.environment import (
 from sandbox.sessions import Sessions
 from schemas.errors import WorkFailed
 from schemas.messages import EnvironmentStep, EnvironmentStepped
-from tests.support.pages import blocks
+from tests.support.shell_page import count_red, shell_task
 
 WORD = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -253,13 +253,9 @@ def test_a_lost_session_is_rebuilt_and_shows_what_it_would_have_shown() -> None:
 
 
 def test_the_task_of_the_page_is_solved_by_the_policy_beside_it() -> None:
-    (task,) = blocks("json", "sandbox/README.md")
-    (policy,) = blocks("python", "sandbox/README.md")
-    defined: dict[str, Any] = {}
-    exec(policy, defined)
+    told, answer = shell_task(), count_red()
 
     async def whole() -> list[Observation]:
-        told = json.loads(task)
         made = make_environment(told["environment"], json.dumps(told["environment_config"]))
         environment = cast(WaitingEnvironment, made)
         try:
@@ -268,7 +264,7 @@ def test_the_task_of_the_page_is_solved_by_the_policy_beside_it() -> None:
                 conversation = (
                     f"<|im_start|>user\n{seen[-1].text}<|im_end|>\n<|im_start|>assistant\n"
                 )
-                seen.append(await environment.step(defined["count_red"](conversation)))
+                seen.append(await environment.step(answer(conversation)))
             return seen
         finally:
             await environment.close()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
-from inference.tools import NONE, format_of, in_words, no_form
+from inference.tools import NONE, format_of, format_told_by, in_words, no_form
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import digest
 from schemas.messages import Message
@@ -186,16 +186,16 @@ class JinjaTemplate:
     out one text in which nobody can tell them apart.
     """
 
-    def __init__(self, tokenizer: Any, *, tools: str = NONE) -> None:
+    def __init__(self, tokenizer: Any, *, tools: str | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None) or not tokenizer.eos_token:
             msg = "template of kind jinja, but the tokenizer has no chat template, or no end token"
             raise Refused(msg)
         self._tokenizer = tokenizer
         self._end = tokenizer.eos_token
         self.end_ids = frozenset({tokenizer.eos_token_id})
-        self.tool_format = tools
-        format_of(tools, tokenizer)
-        declared = () if tools == NONE else (tools,)
+        format_of(tools or NONE, tokenizer)
+        self.tool_format = tools or format_told_by(tokenizer.chat_template, tokenizer)
+        declared = (tools,) if tools and tools != NONE else ()
         self.digest = digest("jinja", tokenizer.chat_template, self._end, *declared).hex()
         self._refuse_if_it_looks_back()
 

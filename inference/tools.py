@@ -1,12 +1,15 @@
 """Tool calls within a policy's text: how they are written to it, and read from what it sampled.
 
-A template declares the format that its policy was taught. What does not parse stays content, and
+A template declares the format that its policy was taught; a tokenizer's own chat template may tell
+by itself. What does not parse stays content, and
 nothing that was sampled is repaired: training reads the tokens, the agent this reading of them. A
 call's id is a function of its command, so that telling an answer again tells the same ids.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +39,8 @@ class ToolFormat:
     """Content without the calls, and the calls."""
     marks: tuple[str, ...]
     """What a policy must be able to write, one after the other."""
+    taught: re.Pattern[str]
+    """How a chat template, in Jinja, tells a policy to call tools in this format."""
 
 
 def in_words(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Message]:
@@ -85,6 +90,16 @@ def format_of(name: str, tokenizer: Any) -> ToolFormat | None:
             msg = f"tools of format {name!r}, but the tokenizer writes {mark!r} as {written!r}"
             raise Refused(msg)
     return FORMATS[name]
+
+
+def format_told_by(chat_template: str, tokenizer: Any) -> str:
+    """The format that a tokenizer's own chat template teaches, as far as it is known here."""
+    for name, of in FORMATS.items():
+        if of.taught.search(chat_template):
+            with suppress(Refused):
+                format_of(name, tokenizer)
+                return name
+    return NONE
 
 
 def no_form(kind: str) -> WorkFailed:
@@ -193,7 +208,12 @@ def _past_space(text: str, at: int) -> int:
 
 FORMATS = {
     "hermes": ToolFormat(
-        _hermes_definitions, _hermes_call, _hermes_result, _hermes_parsed, (OPEN, CLOSE)
+        _hermes_definitions,
+        _hermes_call,
+        _hermes_result,
+        _hermes_parsed,
+        (OPEN, CLOSE),
+        re.compile(r'<tool_call>(?:\\n|\s)*\{\\?"name\\?"'),
     )
 }
 """By the name that a template declares."""

@@ -237,6 +237,37 @@ def test_a_models_own_chat_template_renders_tools_turn_by_turn_as_at_once(tokeni
     assert tokenizer.decode(known, skip_special_tokens=False).count("# Tools") == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "tools", "found"),
+    [
+        (
+            r"<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}\n</tool_call>",
+            None,
+            "hermes",
+        ),
+        ('<tool_call>\n{"name": "x"}', None, "hermes"),
+        ('<tool_call>\n{"name": "x"}', "none", "none"),
+        (r"<tool_call>\n<function=example>", None, "none"),
+        ("", None, "none"),
+        ("", "hermes", "hermes"),
+    ],
+)
+def test_a_chat_template_may_tell_its_format_by_itself(
+    tokenizer: Any, told: str, tools: str | None, found: str
+) -> None:
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{% if tools %}{{ '"
+        + told
+        + "' }}{% endif %}"
+    )
+    declared = {} if tools is None else {"tools": tools}
+
+    template = template_of({"kind": "jinja"} | declared, tokenizer)
+
+    assert template.tool_format == found
+
+
 @pytest.mark.parametrize("tools", ["nonsense", "hermes"])
 def test_a_format_that_is_unknown_or_cannot_be_written_is_refused(lake: Path, tools: str) -> None:
     with pytest.raises(Refused, match="tools of format"):

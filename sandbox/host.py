@@ -55,6 +55,18 @@ class Process(Protocol):
         ...
 
 
+class Processes(Protocol):
+    """What starts agents in a worker; see `sandbox.agents.processes.AgentProcesses`."""
+
+    async def start(self, agent: str, config: Mapping[str, Any], *, url: str, key: str) -> Process:
+        """As a host's own."""
+        ...
+
+    async def close(self) -> None:
+        """End them all."""
+        ...
+
+
 class Host(Protocol):
     """What one session may ask of the worker that it lives in."""
 

@@ -7,13 +7,15 @@ scored.
 
 import sys
 
-from compose.benchmarks import echo, load
+from compose.benchmarks import echo, hosted, load
 from compose.cluster import cluster_of
 from compose.log_setup import set_up
 from compose.settings import load_settings
 from compose.workers.build import Workshop
 from compose.workers.shutdown import Stop
 from inference.scripted import ScriptedEngine
+
+ENGINES = {"models": ScriptedEngine, "slow-models": hosted.Slow}
 
 
 def main(role: str, tokens: int, live: int) -> None:
@@ -27,8 +29,10 @@ def main(role: str, tokens: int, live: int) -> None:
     shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings)
     if role.startswith("agents"):
         loop = shop.agents(role)
-    elif role == "models":
-        loop = shop.models(role, ScriptedEngine(load.POLICY, load.script(tokens)))
+    elif role in ENGINES:
+        loop = shop.models(role, ENGINES[role](load.POLICY, load.script(tokens)))
+    elif role == "hosted-environments":
+        loop = hosted.environments(cluster)
     else:
         loop = shop.environments(role)
     loop.run(stop)

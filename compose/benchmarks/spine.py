@@ -79,9 +79,9 @@ class Turns:
         submit(cluster, range(AHEAD))
         topic, tokens = cluster.topics.events, str(self.tokens)
         with processes(cluster, *([role, tokens, "0"] for role in CREW)) as pids:
-            _await(cluster, topic, 4 * LIVE, pids)
+            await_records(cluster, topic, 4 * LIVE, pids)
             time.sleep(WARM_S)
-            workers = measure(cluster, topic, pids, WINDOW_S, _is_answer)
+            workers = measure(cluster, topic, pids, WINDOW_S, is_answer)
             _check_ahead(cluster)
         return Windows(workers, *(self._echo(cluster, kind) for kind in echo.KINDS))
 
@@ -89,7 +89,7 @@ class Turns:
         """The turns that go round, with Avro or without."""
         topic, tokens = echo.topics_of(cluster, kind).events, str(self.tokens)
         with processes(cluster, *([f"{kind}-{r}", tokens, str(LIVE)] for r in ROLES)) as pids:
-            _await(cluster, topic, 4 * LIVE, pids)
+            await_records(cluster, topic, 4 * LIVE, pids)
             time.sleep(WARM_S)
             return measure(cluster, topic, pids, WINDOW_S, echo.is_answer)
 
@@ -98,15 +98,10 @@ def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64)
     """The median time of a turn, one rollout live, told by its environment's clock."""
     with own_cluster(settings) as cluster:
         echo.provide(cluster)
-        topic, ended = cluster.topics.events, cluster.topics.trajectories
-        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
-            for number in range(rollouts):
-                submit(cluster, [number])
-                _await(cluster, ended, number + 1, pids)
-            ours = _spans(_shown(cluster, topic))
+        ours = native_turns(cluster, tokens, rollouts)
         topic = echo.topics_of(cluster).events
         with processes(cluster, *([f"echo-{r}", str(tokens), "1"] for r in ROLES)) as pids:
-            _await(cluster, topic, 2 * len(ours), pids)
+            await_records(cluster, topic, 2 * len(ours), pids)
             best = _spans([echo.shown(record) for record in _all(cluster, topic)])
     return Figure(
         statistics.median(ours),
@@ -115,6 +110,17 @@ def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64)
         lower_is_better=True,
         notes=(_quantiles("workers", ours), _quantiles("echo", best)),
     )
+
+
+def native_turns(cluster: Cluster, tokens: int, rollouts: int) -> list[float]:
+    """Milliseconds of each turn of so many rollouts, one live at a time."""
+    topic, ended = cluster.topics.events, cluster.topics.trajectories
+    before = sum(cluster.admin.ends({ended: cluster.log.partitions(ended)}).values())
+    with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
+        for number in range(rollouts):
+            submit(cluster, [number])
+            await_records(cluster, ended, before + number + 1, pids)
+        return _spans(_shown(cluster, topic))
 
 
 def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) -> None:
@@ -126,7 +132,7 @@ def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) ->
     publisher.flush(60)
 
 
-def _await(cluster: Cluster, topic: str, count: int, pids: Mapping[str, int]) -> None:
+def await_records(cluster: Cluster, topic: str, count: int, pids: Mapping[str, int]) -> None:
     """Wait until a topic was given so many records."""
     partitions = {topic: cluster.log.partitions(topic)}
 
@@ -148,7 +154,7 @@ def _check_ahead(cluster: Cluster) -> None:
         raise ServicesError(msg)
 
 
-def _is_answer(record: Record) -> bool:
+def is_answer(record: Record) -> bool:
     return ("ce_type", b"ModelAnswered") in (record.headers or ())
 
 
@@ -161,8 +167,9 @@ def _shown(cluster: Cluster, topic: str) -> list[tuple[bytes | None, int]]:
     shown = []
     for record in _all(cluster, topic):
         body = cluster.codec.decode(record.value, Event).body
-        if isinstance(body, EnvironmentStepped):
-            shown.append((record.key, json.loads(body.info)["at_ns"]))
+        info = json.loads(body.info) if isinstance(body, EnvironmentStepped) else {}
+        if "at_ns" in info:
+            shown.append((record.key, info["at_ns"]))
     return shown
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.benchmarks import (
+    hosted,
     live_memory,
     overload,
     range_speed,
@@ -35,6 +36,10 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "us_per_hop": TURNS_64.us_per_hop,
     "turns_512": spine.Turns(512).per_second,
     "turn_latency_ms": spine.turn_latency,
+    "hosted_calls_64": hosted.CALLS_64,
+    "hosted_calls_512": hosted.CALLS_512,
+    "hosted_call_latency_ms": hosted.call_latency,
+    "hosted_calls_parallel": hosted.side_by_side,
     "refold_events_per_s": refold.refold,
     "kill_10000_s": takeover.kill,
     "live_rollout_bytes": live_memory.live_rollout,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from consumers.room import Room
     from consumers.training.trainer import Trainer
     from inference.engine import Engine
-    from sandbox.agents.processes import AgentProcesses
+    from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
 
 STAND_BY_S = 0.5
@@ -125,14 +125,15 @@ class Workshop:
         hosts = WorkerHosts(
             room,
             listen=lambda: listener or bind(host),
-            processes=self._agent_processes,
+            processes=self.agent_processes,
             objects=self.codec.objects,
         )
         if listener is not None:
             hosts.serve()
         return hosts
 
-    def _agent_processes(self) -> "AgentProcesses":
+    def agent_processes(self) -> "Processes":
+        """What starts the agents of a worker's sessions."""
         from sandbox.agents.processes import AgentProcesses
 
         settings = self.settings

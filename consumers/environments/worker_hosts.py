@@ -13,7 +13,7 @@ from schemas.errors import Unavailable
 if TYPE_CHECKING:
     from consumers.environments.gateway import Gateway
     from consumers.environments.line import Line
-    from sandbox.agents.processes import AgentProcess, AgentProcesses
+    from sandbox.host import Process, Processes
 
 
 class WorkerHosts:
@@ -28,7 +28,7 @@ class WorkerHosts:
         room: Room,
         *,
         listen: Callable[[], socket.socket],
-        processes: Callable[[], "AgentProcesses"],
+        processes: Callable[[], "Processes"],
         objects: Objects | None = None,
     ) -> None:
         self.room = room
@@ -36,7 +36,7 @@ class WorkerHosts:
         self._listen = listen
         self._make_processes = processes
         self._opening: asyncio.Task[Gateway] | None = None
-        self._processes: AgentProcesses | None = None
+        self._processes: Processes | None = None
 
     def __call__(self, place: str) -> "SessionHost":
         """The host of the session of that name."""
@@ -63,7 +63,7 @@ class WorkerHosts:
         await gateway.start()
         return gateway
 
-    def processes(self) -> "AgentProcesses":
+    def processes(self) -> "Processes":
         """Those of all agents of this worker."""
         if self._processes is None:
             self._processes = self._make_processes()
@@ -84,7 +84,7 @@ class SessionHost:
 
     async def start(
         self, agent: str, config: Mapping[str, Any], *, url: str, key: str
-    ) -> "AgentProcess":
+    ) -> "Process":
         """A process of an agent, which asks at `url` with `key`; raises WorkFailed."""
         return await self.hosts.processes().start(agent, config, url=url, key=key)
 

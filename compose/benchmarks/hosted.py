@@ -1,0 +1,200 @@
+"""Agents of others: model calls a second over HTTP, and what one of them takes.
+
+Real agents and environments workers on a real broker, the gateway among them, the policy scripted;
+the agents themselves are raw callers, so that their own time is not measured. The ceiling of the
+rate is what the same callers get of a bare aiohttp server; that of one call alone is a turn of a
+native program in the same run.
+"""
+
+import asyncio
+import json
+import statistics
+import time
+from functools import partial
+
+import orjson
+from aiohttp import web
+
+from compose.benchmarks import load, spine
+from compose.benchmarks.caller_processes import CallerProcesses
+from compose.benchmarks.figure import Figure
+from compose.benchmarks.own_cluster import Measurement, logs_of, measure, own_cluster, processes
+from compose.cluster import Cluster
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.loop.loop import Loop
+from inference.engine import EngineAnswer
+from inference.scripted import ScriptedEngine
+from producers.submit import Submitter
+from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
+
+LIVE = 1000
+AHEAD = 12_000
+WARM_S = 10.0
+WINDOW_S = 15.0
+BARE_S = 6.0
+ALONE = 40
+"""Rollouts of 8 calls, one live at a time."""
+SLOW_S = 0.05
+"""What the model takes where callers go on side by side."""
+ROLES = ("agents", "models", "hosted-environments")
+TIMES = "calls.txt"
+
+
+class CallersShop(Workshop):
+    """Its agents are raw callers; what their calls took is written beside the workers' logs."""
+
+    def agent_processes(self) -> CallerProcesses:
+        times = self.settings.state() / "bench" / TIMES
+
+        def note(seconds: list[float]) -> None:
+            with times.open("a") as file:
+                file.writelines(f"{each:.6f}\n" for each in seconds)
+
+        return CallerProcesses(note)
+
+
+def environments(cluster: Cluster) -> Loop:
+    """A worker with room for all sessions."""
+    slots = {"hosted": LIVE}
+    table = cluster.settings.environments.model_copy(update={"slots": slots})
+    settings = cluster.settings.model_copy(update={"environments": table})
+    shop = CallersShop(cluster.log, cluster.codec, cluster.topics, settings)
+    return shop.environments("hosted-environments")
+
+
+class Slow(ScriptedEngine):
+    """Answers what has come, a while after the first of it came."""
+
+    due = 0.0
+
+    def add(self, call: ModelCall) -> None:
+        self.due = self.due or time.monotonic() + SLOW_S
+        super().add(call)
+
+    def step(self) -> list[EngineAnswer]:
+        if time.monotonic() < self.due:
+            return []
+        self.due = 0.0
+        return super().step()
+
+
+def calls_per_second(settings: Settings, tokens: int) -> Figure:
+    """Calls of so many tokens, 1,000 sessions live."""
+    agents = settings.agents.model_copy(update={"max_live": LIVE})
+    with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
+        submit(cluster, AHEAD)
+        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
+            spine.await_records(cluster, cluster.topics.events, 4 * LIVE, pids)
+            time.sleep(WARM_S)
+            ours = measure(cluster, cluster.topics.events, pids, WINDOW_S, spine.is_answer)
+    bare = asyncio.run(_bare(tokens))
+    return Figure(ours.rate, "calls/s", bare, notes=(_note(ours),))
+
+
+def call_latency(settings: Settings, tokens: int = 64) -> Figure:
+    """The median time of a call over HTTP, one session live, beside a native turn."""
+    with own_cluster(settings) as cluster:
+        ended = cluster.topics.trajectories
+        with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
+            for number in range(ALONE):
+                submit(cluster, 1, first=number)
+                spine.await_records(cluster, ended, number + 1, pids)
+        took = [1000 * float(line) for line in _times(cluster)]
+        native = spine.native_turns(cluster, tokens, ALONE)
+    seen = statistics.quantiles(took, n=100)
+    note = f"{len(took)} calls, p50 {seen[49]:.1f} ms, p99 {seen[98]:.1f} ms"
+    return Figure(
+        statistics.median(took),
+        "ms",
+        statistics.median(native),
+        lower_is_better=True,
+        notes=(note,),
+    )
+
+
+def side_by_side(settings: Settings, tokens: int = 64) -> Figure:
+    """The calls a second of one agent with two callers, beside those of two agents with one."""
+    rates = [_rate_of(settings, tokens, agents, callers) for agents, callers in ((1, 2), (2, 1))]
+    return Figure(rates[0], "calls/s", rates[1])
+
+
+def _rate_of(settings: Settings, tokens: int, agents: int, callers: int) -> float:
+    turns = 60
+    with own_cluster(settings) as cluster:
+        roles = ("agents", "slow-models", "hosted-environments")
+        with processes(cluster, *([role, str(tokens), "0"] for role in roles)) as pids:
+            submit(cluster, agents, turns=4)
+            spine.await_records(cluster, cluster.topics.trajectories, agents, pids)
+            before = len(_times(cluster))
+            submit(cluster, agents, first=agents, turns=turns, callers=callers)
+            spine.await_records(cluster, cluster.topics.trajectories, 2 * agents, pids)
+        took = [float(line) for line in _times(cluster)[before:]]
+    return 2 / statistics.mean(took)
+
+
+def submit(
+    cluster: Cluster, count: int, *, first: int = 0, turns: int = load.TURNS, callers: int = 1
+) -> None:
+    """Publish requests for so many sessions."""
+    publisher = cluster.log.publisher()
+    submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
+    config = {"agent": "python", "function": "bench.py:none", "turns": turns, "callers": callers}
+    for number in range(first, first + count):
+        request = RolloutRequest(
+            f"h{number:031x}",
+            Task(),
+            agent="hosted",
+            agent_config=json.dumps(config),
+            policy_id=load.POLICY,
+            run_id="bench",
+            sampling=Sampling(max_tokens=1024),
+            limits=Limits(max_turns=turns * callers),
+        )
+        submitter.publish(request)
+    publisher.flush(60)
+
+
+def _times(cluster: Cluster) -> list[str]:
+    return (logs_of(cluster) / TIMES).read_text().splitlines()
+
+
+async def _bare(tokens: int) -> float:
+    """Calls a second of a bare server, as many sessions live."""
+    (answer,) = load.answers(tokens, count=1)
+    message = {"role": "assistant", "content": answer.text}
+    body = orjson.dumps({"choices": [{"index": 0, "message": message}]})
+
+    async def answered(request: web.BaseRequest) -> web.Response:
+        orjson.loads(await request.read())
+        return web.Response(body=body, content_type="application/json")
+
+    server = web.Server(answered, access_log=None)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, backlog=LIVE)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    calls: list[float] = []
+    callers = CallerProcesses(calls.extend)
+    until = time.monotonic() + BARE_S
+    going = [asyncio.create_task(_go_on(callers, url, until)) for _ in range(LIVE)]
+    began = time.monotonic()
+    await asyncio.gather(*going)
+    seconds = time.monotonic() - began
+    await callers.close()
+    listener.close()
+    await server.shutdown()
+    return len(calls) / seconds
+
+
+async def _go_on(callers: CallerProcesses, url: str, until: float) -> None:
+    config = {"turns": load.TURNS, "callers": 1}
+    while time.monotonic() < until:
+        await (await callers.start("", config, url=url, key="none")).wait()
+
+
+def _note(window: Measurement) -> str:
+    shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
+    return f"over {window.seconds:.1f} s; CPU seconds: {shares}"
+
+
+CALLS_64 = partial(calls_per_second, tokens=64)
+CALLS_512 = partial(calls_per_second, tokens=512)

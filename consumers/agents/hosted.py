@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from consumers.agents.fold.checks import RESULT_CHARS
 from consumers.agents.wishes import (
     Agent,
     AsCompleted,
@@ -124,10 +125,21 @@ class HostedRollout:
             elif ask.kind == "step":
                 self._act(ask)
             else:
-                self.result = ask.text
-                self.replies.append(StepReply(ask.d, ""))
+                self._finish(ask)
+
+    def _finish(self, ask: Ask) -> None:
+        if len(ask.text) > RESULT_CHARS:
+            msg = f"a result may have {RESULT_CHARS:,} characters, found {len(ask.text):,}"
+            self.replies.append(ErrorReply(ask.d, 400, "result_too_large", msg))
+            return
+        self.result = ask.text
+        self.replies.append(StepReply(ask.d, ""))
 
     def _call(self, ask: Ask) -> None:
+        if not ask.messages:
+            msg = "there is no message to answer"
+            self.replies.append(ErrorReply(ask.d, 400, "no_messages", msg))
+            return
         code = self._spent(ask)
         if code:
             self._refuse(ask, code)

@@ -12,7 +12,8 @@ lives again what was told so far. One that does not ask again what was asked the
 
 While some requests wait for the model, whoever was told goes on, and may soon ask for more. A step
 waits a little for that, in proportion to what replies take here, for else each would go round
-alone, and a process with several callers would get the speed of one.
+alone, and a process with several callers would get the speed of one. Where that was too short for
+somebody it waits longer the next time, up to half of what a reply takes.
 """
 
 import asyncio
@@ -71,12 +72,15 @@ class HostedAgent:
         self._known = KnownAsks()
         self._shown_at: dict[str, float] = {}
         self._took: deque[float] = deque(maxlen=REPLY_TIMES)
+        self._patience_s = 0.0
+        self._gave_up = False
+        """Whether the last step returned before as many had asked as were told."""
 
     async def open(self, seed: int) -> Observation:
         """Start the process and wait until it asks. Raises WorkFailed, as starting it does."""
         self._task = {**self._task, "seed": seed}
         await self._begin()
-        return await self._next(0)
+        return await self._next()
 
     async def step(self, action: str) -> Observation:
         """Tell what is ready, and wait until something is asked.
@@ -84,14 +88,16 @@ class HostedAgent:
         Raises WorkFailed(`session_lost`), and WireError for an action that is none.
         """
         told = AgentAction.of(action)
-        self._look()
+        late = self._look()
+        if self._gave_up:
+            self._patience_s *= 2 if late else 0.5
         self._known.act(told)
         self._open = Counter(told.open)
         for reply in told.replies:
             self._told.append(reply)
             self._note_time(reply)
             self._tell(reply)
-        return await self._next(len(told.replies))
+        return await self._next(len(told.replies), len(late))
 
     async def close(self) -> None:
         """End the process and its line. May be called twice."""
@@ -143,9 +149,10 @@ class HostedAgent:
                 new.append(ask)
         return new
 
-    async def _next(self, told: int) -> Observation:
-        """Wait for what is to be shown, after so many replies were told."""
+    async def _next(self, told: int = 0, late: int = 0) -> Observation:
+        """Wait for what is to be shown, after so many replies were told and asks came before."""
         await self._catch_up()
+        self._gave_up = False
         holds_until = self._now() + self._hold_s()
         while True:
             new, ended = self._look(), self._exit is not None and self._exit.done()
@@ -154,10 +161,12 @@ class HostedAgent:
                     return ending
                 await self._catch_up()
                 continue
-            if new and (not self._open or len(new) >= told):
+            others = bool(self._open) or late > 0
+            if new and (not others or len(new) >= told + late):
                 return self._shown(new)
-            left = holds_until - self._now() if self._open else None
+            left = holds_until - self._now() if others else None
             if left is not None and left <= 0:
+                self._gave_up = True
                 return self._shown(new)
             await self._change(left)
 
@@ -191,8 +200,9 @@ class HostedAgent:
 
     def _hold_s(self) -> float:
         least, most = HOLD_S
-        usual = statistics.median(self._took) if self._took else 0.0
-        return min(most, max(least, HOLD * usual))
+        reply_s = statistics.median(self._took) if self._took else 0.0
+        self._patience_s = min(max(self._patience_s, HOLD * reply_s, least), reply_s / 2 or least)
+        return min(most, max(self._patience_s, least))
 
     def _shown(self, new: Sequence[Ask]) -> Observation:
         for ask in new:

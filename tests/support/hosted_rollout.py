@@ -253,10 +253,10 @@ class HostedRun:
         return self.hand.read(event_of(effect, body, "somebody"))
 
     async def _body(self, command: Command) -> Any:
-        if isinstance(command, ModelCall):
-            self.calls.append(command)
-            return said(command, self.say(command))
         try:
+            if isinstance(command, ModelCall):
+                self.calls.append(command)
+                return said(command, self.say(command))
             return await self.sessions.handle(command)
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)

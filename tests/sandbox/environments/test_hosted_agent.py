@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.asks import Ask, ErrorReply, ModelReply, Reply
-from schemas.messages import EnvironmentStepped, Limits, Trajectory
+from sandbox.environments.hosted import HostedAgent
+from schemas.asks import AgentAction, Ask, Choice, ErrorReply, ModelReply, Reply, asks_of
+from schemas.errors import WorkFailed
+from schemas.messages import EnvironmentStepped, Limits, ModelCall, Trajectory
 from schemas.messages import Task as WireTask
-from tests.support.hosted_rollout import Asks, HostedRun, chat, model_ask, texts_of
+from tests.support.hosted_rollout import Asks, CoroutineHost, HostedRun, chat, model_ask, texts_of
+from tests.support.journals import Hand
 
 
 async def sequential(ask: Asks) -> int:
@@ -257,6 +260,109 @@ def test_a_call_that_only_counts_is_answered_with_the_length_of_its_prompt() -> 
     assert count.prompt_tokens == reply.prompt_tokens == 5
     assert count.sampled_tokens == 0
     assert len(trajectory.sequences or ()) == 1
+
+
+@pytest.mark.parametrize(
+    ("ask_", "code"),
+    [
+        (Ask("model"), "no_messages"),
+        (Ask("finish", text="x" * 200_001), "result_too_large"),
+    ],
+)
+def test_an_ask_that_cannot_be_carried_out_is_the_agents_affair(ask_: Ask, code: str) -> None:
+    seen: list[Reply] = []
+
+    async def asks(ask: Asks) -> int:
+        seen.append(await ask(ask_))
+        return 0
+
+    trajectory = lived(HostedRun(asks))
+
+    assert [(each.status, each.code) for each in seen if isinstance(each, ErrorReply)] == [
+        (400, code)
+    ]
+    assert trajectory.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kept"),
+    [("too_long", 400, "too_long"), ("raised", 503, "raised"), ("unknown_policy", 404, None)],
+)
+def test_a_call_that_failed_for_good_is_told_with_its_status(
+    code: str, status: int, kept: str | None
+) -> None:
+    seen: list[Reply] = []
+
+    async def asks(ask: Asks) -> int:
+        seen.append(await ask(model_ask("hello")))
+        seen.append(await ask(model_ask("hello")))
+        return 0
+
+    def fails(call: ModelCall) -> str:
+        if call.position < 2:
+            raise WorkFailed(code, "this model's maximum context length is 1", retriable=False)
+        return "yes"
+
+    trajectory = lived(HostedRun(asks, say=fails))
+
+    first, second = seen
+    assert isinstance(first, ErrorReply)
+    assert (first.status, first.code) == (status, kept or code)
+    assert "maximum context length" in first.error
+    assert isinstance(second, ModelReply)
+    assert trajectory.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("code", "retriable", "tries", "ended"),
+    [("deadline", True, 3, "agent_deadline"), ("agent_missing", False, 1, "agent_missing")],
+)
+def test_a_process_that_cannot_be_reached_fails_its_rollout(
+    code: str, retriable: bool, tries: int, ended: str
+) -> None:
+    hand = Hand()
+    config = json.dumps({"agent": "command", "argv": ["x"]})
+    effects = hand.start("hosted", agent_config=config)
+    effects = hand.show(effects[0], "a room")
+
+    for _ in range(tries):
+        [reset] = effects
+        effects = hand.fail(reset, code, retriable=retriable)
+
+    [decision] = effects
+    assert (decision.body.status, decision.body.code) == ("failed", ended)
+
+
+def test_whoever_asked_in_the_meantime_is_shown_with_whoever_was_just_told() -> None:
+    """Or two callers would go round one after the other."""
+
+    async def live() -> list[list[str]]:
+        begun = asyncio.Event()
+
+        async def two(ask: Asks) -> int:
+            async def right() -> None:
+                await begun.wait()
+                await chat(ask, "right", turns=2)
+
+            await asyncio.gather(chat(ask, "left", turns=2), right())
+            return 0
+
+        task = {"config": {"argv": ["x"]}}
+        agent = HostedAgent("command", ["p"], task, CoroutineHost({"x": two}))
+        first = asks_of((await agent.open(1)).text, {})
+        begun.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        replies = tuple(ModelReply(ask.d, (Choice("yes"),)) for ask in first)
+        then = await agent.step(AgentAction(replies).text())
+        second = asks_of(then.text, {ask.d: ask for ask in first})
+        await agent.close()
+        return [[ask.messages[-1].content for ask in asks] for asks in (first, second)]
+
+    first, second = asyncio.run(live())
+
+    assert first == ["left"]
+    assert second == ["right", "turn 0"]
 
 
 def test_whoever_asks_for_tokens_is_told_them() -> None:

@@ -2,7 +2,7 @@
 
 A call is one occurrence of an ask. Clients try again, so several requests may wait for one call.
 Which they are is decided here alone, and nothing of it is in the log. A call's name is its ask's
-digest, or the request's idempotency key. A request
+digest, or the request's kind and idempotency key. A request
 
 1. waits for an open call of its name for which nobody waits any more, or, if it says that it is a
    retry, for one for which others wait;
@@ -189,7 +189,7 @@ class Line:
 
     def attach(self, ask: Ask, *, retry: bool = False, key: str = "") -> Client:
         """Find the call that a request is, or begin one. Raises TooManyOpen."""
-        name = f"key {key}" if key else ask.d
+        name = f"{ask.kind} {key}" if key else ask.d
         call = self._same(name, retry=retry, keyed=bool(key))
         return Client(call or self._begin(name, ask))
 

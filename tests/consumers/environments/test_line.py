@@ -170,6 +170,7 @@ def test_requests_of_one_idempotency_key_are_one_call(answered: bool) -> None:
         assert line.attach(QUESTION, key="k").call is first.call
         assert line.attach(QUESTION, key="another").call is not first.call
         assert line.attach(QUESTION).call is not first.call
+        assert line.attach(Ask("step", text="ls"), key="k").call is not first.call
 
     on_a_line(test)
 

@@ -33,6 +33,8 @@ class Surroundings:
     """Called once for each piece of work; None: it is left to whoever gets it next."""
     gone: Callable[["WaitingSession"], None]
     """Called when a session takes no more work; what still waits in it needs another place."""
+    stands: Callable[[int], None]
+    """Told by how many pieces of work more, or less, wait for a slot or behind one that does."""
     broke: Callable[[BaseException], None]
     last: AnswerCache[EnvironmentStepped]
     grace_s: float
@@ -60,6 +62,7 @@ class WaitingSession:
         self.sessions = Sessions(self._make, around.last, around.replayable)
         self._in_line = ""
         """The slot that it waits for."""
+        self._standing = 0
         self._slot = ""
         self._rung = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=self.place)
@@ -69,6 +72,7 @@ class WaitingSession:
         """Have something done in turn; a close does not wait for what it makes vain."""
         self.partition, self.used_at = work.record.partition, time.monotonic()
         self.inbox.append(work)
+        self._count_standing()
         self._rung.set()
         if work.step.kind == "close":
             self._stop(CallFailed("closed", f"{self.place} was closed meanwhile", True))
@@ -78,6 +82,7 @@ class WaitingSession:
         self.over = True
         while self.inbox:
             self._answer(self.inbox.popleft(), answer)
+        self._count_standing()
         self.around.gone(self)
         self._rung.set()
         self._stop(answer)
@@ -155,7 +160,8 @@ class WaitingSession:
     async def _serve(self, work: Work) -> None:
         """Answer one step in its time."""
         self.current, self.began = work, time.monotonic()
-        timer = asyncio.get_running_loop().call_later(work.timeout_s, self._overdue, work)
+        left_s = max(0.0, work.timeout_s)  # also where somebody has written what is no number
+        timer = asyncio.get_running_loop().call_later(left_s, self._overdue, work)
         try:
             self._answer(work, self.around.late(work.step) or await self._do(work))
         except asyncio.CancelledError:
@@ -193,13 +199,26 @@ class WaitingSession:
         wanted = self.around.slot_of(name)
         if wanted != self._slot:
             self._give_slot()
-            self._in_line = wanted
-            try:
-                await self.around.slots.take(wanted)
-            finally:
-                self._in_line = ""
+            await self._stand_in_line(wanted)
             self._slot = wanted
         return self.around.make(name, config_json, self.place)
+
+    async def _stand_in_line(self, wanted: str) -> None:
+        if not wanted:
+            return
+        self._in_line = wanted
+        self._count_standing()
+        try:
+            await self.around.slots.take(wanted)
+        finally:
+            self._in_line = ""
+            self._count_standing()
+
+    def _count_standing(self) -> None:
+        """Nothing of a session that stands in line has begun."""
+        standing = 1 + len(self.inbox) if self._in_line else 0
+        self.around.stands(standing - self._standing)
+        self._standing = standing
 
     def _give_slot(self) -> None:
         slot, self._slot = self._slot, ""

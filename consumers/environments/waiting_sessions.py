@@ -55,12 +55,15 @@ class WaitingSessions:
         self.done = 0
         self.answered_here = 0
         """By the loop's thread, while the room was blocked."""
+        self.standing = 0
         self.rollouts: dict[str, dict[str, WaitingSession]] = {}
         self._pushing = False
         self._reap_due = 0.0
         self._around = Surroundings(
-            make, lambda name: kind_of(name).slot, lambda name: kind_of(name).replayable,
-            self.slots, late, self._told, self._gone, room.fail, AnswerCache(), grace_s,
+            make, lambda name: kind_of(name).slot,
+            lambda name: kind_of(name).replayable is not False,  # where it may be: ask for history
+            self.slots, late, self._told, self._gone, self._stands, room.fail, AnswerCache(),
+            grace_s,
         )  # fmt: skip
 
     def hand_out(self, works: Sequence[Work]) -> None:
@@ -82,7 +85,7 @@ class WaitingSessions:
 
     def unfinished(self) -> int:
         """What was begun and is not answered; whoever stands in line for a slot has not begun."""
-        return max(0, self.given - self.done - self.answered_here - self.slots.waiting)
+        return max(0, self.given - self.done - self.answered_here - self.standing)
 
     def watch(self) -> None:
         """See to it that steps are answered in time, also while somebody blocks the room."""
@@ -167,6 +170,9 @@ class WaitingSessions:
             self.counts["lapsed"] += 1
             log.info("session_lapsed", session=session.place, lease_s=self.lease_s)
         return lapsed
+
+    def _stands(self, more: int) -> None:
+        self.standing += more
 
     def _answer(self, work: Work, body: Body) -> None:
         if work.claim():

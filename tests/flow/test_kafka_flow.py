@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compose.cluster import Cluster
+from schemas.messages import Limits
 from tests.support.crew import (
     Crew,
     Seen,
@@ -16,6 +18,7 @@ from tests.support.crew import (
     reach,
 )
 from tests.support.waiting import until
+from tests.support.waiting_lake import WAITING_LAKE
 
 pytestmark = pytest.mark.broker
 ROLES = ("agents", "models", "environments", "rewards")
@@ -77,4 +80,30 @@ def test_sigkill_of_every_worker_loses_nothing_and_doubles_nothing(crew: Crew) -
         crew.start(role)
     reach(crew, seen, len(requests), 120)
 
+    assert_nothing_lost_or_doubled(crew.cluster, requests)
+
+
+def test_rollouts_that_wait_in_line_outlive_the_workers_that_they_wait_in(crew: Crew) -> None:
+    # Given more rollouts in environments that wait than a worker has slots
+    limits = Limits(open_timeout_s=300.0)
+    requests = [
+        replace(each, task=replace(each.task, environment=WAITING_LAKE), limits=limits)
+        for each in lake_requests(400)
+    ]
+    crew.start_all()
+    publish(crew.cluster, requests)
+    seen = Seen(crew.cluster)
+
+    # When one worker dies over them, and another leaves as it was told to
+    reach(crew, seen, 40)
+    crew.kill("environments-1")
+    crew.start("environments", 2)
+    reach(crew, seen, 160)
+    crew.start("environments", 3)
+    until(lambda: crew.joined("environments-3"), 60, lambda: crew.words("environments-3"))
+    crew.leave("environments-2")
+    reach(crew, seen, len(requests))
+
+    # Then nothing is lost and nothing doubled
+    assert Counter(s.trajectory.status for s in seen.scored.values()) == {"finished": 400}
     assert_nothing_lost_or_doubled(crew.cluster, requests)

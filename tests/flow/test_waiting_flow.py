@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,10 @@ import structlog
 
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
-from schemas.messages import RolloutRequest, ScoredTrajectory
+from schemas.messages import Limits, RolloutRequest, ScoredTrajectory
 from tests.support.chaos_schedule import Chaos
 from tests.support.lake import LAKE, crossing, walk
-from tests.support.rig import Rig
+from tests.support.rig import Rig, source_of
 from tests.support.waiting_lake import WAITING_LAKE
 
 SLOTS = {"hosted": 2}
@@ -103,3 +104,30 @@ def test_whatever_happens_to_whom_every_rollout_that_waits_ends_as_the_audit_wan
         chaos.run().check()
     finally:
         chaos.rig.close()
+
+
+def test_the_heir_of_a_worker_with_a_long_line_goes_on_though_many_stand_in_its_line() -> None:
+    """What was killed is suspected: of those records few are in hand at once, or one alone."""
+    rig = Few(partitions=4, clock=time.time)
+    limits = Limits(open_timeout_s=300.0)
+    requests = [replace(waiting(crossing(n)), limits=limits) for n in range(160)]
+    others = [rig.agents(), rig.models(ScriptedEngine("p", walk)), rig.rewards()]
+    for request in requests:
+        rig.ask(request)
+
+    def scored() -> int:
+        found = rig.read(rig.topics.scored, ScoredTrajectory)
+        return len({each.trajectory.rollout_id for each in found})
+
+    def work(environments: Loop, most: int) -> None:
+        deadline = time.monotonic() + 60.0
+        while scored() < most:
+            assert time.monotonic() < deadline, f"{scored()} of {most}"
+            for loop in (environments, *others):
+                loop.turn(0.0)
+
+    first = rig.environments("e1", slots={"hosted": 32})
+    work(first, 20)
+    source_of(first).kill()
+    work(rig.environments("e2", slots={"hosted": 32}), len(requests))
+    rig.close()

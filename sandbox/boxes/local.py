@@ -79,8 +79,7 @@ class LocalBox:
 
     async def start(self, *argv: str) -> LocalProgram:
         self._make_home()
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
+        theirs_in, ours_in, ours_out, theirs_out = _pipes()
         stdin, output = WriteEnd(ours_in), ReadEnd(ours_out)
         try:
             kept = await self._spawn(argv, (theirs_in, theirs_out, theirs_out))
@@ -152,7 +151,10 @@ class LocalDriver:
         if "local" not in _warned:
             _warned.add("local")
             log.warning("box_isolates_nothing", driver="local", user=os.getuid())
-        keeper = Keeper.borrow()
+        try:
+            keeper = Keeper.borrow()
+        except OSError as error:
+            raise _no_room(error) from error
         place = keeper.directory / f"{next(_numbers):08d}"  # no name begins another
         box = LocalBox(spec, keeper, place)
         try:
@@ -161,6 +163,25 @@ class LocalDriver:
             await box.close()
             raise
         return box
+
+
+def _pipes() -> tuple[int, int, int, int]:
+    """Two pipes, each its end to read from and its end to write to."""
+    try:
+        first = os.pipe()
+        try:
+            return (*first, *os.pipe())
+        except OSError:
+            for end in first:
+                os.close(end)
+            raise
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> WorkFailed:
+    msg = f"this worker has no room for one more box: {error}; each has two open files (ulimit -n)"
+    return WorkFailed("box_unavailable", msg, retriable=True)
 
 
 def _rlimits(limits: BoxLimits) -> dict[str, int]:

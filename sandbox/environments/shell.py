@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sandbox.boxes.box import DRIVERS, Box, Ran, Spec, driver
+from sandbox.boxes.box import DRIVERS, Box, BoxLimits, Ran, Spec, driver
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
 from schemas import names
@@ -55,7 +55,9 @@ class ShellConfig(BaseModel):
     path: str = ""
     """A directory of the worker's host whose content is copied in before `files`."""
     env: dict[str, str] = {}
-    """Variables beside those of `sandbox.boxes.box.VARIABLES`."""
+    """Variables beside those of `sandbox.boxes.box.VARIABLES`, or in their place."""
+    memory_bytes: Annotated[int, Field(ge=0)] = BoxLimits().memory_bytes
+    """Of each process, address space and all; 0 is no bound."""
     timeout_s: Seconds = 30.0
     """How long one command may take; keep it below the rollout's `step_timeout_s`."""
     stateful: bool = True
@@ -132,7 +134,8 @@ class ShellEnvironment:
             msg = f"the config of environment 'shell' does not fit: {wrong}"
             raise WorkFailed("bad_config", msg, retriable=False) from error
         self.replayable = self._config.replay
-        self._spec = Spec(env=self._config.env)
+        limits = BoxLimits(memory_bytes=self._config.memory_bytes)
+        self._spec = Spec(limits=limits, env=self._config.env)
         self._box: Box | None = None
         self._shell: Shell | None = None
         self._steps = 0

@@ -1,7 +1,9 @@
 """One shell in a box of the local driver: what it survives, and what it never leaves behind."""
 
 import asyncio
+import os
 import re
+import resource
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -284,6 +286,25 @@ def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed(
 
     asyncio.run(episode())
     assert running(word) == []
+
+
+def test_a_worker_without_room_for_one_more_box_says_so_and_leaks_nothing() -> None:
+    async def whole() -> None:
+        box = await driver("local").open(Spec())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        open_files = len(os.listdir("/proc/self/fd"))
+        for room in range(3):  # the first pipe, and half of the second one, fit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files - 1 + room, hard))
+            try:
+                with pytest.raises(WorkFailed, match="ulimit -n") as failed:
+                    await box.start("/bin/sh")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert (failed.value.code, failed.value.retriable) == ("box_unavailable", True)
+        assert len(os.listdir("/proc/self/fd")) == open_files
+        await box.close()
+
+    asyncio.run(whole())
 
 
 class Deaf:

@@ -130,6 +130,14 @@ def test_a_check_in_a_shell_of_its_own_is_the_reward(
     assert (seen.terminated, seen.reward, seen.info["check_exit_code"]) == (True, reward, code)
 
 
+def test_memory_is_bounded_as_the_config_says() -> None:
+    bounded, unbounded = (
+        episode("ulimit -v", **config)[1].text for config in ({}, {"memory_bytes": 0})
+    )
+
+    assert (bounded, unbounded) == (f"exit code 0\n{4 << 20}\n", "exit code 0\nunlimited\n")
+
+
 def test_what_is_left_out_of_an_output_is_said_and_counted() -> None:
     seen = episode("seq 1 1000", head_chars=4, tail_chars=5)[1]
 

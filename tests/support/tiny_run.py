@@ -12,7 +12,7 @@ from compose.workers.build import Workshop, transformers_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from schemas.codec import Codec, LocalRegistry
-from schemas.messages import PolicyVersion, TrainStep
+from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from schemas.topics import Topics, wanted
 
 RECIPE = """
@@ -60,7 +60,7 @@ class World:
         self.folder = run_folder.create(directory, recipe, text, seed=3)
         self.topics = Topics("m.")
         self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
-        self.settings = Settings()
+        self.settings = Settings(state_dir=directory, cache_dir=directory / "cache")
         self.codec = Codec(LocalRegistry())
         self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
         engine = transformers_engine(self.folder.policy_id, self.folder.policy, self.settings)
@@ -70,6 +70,15 @@ class World:
             self.shop.environments("environments"),
             self.shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
         ]
+
+    def ask(self, request: RolloutRequest) -> None:
+        value = self.codec.encode(self.topics.requests, request)
+        self.log.append(self.topics.requests, request.rollout_id.encode(), value)
+
+    def close(self) -> None:
+        """Let everybody leave, with the processes that they have started."""
+        for loop in self.loops:
+            loop.stop(1.0)
 
     def trainer(self) -> Trainer:
         return self.shop.trainer("training", self.folder)

@@ -68,6 +68,10 @@ class LateCommands:
         self.hands.counts["held_by_quota"] += 1
         return False
 
+    def defer(self, rollout: Rollout) -> None:
+        """Whether it may begin is known where the journal ends; commits may pass its start."""
+        self._delayed.add(rollout.first_offset)
+
     def leave(self, rollout: Rollout) -> None:
         """It has ended, or belongs to another worker now."""
         self.hands.quotas.leave(rollout)
@@ -95,13 +99,12 @@ class LateCommands:
 
     def go_on(self, rollout: Rollout, *, reset: bool) -> None:
         """Send what a rollout that has begun may lack; after a reset that is all it waits for."""
-        paced = self.hands.quotas.table.may_have_been_paced(rollout.request.user)
         if reset:
             self.send_again(rollout, fresh=False)
-        elif self.inherited and paced:
+            return
+        if rollout.first_offset in self._delayed:
             self._ask_again(rollout)
-        else:
-            self.decide(rollout)
+        self.decide(rollout)
 
     def decide(self, rollout: Rollout) -> None:
         """Write what was decided about a rollout and has not been read yet."""
@@ -115,14 +118,17 @@ class LateCommands:
         self._send(rollout, lambda: self.hands.pacing.now(rollout.resend(), rollout))
 
     def _ask_again(self, rollout: Rollout) -> None:
-        """Send again calls that may have waited for their turn, and what was decided."""
-        waits = rollout.attempt.outstanding.values()
-        calls = [each for each in waits if isinstance(each.wish, CallModel)]
-        for call in calls:
-            call.opened_ms = self._now_ms()
-        effects = rollout.effects(calls, silent=False)
+        """Send again what may have waited: calls under a rate, and the rest of a first turn."""
+        paced = self.hands.quotas.table.may_have_been_paced(rollout.request.user)
+        unsure = [
+            waits
+            for waits in rollout.attempt.outstanding.values()
+            if (paced and isinstance(waits.wish, CallModel)) or _is_first(waits, rollout)
+        ]
+        for waits in unsure:
+            waits.opened_ms = self._now_ms()
+        effects = rollout.effects(unsure, silent=False)
         self._send(rollout, lambda: self.hands.pacing.now(effects, rollout))
-        self.decide(rollout)
 
     def send_paced(self, rollout: Rollout, call: Outstanding) -> None:
         """Send a call whose turn has come; its clock starts now."""
@@ -136,3 +142,8 @@ class LateCommands:
         except Exception as error:
             effects = [rollout.give_up(error)]
         self.hands.outbox.carry_out(effects, self.partition, self)
+
+
+def _is_first(waits: Outstanding, rollout: Rollout) -> bool:
+    """Whether a wish was made where its rollout was started, beside one that was answered."""
+    return not waits.tries and waits.opened_ms == rollout.started_ms

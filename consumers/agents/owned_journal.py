@@ -82,6 +82,8 @@ class OwnedJournal:
         if self.caught_up:
             return not self.late.admit(rollout)
         if self.late.inherited or quotas.limits(rollout.request.user):
+            if not silent:
+                self.late.defer(rollout)
             return True  # where the journal ends it is known whether it had begun
         quotas.run(rollout)
         return False

@@ -272,6 +272,12 @@ def test_schedules_with_small_batches_end_in_one_history(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_whatever_users_are_limited_to_every_rollout_ends_in_one_history(seed: int) -> None:
+    """Rates and quotas come and go while workers of all kinds do."""
+    Chaos(seed, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_a_producer_that_asks_again_runs_every_rollout_once(seed: int) -> None:
     chaos = Chaos(seed, again=3.0).run()
     report = chaos.report()

@@ -39,6 +39,7 @@ from tests.support.hosted_rollout import AGENTS_OF_OTHERS, CoroutineHost
 from tests.support.lake import LAKE
 from tests.support.rig import Rig, role_of
 
+USERS = ("ann", "bob")
 KINDS = ("agents", "models", "environments", "rewards")
 AGENTS = (
     "react",
@@ -220,6 +221,7 @@ class Chaos:
         again: float = 0.0,
         programs: Sequence[str] = AGENTS,
         hosted: float = 0.0,
+        limited: float = 0.0,
         make_log: "type[HarmedLog] | None" = None,
         agents: type[Agents] = Agents,
         outbox: type[Outbox] = Outbox,
@@ -235,6 +237,8 @@ class Chaos:
         self.programs = programs
         self.hosted = hosted
         """How many of the rollouts are agents of somebody else's, in a room."""
+        self.limited = limited
+        """How often somebody says what a user may take, or takes that back."""
         self.homes: dict[str, int] = {}
         self.rig = Rig(partitions=2, make_log=make_log or HarmedLog)
         self.agents = agents
@@ -263,7 +267,14 @@ class Chaos:
             agent, argv = "hosted", [dice.choice(list(AGENTS_OF_OTHERS))]
             config = json.dumps({"agent": "command", "argv": argv, "catch_up_s": 0.02})
         return RolloutRequest(
-            rollout_id, task, agent, config, policy_id="p", group_id=group, limits=limits
+            rollout_id,
+            task,
+            agent,
+            config,
+            policy_id="p",
+            group_id=group,
+            limits=limits,
+            user=USERS[number % len(USERS)],
         )
 
     # Members
@@ -347,6 +358,7 @@ class Chaos:
             (self._ask, 4),
             (self._cancel, 0.15),
             (self._ask_again, self.again),
+            (self._limit, self.limited),
         )
 
     def _turn(self) -> None:
@@ -419,6 +431,15 @@ class Chaos:
     def _cancel(self) -> None:
         self.faults["cancelled"] += 1
         self.rig.order("cancel", rollout_id=self.random.choice(self.requests).rollout_id)
+
+    def _limit(self) -> None:
+        self.faults["limited"] += 1
+        user, dice = self.random.choice(USERS), self.random
+        quota = Quota(
+            user, running=dice.choice((0, 1, 2)), calls_per_s=dice.choice((0.0, 0.3, 2.0))
+        )
+        topic, unset = self.rig.topics.quotas, dice.random() < 0.2
+        self.rig.pen.send(topic, user, None if unset else self.rig.codec.encode(topic, quota))
 
     # One schedule
 

@@ -62,6 +62,8 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         self.directory = directory
         self.pid = 0
+        self.abandoned = False
+        """Whoever started it has given up: nobody will close it."""
         self._server = server
         self._ident = ident
         self._started: asyncio.Future[int] = loop.create_future()
@@ -269,6 +271,7 @@ class _Server:
         try:
             return await agent.started()
         except asyncio.CancelledError:
+            agent.abandoned = True
             agent.kill()
             raise
 
@@ -292,6 +295,8 @@ class _Server:
             agent.heard(frame)
             if "pid" not in frame:
                 del self._agents[frame["id"]]
+                if agent.abandoned:
+                    self.tell(op="remove", id=frame["id"])
         await self._gone()
 
     async def _frame(self) -> Mapping[str, Any] | None:

@@ -383,14 +383,26 @@ def test_a_key_that_opens_nothing_ends_the_agent_with_the_refusals_words(tmp_pat
     rigged(tmp_path, test)
 
 
-def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+def test_a_start_that_is_given_up_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
-        first = asyncio.create_task(rig.start("waits"))
+        await rig.run("says", say="so that there is a server")
+        config = {"agent": "python", "function": f"{FUNCTIONS}:says"}
+        starts = [
+            asyncio.create_task(
+                rig.processes.start("python", config, url=rig.endpoint.url, key=KEY)
+            )
+            for _ in range(5)
+        ]
         await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert (await rig.run("says", say="after it")).code == 0
+        for start in starts:
+            start.cancel()
+        ended = await asyncio.gather(*starts, return_exceptions=True)
+        assert {type(error) for error in ended} == {asyncio.CancelledError}
+
+        process = await rig.start("waits")
+        assert (await process.close()).signal == signal.SIGKILL
+        (scratch,) = (tmp_path / "scratch").iterdir()
+        await holds(lambda: not list(scratch.glob("[0-9]*-[2-9]")))
 
     rigged(tmp_path, test)
     assert inside(tmp_path) == []

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from consumers.clock import Clock, LogClock
+from consumers.clock import Clock, LogClock, steady_wall
 from consumers.log.protocols import Log, Record
 from consumers.send_later import SendLater
 from producers.publisher import Publisher
@@ -29,14 +29,22 @@ class Answers:
     """Writes answers; each is an output of the record that held its command."""
 
     def __init__(
-        self, name: str, log: Log, codec: Codec, topics: Topics, publisher: Publisher, wall: Clock
+        self,
+        name: str,
+        log: Log,
+        codec: Codec,
+        topics: Topics,
+        publisher: Publisher,
+        wall: Clock | None = None,
     ) -> None:
         self.name = name
         self.log = log
         self.codec = codec
+        self.topics = topics
         self.topic = topics.events
         self.publisher = publisher
-        self.clock = LogClock(wall, slew=0)
+        self.wall = wall or steady_wall()
+        self.clock = LogClock(self.wall, slew=0)
         """What deadlines of commands are held against; never ahead of the log.
 
         The ack of an answer says what time it is there. Until there is one a command's own append

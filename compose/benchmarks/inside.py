@@ -5,6 +5,7 @@ from collections.abc import Callable
 from compose.benchmarks import load
 from consumers.agents.outbox import Outbox
 from consumers.agents.worker import Agents, Capacity
+from consumers.answers import Answers
 from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.dead_letters import DeadLetters
@@ -42,17 +43,19 @@ class Inside:
         self.workers = [
             agents,
             self._work("models", lambda way, letters: Models(
-                "models", self.log, self.codec, self.topics, way, letters, engine, wall=clock
+                self._answers("models", way), letters, engine
             )),
             self._work("environments", lambda way, letters: Environments(
-                "environments", self.log, self.codec, self.topics, way, letters, threads=0,
-                wall=clock,
+                self._answers("environments", way), letters, threads=0
             )),
             self._work("rewards", lambda way, _: Rewards(
                 "rewards", self.codec, self.topics, way, judge
             )),
         ]  # fmt: skip
         self._pen = self.log.publisher()
+
+    def _answers(self, name: str, way: Publisher) -> Answers:
+        return Answers(name, self.log, self.codec, self.topics, way, self.clock)
 
     def _agents(self) -> tuple[Agents, Loop]:
         commands, whole = self.log.publisher(), self.log.publisher(bulk=True)

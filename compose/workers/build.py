@@ -27,6 +27,7 @@ from schemas.topics import Topics
 if TYPE_CHECKING:
     from compose.runs.run_folder import RunFolder
     from compose.settings import Settings
+    from consumers.answers import Answers
     from consumers.environments.worker_hosts import WorkerHosts
     from consumers.rewards import Rewards
     from consumers.room import Room
@@ -78,36 +79,36 @@ class Workshop:
     def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
         from consumers.models.server import Models
 
-        self.codec.prepare(self.topics.events, Event)
-        publisher = self.log.publisher()
-        letters = self._letters(publisher, "models", engine.policy_id)
-        role = Models(name, self.log, self.codec, self.topics, publisher, letters, engine)
-        return self._loop(role, [publisher], letters, accept=accept)
+        answers = self._answers(name)
+        letters = self._letters(answers.publisher, "models", engine.policy_id)
+        role = Models(answers, letters, engine)
+        return self._loop(role, [answers.publisher], letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.environments.environments import Environments
         from consumers.room import Room
 
-        self.codec.prepare(self.topics.events, Event)
-        publisher = self.log.publisher()
-        threads = self.settings.environments.threads if self.watched else 0
-        lease_s = self.settings.environments.lease_s
-        letters = self._letters(publisher, "environments")
-        room = Room(threaded=threads > 0)
+        settings = self.settings.environments
+        threads = settings.threads if self.watched else 0
+        answers, room = self._answers(name), Room(threaded=threads > 0)
+        letters = self._letters(answers.publisher, "environments")
         role = Environments(
-            name,
-            self.log,
-            self.codec,
-            self.topics,
-            publisher,
+            answers,
             letters,
             threads=threads,
-            lease_s=lease_s,
-            slots=self.settings.environments.slots,
+            lease_s=settings.lease_s,
+            slots=settings.slots,
             room=room,
             hosts=self._hosts(room),
         )
-        return self._loop(role, [publisher], letters, accept=accept)
+        return self._loop(role, [answers.publisher], letters, accept=accept)
+
+    def _answers(self, name: str) -> "Answers":
+        """What a worker that carries out commands answers with."""
+        from consumers.answers import Answers
+
+        self.codec.prepare(self.topics.events, Event)
+        return Answers(name, self.log, self.codec, self.topics, self.log.publisher())
 
     def _hosts(self, room: "Room") -> "WorkerHosts":
         """What environments that wait are offered; raises Refused when the gateway's port is taken.

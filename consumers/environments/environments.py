@@ -5,24 +5,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from consumers.answers import Answers, expired
-from consumers.clock import Clock, steady_wall
 from consumers.environments.homes import Homes, Kinds
 from consumers.environments.session_thread import Body, Work
 from consumers.environments.waiting_sessions import GRACE_S, WaitingSessions
 from consumers.environments.watched_threads import CLOSE_S, SLOW_S, WatchedThreads
-from consumers.log.protocols import Log, Record
+from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.room import Room
-from producers.publisher import Publisher
 from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
 from sandbox.host import Host
 from schemas.answer_cache import AnswerCache
-from schemas.codec import Codec
 from schemas.errors import KilledWorkers, NoSuchPartition
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
-from schemas.topics import Topics
 
 Make = Callable[[str, str], AnyEnvironment]
 """From an environment's name and its config as JSON."""
@@ -37,11 +33,7 @@ class Environments(WorkRole):
 
     def __init__(
         self,
-        name: str,
-        log_: Log,
-        codec: Codec,
-        topics: Topics,
-        publisher: Publisher,
+        answers: Answers,
         letters: DeadLetters,
         *,
         threads: int = 2,
@@ -54,46 +46,33 @@ class Environments(WorkRole):
         slow_s: float = SLOW_S,
         close_s: float = CLOSE_S,
         grace_s: float = GRACE_S,
-        wall: Clock | None = None,
     ) -> None:
-        self.name = name
-        self.topics = [topics.steps]
+        self.name = answers.name
+        self.topics = [answers.topics.steps]
         self.letters = letters
-        self.answers = Answers(name, log_, codec, topics, publisher, wall or steady_wall())
+        self.answers = answers
         self.kept: AnswerCache[EnvironmentStepped] = AnswerCache()
         self._lock = threading.Lock()
+        given = self._give, self._late, answers.publisher.push
+        made = make or make_plain
         self.threads = WatchedThreads(
-            self._give,
-            self._late,
-            publisher.push,
-            count=threads,
-            make=make or make_plain,
-            lease_s=lease_s,
-            slow_s=slow_s,
-            close_s=close_s,
+            *given, count=threads, make=made, lease_s=lease_s, slow_s=slow_s, close_s=close_s
         )
         self.counts = self.threads.counts
         kinds = Kinds((lambda _: kind or Kind()) if make else kind_of)
         self.room = room or Room(threaded=threads > 0)
         self.waiting = WaitingSessions(
-            self._give,
-            self._late,
-            publisher.push,
+            *given,
             room=self.room,
-            make=lambda name, config, place: (
-                make(name, config)
-                if make
-                else make_environment(name, config, hosts(place) if hosts else None)
-            ),
+            make=_made_in_place(make, hosts),
             kind_of=kinds.of,
             slots=slots or {},
             lease_s=lease_s,
             counts=self.counts,
             grace_s=grace_s,
         )
-        self.homes = Homes(
-            self._give, self.threads, self.waiting, kinds, threaded=threads > 0 and make is None
-        )
+        apart = threads > 0 and make is None
+        self.homes = Homes(self._give, self.threads, self.waiting, kinds, threaded=apart)
 
     def _late(self, step: EnvironmentStep) -> CallFailed | None:
         return expired(step, self.answers.now_ms()) if step.kind != "close" else None
@@ -148,3 +127,14 @@ class Environments(WorkRole):
 
     def close(self) -> None:
         self.homes.close()
+
+
+def _made_in_place(
+    make: Make | None, hosts: Callable[[str], Host] | None
+) -> Callable[[str, str, str], AnyEnvironment]:
+    """How environments that wait are made: by name, configuration and the session's place."""
+    if make is not None:
+        return lambda name, config, place: make(name, config)
+    return lambda name, config, place: make_environment(
+        name, config, hosts(place) if hosts else None
+    )

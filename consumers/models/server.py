@@ -14,21 +14,17 @@ from typing import Any
 import structlog
 
 from consumers.answers import Answers, expired, too_late
-from consumers.clock import Clock, steady_wall
-from consumers.log.protocols import Log, Record
+from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
 from inference.engine import Engine
-from producers.publisher import Publisher
 from schemas.answer_cache import AnswerCache
-from schemas.codec import Codec
 from schemas.errors import KilledWorkers, NoSuchPartition, WorkFailed
 from schemas.ids import prefix_digest
 from schemas.messages import CallFailed, ModelAnswered, ModelCall
-from schemas.topics import Topics
 
 VERSIONS_EVERY_S = 0.05
 PREFIX_BYTES = 256 << 20
@@ -42,26 +38,17 @@ class Models(WorkRole):
     """Serves one policy with one engine."""
 
     def __init__(
-        self,
-        name: str,
-        log_: Log,
-        codec: Codec,
-        topics: Topics,
-        publisher: Publisher,
-        letters: DeadLetters,
-        engine: Engine,
-        *,
-        most_in_hand: int = 512,
-        wall: Clock | None = None,
+        self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512
     ) -> None:
-        self.name = name
+        topics = answers.topics
+        self.name = answers.name
         self.topics = [topics.calls(engine.policy_id)]
         self.letters = letters
         self.engine = engine
         self.kept: AnswerCache[ModelAnswered | CallFailed] = AnswerCache()
         self.most_in_hand = most_in_hand
-        self.wall = wall or steady_wall()
-        self.answers = Answers(name, log_, codec, topics, publisher, self.wall)
+        self.wall = answers.wall
+        self.answers = answers
         self.counts: Counter[str] = Counter()
         self.prefixes: AnswerCache[bytes] = AnswerCache(PREFIX_BYTES)
         """Token sequences by digest, as far as they have come."""
@@ -69,8 +56,8 @@ class Models(WorkRole):
         self._early: list[tuple[Record, ModelCall]] = []
         self.versions = Versions(
             engine,
-            codec,
-            log_.reader([topics.versions]),
+            answers.codec,
+            answers.log.reader([topics.versions]),
             self.wall,
             lambda record, error: letters.bury_once([(record, error)]),
         )

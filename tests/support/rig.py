@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from consumers.agents.outbox import Outbox
 from consumers.agents.worker import Agents
+from consumers.answers import Answers
 from consumers.environments.environments import Environments
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
@@ -133,17 +134,8 @@ class Rig:
         self, engine: Engine, name: str = "m1", *, make: type[Models] = Models, **options: Any
     ) -> Loop:
         publisher, group = self.log.publisher(), f"t.models.{engine.policy_id}"
-        role = make(
-            name,
-            self.log,
-            self.codec,
-            self.topics,
-            publisher,
-            self.letters(publisher, group),
-            engine,
-            wall=self.wall,
-            **options,
-        )
+        answers = Answers(name, self.log, self.codec, self.topics, publisher, self.wall)
+        role = make(answers, self.letters(publisher, group), engine, **options)
         return self.loop(role, publisher, group)
 
     def environments(
@@ -155,18 +147,9 @@ class Rig:
         **options: Any,
     ) -> Loop:
         publisher = self.log.publisher()
-        role = Environments(
-            name,
-            self.log,
-            self.codec,
-            self.topics,
-            publisher,
-            self.letters(publisher, "t.environments"),
-            threads=threads,
-            make=make,
-            wall=self.wall,
-            **options,
-        )
+        answers = Answers(name, self.log, self.codec, self.topics, publisher, self.wall)
+        letters = self.letters(publisher, "t.environments")
+        role = Environments(answers, letters, threads=threads, make=make, **options)
         self._roles.append(role)
         return self.loop(role, publisher, "t.environments")
 

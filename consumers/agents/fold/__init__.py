@@ -17,7 +17,7 @@ a decision like any other, and every reader comes to the same one or waits for i
 - `journal`: one partition, its open rollouts and its chain of starts
 - `rollout`: one open rollout, its attempts, decisions and end
 - `attempt`: a program that runs, what it waits for and what it has learned
-- `bodies`: what a wish says, as a digest
+- `bodies`: what a wish says, as a digest; `openings`: how one is noted
 - `outstanding`: one wish whose answer has not been counted, and its deadlines
 - `conversation`: one token sequence that is only ever extended
 - `commands`: what is sent for a wish; `trajectory`: what is written at an end

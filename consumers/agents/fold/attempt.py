@@ -6,21 +6,18 @@ decides what that means.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
 
-from consumers.agents.fold.bodies import call_digest, digest_of, environment_of, spelt
+from consumers.agents.fold.bodies import environment_of, spelt
 from consumers.agents.fold.checks import (
     check_as_completed,
-    check_call,
     check_finish,
-    check_messages,
-    check_reset,
-    check_step,
     check_wishes,
 )
-from consumers.agents.fold.conversation import Conversation, conversation_for, counted_after
+from consumers.agents.fold.conversation import Conversation
+from consumers.agents.fold.openings import open_wish
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.world import World
 from consumers.agents.wishes import (
@@ -178,7 +175,7 @@ class Attempt:
                 yielded = Finish()
             if isinstance(yielded, WISHES):
                 self.wished = self.next_position
-                opened.append(self._open(yielded, now_ms))
+                opened.append(open_wish(self, yielded, now_ms))
                 return opened
             if isinstance(yielded, Finish):
                 return check_finish(yielded)
@@ -192,12 +189,12 @@ class Attempt:
         first, name = self.next_position, self.request.agent
         if not isinstance(yielded, AsCompleted):
             wishes = check_wishes(yielded, name, first)
-            opened = [self._open(wish, now_ms) for wish in wishes]
+            opened = [open_wish(self, wish, now_ms) for wish in wishes]
             self.wished = list(range(first, self.next_position))
             return opened
         there = (waits.wish for waits in self.outstanding.values())
         wishes = check_as_completed(yielded, there, name, first)
-        opened = [self._open(wish, now_ms) for wish in wishes]
+        opened = [open_wish(self, wish, now_ms) for wish in wishes]
         self.wished = None
         if not self.outstanding and not self.completed:
             msg = f"program {name!r} waits for the next outcome at position {first}; none is open"
@@ -208,74 +205,6 @@ class Attempt:
         """Forget wishes that were spoilt by another one or by their guard: nobody heard them."""
         self.outstanding = {at: waits for at, waits in self.outstanding.items() if at < first}
         self.next_position, self.model_calls = first, model_calls
-
-    def _open(self, wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
-        position = self.next_position
-        if position >= self.most_wishes:
-            msg = f"the program made {position} wishes, more than its limits allow"
-            raise ProgramFailed("position_limit", msg)
-        if isinstance(wish, CallModel):
-            waits = self._open_call(wish, now_ms)
-        elif isinstance(wish, Reset):
-            waits = self._open_reset(wish, now_ms)
-        else:
-            waits = self._open_step(wish, now_ms)
-        self.next_position += 1
-        self.outstanding[position] = waits
-        if self.due_ms:
-            self.due_ms = min(self.due_ms, waits.deadline_ms())
-        return waits
-
-    def _open_call(self, wish: CallModel, now_ms: int) -> Outstanding:
-        limits = self.request.limits
-        if self.model_calls >= limits.max_turns:
-            msg = f"the program asked for more than {limits.max_turns} model calls"
-            raise ProgramFailed("turn_limit", msg)
-        if limits.max_tokens and self.sampled_tokens >= limits.max_tokens:
-            msg = f"the attempt has sampled all its {limits.max_tokens} tokens"
-            raise ProgramFailed("token_limit", msg)
-        check_call(wish)
-        if wish.begun is not None:
-            check_messages(wish.messages[: wish.begun.messages])
-        policy_id = wish.policy_id or self.request.policy_id
-        sampling = self._sampling(wish)
-        find = conversation_for if sampling.max_tokens else counted_after
-        sequence = find(wish.messages, policy_id, wish.begun, self.conversations)
-        new = tuple(wish.messages[len(sequence.messages) :])
-        check_messages(new)
-        as_asked = sampling is self.request.sampling
-        how = self.how_asked if as_asked else spelt(sampling)
-        digest = call_digest(wish, sequence, new, policy_id, how)
-        sequence.busy = True
-        self.model_calls += 1
-        timeout_s = limits.call_timeout_s
-        return Outstanding(
-            wish, self.next_position, digest, now_ms, timeout_s, sequence, new, sampling
-        )
-
-    def _sampling(self, wish: CallModel) -> Sampling:
-        sampling = wish.sampling or self.request.sampling
-        budget = self.request.limits.max_tokens
-        left = budget - self.sampled_tokens
-        return replace(sampling, max_tokens=left) if 0 < left < sampling.max_tokens else sampling
-
-    def _open_reset(self, wish: Reset, now_ms: int) -> Outstanding:
-        name, config, seed = environment_of(wish, self.request.task)
-        check_reset(wish, name, config, seed)
-        digest = digest_of("reset", wish.session, name, config, seed)
-        limits = self.request.limits
-        timeout_s = limits.open_timeout_s or limits.step_timeout_s
-        return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
-
-    def _open_step(self, wish: Step, now_ms: int) -> Outstanding:
-        check_step(wish)
-        session = self.sessions.get(wish.session)
-        if session is None:
-            msg = f"Step into session {wish.session!r} before its Reset was answered"
-            raise ProgramFailed("rubbish", msg)
-        digest = digest_of("step", wish.session, len(session.actions), wish.action)
-        timeout_s = self.request.limits.step_timeout_s
-        return Outstanding(wish, self.next_position, digest, now_ms, timeout_s)
 
     def take(self, waits: Outstanding, answer: Answer, command_id: bytes, now_ms: int) -> Turn:
         """Apply an answer that fits; the program goes on when what it waits for is answered."""

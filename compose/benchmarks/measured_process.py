@@ -1,13 +1,13 @@
 """Processes that are measured: `python -m compose.benchmarks.measured_process ROLE TOKENS [LIVE]`.
 
 Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker`,
-the policy scripted; the echo roles are the ceiling, the avro roles the echo with Avro. Nothing is
-scored.
+the policy scripted, and hosts their environments with real agents; the echo roles are the ceiling,
+the avro roles the echo with Avro. Nothing is scored.
 """
 
 import sys
 
-from compose.benchmarks import echo, hosted, load
+from compose.benchmarks import agent_takeover, echo, hosted, load
 from compose.cluster import cluster_of
 from compose.log_setup import set_up
 from compose.settings import load_settings
@@ -33,6 +33,10 @@ def main(role: str, tokens: int, live: int) -> None:
         loop = shop.models(role, ENGINES[role](load.POLICY, load.script(tokens)))
     elif role == "hosted-environments":
         loop = hosted.environments(cluster)
+    elif role == agent_takeover.MODELS:
+        loop = agent_takeover.models(cluster, shop)
+    elif role in (agent_takeover.VICTIM, agent_takeover.HEIR):
+        loop = agent_takeover.hosts(cluster, role)
     else:
         loop = shop.environments(role)
     loop.run(stop)

@@ -132,7 +132,9 @@ def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) ->
     publisher.flush(60)
 
 
-def await_records(cluster: Cluster, topic: str, count: int, pids: Mapping[str, int]) -> None:
+def await_records(
+    cluster: Cluster, topic: str, count: int, pids: Mapping[str, int], timeout_s: float = 90.0
+) -> None:
     """Wait until a topic was given so many records."""
     partitions = {topic: cluster.log.partitions(topic)}
 
@@ -141,7 +143,7 @@ def await_records(cluster: Cluster, topic: str, count: int, pids: Mapping[str, i
             return bool(sum(cluster.admin.ends(partitions).values()) >= count)
         return False
 
-    wait_for(there, f"{count} records in {topic}", pids.values())
+    wait_for(there, f"{count} records in {topic}", pids.values(), timeout_s)
 
 
 def _check_ahead(cluster: Cluster) -> None:

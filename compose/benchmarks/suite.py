@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.benchmarks import (
+    agent_memory,
+    agent_takeover,
     hosted,
     live_memory,
     overload,
@@ -40,6 +42,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "hosted_calls_512": hosted.CALLS_512,
     "hosted_call_latency_ms": hosted.call_latency,
     "hosted_calls_parallel": hosted.side_by_side,
+    "hosted_agent_bytes": agent_memory.private,
+    "hosted_resume_s": agent_takeover.kill,
     "refold_events_per_s": refold.refold,
     "kill_10000_s": takeover.kill,
     "live_rollout_bytes": live_memory.live_rollout,

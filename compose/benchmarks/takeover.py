@@ -51,8 +51,10 @@ def kill(settings: Settings, *, live: int = LIVE) -> Figure:
                 others = [pid for name, pid in pids.items() if name != VICTIM]
                 watched = [*others, *heirs.values()]
                 log = logs_of(cluster) / f"{HEIR}.log"
-                wait_for(lambda: bool(_noticed(cluster, log)), "a takeover", watched)
-                noticed = _noticed(cluster, log)
+                wait_for(
+                    lambda: bool(noticed_at(log, cluster.topics.events)), "a takeover", watched
+                )
+                noticed = noticed_at(log, cluster.topics.events)
                 reading = _Reading(cluster, int(noticed * 1000))
                 wait_for(reading.all_went_on, "every rollout's next entry", watched)
         bare_s, _ = timed(lambda: _decode(cluster, int(noticed * 1000)))
@@ -97,11 +99,11 @@ class _Reading:
         return Figure(waits[-1] / 1000, "s", bare_s, lower_is_better=True, notes=(note,))
 
 
-def _noticed(cluster: Cluster, log: Path) -> float:
-    """When the heir was given its first journal partition; 0 before that."""
+def noticed_at(log: Path, topic: str) -> float:
+    """When the heir was given its first partition of a topic, as its log says; 0 before that."""
     for line in log.read_text().splitlines():
         word = json.loads(line) if line.startswith("{") else {}
-        if (word.get("event"), word.get("topic")) == ("partition_assigned", cluster.topics.events):
+        if (word.get("event"), word.get("topic")) == ("partition_assigned", topic):
             return datetime.fromisoformat(word["timestamp"]).timestamp()
     return 0.0
 

@@ -283,6 +283,7 @@ class _Server:
 
     async def close(self) -> None:
         """End the server and with it its agents. May be called twice."""
+        self.alive = False  # who ends an agent meanwhile has nobody to tell, and no need to
         self._writer.close()
         if self._listener is not None:
             await self._listener

@@ -236,6 +236,28 @@ def test_a_hundred_are_forked_side_by_side_and_closing_ends_them_all(tmp_path: P
     assert [process.pid for process in alive if Path(f"/proc/{process.pid}").exists()] == []
 
 
+def test_whoever_ends_agents_while_all_are_ended_writes_to_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: Rig) -> None:
+        config = {"agent": "python", "function": f"{FUNCTIONS}:waits"}
+        started = (
+            rig.processes.start("python", config, url=rig.endpoint.url, key=KEY) for _ in range(10)
+        )
+        agents = await asyncio.gather(*started)
+
+        async def end_again_and_again(agent: AgentProcess) -> None:
+            for _ in range(10):  # turns of the event loop; the server's end takes a few
+                agent.kill()
+                await asyncio.sleep(0)
+            await agent.close()
+
+        await asyncio.gather(rig.processes.close(), *map(end_again_and_again, agents))
+
+    rigged(tmp_path, test)
+    assert caplog.messages == []
+
+
 WORKER = """
 import asyncio, sys
 from pathlib import Path

@@ -16,8 +16,9 @@ from rich.console import Console
 
 from compose.chaos import workload
 from compose.chaos.faults import KILL, SERVICES, Fault
+from compose.chaos.plan import processes_of
 from compose.chaos.stage import Stage
-from compose.chaos.victims import ServiceVictim, Stack, Victim
+from compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
 from compose.chaos.watch import Watch
 from compose.services.service_errors import ServicesError
 from compose.workers.supervisor import GRACE_S
@@ -95,6 +96,11 @@ class Conductor:
         victims: Sequence[Victim] = [
             *self.workers,
             *(ServiceVictim(name, stack) for name in SERVICES),
+            *(
+                ProcessVictim(processes_of(worker.name), worker)
+                for worker in self.workers
+                if worker.group == "environments"
+            ),
         ]
         self.lanes = {victim.name: Lane(victim) for victim in victims}
         self.watch = Watch(cluster)
@@ -167,7 +173,7 @@ class Conductor:
         lane.begin(since_s)
 
     def _healed(self) -> bool:
-        return not self.watch.waiting() and all(lane.victim.fit() for lane in self.lanes.values())
+        return not self.watch.waiting() and all(lane.victim.back() for lane in self.lanes.values())
 
     def _drain(self) -> None:
         """No more requests; then wait until every one has been scored."""
@@ -228,8 +234,9 @@ class Conductor:
         most = self.plan.rollouts or sys.maxsize
         ended = self.watch.scored_of(workload.run_id(self.plan.seed))
         while self.published < most and self.published - ended < OPEN:
-            self.submitter.publish(workload.request(self.plan.seed, self.published))
-            word = workload.cancel(self.plan.seed, self.published)
+            seed, number = self.plan.seed, self.published
+            self.submitter.publish(workload.request(seed, number, hosts=self.plan.hosts))
+            word = workload.cancel(seed, number)
             if word is not None:
                 topic, key = self.stage.cluster.topics.control, word.rollout_id or word.group_id
                 self.publisher.send(topic, key, self.stage.cluster.codec.encode(topic, word))

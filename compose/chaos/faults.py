@@ -14,7 +14,9 @@ from schemas.names import unknown
 
 WORKERS = ("agents", "models", "environments", "rewards")
 SERVICES = ("broker", "registry")
-ROLES = (*WORKERS, "training", *SERVICES)
+PROCESSES = "processes"
+"""Those of hosted agents; each belongs to an environments worker."""
+ROLES = (*WORKERS, PROCESSES, "training", *SERVICES)
 """What `--kill` may name."""
 
 KILL, PAUSE = "kill", "pause"
@@ -25,9 +27,10 @@ CUTS = (CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP, CUT_REGISTRY)
 KINDS: Mapping[str, Mapping[str, float]] = {
     **{role: {KILL: 4, PAUSE: 2, **dict.fromkeys(CUTS, 1)} for role in WORKERS},
     **{role: {KILL: 2, PAUSE: 1} for role in ("training", *SERVICES)},
+    PROCESSES: {KILL: 1},
 }
 """What may happen to whom, by weight."""
-WEIGHTS = {**dict.fromkeys(WORKERS, 10), "training": 2, "broker": 2, "registry": 10}
+WEIGHTS = {**dict.fromkeys((*WORKERS, PROCESSES), 10), "training": 2, "broker": 2, "registry": 10}
 """How often a role is hit, whatever the number of its processes."""
 KILL_WEIGHTS = {**WEIGHTS, "training": 0.5, "broker": 0.5, "registry": 4}
 """The same for a soak of kills. Broker and trainer take seconds to come back; so does the registry,
@@ -97,7 +100,9 @@ def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fa
 def _kinds(dice: Random, roles: list[str]) -> Iterator[tuple[str, str]]:
     """Kind and role of one fault after the other, without an end."""
     workers = [role for role in roles if role in WORKERS]
-    first = [(KILL, role) for role in roles] + [(PAUSE, dice.choice(roles))]
+    first = [(KILL, role) for role in roles]
+    if pausable := [role for role in roles if PAUSE in KINDS[role]]:
+        first.append((PAUSE, dice.choice(pausable)))
     if workers:
         first += [(kind, dice.choice(workers)) for kind in CUTS]
     dice.shuffle(first)

@@ -2,12 +2,13 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.table import Table
 
 from compose.chaos.faults import ROLES, Fault
+from compose.chaos.hosted_figures import HostedFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,12 @@ class ChaosOutcome:
     seconds: float
     fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Workers that ended by themselves, with their exit codes."""
+    hosted: HostedFigures = field(default_factory=HostedFigures)
 
     @property
     def ok(self) -> bool:
-        """Nothing was lost, doubled or breached, and every accepted rollout ended."""
-        wrong = self.lost or self.doubled or self.breaches
+        """Nothing was lost, doubled, breached or asked again, and every accepted rollout ended."""
+        wrong = self.lost or self.doubled or self.breaches or self.hosted.asked_again
         return not wrong and self.ended == self.accepted
 
     def times(self) -> list[float]:
@@ -53,6 +55,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "doubled": outcome.doubled,
         "repeated": outcome.repeated,
         "breaches": outcome.breaches,
+        "hosted": asdict(outcome.hosted),
         "recovery_p50_s": p50,
         "recovery_max_s": longest,
         "ended_by_themselves": {name: list(codes) for name, codes in outcome.fell.items()},
@@ -78,12 +81,25 @@ def table(outcome: ChaosOutcome) -> Table:
         "doubled": outcome.doubled,
         "breaches": outcome.breaches,
         "external work repeated": outcome.repeated,
+        **_hosted_rows(outcome.hosted),
     }
     if outcome.fell:
         rows["ended by themselves"] = sum(map(len, outcome.fell.values()))
     for what, count in rows.items():
         faults.add_row(what, "", f"{count:,}", "", "")
     return faults
+
+
+def _hosted_rows(hosted: HostedFigures) -> dict[str, int]:
+    """Nothing where no rollout was hosted."""
+    rows = {
+        "hosted rollouts": hosted.rollouts,
+        "their processes restarted": hosted.restarts,
+        "their sessions moved": hosted.moved,
+        "attempts lost as they diverged": hosted.diverged,
+        "answered asks called again": hosted.asked_again,
+    }
+    return rows if hosted.rollouts else {}
 
 
 def _by_kind(outcome: ChaosOutcome) -> dict[tuple[str, str], list[float | None]]:

@@ -4,17 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.chaos.faults import SERVICES, Fault, kills, mixed
+from compose.chaos.faults import PROCESSES, SERVICES, Fault, kills, mixed
 from schemas.errors import Refused
 
-PROCESSES = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
+WORKERS = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
 """Workers of the workload."""
 SERVER = "trained-1"
 """The model server of the training run; it is harmed as one with its trainer."""
 EVERY_S = 4.0
 """Between two faults, on average; less where the run is short, so that every kind has its turn."""
-ROUND = 16
+ROUND = 18
 SOAK_EVERY_S = 0.2
+
+
+def processes_of(worker: str) -> str:
+    """The victim that is any agent's process of an environments worker."""
+    return f"{PROCESSES} of {worker}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class ChaosPlan:
     """None: as many as keep the workers busy."""
     beside: Path | None = None
     """A wheel of another release: half of the workers are of it, and whoever is killed comes back
-    as one of the other kind."""
+    as one of the other kind. Without hosted rollouts, which an older one does not know."""
 
     def __post_init__(self) -> None:
         lengths = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
@@ -39,6 +44,11 @@ class ChaosPlan:
                 raise Refused(msg)
         if self.beside is not None and not self.beside.is_file():
             msg = f"--beside {self.beside}: there is no such file"
+            raise Refused(msg)
+        if not self.hosts and set(self.roles) == {PROCESSES}:
+            msg = (
+                f"--beside WHEEL goes without hosted rollouts, so there are no {PROCESSES} to kill"
+            )
             raise Refused(msg)
         if (self.minutes is None) == (self.kills is None):
             msg = "give either --minutes, for faults of all kinds, or --kills, for a soak of kills"
@@ -54,6 +64,11 @@ class ChaosPlan:
         return 2.0 if self.soak else 6.0
 
     @property
+    def hosts(self) -> bool:
+        """Whether some of the rollouts are hosted."""
+        return self.beside is None
+
+    @property
     def trains(self) -> bool:
         return "training" in self.roles
 
@@ -64,7 +79,7 @@ class ChaosPlan:
 
     def workers(self) -> dict[str, list[str]]:
         """The names of the worker processes, by role."""
-        names = {role: [f"{role}-{n + 1}" for n in range(PROCESSES[role])] for role in PROCESSES}
+        names = {role: [f"{role}-{n + 1}" for n in range(WORKERS[role])] for role in WORKERS}
         if self.trains:
             names["models"].append(SERVER)
             names["training"] = ["training-1"]
@@ -76,7 +91,10 @@ class ChaosPlan:
         if self.trains:
             everybody["models"].remove(SERVER)
             everybody["training"].append(SERVER)
-        return {role: everybody[role] for role in self.roles}
+        if self.hosts:
+            hosts = everybody["environments"]
+            everybody[PROCESSES] = [processes_of(host) for host in hosts]
+        return {role: everybody[role] for role in self.roles if role in everybody}
 
     def faults(self) -> list[Fault]:
         victims: Mapping[str, Sequence[str]] = self.victims()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from compose.chaos import workload
 from compose.chaos.experiment import Conductor
+from compose.chaos.hosted_figures import figures_of
 from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.stage import staged
@@ -86,6 +88,7 @@ def _conduct(
             conductor.close()
         most = conductor.most_repeated()
         report = audit_with_bar(stage.cluster, terminal, drained=True, most_repeated=most)
+        hosted = figures_of(stage.cluster, workload.POLICY, stage.logs)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
     outcome = ChaosOutcome(
         seed=plan.seed,
@@ -98,5 +101,6 @@ def _conduct(
         breaches=report.found.total(),
         seconds=time.monotonic() - began,
         fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},
+        hosted=hosted,
     )
     return outcome, report

@@ -1,5 +1,6 @@
 """Where a chaos run takes place: a broker and a registry of its own, and its workers' processes."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +25,8 @@ from compose.settings import KafkaSettings, RegistrySettings, Settings
 
 SCORER = "environment_return"
 RECIPE = "training.toml"
+SLOTS = 8
+"""Agents' processes of one environments worker at a time, on a machine that has much to do."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Stage:
             "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS": self.proxy.address(name),
             "ROLLCALL_REGISTRY__URL": self._registry_url(name),
             "ROLLCALL_PREFIX": self.cluster.settings.prefix,
+            "ROLLCALL_ENVIRONMENTS__SLOTS": json.dumps({"hosted": SLOTS}),
         }
         log = self.logs / f"{name}.log"
         return WorkerVictim(

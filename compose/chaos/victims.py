@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,10 +31,12 @@ from compose.cluster import answers
 from compose.processes import ChildProcess, holds_within, module, spawn
 from compose.services import embedded
 from compose.services.service_errors import ServicesError
+from sandbox.process_tree import children
 
 FLAP_S = 0.4
 """A flapping link is up for so long, then down for so long."""
 GONE_S = 10.0
+SERVER = "fork_server.py"
 AGAIN_S = 1.0
 """Who ends by itself sooner than this after its start is not started again at once."""
 
@@ -54,7 +57,11 @@ class Victim(Protocol):
         ...
 
     def fit(self) -> bool:
-        """Whether it is back at work, so that a fault would hit something."""
+        """Whether a fault would hit something now."""
+        ...
+
+    def back(self) -> bool:
+        """Whether it is at work again after what befell it."""
         ...
 
     def begin(self, fault: Fault) -> None: ...
@@ -122,6 +129,9 @@ class WorkerVictim:
 
     def fit(self) -> bool:
         return self._joined
+
+    def back(self) -> bool:
+        return self.fit()
 
     def partitions(self) -> set[int]:
         return set(self.owned)
@@ -252,6 +262,9 @@ class ServiceVictim:
         """Not while either comes back: a start that loses one of the two has failed."""
         return self.stack.up()
 
+    def back(self) -> bool:
+        return self.fit()
+
     def partitions(self) -> set[int]:
         return set()
 
@@ -285,3 +298,67 @@ class ServiceVictim:
         wanted = {"broker": "kafka"}.get(self.name, self.name)
         services = embedded.status(self.stack.state_dir)
         return next(each.pid for each in services if each.name == wanted)
+
+
+@dataclass
+class ProcessVictim:
+    """Any agent's process of an environments worker; most live for seconds, often there is none."""
+
+    name: str
+    worker: WorkerVictim
+
+    @property
+    def group(self) -> str:
+        return self.worker.group
+
+    def fit(self) -> bool:
+        return self.worker.process is not None and bool(agents_below(self.worker.process.pid))
+
+    def back(self) -> bool:
+        """Its worker is looked at for itself, and whether any agent runs just now says nothing."""
+        return True
+
+    def partitions(self) -> set[int]:
+        return set()
+
+    def begin(self, fault: Fault) -> None:
+        """SIGKILL to the one that runs longest: the most to live again."""
+        running = agents_below(self.worker.process.pid) if self.worker.process else []
+        if running:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(running[0], signal.SIGKILL)
+
+    def during(self, fault: Fault, since_s: float) -> None:
+        """Nothing changes meanwhile."""
+
+    def end(self, fault: Fault) -> None:
+        """Its session begins it anew by itself."""
+
+    def look(self) -> None:
+        """Nobody waits for it."""
+
+
+def agents_below(worker: int) -> list[int]:
+    """The agents' processes of a worker, the oldest first: children of its fork servers.
+
+    An agent leads a session, which tells it from what a server starts for itself.
+    """
+    guardians = [pid for pid in children(worker) if SERVER in _command_line(pid)]
+    servers = [pid for guardian in guardians for pid in children(guardian)]
+    return sorted(pid for server in servers for pid in children(server) if _leads(pid))
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _leads(pid: int) -> bool:
+    """Whether a process that lives leads its session."""
+    try:
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+    except (OSError, ValueError):
+        return False
+    return state != "Z" and int(session) == pid

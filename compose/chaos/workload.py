@@ -2,16 +2,21 @@
 
 Several turns, calls side by side, failures that are asked again, answers that come after their
 deadline, sessions that cannot be rebuilt, rollouts whose own deadline is short, cancels of rollouts
-and of groups. Every model server says something else, so that it matters whose answer counts.
+and of groups, agents in processes of their own. Every model server says something else, so that it
+matters whose answer counts.
 """
 
 import heapq
 import json
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from consumers.agents.wishes import (
     Agent,
@@ -36,6 +41,13 @@ POLICY = "chaos"
 HERE = __name__
 GROUP = 4
 AGENTS = ("react", f"{HERE}:side_by_side", f"{HERE}:forgiving")
+AGENT_OF_OTHERS = "hosted"
+FUNCTIONS = ("sequential", "side_by_side", "noisy")
+"""Of `compose.chaos.hosted_agents`."""
+HOSTED = 0.05
+"""So many of the rollouts have a process each, as a function or, one in `COMMANDS`, a command."""
+COMMANDS = 4
+CATCH_UP_S = 2.0
 STEP_S = 0.005
 """What a decode step takes, whatever is in the batch."""
 WORDS = ("left", "right", "on", "back", "wait")
@@ -182,8 +194,25 @@ def run_id(seed: int) -> str:
     return f"chaos-{seed}"
 
 
-def request(seed: int, number: int) -> RolloutRequest:
-    """The rollout of this number."""
+def request(seed: int, number: int, *, hosts: bool = True) -> RolloutRequest:
+    """The rollout of this number; without `hosts` none has a process of its own."""
+    dice = Random(f"hosted/{seed}/{number}")
+    asked = _request(seed, number)
+    return _hosted(asked, dice) if hosts and dice.random() < HOSTED else asked
+
+
+def _hosted(asked: RolloutRequest, dice: Random) -> RolloutRequest:
+    """The same with an agent in a process of its own."""
+    file, function = str(Path(__file__).with_name("hosted_agents.py")), dice.choice(FUNCTIONS)
+    config: dict[str, Any] = {"turns": dice.randint(2, 4), "catch_up_s": CATCH_UP_S}
+    if dice.randrange(COMMANDS):
+        config |= {"agent": "python", "function": f"{file}:{function}"}
+    else:
+        config |= {"agent": "command", "argv": [sys.executable, "-I", file, function]}
+    return replace(asked, agent=AGENT_OF_OTHERS, agent_config=json.dumps(config))
+
+
+def _request(seed: int, number: int) -> RolloutRequest:
     dice = Random(f"request/{seed}/{number}")
     config = {"turns": dice.randint(2, 5), "replayable": dice.random() < 0.7}
     limits = Limits(

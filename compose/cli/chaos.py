@@ -20,7 +20,8 @@ Beside = Annotated[
     Path | None,
     typer.Option(
         metavar="WHEEL",
-        help="Half of the workers are of this release, and swap with every kill.",
+        help="Half of the workers are of this release, and swap with every kill; no rollout is "
+        "hosted then.",
     ),
 ]
 Json = Annotated[Path | None, typer.Option(help="Write the figures there.")]
@@ -32,7 +33,7 @@ Keep = Annotated[
 def chaos(
     minutes: Minutes = None,
     seed: Seed = 7,
-    kill: Kill = "agents,models,environments,rewards,training,broker,registry",
+    kill: Kill = "agents,models,environments,rewards,processes,training,broker,registry",
     kills: Kills = None,
     rollouts: Rollouts = None,
     beside: Beside = None,
@@ -41,7 +42,8 @@ def chaos(
 ) -> None:
     """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
 
-    Exit code 0 when nothing was lost, doubled or breached, else 1.
+    Exit code 0 when nothing was lost, doubled or breached, and no agent's answered ask was made a
+    model call again, else 1.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 

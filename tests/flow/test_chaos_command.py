@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from compose.chaos import workload
 from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
+from compose.chaos.hosted_figures import HostedFigures
 from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.proxy import HOST, Ports, Proxy, listeners
@@ -250,7 +251,8 @@ def test_the_workload_has_rollouts_of_every_kind() -> None:
     words = [word for number in range(1000) if (word := workload.cancel(7, number))]
 
     assert requests == [workload.request(7, number) for number in range(1000)]
-    assert {request.agent for request in requests} == set(workload.AGENTS)
+    agents = {request.agent for request in requests}
+    assert agents == {*workload.AGENTS, workload.AGENT_OF_OTHERS}
     assert len({request.rollout_id for request in requests}) == 1000
     assert set(Counter(request.group_id for request in requests).values()) == {workload.GROUP}
     assert {bool(word.group_id) for word in words} == {True, False}
@@ -264,7 +266,7 @@ def test_the_workload_ends_every_rollout_in_memory() -> None:
         rig.environments("environments-1"),
     ]
     for number in range(60):
-        rig.ask(workload.request(7, number), number % 2)
+        rig.ask(workload.request(7, number, hosts=False), number % 2)
 
     def ended() -> bool:
         for loop in crew:
@@ -359,6 +361,7 @@ OUTCOME = ChaosOutcome(
     repeated=3,
     breaches=0,
     seconds=60.0,
+    hosted=HostedFigures(30, restarts=4, diverged=1),
 )
 
 
@@ -371,13 +374,18 @@ def test_the_figures_are_those_of_the_table() -> None:
     assert (found["recovery_p50_s"], found["recovery_max_s"]) == (6.5, 7.0)
     cells = [list(column.cells) for column in table(OUTCOME).columns]
     assert cells[4][:2] == ["7.0 s", "-"]
-    assert cells[2][-1] == "3"
+    assert dict(zip(cells[0], cells[2], strict=True))["external work repeated"] == "3"
+    assert cells[2][-5:] == ["30", "4", "0", "1", "0"]
 
 
 @pytest.mark.parametrize("wrong", ["lost", "doubled", "breaches", "ended"])
 def test_anything_wrong_is_not_ok(wrong: str) -> None:
     assert OUTCOME.ok
     assert not replace(OUTCOME, **{wrong: 1}).ok
+
+
+def test_a_call_for_what_an_agent_had_been_told_is_not_ok() -> None:
+    assert not replace(OUTCOME, hosted=HostedFigures(30, asked_again=1)).ok
 
 
 # All of it
@@ -389,7 +397,7 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "5", "--json", str(figures), "--rollouts", "600",
-        "--kill", "agents,models,environments,rewards,broker,registry", cwd=tmp_path,
+        "--kill", "agents,models,environments,rewards,processes,broker,registry", cwd=tmp_path,
     ) as run:  # fmt: skip
         said, complained = run.communicate(timeout=280)
 
@@ -399,6 +407,8 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     assert found["lost"] == found["doubled"] == found["breaches"] == 0
     assert found["faults"] == sum(found["faults_by_kind"].values()) >= 8
     assert "kill broker" in found["faults_by_kind"]
+    assert found["hosted"]["rollouts"] > 10
+    assert found["hosted"]["asked_again"] == 0
     assert any(kind.startswith(CUTS) for kind in found["faults_by_kind"])
     assert 0 < found["recovery_p50_s"] <= found["recovery_max_s"]
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"], "its log is removed"

@@ -68,7 +68,7 @@ class HostedAgent:
         self._recorded: dict[str, deque[Reply]] = {}
         """Those that this process has yet to ask for."""
         self._open: Counter[str] = Counter()
-        """Asks that the rollout knows and has no reply to."""
+        """Asks that were shown, or that the rollout says are open: nobody else has to hear them."""
         self._known = KnownAsks()
         self._shown_at: dict[str, float] = {}
         self._took: deque[float] = deque(maxlen=REPLY_TIMES)
@@ -207,6 +207,7 @@ class HostedAgent:
     def _shown(self, new: Sequence[Ask]) -> Observation:
         for ask in new:
             self._shown_at[ask.d] = self._now()
+            self._open[ask.d] += 1
         return Observation(asks_text(new, self._known.at_both_ends()))
 
     def _note_time(self, reply: Reply) -> None:

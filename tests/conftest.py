@@ -23,6 +23,13 @@ hypothesis_settings.register_profile(  # however busy it is
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("any machine")
+# Whoever runs tests in the background ignores these, and so would all that they start.
+for number, handler in {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+}.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -70,8 +70,9 @@ class Stage:
             "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS": self.proxy.address(name),
             "ROLLCALL_REGISTRY__URL": self._registry_url(name),
             "ROLLCALL_PREFIX": self.cluster.settings.prefix,
-            "ROLLCALL_ENVIRONMENTS__SLOTS": json.dumps({"hosted": SLOTS}),
         }
+        if len(self.releases) == 1:  # another release may not know the setting
+            environment["ROLLCALL_ENVIRONMENTS__SLOTS"] = json.dumps({"hosted": SLOTS})
         log = self.logs / f"{name}.log"
         return WorkerVictim(
             name,

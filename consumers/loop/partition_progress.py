@@ -78,7 +78,7 @@ class PartitionProgress:
     def thin(self) -> None:
         """Forget the records that are finished behind one that is not: their offsets are enough."""
         if self.taken:
-            self.thinned_to = self.taken[-1].offset + 1
+            self.thinned_to = max(self.thinned_to, self.taken[-1].offset + 1)
             taken = len(self.taken)
             self.taken = deque(record for record in self.taken if not record.finished())
             self.thinned += taken - len(self.taken)

@@ -68,12 +68,11 @@ def crossed(rig: Rig, requests: list[RolloutRequest], **options: Any) -> list[Sc
     ]
     for request in requests:
         rig.ask(request)
-    for _ in range(2000):
+    deadline = time.monotonic() + 60.0
+    while len(scored := rig.read(rig.topics.scored, ScoredTrajectory)) < len(requests):
+        assert time.monotonic() < deadline, f"{len(scored)} of {len(requests)}"
         for loop in loops:
             loop.turn(0.0)
-        scored = rig.read(rig.topics.scored, ScoredTrajectory)
-        if len(scored) == len(requests):
-            break
     rig.close()
     return sorted(scored, key=lambda each: each.trajectory.rollout_id)
 

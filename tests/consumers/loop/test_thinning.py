@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from consumers.log.protocols import Record
@@ -20,6 +20,7 @@ def record_at(offset: int) -> Record:
 
 
 @settings(deadline=None)
+@example([("come", 0), ("come", 0), ("finish", 1), ("thin", 0), ("thin", 0)], 0, False)
 @given(
     st.lists(st.tuples(st.sampled_from(["come", "finish", "thin", "advance"]), st.integers(0, 99))),
     st.integers(0, 5),

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from aiohttp import web
 
+from consumers.environments.adapter_dialect import ADAPTER_ROUTES, shown_body
 from inference.dialects.dialect import AgentRequest, Declined
 from inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
-from schemas.asks import Choice, ModelReply
+from schemas.asks import Ask, Choice, ModelReply, StepReply
 from schemas.tool_calls import ToolCall, tool_calls_text
 
 KEY = "scripted"
@@ -74,16 +74,21 @@ class ScriptedEndpoint:
             raise Declined(401, "invalid_api_key", "the key is not that of the URL")
         if path in ROUTES:
             return self._asked(path, body)
-        match path:
-            case "/v1/task":
-                return web.json_response(dict(self.task))
-            case "/v1/step":
-                self.actions.append(orjson.loads(body)["action"])
-                return web.json_response(_shown(_of(self.steps, len(self.actions))))
-            case "/v1/finish":
-                self.result = orjson.loads(body)["result"]
-                return web.json_response(_shown({"text": ""}))
+        if path in ADAPTER_ROUTES:
+            return self._acted(ADAPTER_ROUTES[path].read(body, [POLICY], {}).ask)
+        if path == "/v1/task":
+            return web.json_response(dict(self.task))
         raise Declined(404, "not_found", f"{path}: there is no such route")
+
+    def _acted(self, ask: Ask) -> web.Response:
+        shown: Mapping[str, Any] = {"text": ""}
+        if ask.kind == "step":
+            self.actions.append(ask.text)
+            shown = _of(self.steps, len(self.actions))
+        else:
+            self.result = ask.text
+        reply = StepReply(ask.d, **{"info": "{}", **shown})
+        return web.Response(body=shown_body(reply), content_type="application/json")
 
     def _asked(self, path: str, body: bytes) -> web.Response:
         request = ROUTES[path].read(body, [POLICY], {})
@@ -100,7 +105,3 @@ class ScriptedEndpoint:
 def _of(script: Sequence[Any], number: int) -> Any:
     """Its line for the request of a number, from 1."""
     return script[min(number, len(script)) - 1]
-
-
-def _shown(step: Mapping[str, Any]) -> dict[str, Any]:
-    return {"reward": 0.0, "terminated": False, "truncated": False, "info": "{}", **step}

@@ -19,8 +19,15 @@ from pathlib import Path
 from compose.benchmarks import load
 from compose.benchmarks.agent_memory import AGENT
 from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import logs_of, own_cluster, processes, wait_for
-from compose.benchmarks.spine import await_records
+from compose.benchmarks.own_cluster import (
+    await_records,
+    logs_of,
+    own_cluster,
+    processes,
+    publish,
+    wait_for,
+    with_slots,
+)
 from compose.benchmarks.takeover import noticed_at
 from compose.cluster import Cluster
 from compose.settings import Settings
@@ -30,7 +37,6 @@ from consumers.loop.loop import Loop
 from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
-from producers.submit import Submitter
 from sandbox.agents.processes import AgentProcesses
 from sandbox.agents.shipped import interpreter
 from schemas.errors import WorkFailed
@@ -86,9 +92,7 @@ def models(cluster: Cluster, shop: Workshop) -> Loop:
 
 def hosts(cluster: Cluster, name: str) -> Loop:
     """A worker with room for all agents and their shells."""
-    slots = {"hosted": LIVE, "box": LIVE}
-    table = cluster.settings.environments.model_copy(update={"slots": slots})
-    settings = cluster.settings.model_copy(update={"environments": table})
+    settings = with_slots(cluster.settings, hosted=LIVE, box=LIVE)
     return Workshop(cluster.log, cluster.codec, cluster.topics, settings).environments(name)
 
 
@@ -117,11 +121,9 @@ def kill(settings: Settings, *, live: int = LIVE) -> Figure:
 
 
 def _submit(cluster: Cluster, live: int) -> None:
-    publisher = cluster.log.publisher()
-    submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
     limits = Limits(max_turns=2 * TURN, call_timeout_s=PATIENCE_S, step_timeout_s=PATIENCE_S)
-    for number in range(live):
-        request = RolloutRequest(
+    requests = (
+        RolloutRequest(
             f"a{number:031x}",
             Task("shell", json.dumps({"box": "local"}), prompt=f"Count to ten ({number})."),
             agent="hosted",
@@ -131,8 +133,9 @@ def _submit(cluster: Cluster, live: int) -> None:
             sampling=Sampling(max_tokens=1024),
             limits=limits,
         )
-        submitter.publish(request)
-    publisher.flush(60)
+        for number in range(live)
+    )
+    publish(cluster, requests)
 
 
 def _figure(cluster: Cluster, live: int, killed: float, noticed: float, import_s: float) -> Figure:

@@ -18,14 +18,22 @@ from aiohttp import web
 from compose.benchmarks import load, spine
 from compose.benchmarks.caller_processes import CallerProcesses
 from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import Measurement, logs_of, measure, own_cluster, processes
+from compose.benchmarks.own_cluster import (
+    await_records,
+    cpu_shares,
+    logs_of,
+    measure,
+    own_cluster,
+    processes,
+    publish,
+    with_slots,
+)
 from compose.cluster import Cluster
 from compose.settings import Settings
 from compose.workers.build import Workshop
 from consumers.loop.loop import Loop
 from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
-from producers.submit import Submitter
 from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
 
 LIVE = 1000
@@ -56,9 +64,7 @@ class CallersShop(Workshop):
 
 def environments(cluster: Cluster) -> Loop:
     """A worker with room for all sessions."""
-    slots = {"hosted": LIVE}
-    table = cluster.settings.environments.model_copy(update={"slots": slots})
-    settings = cluster.settings.model_copy(update={"environments": table})
+    settings = with_slots(cluster.settings, hosted=LIVE)
     shop = CallersShop(cluster.log, cluster.codec, cluster.topics, settings)
     return shop.environments("hosted-environments")
 
@@ -85,11 +91,13 @@ def calls_per_second(settings: Settings, tokens: int) -> Figure:
     with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
         submit(cluster, AHEAD)
         with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
-            spine.await_records(cluster, cluster.topics.events, 4 * LIVE, pids)
+            await_records(cluster, cluster.topics.events, 4 * LIVE, pids)
             time.sleep(WARM_S)
             ours = measure(cluster, cluster.topics.events, pids, WINDOW_S, spine.is_answer)
     bare = asyncio.run(_bare(tokens))
-    return Figure(ours.rate, "calls/s", bare, notes=(_note(ours),))
+    return Figure(
+        ours.rate, "calls/s", bare, notes=(f"over {ours.seconds:.1f} s; {cpu_shares(ours)}",)
+    )
 
 
 def call_latency(settings: Settings, tokens: int = 64) -> Figure:
@@ -99,7 +107,7 @@ def call_latency(settings: Settings, tokens: int = 64) -> Figure:
         with processes(cluster, *([role, str(tokens), "0"] for role in ROLES)) as pids:
             for number in range(ALONE):
                 submit(cluster, 1, first=number)
-                spine.await_records(cluster, ended, number + 1, pids)
+                await_records(cluster, ended, number + 1, pids)
         took = [1000 * float(line) for line in _times(cluster)]
         native = spine.native_turns(cluster, tokens, ALONE)
     seen = statistics.quantiles(took, n=100)
@@ -125,10 +133,10 @@ def _rate_of(settings: Settings, tokens: int, agents: int, callers: int) -> floa
         roles = ("agents", "slow-models", "hosted-environments")
         with processes(cluster, *([role, str(tokens), "0"] for role in roles)) as pids:
             submit(cluster, agents, turns=4)
-            spine.await_records(cluster, cluster.topics.trajectories, agents, pids)
+            await_records(cluster, cluster.topics.trajectories, agents, pids)
             before = len(_times(cluster))
             submit(cluster, agents, first=agents, turns=turns, callers=callers)
-            spine.await_records(cluster, cluster.topics.trajectories, 2 * agents, pids)
+            await_records(cluster, cluster.topics.trajectories, 2 * agents, pids)
         took = [float(line) for line in _times(cluster)[before:]]
     return 2 / statistics.mean(took)
 
@@ -137,11 +145,9 @@ def submit(
     cluster: Cluster, count: int, *, first: int = 0, turns: int = load.TURNS, callers: int = 1
 ) -> None:
     """Publish requests for so many sessions."""
-    publisher = cluster.log.publisher()
-    submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
     config = {"agent": "python", "function": "bench.py:none", "turns": turns, "callers": callers}
-    for number in range(first, first + count):
-        request = RolloutRequest(
+    requests = (
+        RolloutRequest(
             f"h{number:031x}",
             Task(),
             agent="hosted",
@@ -151,8 +157,9 @@ def submit(
             sampling=Sampling(max_tokens=1024),
             limits=Limits(max_turns=turns * callers),
         )
-        submitter.publish(request)
-    publisher.flush(60)
+        for number in range(first, first + count)
+    )
+    publish(cluster, requests)
 
 
 def _times(cluster: Cluster) -> list[str]:
@@ -189,11 +196,6 @@ async def _go_on(callers: CallerProcesses, url: str, until: float) -> None:
     config = {"turns": load.TURNS, "callers": 1}
     while time.monotonic() < until:
         await (await callers.start("", config, url=url, key="none")).wait()
-
-
-def _note(window: Measurement) -> str:
-    shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
-    return f"over {window.seconds:.1f} s; CPU seconds: {shares}"
 
 
 CALLS_64 = partial(calls_per_second, tokens=64)

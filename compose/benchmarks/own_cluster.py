@@ -3,8 +3,8 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from compose.settings import Settings
 from consumers.log.protocols import Record
 from consumers.log.reading import read_all
 from producers import provision
+from producers.submit import Submitter
+from schemas.errors import Unavailable
+from schemas.messages import RolloutRequest
 from schemas.topics import wanted
 
 GRACE_S = 10.0
@@ -149,3 +152,38 @@ def wait_for(
 
     if not holds_within(holds, timeout_s):
         raise late
+
+
+def publish(cluster: Cluster, requests: Iterable[RolloutRequest]) -> None:
+    """Publish requests, and wait until all are there."""
+    publisher = cluster.log.publisher()
+    submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
+    for request in requests:
+        submitter.publish(request)
+    publisher.flush(60)
+
+
+def await_records(
+    cluster: Cluster, topic: str, count: int, pids: Mapping[str, int], timeout_s: float = 90.0
+) -> None:
+    """Wait until a topic was given so many records."""
+    partitions = {topic: cluster.log.partitions(topic)}
+
+    def there() -> bool:
+        with suppress(Unavailable):  # leaders are still being chosen
+            return bool(sum(cluster.admin.ends(partitions).values()) >= count)
+        return False
+
+    wait_for(there, f"{count} records in {topic}", pids.values(), timeout_s)
+
+
+def with_slots(settings: Settings, **slots: int) -> Settings:
+    """The same for a worker with so much room for environments that wait."""
+    table = settings.environments.model_copy(update={"slots": slots})
+    return settings.model_copy(update={"environments": table})
+
+
+def cpu_shares(window: Measurement) -> str:
+    """CPU seconds by process, for people."""
+    shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
+    return f"CPU seconds: {shares}"

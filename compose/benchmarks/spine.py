@@ -8,21 +8,26 @@ with Avro, which tells how much of the distance is reading and writing records.
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 from compose.benchmarks import echo, load
 from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import Measurement, measure, own_cluster, processes, wait_for
+from compose.benchmarks.own_cluster import (
+    Measurement,
+    await_records,
+    cpu_shares,
+    measure,
+    own_cluster,
+    processes,
+    publish,
+)
 from compose.cluster import Cluster
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from consumers.log.protocols import Record
 from consumers.log.reading import read_all
-from producers.submit import Submitter
-from schemas.errors import Unavailable
 from schemas.messages import EnvironmentStepped, Event
 
 LIVE = 4000
@@ -125,25 +130,7 @@ def native_turns(cluster: Cluster, tokens: int, rollouts: int) -> list[float]:
 
 def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) -> None:
     """Publish one request for each number."""
-    publisher = cluster.log.publisher()
-    submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
-    for number in numbers:
-        submitter.publish(load.request(f"{number:032x}", turns))
-    publisher.flush(60)
-
-
-def await_records(
-    cluster: Cluster, topic: str, count: int, pids: Mapping[str, int], timeout_s: float = 90.0
-) -> None:
-    """Wait until a topic was given so many records."""
-    partitions = {topic: cluster.log.partitions(topic)}
-
-    def there() -> bool:
-        with suppress(Unavailable):  # leaders are still being chosen
-            return bool(sum(cluster.admin.ends(partitions).values()) >= count)
-        return False
-
-    wait_for(there, f"{count} records in {topic}", pids.values(), timeout_s)
+    publish(cluster, (load.request(f"{number:032x}", turns) for number in numbers))
 
 
 def _check_ahead(cluster: Cluster) -> None:
@@ -183,9 +170,8 @@ def _spans(shown: Iterable[tuple[bytes | None, int] | None]) -> list[float]:
 
 def _note(what: str, window: Measurement) -> str:
     """CPU per process and per record, for people."""
-    shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
     return (
-        f"{what}: {window.rate:,.0f} turns/s over {window.seconds:.1f} s; CPU seconds: {shares}; "
+        f"{what}: {window.rate:,.0f} turns/s over {window.seconds:.1f} s; {cpu_shares(window)}; "
         f"{_us_per_hop(window):.0f} us of CPU per hop, all processes together"
     )
 

@@ -14,7 +14,13 @@ from datetime import datetime
 from pathlib import Path
 
 from compose.benchmarks.figure import Figure, timed
-from compose.benchmarks.own_cluster import logs_of, own_cluster, processes, wait_for
+from compose.benchmarks.own_cluster import (
+    await_records,
+    logs_of,
+    own_cluster,
+    processes,
+    wait_for,
+)
 from compose.benchmarks.spine import submit
 from compose.cluster import Cluster
 from compose.settings import Settings
@@ -37,14 +43,9 @@ def kill(settings: Settings, *, live: int = LIVE) -> Figure:
     agents = settings.agents.model_copy(update={"max_live": live + live // 4})
     with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
         submit(cluster, range(live), turns=TURNS)
-        events = {cluster.topics.events: cluster.log.partitions(cluster.topics.events)}
         commands = [[role, TOKENS, "0"] for role in ("models", "environments", VICTIM)]
         with processes(cluster, *commands, doomed=[VICTIM]) as pids:
-            wait_for(
-                lambda: sum(cluster.admin.ends(events).values()) >= READ * live,
-                f"{READ * live} entries",
-                pids.values(),
-            )
+            await_records(cluster, cluster.topics.events, READ * live, pids)
             os.kill(pids[VICTIM], signal.SIGKILL)
             killed = time.time()
             with processes(cluster, [HEIR, TOKENS, "0"]) as heirs:

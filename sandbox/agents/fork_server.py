@@ -162,17 +162,13 @@ class Server:
                 self._remove(self.directories.pop(order["id"], ""))
 
     def _spawn(self, order: Frame) -> None:
+        parent, ends = os.getpid(), tuple[int, ...]()
         try:
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-        except OSError as error:
-            tell(self.channel, {"id": order["id"], "refused": os.strerror(error.errno or 0)})
-            return
-        parent = os.getpid()
-        try:
+            reading, writing = ends = os.pipe2(os.O_CLOEXEC)
             pid = os.fork()
         except OSError as error:
-            os.close(reading)
-            os.close(writing)
+            for end in ends:
+                os.close(end)
             tell(self.channel, {"id": order["id"], "refused": os.strerror(error.errno or 0)})
             return
         if pid == 0:

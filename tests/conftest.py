@@ -40,14 +40,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     down(state, wipe=True)
 
 
-@pytest.fixture
-def ctrl_c_raises() -> Iterator[None]:
-    """As in a command's process; one of those that run the tests side by side ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture(scope="session")
 def kafka_log(services: Endpoints) -> Iterator[BrokerLog]:
     log = BrokerLog(services.bootstrap_servers)

@@ -222,7 +222,6 @@ def test_nobody_hears_of_a_reader_that_has_gone(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("ctrl_c_raises")
 def test_an_interrupt_waits_for_the_poll_that_it_meets(cluster: MemoryCluster) -> None:
     cluster.log.append("t.control", b"k", b"")
     came_back = []

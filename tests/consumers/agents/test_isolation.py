@@ -323,7 +323,6 @@ def test_a_fault_of_the_fold_ends_the_rollout_that_met_it() -> None:
     assert hand.end(decision).status == "failed"
 
 
-@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_in_a_program_is_no_end_of_its_rollout() -> None:
     def interrupted(task: Task) -> Agent:
         signal.raise_signal(signal.SIGINT)

@@ -45,7 +45,6 @@ def test_a_poll_is_never_larger_than_asked(log: MemoryLog) -> None:
     assert {len(records) for records in polls(reader, lambda: 3)} <= {0, 1, 2, 3}
 
 
-@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_waits_until_the_poll_has_come_back() -> None:
     done = []
 

@@ -149,8 +149,12 @@ class Keeper:
             failed = f"arguments and variables of {len(packet):,} bytes, {PACKET_BYTES:,} can be"
             self._hear_of({"started": request.get("start"), "failed": failed})
         else:
-            self._unsent.append((packet, [os.dup(fd) for fd in descriptors]))
-            self._send()
+            try:
+                self._unsent.append((packet, _doubles(descriptors)))
+            except OSError as error:
+                self._hear_of({"started": request.get("start"), "failed": str(error)})
+            else:
+                self._send()
 
     async def close(self) -> None:
         """End everything that was started, and the keeper. May be called twice."""
@@ -231,6 +235,17 @@ def remove(directory: Path) -> None:
 def _settle(future: "asyncio.Future[Any]", value: object) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _doubles(descriptors: Sequence[int]) -> list[int]:
+    """Of all of them or of none. Raises OSError where there is no room for so many open files."""
+    made: list[int] = []
+    try:
+        made.extend(map(os.dup, descriptors))
+    except OSError:
+        _close(made)
+        raise
+    return made
 
 
 def _close(descriptors: Sequence[int]) -> None:

@@ -86,8 +86,8 @@ def test_a_program_has_three_descriptors_a_session_of_its_own_and_no_signal_bloc
     script = (
         'set -- /proc/$$/fd/*; test "${1##*/} ${2##*/} ${3##*/}" = "0 1 2" || exit 1; '
         "read -r _ _ _ _ group session _ </proc/$$/stat; test $session = $$ || exit 2; "
-        "grep -q 'SigIgn:.0000000000000000' /proc/$$/status || exit 3"
-    )
+        "grep -q 'SigIgn:.0000000[01][08]0000000' /proc/$$/status || exit 3"
+    )  # 32 and 33 are the C library's own: its posix_spawn, which make uses, leaves them ignored
 
     assert spawn(["/bin/sh", "-c", script]) == 0
 

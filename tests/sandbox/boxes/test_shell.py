@@ -1,6 +1,7 @@
 """One shell in a box of the local driver: what it survives, and what it never leaves behind."""
 
 import asyncio
+import itertools
 import os
 import re
 import resource
@@ -288,20 +289,25 @@ def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed(
     assert running(word) == []
 
 
-def test_a_worker_without_room_for_one_more_box_says_so_and_leaks_nothing() -> None:
+@pytest.mark.parametrize("room", range(7))
+def test_a_worker_without_room_for_one_more_box_says_so_and_leaks_nothing(room: int) -> None:
     async def whole() -> None:
         box = await driver("local").open(Spec())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        open_files = len(os.listdir("/proc/self/fd"))
-        for room in range(3):  # the first pipe, and half of the second one, fit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files - 1 + room, hard))
-            try:
-                with pytest.raises(WorkFailed, match="ulimit -n") as failed:
-                    await box.start("/bin/sh")
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert (failed.value.code, failed.value.retriable) == ("box_unavailable", True)
-        assert len(os.listdir("/proc/self/fd")) == open_files
+        before = len(os.listdir("/proc/self/fd"))
+        unused = (fd for fd in range(soft) if not os.path.lexists(f"/proc/self/fd/{fd}"))
+        limit = next(itertools.islice(unused, room, None))  # so many more files can be opened
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            with pytest.raises(WorkFailed) as failed:
+                await box.start("/bin/sh")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert failed.value.retriable
+        if room < 4:  # two pipes are not open yet
+            assert failed.value.code == "box_unavailable"
+            assert "ulimit -n" in str(failed.value)
+        assert len(os.listdir("/proc/self/fd")) == before
         await box.close()
 
     asyncio.run(whole())

@@ -22,10 +22,10 @@ from schemas.errors import Refused, WorkFailed
 
 SHIPPED: Mapping[str, str] = {
     "gymnasium": "sandbox.environments.gymnasium_text:GymnasiumText",
-    "hosted": "sandbox.environments.hosted:HostedAgent",
+    "hosted": "sandbox.environments.hosted_agent:HostedAgent",
     "openenv": "sandbox.environments.openenv_text:OpenEnvText",
     "reasoning_gym": "sandbox.environments.reasoning:ReasoningTask",
-    "shell": "sandbox.environments.shell:ShellEnvironment",
+    "shell": "sandbox.environments.shell_commands:ShellEnvironment",
 }
 """Short names, and the factories behind them; these modules are imported when first made."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from sandbox.agents.processes import AgentExit
+    from sandbox.agents.agent_processes import AgentExit
     from schemas.asks import Ask, Reply
 
 
@@ -44,7 +44,7 @@ class Line(Protocol):
 
 
 class Process(Protocol):
-    """An agent that runs; see `sandbox.agents.processes.AgentProcess`."""
+    """An agent that runs; see `sandbox.agents.agent_processes.AgentProcess`."""
 
     async def wait(self) -> "AgentExit":
         """Until it has ended; several may wait, and a wait may be cancelled."""
@@ -56,7 +56,7 @@ class Process(Protocol):
 
 
 class Processes(Protocol):
-    """What starts agents in a worker; see `sandbox.agents.processes.AgentProcesses`."""
+    """What starts agents in a worker; see `sandbox.agents.agent_processes.AgentProcesses`."""
 
     async def start(self, agent: str, config: Mapping[str, Any], *, url: str, key: str) -> Process:
         """As a host's own."""

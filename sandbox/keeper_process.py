@@ -93,7 +93,7 @@ def become(
         os._exit(127)
 
 
-class Keeper:
+class Children:
     """All children of one worker, by their numbers."""
 
     def __init__(self, worker: socket.socket) -> None:
@@ -187,7 +187,7 @@ def keep(worker: socket.socket) -> None:
     try:
         # Told of an end that nobody waits for any more, a socket is broken: the worker is gone.
         with contextlib.suppress(OSError):
-            Keeper(worker).serve(woken)
+            Children(worker).serve(woken)
     finally:
         process_tree.end_children()
 

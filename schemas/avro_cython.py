@@ -38,7 +38,7 @@ def write_{name}(m, list out not None):
 
 def source(records: Iterable[type], made_from: str) -> str:
     """A Cython module that reads and writes these records, and says what it was made from."""
-    functions = _Functions()
+    functions = _CythonFunctions()
     names = [functions.of(schema_of(record)) for record in records]
     entries = [entry.format(name=name) for entry in (READ, WRITE) for name in names]
     head = (files("schemas") / "avro_primitives.pyx").read_text()
@@ -50,7 +50,7 @@ def source(records: Iterable[type], made_from: str) -> str:
     return "\n".join([head, *functions.texts.values(), *entries, *tables, made])
 
 
-class _Functions(Types):
+class _CythonFunctions(Types):
     """The functions of types, written when they are first asked for."""
 
     def __init__(self) -> None:
@@ -176,10 +176,10 @@ class _Functions(Types):
         )
 
 
-OTHERS: Mapping[str, Callable[[_Functions, Avro], str]] = {
-    "record": _Functions.record,
-    "enum": _Functions.enum,
-    "array": _Functions.array,
-    "map": _Functions.map,
-    "union": _Functions.union,
+OTHERS: Mapping[str, Callable[[_CythonFunctions, Avro], str]] = {
+    "record": _CythonFunctions.record,
+    "enum": _CythonFunctions.enum,
+    "array": _CythonFunctions.array,
+    "map": _CythonFunctions.map,
+    "union": _CythonFunctions.union,
 }

@@ -12,7 +12,7 @@ import orjson
 
 from compose.agents.scripted_endpoint import KEY, ScriptedAnswer, ScriptedEndpoint
 from inference.dialects.dialect import AgentRequest
-from sandbox.agents.processes import AgentProcesses
+from sandbox.agents.agent_processes import AgentProcesses
 from schemas.errors import WorkFailed
 
 LONGEST_S = 300.0
@@ -22,7 +22,7 @@ SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AgentTrial:
     """What an agent is to play: it acts once, sees something, and is done."""
 
     answers: Sequence[ScriptedAnswer]
@@ -40,20 +40,20 @@ def _ran(output: str) -> dict[str, Any]:
 
 
 ACTS = (_calls("act", action="look"), ScriptedAnswer(RESULT))
-TRIALS: Mapping[str, Sequence[Trial]] = {
+TRIALS: Mapping[str, Sequence[AgentTrial]] = {
     "mini-swe-agent": [
-        Trial(
+        AgentTrial(
             (_calls("bash", command="ls"), _calls("bash", command="submit")),
             (_ran("a door"), _ran(f"{SUBMIT}\n{RESULT}") | {"terminated": True}),
         )
     ],
     "openai-agents": [
-        Trial(ACTS),
-        Trial(ACTS, config={"api": "chat"}),
-        Trial(ACTS, config={"api": "chat_stream"}),
+        AgentTrial(ACTS),
+        AgentTrial(ACTS, config={"api": "chat"}),
+        AgentTrial(ACTS, config={"api": "chat_stream"}),
     ],
     "smolagents": [
-        Trial(
+        AgentTrial(
             (
                 ScriptedAnswer("I look.\n<code>\nprint(act('look'))\n</code>"),
                 ScriptedAnswer(f"Done.\n<code>\nfinal_answer({RESULT!r})\n</code>"),
@@ -62,7 +62,7 @@ TRIALS: Mapping[str, Sequence[Trial]] = {
     ],
 }
 """For an agent of the user's nobody knows what it does: its policy says something, that is all."""
-ANY = [Trial((ScriptedAnswer(RESULT),))]
+ANY = [AgentTrial((ScriptedAnswer(RESULT),))]
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ async def _check(home: Path, name: str, config: Mapping[str, Any]) -> list[Playe
 
 
 async def _play(
-    processes: AgentProcesses, name: str, config: Mapping[str, Any], trial: Trial
+    processes: AgentProcesses, name: str, config: Mapping[str, Any], trial: AgentTrial
 ) -> Played:
     task = {"prompt": "Look around.", "system": "", "seed": 0, "limits": {}, "config": dict(config)}
     seen = Played(config)

@@ -18,7 +18,7 @@ from aiohttp import web
 from compose.benchmarks.figure import Figure
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from sandbox.agents.processes import AgentProcess, AgentProcesses
+from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 
 AGENT = "mini-swe-agent"
 LIVE = 100

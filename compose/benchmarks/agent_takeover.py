@@ -37,7 +37,7 @@ from consumers.loop.loop import Loop
 from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
-from sandbox.agents.processes import AgentProcesses
+from sandbox.agents.agent_processes import AgentProcesses
 from sandbox.agents.shipped import interpreter
 from schemas.errors import WorkFailed
 from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task, Trajectory

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from sandbox.agents.processes import AgentExit
+from sandbox.agents.agent_processes import AgentExit
 
 MODULE = "compose.benchmarks.raw_callers"
 LIMIT_BYTES = 1 << 20

@@ -17,7 +17,7 @@ CALLERS = 2
 TALK = 3
 
 
-class Refused(Exception):
+class AskRefused(Exception):
     """The endpoint has answered with something else than 200."""
 
 
@@ -33,7 +33,7 @@ def sequential(task: dict[str, Any], url: str, key: str) -> str:
             shown = str(step["text"])
             if step["terminated"]:
                 break
-    except Refused as refused:
+    except AskRefused as refused:
         return f"{shown}; then {refused}"
     return shown
 
@@ -60,19 +60,19 @@ def talk(url: str, key: str, speaker: str) -> str:
             messages.append({"role": "user", "content": f"{speaker}, turn {turn}: {said}"})
             said = model(url, key, messages)
             messages.append({"role": "assistant", "content": said})
-    except Refused as refused:
+    except AskRefused as refused:
         return f"{said}; then {refused}"
     return said
 
 
 def model(url: str, key: str, messages: list[dict[str, str]]) -> str:
-    """What the policy says to a conversation; raises Refused."""
+    """What the policy says to a conversation; raises AskRefused."""
     found = ask(url, key, "/v1/chat/completions", {"model": "policy", "messages": messages})
     return str(found["choices"][0]["message"]["content"])
 
 
 def ask(url: str, key: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One request; raises Refused."""
+    """One request; raises AskRefused."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.netloc)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -81,7 +81,7 @@ def ask(url: str, key: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     text = answer.read()
     connection.close()
     if answer.status != http.HTTPStatus.OK:
-        raise Refused(str(answer.status))
+        raise AskRefused(str(answer.status))
     found: dict[str, Any] = json.loads(text)
     return found
 

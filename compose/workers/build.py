@@ -135,7 +135,7 @@ class Workshop:
 
     def agent_processes(self) -> "Processes":
         """What starts the agents of a worker's sessions."""
-        from sandbox.agents.processes import AgentProcesses
+        from sandbox.agents.agent_processes import AgentProcesses
 
         settings = self.settings
         return AgentProcesses(settings.installed_agents(), settings.state() / "agent-processes")

@@ -63,7 +63,7 @@ class Connection(web.RequestHandler):
         return response
 
 
-class Server(web.Server):
+class GatewayServer(web.Server):
     """Accepts connections, so many and no more."""
 
     def __init__(self, serve: Serve, complain: Complain, *, most: int) -> None:

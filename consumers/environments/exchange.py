@@ -12,7 +12,7 @@ from aiohttp.web_request import BaseRequest
 
 from consumers.environments.adapter_dialect import shown_body
 from consumers.environments.connection import Connection
-from consumers.environments.line import Client, Line
+from consumers.environments.line import Client, GatewayLine
 from inference.dialects.dialect import AgentRequest, Declined, Dialect
 from inference.dialects.routes import (
     EVENTS,
@@ -50,7 +50,7 @@ class Exchange:
         self,
         request: BaseRequest,
         connection: Connection,
-        line: Line,
+        line: GatewayLine,
         dialect: Dialect,
         limits: GatewayLimits,
     ) -> None:

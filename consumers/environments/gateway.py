@@ -18,9 +18,9 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from consumers.environments.adapter_dialect import ADAPTER_ROUTES
-from consumers.environments.connection import Connection, Server
+from consumers.environments.connection import Connection, GatewayServer
 from consumers.environments.exchange import Exchange, GatewayLimits, over, response_of
-from consumers.environments.line import Line, OpenCalls, TooManyOpen
+from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
 from consumers.environments.listener import BACKLOG, address_of
 from inference.dialects.dialect import Declined
 from inference.dialects.routes import (
@@ -49,13 +49,13 @@ class Gateway:
         self.address = address_of(listener)
         """Where processes of this machine find it."""
         self._listener = listener
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, GatewayLine] = {}
         self._server: asyncio.Server | None = None
-        self._http: Server | None = None
+        self._http: GatewayServer | None = None
 
     async def start(self) -> None:
         """Take requests from now on."""
-        self._http = Server(self._serve, _complain, most=self.limits.connections)
+        self._http = GatewayServer(self._serve, _complain, most=self.limits.connections)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._http, sock=self._listener, backlog=BACKLOG)
 
@@ -79,15 +79,15 @@ class Gateway:
         """Those that are open."""
         return self._http.connections if self._http is not None else []
 
-    def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+    def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
         """Open a line under a key of its own, on which these policies can be asked for."""
         key = secrets.token_urlsafe(24)
         url = f"{self.address}/r/{key}"
-        line = Line(url, key, policies, task, self.open_calls, self._forget)
+        line = GatewayLine(url, key, policies, task, self.open_calls, self._forget)
         self._lines[key] = line
         return line
 
-    def _forget(self, line: Line) -> None:
+    def _forget(self, line: GatewayLine) -> None:
         self._lines.pop(line.key, None)
 
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:
@@ -116,7 +116,7 @@ class Gateway:
         msg = f"{request.method} {path or request.path}: there is no such route"
         raise Declined(404, "not_found", plain(msg))
 
-    def _line(self, request: BaseRequest, key: str) -> Line:
+    def _line(self, request: BaseRequest, key: str) -> GatewayLine:
         """The line that a request may use; raises Declined: 401 or 404."""
         given = _credential(request).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, key.encode()):
@@ -127,7 +127,7 @@ class Gateway:
         return line
 
 
-DOCUMENTS: Mapping[str, Callable[[Line], bytes]] = {
+DOCUMENTS: Mapping[str, Callable[[GatewayLine], bytes]] = {
     "/v1/models": lambda line: models_body(line.policies),
     "/v1/task": lambda line: orjson.dumps(line.task),
 }

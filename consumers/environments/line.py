@@ -124,8 +124,8 @@ class Client:
             self.call.clients.remove(self)
 
 
-class Line:
-    """One session's end of the gateway: fulfils `sandbox.host.Line`; lives on one event loop."""
+class GatewayLine:
+    """One session's end of the gateway: fulfils `sandbox.host.Line` on one event loop."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Line:
         policies: Iterable[str],
         task: Mapping[str, object],
         open_calls: OpenCalls,
-        closed: Callable[["Line"], None],
+        closed: Callable[["GatewayLine"], None],
     ) -> None:
         self.url = url
         self.key = key

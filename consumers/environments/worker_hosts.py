@@ -12,7 +12,7 @@ from schemas.errors import Unavailable
 
 if TYPE_CHECKING:
     from consumers.environments.gateway import Gateway
-    from consumers.environments.line import Line
+    from consumers.environments.line import GatewayLine
     from sandbox.host import Process, Processes
 
 
@@ -78,7 +78,7 @@ class SessionHost:
     place: str
     hosts: WorkerHosts
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> "Line":
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> "GatewayLine":
         """Open a line on which these policies can be asked for; raises Refused without a port."""
         return (await self.hosts.gateway()).line(policies, task)
 

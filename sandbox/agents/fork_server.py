@@ -92,7 +92,7 @@ class Agent:
         self.output = output
 
 
-class Server:
+class ForkServer:
     """Forks on demand, drains what is printed, collects what ends. One thread, ours alone."""
 
     def __init__(self, channel: socket.socket, adapter: ModuleType) -> None:
@@ -372,7 +372,7 @@ def main() -> NoReturn:
     gc.disable()  # a page that is collected on has holes, which children would fill with their own
     module = prepared(adapter, options, channel)
     process_tree.end_on_sigterm()
-    Server(channel, module).serve()
+    ForkServer(channel, module).serve()
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any
 from consumers.agents.fold.commands import Command
 from consumers.answers import event_of
 from consumers.environments.line import Line, OpenCalls
-from sandbox.agents.processes import AgentExit
+from sandbox.agents.agent_processes import AgentExit
 from sandbox.environment import AnyEnvironment, Observation, make_environment
-from sandbox.environments.hosted import HostedAgent
+from sandbox.environments.hosted_agent import HostedAgent
 from sandbox.sessions import Sessions
 from schemas.asks import Ask, ModelReply, Reply, StepReply
 from schemas.errors import WorkFailed

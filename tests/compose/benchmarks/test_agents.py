@@ -9,7 +9,7 @@ from compose.benchmarks import agent_memory, suite
 from compose.benchmarks.agent_takeover import SUBMIT, TURN, Gated, speak
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
-from sandbox.agents.processes import AgentProcesses
+from sandbox.agents.agent_processes import AgentProcesses
 from schemas.errors import WorkFailed
 from tests.support.model_calls import call_of
 

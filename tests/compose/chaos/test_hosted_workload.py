@@ -17,7 +17,7 @@ from compose.chaos import hosted_agents, workload
 from compose.chaos.faults import CUTS, KILL, PROCESSES, ROLES
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.victims import agents_below
-from sandbox.agents.processes import AgentProcesses
+from sandbox.agents.agent_processes import AgentProcesses
 from sandbox.agents.shipped import check_agent
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest

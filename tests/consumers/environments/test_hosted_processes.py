@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from consumers.environments.gateway import Gateway
-from consumers.environments.line import Line
+from consumers.environments.line import GatewayLine
 from consumers.environments.listener import bind
-from sandbox.agents.processes import AgentProcess, AgentProcesses
+from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from schemas.messages import Task, Trajectory
 from tests.support.hosted_rollout import HostedRun
 
@@ -30,7 +30,7 @@ class ProcessHost:
         self.gateway, self.processes = gateway, processes
         self.started: list[AgentProcess] = []
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
         return self.gateway.line(policies, task)
 
     async def start(

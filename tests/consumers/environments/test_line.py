@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from consumers.environments.line import Line, OpenCalls, TooManyOpen
+from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
 from schemas.asks import Ask, Choice, ErrorReply, ModelReply
 from schemas.messages import Message
 
 QUESTION = Ask("model", (Message("user", "how much?"),))
 OTHER = Ask("model", (Message("user", "how many?"),))
 RESET = ConnectionResetError("reset by peer")
-Test = Callable[[Line], Awaitable[None]]
+Test = Callable[[GatewayLine], Awaitable[None]]
 
 
 def on_a_line(test: Test, open_calls: OpenCalls | None = None) -> None:
@@ -22,8 +22,10 @@ def on_a_line(test: Test, open_calls: OpenCalls | None = None) -> None:
     asyncio.run(run())
 
 
-def a_line(open_calls: OpenCalls) -> Line:
-    return Line("http://127.0.0.1:1/r/key", "key", ["policy"], {}, open_calls, lambda _: None)
+def a_line(open_calls: OpenCalls) -> GatewayLine:
+    return GatewayLine(
+        "http://127.0.0.1:1/r/key", "key", ["policy"], {}, open_calls, lambda _: None
+    )
 
 
 def said(text: str, ask: Ask = QUESTION) -> ModelReply:
@@ -31,7 +33,7 @@ def said(text: str, ask: Ask = QUESTION) -> ModelReply:
 
 
 def test_equal_requests_side_by_side_are_two_calls_answered_in_order() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         first, second = line.attach(QUESTION), line.attach(QUESTION)
 
         assert line.asked() == [QUESTION, QUESTION]
@@ -43,7 +45,7 @@ def test_equal_requests_side_by_side_are_two_calls_answered_in_order() -> None:
 
 
 def test_a_client_that_hangs_up_cancels_nothing_and_finds_its_call_again() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).lost(None)
         assert line.asked() == [QUESTION]
 
@@ -57,7 +59,7 @@ def test_a_client_that_hangs_up_cancels_nothing_and_finds_its_call_again() -> No
 
 
 def test_an_answer_that_found_nobody_waits_for_the_client_to_come_back() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).lost(None)
         line.tell(said("once"))
 
@@ -68,7 +70,7 @@ def test_an_answer_that_found_nobody_waits_for_the_client_to_come_back() -> None
 
 
 def test_a_retry_waits_for_the_open_call_whose_client_is_not_known_to_be_gone() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         slow, other = line.attach(QUESTION), line.attach(QUESTION)
         retries = [line.attach(QUESTION, retry=True) for _ in range(2)]
 
@@ -79,7 +81,7 @@ def test_a_retry_waits_for_the_open_call_whose_client_is_not_known_to_be_gone() 
 
 
 def test_an_answer_that_was_cut_is_told_again_and_one_that_arrived_is_not() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         cut, whole = line.attach(QUESTION), line.attach(OTHER)
         line.tell(said("cut"))
         line.tell(said("whole", OTHER))
@@ -96,7 +98,7 @@ def test_an_answer_that_was_cut_is_told_again_and_one_that_arrived_is_not() -> N
 
 
 def test_two_votes_that_were_both_cut_are_each_told_again_once() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         votes = [line.attach(QUESTION) for _ in range(2)]
         line.tell(said("one"))
         line.tell(said("two"))
@@ -113,7 +115,7 @@ def test_two_votes_that_were_both_cut_are_each_told_again_once() -> None:
 
 
 def test_an_answer_that_is_still_being_written_is_not_told_to_another() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.attach(QUESTION)
         line.tell(said("one"))
 
@@ -128,7 +130,7 @@ def test_an_answer_that_is_still_being_written_is_not_told_to_another() -> None:
 def test_a_retry_is_told_what_arrived_only_if_nothing_was_told_since(
     between: bool, again: bool
 ) -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).written()
         line.tell(said("once"))
         if between:
@@ -144,7 +146,7 @@ def test_a_retry_is_told_what_arrived_only_if_nothing_was_told_since(
 
 
 def test_a_failed_retry_does_not_make_what_arrived_earlier_look_lost() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         early = line.attach(QUESTION)
         line.attach(QUESTION, retry=True).written()
         line.tell(said("once"))
@@ -159,7 +161,7 @@ def test_a_failed_retry_does_not_make_what_arrived_earlier_look_lost() -> None:
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_requests_of_one_idempotency_key_are_one_call(answered: bool) -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         first = line.attach(QUESTION, key="k")
         if answered:
             line.tell(said("once"))
@@ -177,7 +179,7 @@ def test_requests_of_one_idempotency_key_are_one_call(answered: bool) -> None:
 
 @pytest.mark.parametrize(("status", "asked"), [(429, True), (503, True), (404, False)])
 def test_what_failed_for_now_is_asked_anew_by_a_retry(status: int, asked: bool) -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).written()
         line.tell(ErrorReply(QUESTION.d, status, "code", "words"))
 
@@ -189,7 +191,7 @@ def test_what_failed_for_now_is_asked_anew_by_a_retry(status: int, asked: bool) 
 
 
 def test_a_reply_that_nobody_waits_for_is_refused() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.attach(QUESTION)
 
         with pytest.raises(KeyError):
@@ -199,7 +201,7 @@ def test_a_reply_that_nobody_waits_for_is_refused() -> None:
 
 
 def test_waiting_ends_with_a_request_and_with_the_line_and_else_in_time() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         await line.wait(0.001)
         assert line.asked() == []
         waits = asyncio.create_task(line.wait(None))
@@ -216,7 +218,7 @@ def test_waiting_ends_with_a_request_and_with_the_line_and_else_in_time() -> Non
 
 
 def test_a_request_that_came_before_the_wait_ends_it_at_once() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         line.asked()
         line.attach(QUESTION)
 
@@ -228,7 +230,7 @@ def test_a_request_that_came_before_the_wait_ends_it_at_once() -> None:
 def test_a_closed_line_tells_nobody_anything_and_gives_its_places_back() -> None:
     open_calls = OpenCalls()
 
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         client = line.attach(QUESTION)
         await line.close()
         await line.close()
@@ -243,7 +245,7 @@ def test_a_closed_line_tells_nobody_anything_and_gives_its_places_back() -> None
 def test_a_session_and_a_worker_hold_so_many_calls_and_no_more() -> None:
     open_calls = OpenCalls(most=3, most_of_session=2)
 
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         for _ in range(2):
             line.attach(QUESTION)
         with pytest.raises(TooManyOpen, match="2 requests of this agent"):
@@ -264,7 +266,7 @@ def test_a_session_and_a_worker_hold_so_many_calls_and_no_more() -> None:
 def test_a_worker_that_drains_takes_no_new_call_and_still_answers_the_open_ones() -> None:
     open_calls = OpenCalls()
 
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         client = line.attach(QUESTION)
         open_calls.draining = True
         with pytest.raises(TooManyOpen, match="about to end"):
@@ -278,7 +280,7 @@ def test_a_worker_that_drains_takes_no_new_call_and_still_answers_the_open_ones(
 
 
 def test_a_client_waits_with_a_limit_and_is_told_after_it_too() -> None:
-    async def test(line: Line) -> None:
+    async def test(line: GatewayLine) -> None:
         client = line.attach(QUESTION)
         assert not await client.told_within(0.001)
         line.tell(said("late"))

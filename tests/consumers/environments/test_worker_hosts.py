@@ -10,7 +10,7 @@ import pytest
 from consumers.environments.listener import bind
 from consumers.environments.worker_hosts import WorkerHosts
 from consumers.room import Room
-from sandbox.agents.processes import AgentProcesses
+from sandbox.agents.agent_processes import AgentProcesses
 from sandbox.host import Host, Line
 from schemas.errors import Refused, Unavailable
 from schemas.objects import ObjectStore

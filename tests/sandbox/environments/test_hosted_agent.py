@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.environments.hosted import HostedAgent
+from sandbox.environments.hosted_agent import HostedAgent
 from schemas.asks import AgentAction, Ask, Choice, ErrorReply, ModelReply, Reply, asks_of
 from schemas.errors import WorkFailed
 from schemas.messages import EnvironmentStepped, Limits, ModelCall, Trajectory

@@ -15,7 +15,7 @@ import pytest
 
 from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
 from compose.processes import holds_within
-from sandbox.agents.processes import AgentExit, AgentProcess, AgentProcesses
+from sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from schemas.errors import WorkFailed
 
 ROOT = Path(__file__).parents[3]
@@ -262,7 +262,7 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
-from sandbox.agents.processes import AgentProcesses
+from sandbox.agents.agent_processes import AgentProcesses
 
 async def main():
     task = {"mark": sys.argv[1], "config": {"argv": ["sh", "-c", "sleep 600 & setsid sleep 600"]}}

@@ -24,7 +24,7 @@ from typing import Any
 
 import structlog
 
-from sandbox.agents.processes import AgentExit
+from sandbox.agents.agent_processes import AgentExit
 from sandbox.environment import Observation
 from sandbox.host import Host, Line, Process
 from schemas.asks import AgentAction, Ask, ModelReply, Reply, StepReply, asks_text

@@ -58,7 +58,7 @@ class AgentExit:
 class AgentProcess:
     """One rollout's agent."""
 
-    def __init__(self, server: "_Server", ident: int, directory: Path) -> None:
+    def __init__(self, server: "_ForkServerProcess", ident: int, directory: Path) -> None:
         loop = asyncio.get_running_loop()
         self.directory = directory
         self.pid = 0
@@ -132,7 +132,7 @@ class AgentProcesses:
         self._home = home
         self._even_broken = even_broken
         self._scratch = _Scratch(scratch)
-        self._servers: dict[str, asyncio.Task[_Server]] = {}
+        self._servers: dict[str, asyncio.Task[_ForkServerProcess]] = {}
 
     async def start(
         self,
@@ -178,11 +178,11 @@ class AgentProcesses:
         for task in servers.values():
             task.cancel()
         for ended in await asyncio.gather(*servers.values(), return_exceptions=True):
-            if isinstance(ended, _Server):
+            if isinstance(ended, _ForkServerProcess):
                 await ended.close()
         self._scratch.remove()
 
-    async def _server(self, agent: str, config: Mapping[str, Any]) -> "_Server":
+    async def _server(self, agent: str, config: Mapping[str, Any]) -> "_ForkServerProcess":
         try:
             check_agent({**config, "agent": agent})
         except Refused as error:  # whoever made the request has passed by the door
@@ -194,12 +194,12 @@ class AgentProcesses:
         name = json.dumps([agent, str(python), options])
         task = self._servers.get(name)
         if task is None or (task.done() and not task.exception() and not task.result().alive):
-            starting = _Server.start(agent, python, options, self._scratch.directory)
+            starting = _ForkServerProcess.start(agent, python, options, self._scratch.directory)
             task = self._servers[name] = asyncio.create_task(starting)
             task.add_done_callback(lambda done: self._forget_failed(name, done))
         return await asyncio.shield(task)
 
-    def _forget_failed(self, name: str, task: "asyncio.Task[_Server]") -> None:
+    def _forget_failed(self, name: str, task: "asyncio.Task[_ForkServerProcess]") -> None:
         def forget() -> None:
             if self._servers.get(name) is task:
                 del self._servers[name]
@@ -208,7 +208,7 @@ class AgentProcesses:
             asyncio.get_running_loop().call_later(FAILURE_KEPT_S, forget)
 
 
-class _Server:
+class _ForkServerProcess:
     """The worker's end of one fork server."""
 
     def __init__(
@@ -231,7 +231,7 @@ class _Server:
     @classmethod
     async def start(
         cls, agent: str, python: Path, options: Mapping[str, str], scratch: Path
-    ) -> "_Server":
+    ) -> "_ForkServerProcess":
         """Start a fork server and wait until it has imported its agent; raises WorkFailed."""
         home = scratch / f"{agent}-{secrets.token_hex(4)}"
         home.mkdir()

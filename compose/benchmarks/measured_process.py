@@ -7,7 +7,7 @@ the avro roles the echo with Avro. Nothing is scored.
 
 import sys
 
-from compose.benchmarks import agent_takeover, echo, hosted, load
+from compose.benchmarks import agent_takeover, echo, hosted_calls, load
 from compose.cluster import cluster_of
 from compose.log_setup import set_up
 from compose.settings import load_settings
@@ -15,7 +15,7 @@ from compose.workers.build import Workshop
 from compose.workers.shutdown import Stop
 from inference.scripted import ScriptedEngine
 
-ENGINES = {"models": ScriptedEngine, "slow-models": hosted.Slow}
+ENGINES = {"models": ScriptedEngine, "slow-models": hosted_calls.Slow}
 
 
 def main(role: str, tokens: int, live: int) -> None:
@@ -32,7 +32,7 @@ def main(role: str, tokens: int, live: int) -> None:
     elif role in ENGINES:
         loop = shop.models(role, ENGINES[role](load.POLICY, load.script(tokens)))
     elif role == "hosted-environments":
-        loop = hosted.environments(cluster)
+        loop = hosted_calls.environments(cluster)
     elif role == agent_takeover.MODELS:
         loop = agent_takeover.models(cluster, shop)
     elif role in (agent_takeover.VICTIM, agent_takeover.HEIR):

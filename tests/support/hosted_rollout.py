@@ -15,7 +15,7 @@ from typing import Any
 
 from consumers.agents.fold.commands import Command
 from consumers.answers import event_of
-from consumers.environments.line import Line, OpenCalls
+from consumers.environments.line import GatewayLine, OpenCalls
 from sandbox.agents.agent_processes import AgentExit
 from sandbox.environment import AnyEnvironment, Observation, make_environment
 from sandbox.environments.hosted_agent import HostedAgent
@@ -141,7 +141,7 @@ class CoroutineHost:
 
     agents: Mapping[str, Agent]
     place: str = ""
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, GatewayLine] = field(default_factory=dict)
     processes: list[CoroutineProcess] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
     tasks: list[Mapping[str, Any]] = field(default_factory=list)
@@ -151,10 +151,10 @@ class CoroutineHost:
         del place
         return self
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
         key = str(len(self.lines))
         self.tasks.append(task)
-        line = Line(f"http://{key}", key, policies, task, OpenCalls(), lambda closed: None)
+        line = GatewayLine(f"http://{key}", key, policies, task, OpenCalls(), lambda closed: None)
         self.lines[key] = line
         return line
 

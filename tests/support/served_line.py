@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from consumers.environments.exchange import GatewayLimits
 from consumers.environments.gateway import Gateway
-from consumers.environments.line import Line
+from consumers.environments.line import GatewayLine
 from consumers.environments.listener import bind
 from schemas.asks import Ask, Reply
 
@@ -25,7 +25,7 @@ class ServedLine:
     """What a test talks to, and what it sees of the other side."""
 
     gateway: Gateway
-    line: Line
+    line: GatewayLine
     loop: asyncio.AbstractEventLoop
     asks: list[Ask] = field(default_factory=list)
     """Everything that was asked, each occurrence once."""

@@ -1,66 +1,19 @@
 """Real agents' processes with a vendor's client, killed at every point: no call is made twice."""
 
-import asyncio
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from consumers.environments.gateway import Gateway
-from consumers.environments.line import GatewayLine
-from consumers.environments.listener import bind
-from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
-from schemas.messages import Task, Trajectory
+from schemas.messages import Task
 from tests.support.hosted_rollout import HostedRun
+from tests.support.process_host import lived
 
 FUNCTIONS = Path(__file__).parents[2] / "support" / "hosted_functions.py"
-
-
-class ProcessHost:
-    """A host of processes, on the loop of the test."""
-
-    place = "session 'agent'"
-
-    def __init__(self, gateway: Gateway, processes: AgentProcesses) -> None:
-        self.gateway, self.processes = gateway, processes
-        self.started: list[AgentProcess] = []
-
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
-        return self.gateway.line(policies, task)
-
-    async def start(
-        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
-    ) -> AgentProcess:
-        self.started.append(await self.processes.start(agent, config, url=url, key=key))
-        return self.started[-1]
-
-    def keep(self, name: str, content: bytes) -> str:
-        del content
-        return name
-
-
-def lived(folder: Path, *runs: HostedRun) -> list[Trajectory]:
-    """One after another, with one gateway and one fork server."""
-
-    async def live() -> list[Trajectory]:
-        gateway, processes = Gateway(bind()), AgentProcesses(folder / "agents", folder / "scratch")
-        await gateway.start()
-        try:
-            ended = []
-            for run in runs:
-                run.host = ProcessHost(gateway, processes)
-                ended.append(await run.run())
-            return ended
-        finally:
-            await processes.close()
-            await gateway.close()
-
-    return asyncio.run(live())
 
 
 def hosted(function: str, seed: int = 0, **fields: Any) -> HostedRun:

@@ -5,10 +5,13 @@ waits without a thread, on the event loop that the driver was made on. Whoever i
 one of these calls leaves nothing half done that `Box.close` does not give back.
 
 Errors are WorkFailed: `box_died` where the box is gone through no fault of the command (retriable,
-never an exit code), `box_unavailable` where a driver has none to give, `bad_config`.
+never an exit code), `box_unavailable` where a driver has none to give, `bad_archive` for a
+tar stream that is refused or cannot be had, `bad_config`.
 """
 
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +33,10 @@ class BoxLimits:
     """Of each file that it writes."""
     open_files: int = 1024
     """Of each process."""
+    disk_bytes: int = 1 << 30
+    """Of all that it writes below one directory, where the driver has such a bound."""
+    cpus: float = 0.0
+    """Of processors at once, where the driver has such a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,26 @@ class Ran:
     """The shell ended with this command: the next one begins in a new one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a box has taken, or holds now; None where its driver cannot tell."""
+
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    processes: int | None = None
+    oom_kills: int = 0
+    """So many of its processes were killed for want of memory."""
+
+
 class BoxProgram(Protocol):
     """One program in a box, with all that it starts."""
 
     async def write(self, content: bytes) -> None:
         """Write to its standard input; returns silently when it has ended."""
+        ...
+
+    def close_input(self) -> None:
+        """Its standard input ends here. May be called twice."""
         ...
 
     async def read(self, most_bytes: int) -> bytes:
@@ -87,13 +109,51 @@ class BoxProgram(Protocol):
 class Box(Protocol):
     """One place for commands, used by one episode."""
 
+    ident: str
+    """What it is called on its host, among the boxes of its driver: see `IDENT`."""
     directory: bytes
     """Where its commands begin, as they see it."""
     shown: Mapping[bytes, bytes]
     """Names that differ from box to box, and what stands for them in outputs."""
 
-    async def start(self, *argv: str) -> BoxProgram:
-        """Start a program in its directory."""
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:
+        """Start a program, by its whole path, in its directory; `env` is added to its own."""
+        ...
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 30.0,
+        most_chars: int = 10_000,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Ran:
+        """Run a program to its end, or kill it with all that it started at the deadline.
+
+        It is looked for in `PATH`, and begins in the directory of the box or in `cwd`; exit code
+        127 where there is none, 126 where it cannot begin. Of its output `most_chars` are kept,
+        the beginning and the end.
+        """
+        ...
+
+    async def put(self, tar: bytes, directory: str = ".") -> None:
+        """Unpack a stream in a directory, which is made where it is missing.
+
+        Raises WorkFailed(`bad_archive`), see `sandbox.boxes.tar_streams`.
+        """
+        ...
+
+    async def get(self, path: str, *, most_bytes: int) -> bytes:
+        """A file, or a directory with all below it, as a tar stream that was looked through.
+
+        `tar_streams.files` reads it. Raises WorkFailed(`bad_archive`), also where nothing is there.
+        """
+        ...
+
+    async def usage(self) -> Usage:
+        """What it has taken so far."""
         ...
 
     async def write(self, name: str, content: bytes) -> None:
@@ -112,9 +172,40 @@ class Box(Protocol):
 class Driver(Protocol):
     """Starts boxes of one kind."""
 
-    async def open(self, spec: Spec) -> Box:
-        """A box in which nobody has been."""
+    name: str
+
+    async def open(self, spec: Spec, ident: str = "") -> Box:
+        """A box in which nobody has been; one without a name is given one.
+
+        Raises WorkFailed(`bad_config`) for a name that is none, or is taken.
+        """
         ...
+
+    def enforces(self) -> Mapping[str, str]:
+        """By what it holds a box, for each of `ENFORCED`; what is missing here is not held."""
+        ...
+
+    async def found(self) -> Sequence[str]:
+        """The names of all boxes of this kind on this host, whoever made them."""
+        ...
+
+    async def remove(self, ident: str) -> None:
+        """End all that runs in a box, and remove what is left of it; silent where nothing is."""
+        ...
+
+
+ENFORCED = ("network", "memory", "pids", "disk", "seccomp", "user")
+"""What a driver may hold a box by: `Driver.enforces`."""
+IDENT = re.compile("[a-z0-9]{8,40}")
+"""The name of a box."""
+
+
+def drawn_ident(ident: str) -> str:
+    """The name that was given, or a new one. Raises WorkFailed(`bad_config`)."""
+    if ident and not IDENT.fullmatch(ident):
+        msg = f"{ident[:100]!r} is no name of a box: 8 to 40 small letters and digits"
+        raise WorkFailed("bad_config", msg, retriable=False)
+    return ident or secrets.token_hex(8)
 
 
 VARIABLES: Mapping[str, str] = {

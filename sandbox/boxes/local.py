@@ -12,25 +12,27 @@ who ran out of it.
 import asyncio
 import os
 import shutil
-import stat
-from itertools import count
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import structlog
 
-from sandbox.boxes.box import VARIABLES, BoxLimits, Spec
+from sandbox import process_tree
+from sandbox.boxes import tar_streams
+from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
+from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.pipes import ReadEnd, WriteEnd
+from sandbox.boxes.usage import of_trees
 from sandbox.keeper import Keeper, KeptProcess, remove
 from schemas.errors import WorkFailed
 
-BORN_S = 946_684_800.0
-"""When a box's files were last written, by their own account: they say the same in every box."""
-MOST_FILES = 20_000
-MOST_BYTES = 256 << 20
+SUFFIX = ".box"
+"""Ends the name of a box's directory, so that no name begins another."""
 
 log = structlog.get_logger()
-_numbers = count()
 _warned: set[str] = set()
 
 
@@ -40,9 +42,11 @@ class LocalProgram:
     def __init__(self, keeper: Keeper, kept: KeptProcess, stdin: WriteEnd, output: ReadEnd) -> None:
         self._keeper = keeper
         self._kept = kept
+        self.pid = int(kept.started.result())
         self._stdin = stdin
         self._output = output
         self.write = stdin.write
+        self.close_input = stdin.close
         self.read = output.read
         self.ended = kept.ended.done
 
@@ -62,10 +66,11 @@ class LocalProgram:
             self._output.close()
 
 
-class LocalBox:
+class LocalBox(BoxCommands):
     """One directory, and the processes that were started in it."""
 
     def __init__(self, spec: Spec, keeper: Keeper, place: Path) -> None:
+        self.ident = place.name.removesuffix(SUFFIX)
         self._keeper = keeper
         self._place = place
         self._home = place / "w"
@@ -77,12 +82,12 @@ class LocalBox:
         self.directory = os.fsencode(self._home)
         self.shown = {self.directory: b"~", os.fsencode(place): b"~/.."}
 
-    async def start(self, *argv: str) -> LocalProgram:
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> LocalProgram:
         self._make_home()
         theirs_in, ours_in, ours_out, theirs_out = _pipes()
         stdin, output = WriteEnd(ours_in), ReadEnd(ours_out)
         try:
-            kept = await self._spawn(argv, (theirs_in, theirs_out, theirs_out))
+            kept = await self._spawn(argv, env or {}, (theirs_in, theirs_out, theirs_out))
         except BaseException:
             stdin.close()
             output.close()
@@ -102,7 +107,7 @@ class LocalBox:
             path.write_bytes(content)
             path.chmod(0o755 if content.startswith(b"#!") else 0o644)
             for place in (path, *path.parents):
-                os.utime(place, (BORN_S, BORN_S))
+                os.utime(place, (tar_streams.BORN_S, tar_streams.BORN_S))
                 if place == self._home:
                     break
         except OSError as error:
@@ -111,6 +116,10 @@ class LocalBox:
     async def copy_in(self, source: Path) -> None:
         """Symbolic links stay links. Raises WorkFailed(`bad_config`)."""
         await asyncio.to_thread(_copy, source, self._home)
+
+    async def usage(self) -> Usage:
+        running = [each for each in self._programs if not each.ended()]
+        return await asyncio.to_thread(of_trees, [each.pid for each in running])
 
     async def close(self) -> None:
         if not self._open:
@@ -132,10 +141,16 @@ class LocalBox:
                 msg = f"directory {directory} of a box is gone and cannot be made: {error}"
                 raise WorkFailed("box_died", msg, retriable=True) from error
 
-    async def _spawn(self, argv: tuple[str, ...], standard: tuple[int, int, int]) -> KeptProcess:
+    async def _spawn(
+        self, argv: tuple[str, ...], env: Mapping[str, str], standard: tuple[int, int, int]
+    ) -> KeptProcess:
         try:
             return await self._keeper.spawn(
-                argv, env=self._env, cwd=str(self._home), standard=standard, limits=self._limits
+                argv,
+                env={**self._env, **env},
+                cwd=str(self._home),
+                standard=standard,
+                limits=self._limits,
             )
         except WorkFailed as error:
             raise WorkFailed("box_died", str(error), retriable=True) from error
@@ -144,18 +159,23 @@ class LocalBox:
 class LocalDriver:
     """Opens boxes that are directories."""
 
-    async def open(self, spec: Spec) -> LocalBox:
+    name = "local"
+
+    async def open(self, spec: Spec, ident: str = "") -> LocalBox:
         """Raises WorkFailed(`bad_config`) for what a directory cannot be."""
         if spec.image or spec.mounts:
             _bad_config("a box of driver 'local' is a directory: it has no image and no mounts")
+        if ident and await self._places(drawn_ident(ident)):
+            _bad_config(f"there is a box {ident!r} on this host already")
         if "local" not in _warned:
             _warned.add("local")
             log.warning("box_isolates_nothing", driver="local", user=os.getuid())
+        ident = drawn_ident(ident)
         try:
             keeper = Keeper.borrow()
         except OSError as error:
             raise _no_room(error) from error
-        place = keeper.directory / f"{next(_numbers):08d}"  # no name begins another
+        place = keeper.directory / (ident + SUFFIX)
         box = LocalBox(spec, keeper, place)
         try:
             box._make_home()
@@ -163,6 +183,44 @@ class LocalDriver:
             await box.close()
             raise
         return box
+
+    def enforces(self) -> Mapping[str, str]:
+        return {
+            "memory": "rlimits, of each process for itself",
+            "pids": "rlimits, of all that the user runs; none for root",
+            "disk": "rlimits, of each file for itself",
+        }
+
+    async def found(self) -> Sequence[str]:
+        return [place.name.removesuffix(SUFFIX) for place in await self._places("*")]
+
+    async def remove(self, ident: str) -> None:
+        """Processes are found by the HOME that they were given; one that cleared it goes on."""
+        for place in await self._places(drawn_ident(ident)):
+            for pid in await asyncio.to_thread(_at_home_in, place):
+                process_tree.kill_tree(pid)
+            await asyncio.to_thread(remove, place)
+
+    async def _places(self, ident: str) -> list[Path]:
+        """Directories of boxes, of whichever worker."""
+        return await asyncio.to_thread(
+            lambda: sorted(_shared().glob(f"rollcall-*/{ident}{SUFFIX}"))
+        )
+
+
+def _shared() -> Path:
+    """Where keepers have their directories."""
+    return Path(tempfile.gettempdir()).resolve()
+
+
+def _at_home_in(place: Path) -> list[int]:
+    """The processes of a box, by what they were started with; blocks."""
+    told, found = f"HOME={place}/w".encode(), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if told in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
 
 
 def _pipes() -> tuple[int, int, int, int]:
@@ -198,35 +256,13 @@ def _rlimits(limits: BoxLimits) -> dict[str, int]:
 def _copy(source: Path, target: Path) -> None:
     """Copy a directory whose size has been looked at first. Raises WorkFailed(`bad_config`)."""
     try:
-        _measure(source)
+        tar_streams.measure(source)
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
         for directory, _, files in os.walk(target, topdown=False):
             for path in (*(os.path.join(directory, name) for name in files), directory):
-                os.utime(path, (BORN_S, BORN_S), follow_symlinks=False)
+                os.utime(path, (tar_streams.BORN_S, tar_streams.BORN_S), follow_symlinks=False)
     except (OSError, shutil.Error, RecursionError) as error:
         _bad_config(f"{source} cannot be copied into the box: {str(error)[:500]}")
-
-
-def _measure(source: Path) -> None:
-    """Refuse what is too much, or is no file: reading from a pipe or a device may never end."""
-    files, size = 0, 0
-    for directory, folders, names in os.walk(source, onerror=_raise):
-        for name in (*folders, *names):
-            seen = os.lstat(os.path.join(directory, name))
-            files, size = files + 1, size + seen.st_size
-            if not (stat.S_ISREG(seen.st_mode) or _walked(seen.st_mode)):
-                _bad_config(f"{directory}/{name} is neither a file, a directory nor a link")
-        if files > MOST_FILES or size > MOST_BYTES:
-            most = f"{MOST_FILES:,} files and {MOST_BYTES:,} bytes"
-            _bad_config(f"{source} is too much for a box, which takes {most}")
-
-
-def _walked(mode: int) -> bool:
-    return stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
 
 
 def _bad_config(message: str) -> NoReturn:

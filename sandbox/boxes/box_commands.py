@@ -1,0 +1,155 @@
+"""What every box does by the programs in it: commands that end, and tar streams in and out.
+
+So a link that somebody planted in a box leads nowhere but into the same box.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandbox.boxes import tar_streams
+from sandbox.boxes.box import BoxProgram, Ran, Usage
+from sandbox.boxes.frame import HeadAndTail
+from schemas.errors import WorkFailed
+
+CHUNK_BYTES = 1 << 16
+MOST_CHARS = 10_000
+TAR_S = 120.0
+"""How long packing and unpacking may take."""
+TIMED_OUT = -1
+SIGNALLED = 128
+RUN = 'cd -- "$1" || exit 126; shift; exec "$@"'
+UNPACK = 'mkdir -p -- "$1" && exec tar -x -f - -C "$1" --no-same-owner --no-same-permissions'
+PACK = 'exec 2>/dev/null; cd -- "$(dirname -- "$1")" && exec tar -c -f - -- "$(basename -- "$1")"'
+
+
+class BoxCommands(ABC):
+    """The part of `sandbox.boxes.box.Box` that stands on `start` and `usage`."""
+
+    shown: Mapping[bytes, bytes]
+
+    @abstractmethod
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:
+        """As `Box.start`."""
+
+    @abstractmethod
+    async def usage(self) -> Usage:
+        """As `Box.usage`."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 30.0,
+        most_chars: int = MOST_CHARS,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Ran:
+        """As `Box.run`."""
+        began = time.perf_counter()
+        killed_before = (await self.usage()).oom_kills
+        kept = HeadAndTail(most_chars - most_chars // 2, most_chars // 2, self.shown)
+        program = await self.start("/bin/sh", "-c", RUN, "sh", cwd or ".", *argv, env=env)
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await _fed(program, stdin, kept)
+        except TimeoutError:
+            code = TIMED_OUT
+        finally:
+            await program.end()
+        output, elided = kept.text()
+        return Ran(
+            output,
+            code,
+            timed_out=code == TIMED_OUT,
+            oom=code != 0 and (await self.usage()).oom_kills > killed_before,
+            elided_chars=elided,
+            ms=(time.perf_counter() - began) * 1000,
+        )
+
+    async def put(self, tar: bytes, directory: str = ".") -> None:
+        """As `Box.put`."""
+        await asyncio.to_thread(tar_streams.checked, tar)
+        unpack = ("/bin/sh", "-c", UNPACK, "sh", directory)
+        ran = await self.run(unpack, stdin=tar, timeout_s=TAR_S)
+        if ran.exit_code:
+            why = "it took too long" if ran.timed_out else ran.output.strip() or str(ran.exit_code)
+            msg = f"a tar stream cannot be unpacked in {directory!r} of the box: {why}"
+            raise tar_streams.refusal(msg)
+
+    async def get(self, path: str, *, most_bytes: int) -> bytes:
+        """As `Box.get`."""
+        program = await self.start("/bin/sh", "-c", PACK, "sh", path)
+        try:
+            async with asyncio.timeout(TAR_S):
+                tar = await _drained(program, most_bytes)
+                code = await program.wait() if tar is not None else 0
+        except TimeoutError as error:
+            msg = f"{path!r} of the box cannot be packed within {TAR_S:g} s"
+            raise tar_streams.refusal(msg) from error
+        finally:
+            await program.end()
+        if tar is None:
+            msg = f"{path!r} of the box is more than {most_bytes:,} bytes as a tar stream"
+            raise tar_streams.refusal(msg)
+        if code:
+            msg = f"{path!r} is not in the box, or cannot be read whole (exit code {code})"
+            raise tar_streams.refusal(msg)
+        await asyncio.to_thread(tar_streams.checked, tar, most_bytes=most_bytes)
+        return tar
+
+    async def write(self, name: str, content: bytes) -> None:
+        """As `Box.write`."""
+        await self._put_own(tar_streams.of_files({name: content}), f"file {name!r}")
+
+    async def copy_in(self, source: Path) -> None:
+        """As `Box.copy_in`."""
+        try:
+            tar = await asyncio.to_thread(tar_streams.of_directory, source)
+        except (OSError, RecursionError) as error:
+            msg = f"{source} cannot be copied into the box: {str(error)[:500]}"
+            raise WorkFailed("bad_config", msg, retriable=False) from error
+        await self._put_own(tar, str(source))
+
+    async def _put_own(self, tar: bytes, what: str) -> None:
+        """Unpack a stream that we made. Raises WorkFailed(`bad_config`)."""
+        try:
+            await self.put(tar)
+        except WorkFailed as error:
+            if error.code != "bad_archive":
+                raise
+            msg = f"{what} cannot be written into the box: {error}"
+            raise WorkFailed("bad_config", msg, retriable=False) from error
+
+
+async def _fed(program: BoxProgram, stdin: bytes, kept: HeadAndTail) -> int:
+    """Write and read at once until it has ended; its exit code, as shells tell it."""
+    writing = asyncio.create_task(_feed(program, stdin))
+    try:
+        while chunk := await program.read(CHUNK_BYTES):
+            kept.add(chunk)
+        code = await program.wait()
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+    return code if code >= 0 else SIGNALLED - code
+
+
+async def _feed(program: BoxProgram, stdin: bytes) -> None:
+    await program.write(stdin)
+    program.close_input()
+
+
+async def _drained(program: BoxProgram, most_bytes: int) -> bytes | None:
+    """All that it writes; None as soon as that is too much."""
+    program.close_input()
+    chunks, size = [], 0
+    while chunk := await program.read(CHUNK_BYTES):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > most_bytes:
+            return None
+    return b"".join(chunks)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import agents, dlq, objects, quota, runs, scorings, topics, workers
+from compose.cli import agents, dlq, objects, quota, runs, scorings, tasks, topics, workers
 from compose.cli.bench import bench
 from compose.cli.chaos import chaos
 from compose.cli.connection import CLUSTER
@@ -85,6 +85,10 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             list=agents.list_agents,
             install=agents.install,
             check=agents.check,
+        ),
+        "tasks": _group(
+            "Tasks as directories: checked, imported, built from releases.",
+            check=tasks.check,
         ),
         "submit": submit,
         "publish-policy": publish_policy,

@@ -172,7 +172,7 @@ def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
 
 
 def test_the_recipe_of_the_pages_is_one() -> None:
-    (text,) = blocks("toml")
+    (text,) = blocks("toml", "compose/README.md")
 
     recipe = parse_recipe(text, "README")
 

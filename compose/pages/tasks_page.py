@@ -1,0 +1,39 @@
+"""Tasks, as people see them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from compose.terminal import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sandbox.tasks.listing import CheckedTask
+
+SHOWN = 16
+"""So many digits of a digest are shown."""
+
+
+def print_tasks(terminal: "Console", rows: "Sequence[CheckedTask]") -> None:
+    """The good ones as a table, the others a line for each thing that is wrong."""
+    if good := [row for row in rows if not row.faults]:
+        terminal.print(_table(good))
+    for row in rows:
+        for fault in row.faults:
+            terminal.print(one_line(f"{row.directory}/{fault}"), markup=False, soft_wrap=True)
+    bad = sum(bool(row.faults) for row in rows)
+    if bad:
+        terminal.print(f"{bad:,} of {len(rows):,} tasks cannot be used")
+
+
+def _table(rows: "Sequence[CheckedTask]") -> Table:
+    heads = "task", "digest", "parser", "to mend", "to keep"
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in rows:
+        counts = f"{row.fail_to_pass:,}", f"{row.pass_to_pass:,}"
+        name = Text(one_line(row.directory))
+        table.add_row(name, row.digest[:SHOWN], row.parser, *counts)
+    return table

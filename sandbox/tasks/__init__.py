@@ -1,0 +1,1 @@
+"""Tasks as directories: read and checked, imported, built from releases, named in requests."""

@@ -1,0 +1,245 @@
+"""A task is a directory in Harbor's form, named by the digest of what it holds.
+
+    task.toml         how it is run and judged (`sandbox.tasks.task_file`)
+    instruction.md    what the agent is told
+    environment/      testbed/: the files that it finds; a Dockerfile, where an image is built
+    tests/            testbed/: the files that are laid over them to judge
+    solution/         gold.patch: what resolves it; may be missing
+
+The digest is of names, contents, links and whether a file can be executed: not of times, owners,
+or of where the directory lies. Whoever names a task by its digest is given that one or none.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sandbox.tasks.task_file import TaskFile, parsed
+from schemas.errors import Refused
+from schemas.foreign_text import plain
+
+TASK_FILE, INSTRUCTION = "task.toml", "instruction.md"
+TESTBED, TEST_FILES, GOLD = "environment/testbed", "tests/testbed", "solution/gold.patch"
+DOCKERFILE = "environment/Dockerfile"
+PARTS = ("environment", "tests", "solution")
+MOST_FILES = 20_000
+MOST_BYTES = 256 << 20
+FILE_BYTES = 64 << 20
+TEXT_BYTES = 1 << 20
+"""Of `task.toml` and of `instruction.md`."""
+NAME_BYTES, PATH_BYTES = 255, 1024
+MOST_SAID = 20
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A directory in which nothing was found wrong, read."""
+
+    directory: Path
+    digest: str
+    file: TaskFile
+    instruction: str
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def testbed(self) -> Path | None:
+        """The files that an agent finds; None where its image has them."""
+        return _if_there(self.directory / TESTBED)
+
+    @property
+    def test_files(self) -> Path:
+        """What is laid over the work directory to judge."""
+        return self.directory / TEST_FILES
+
+    @property
+    def gold(self) -> bytes | None:
+        """The patch that resolves it, where one is known."""
+        path = _if_there(self.directory / GOLD)
+        return path.read_bytes() if path else None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFault:
+    """Something that is missing or wrong."""
+
+    path: str
+    """Below the task's directory."""
+    wrong: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.wrong}"
+
+
+def read_task(directory: Path) -> HarborTask:
+    """Raises Refused, naming all that is wrong with the directory."""
+    task, faults = examine(directory)
+    if task is None:
+        more = f"; and {len(faults) - MOST_SAID:,} more" if len(faults) > MOST_SAID else ""
+        said = "; ".join(map(str, faults[:MOST_SAID]))
+        msg = f"task {str(directory)!r} cannot be used: {said}{more}"
+        raise Refused(plain(msg))
+    return task
+
+
+def examine(directory: Path) -> tuple[HarborTask | None, list[TaskFault]]:
+    """The task, or all that is wrong with it."""
+    if not directory.is_dir():
+        return None, [TaskFault(".", "there is no such directory")]
+    entries, faults = _walk(directory)
+    if faults:
+        return None, faults
+    file, instruction = _text(directory, TASK_FILE, faults), _text(directory, INSTRUCTION, faults)
+    settings, wrong = parsed(file) if file else (None, [])
+    faults += [TaskFault(TASK_FILE, each) for each in wrong]
+    faults += _missing(directory, {entry.path for entry in entries}, settings)
+    if faults or settings is None:
+        return None, faults
+    try:
+        digest = _digest(directory, entries)
+    except OSError as error:
+        return None, [TaskFault(".", f"cannot be read: {error}")]
+    return HarborTask(directory.absolute(), digest, settings, instruction), []
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: str
+    mode: int
+    size: int
+
+
+def _walk(directory: Path) -> tuple[list[_Entry], list[TaskFault]]:
+    """All that is below a directory, in the order of its names' bytes."""
+    entries: list[_Entry] = []
+    faults: list[TaskFault] = []
+    try:
+        for entry in _entries(directory):
+            wrong = _wrong(directory, entry)
+            if wrong:
+                faults.append(TaskFault(plain(repr(entry.path)[1:-1]), wrong))
+            entries.append(entry)
+            if len(entries) > MOST_FILES:
+                return [], [TaskFault(".", f"holds more than {MOST_FILES:,} files")]
+    except OSError as error:
+        return [], [TaskFault(plain(str(error.filename)), f"cannot be read: {error.strerror}")]
+    size = sum(entry.size for entry in entries)
+    if size > MOST_BYTES:
+        faults.append(TaskFault(".", f"holds {size:,} bytes; a box takes {MOST_BYTES:,}"))
+    entries.sort(key=lambda entry: os.fsencode(entry.path))
+    return entries, faults
+
+
+def _entries(directory: Path) -> Iterator[_Entry]:
+    waiting = [(os.fspath(directory), "")]
+    while waiting:
+        place, above = waiting.pop()
+        with os.scandir(place) as found:
+            for each in found:
+                seen = each.stat(follow_symlinks=False)
+                path = f"{above}{each.name}"
+                if stat.S_ISDIR(seen.st_mode):
+                    waiting.append((each.path, f"{path}/"))
+                    yield _Entry(path, seen.st_mode, 0)
+                else:
+                    yield _Entry(path, seen.st_mode, seen.st_size)
+
+
+def _wrong(directory: Path, entry: _Entry) -> str:
+    """What is wrong with one file, folder or link; empty where nothing is."""
+    name = PurePosixPath(entry.path).name
+    try:
+        size, longest = len(entry.path.encode()), len(name.encode())
+    except UnicodeEncodeError:
+        return "has a name that is no UTF-8"
+    if not name.isprintable() or longest > NAME_BYTES or size > PATH_BYTES:
+        return f"has a name with unprintable characters, or one above {NAME_BYTES} bytes"
+    if name == ".git":
+        return "is a repository's own; a box makes one, and this would tell what comes later"
+    if stat.S_ISLNK(entry.mode):
+        return _leads_out(directory, entry.path)
+    if not (stat.S_ISREG(entry.mode) or stat.S_ISDIR(entry.mode)):
+        return "is neither a file, a folder nor a link"
+    if entry.size > FILE_BYTES:
+        return f"has {entry.size:,} bytes; a file may have {FILE_BYTES:,}"
+    if entry.mode & (stat.S_ISUID | stat.S_ISGID) and stat.S_ISREG(entry.mode):
+        return "runs as its owner whoever starts it (setuid); take that bit away"
+    return ""
+
+
+def _leads_out(directory: Path, path: str) -> str:
+    """What is wrong with a link: what it leads to goes along with it, wherever that is copied."""
+    target = os.readlink(directory / path)
+    root = next((each for each in (TESTBED, TEST_FILES) if path.startswith(f"{each}/")), "")
+    root = root or path.partition("/")[0]
+    place = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    if path in (TASK_FILE, INSTRUCTION, *PARTS, TESTBED, TEST_FILES):
+        return "is a link; it must be there itself"
+    if os.path.isabs(target) or not f"{place}/".startswith(f"{root}/"):
+        return f"is a link to {plain(target, 200)!r}, which leads out of {root}/"
+    return ""
+
+
+def _text(directory: Path, name: str, faults: list[TaskFault]) -> str:
+    path = directory / name
+    if not path.is_file():
+        faults.append(TaskFault(name, "is missing"))
+        return ""
+    if path.stat().st_size > TEXT_BYTES:
+        faults.append(TaskFault(name, f"has more than {TEXT_BYTES:,} bytes"))
+        return ""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        faults.append(TaskFault(name, f"cannot be read: {error}"))
+        return ""
+    if not text.strip():
+        faults.append(TaskFault(name, "is empty"))
+    return text
+
+
+def _missing(directory: Path, paths: set[str], file: TaskFile | None) -> list[TaskFault]:
+    """Parts that are not there although they are needed."""
+    faults = []
+    if not any(path.startswith(f"{TEST_FILES}/") for path in paths):
+        faults.append(
+            TaskFault(f"{TEST_FILES}/", "is missing or empty: there is nothing to judge by")
+        )
+    image = file.environment.docker_image if file else ""
+    if TESTBED not in paths and DOCKERFILE not in paths and not image and file:
+        wrong = "is missing, and so are a Dockerfile and environment.docker_image in task.toml"
+        faults.append(TaskFault(f"{TESTBED}/", wrong))
+    if "solution" in paths and GOLD not in paths and "solution/solve.sh" not in paths:
+        faults.append(
+            TaskFault("solution/", f"holds neither {PurePosixPath(GOLD).name} nor solve.sh")
+        )
+    return faults
+
+
+def _digest(directory: Path, entries: list[_Entry]) -> str:
+    """Sha256 of a line for each entry; where a name ends and a content begins is never in doubt."""
+    whole = hashlib.sha256(b"rollcall task 1\n")
+    for entry in entries:
+        name, place = os.fsencode(entry.path), directory / entry.path
+        if stat.S_ISDIR(entry.mode):
+            kind, content = b"directory", b""
+        elif stat.S_ISLNK(entry.mode):
+            kind, content = b"link", os.fsencode(os.readlink(place))
+        else:
+            kind = b"program" if entry.mode & stat.S_IXUSR else b"file"
+            content = place.read_bytes()
+        whole.update(b"%s %d:%s %s\n" % (kind, len(name), name, _sha256(content)))
+    return whole.hexdigest()
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.exists() else None

@@ -1,0 +1,175 @@
+"""Tasks as directories: what names one, and what is said of one that cannot be used."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sandbox.tasks.harbor import FILE_BYTES, examine, read_task
+from schemas.errors import Refused
+from tests.support.task_directories import FILES, GOLD, TASK, write_task
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    return write_task(tmp_path / "sums")
+
+
+def said_of(directory: Path) -> list[str]:
+    """What is wrong with a directory."""
+    found, faults = examine(directory)
+    assert (found is None) == bool(faults)
+    return [str(fault) for fault in faults]
+
+
+def test_a_whole_task_is_read(task: Path) -> None:
+    read = read_task(task)
+
+    assert read.name == "sums"
+    assert read.instruction.startswith("Mend `add`")
+    assert read.file.verifier.parser == "unittest"
+    assert read.file.verifier.fail_to_pass == ("tests.test_sums.Sums.test_adds",)
+    assert read.file.environment.memory_mb == 512
+    assert read.gold == GOLD.encode()
+
+
+def test_the_digest_is_of_what_a_task_holds_not_of_when_and_where(task: Path) -> None:
+    digest = read_task(task).digest
+    moved = task.parent / "deeper" / "other"
+    shutil.copytree(task, moved)
+    for path in moved.rglob("*"):
+        os.utime(path, (1, 1))
+    (moved / "task.toml").chmod(0o600)
+
+    assert len(digest) == 64
+    assert read_task(moved).digest == digest
+
+
+@pytest.mark.parametrize("name", [*FILES, "environment/testbed/new"])
+def test_every_content_counts(task: Path, name: str) -> None:
+    digest = read_task(task).digest
+    with (task / name).open("a") as file:
+        file.write("\n")
+
+    assert read_task(task).digest != digest
+
+
+def test_names_folders_links_and_executables_count(task: Path) -> None:
+    digests = [read_task(task).digest]
+    (task / "environment/testbed/empty").mkdir()
+    digests.append(read_task(task).digest)
+    (task / "environment/testbed/sums.py").chmod(0o755)
+    digests.append(read_task(task).digest)
+    (task / "environment/testbed/link").symlink_to("sums.py")
+    digests.append(read_task(task).digest)
+    (task / "environment/testbed/link").unlink()
+    (task / "environment/testbed/link").write_text("sums.py")
+    digests.append(read_task(task).digest)
+    (task / "environment/testbed/link").rename(task / "environment/testbed/knil")
+    digests.append(read_task(task).digest)
+
+    assert len(set(digests)) == len(digests)
+
+
+def toml(old: str, new: str) -> dict[str, str | None]:
+    assert old in TASK
+    return {"task.toml": TASK.replace(old, new)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task.toml": None}, "task.toml: is missing"),
+        ({"task.toml": "version = "}, "task.toml: is not TOML"),
+        ({"task.toml": "version = '1.0'"}, "task.toml: verifier is missing"),
+        ({"instruction.md": None}, "instruction.md: is missing"),
+        ({"instruction.md": " \n"}, "instruction.md: is empty"),
+        (
+            {"tests/testbed/tests/__init__.py": None, "tests/testbed/tests/test_sums.py": None},
+            "tests/testbed/: is missing or empty",
+        ),
+        (
+            {"environment/testbed/sums.py": None, "environment/testbed/tests/__init__.py": None},
+            "environment/testbed/: is missing, and so are a Dockerfile",
+        ),
+        ({"solution/gold.patch": None, "solution/x": ""}, "solution/: holds neither gold.patch"),
+        (toml("parser =", "praser ="), "verifier.praser is no key"),
+        (toml("parser =", "praser ="), "did you mean 'verifier.parser'"),
+        (
+            toml('"unittest"', '"unitest"'),
+            "verifier.parser: unknown parser 'unitest'; did you mean",
+        ),
+        (toml('"unittest"', '"no_such:thing"'), "there is no module 'no_such'"),
+        (toml('["tests"]', '["../tests"]'), "verifier.replace: '../tests' is no plain path"),
+        (toml('["tests"]', '["/etc"]'), "verifier.replace: '/etc' is no plain path"),
+        (toml("512", '"2G"'), "environment.memory_mb"),
+        (toml("memory_mb = 512", "allow_internet = true"), "environment.allow_internet"),
+        (toml('["tests.test_sums.Sums.test_adds"]', "[]"), "verifier: fail_to_pass is empty"),
+        (toml("test_keeps_zero", "test_adds"), "stands in fail_to_pass and in pass_to_pass"),
+        (toml('"unittest"', '"exit-code"'), "knows no tests by name"),
+        (toml("python3 -m unittest -v tests.test_sums", " "), "verifier.command: is empty"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_by_file_and_key(
+    tmp_path: Path, changes: dict[str, str | None], said: str
+) -> None:
+    write_task(tmp_path / "bad", changes)
+
+    assert any(said in each for each in said_of(tmp_path / "bad")), said_of(tmp_path / "bad")
+    with pytest.raises(Refused, match="cannot be used"):
+        read_task(tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/etc/passwd", "../../../..", "../../tests", "../testbed/../Dockerfile", "../../task.toml"],
+)
+def test_a_link_must_not_lead_out_of_what_is_copied(task: Path, target: str) -> None:
+    (task / "environment/testbed/out").symlink_to(target)
+
+    (said,) = said_of(task)
+    assert said.startswith("environment/testbed/out: is a link to ")
+    assert said.endswith("which leads out of environment/testbed/")
+
+
+def test_a_link_within_the_testbed_is_none_of_our_business(task: Path) -> None:
+    (task / "environment/testbed/tests/up").symlink_to("../sums.py")
+    (task / "environment/testbed/gone").symlink_to("nowhere")
+
+    assert said_of(task) == []
+
+
+def test_parts_of_a_task_are_no_links_themselves(task: Path) -> None:
+    (task / "tests").rename(task / "solution/tests")
+    (task / "tests").symlink_to("solution/tests")
+
+    assert "tests: is a link; it must be there itself" in said_of(task)
+
+
+@pytest.mark.parametrize("name", [b"new\nline", b"caf\xe9", b"bell\x07"])
+def test_names_that_cannot_be_shown_are_refused(task: Path, name: bytes) -> None:
+    (task / "environment/testbed" / os.fsdecode(name)).write_text("")
+
+    (said,) = said_of(task)
+    assert "has a name" in said
+    assert "\n" not in said.encode().decode()
+
+
+def test_repositories_pipes_and_huge_files_are_refused(task: Path) -> None:
+    testbed = task / "environment/testbed"
+    (testbed / ".git").mkdir()
+    os.mkfifo(testbed / "pipe")
+    with (testbed / "huge").open("wb") as file:
+        file.truncate(FILE_BYTES + 1)
+    (testbed / "suid").write_text("")
+    (testbed / "suid").chmod(0o4755)
+
+    said = " ".join(said_of(task))
+    for wrong in (".git: is a repository's", "pipe: is neither", "huge: has 67", "suid: runs as"):
+        assert f"environment/testbed/{wrong}" in said
+
+
+def test_a_directory_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="there is no such directory"):
+        read_task(tmp_path / "nothing")

@@ -102,6 +102,12 @@ class RewardsSettings(StrictTable):
     scoring_id: str = "default"
     scorers: list[str] = ["environment_return"]
     scorer_timeout_s: Positive = 30.0
+    waiting_timeout_s: Positive = 1800.0
+    """How long a scorer that waits, such as a grading, may take before it is cancelled."""
+    boxes: Annotated[int, Field(ge=1)] = 2
+    """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
+    box: str = ""
+    """The driver of those boxes; a scorer that wants one is told so where none is named."""
 
 
 class Settings(BaseSettings):

@@ -5,7 +5,7 @@ all the same, so nobody downstream waits for it.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,9 @@ import structlog
 
 from consumers.bare_trajectory import barer, write_barer
 from consumers.log.protocols import Record
+from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
+from consumers.waiting_scorers import WaitingScorers
 from producers.publisher import Publisher
 from schemas.bounds import fitting
 from schemas.codec import Codec
@@ -27,13 +29,20 @@ from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
-"""From a trajectory and its place in the log: topic, partition, offset."""
+"""From a trajectory and its place in the log: topic, partition, offset.
+
+The rewards of scorers that wait are left open.
+"""
+COLLECT_S = 0.05
+"""How long to wait at a time for scorers that wait, where there is nothing else to do."""
 
 log = structlog.get_logger()
 
 
 class Rewards(WorkRole):
-    """Scores trajectories, one by one."""
+    """Scores trajectories: plain scorers on the spot, those that wait in their room."""
+
+    poll_s = 0.02
 
     def __init__(
         self,
@@ -45,6 +54,7 @@ class Rewards(WorkRole):
         *,
         scoring_id: str = "default",
         guard: AbstractContextManager[object] | None = None,
+        waiting: WaitingScorers | None = None,
     ) -> None:
         self.name = name
         self.codec = codec
@@ -54,6 +64,7 @@ class Rewards(WorkRole):
         self.score = score
         self.scoring_id = scoring_id
         self.guard = guard or nullcontext()
+        self.waiting = waiting
         self.counts: Counter[str] = Counter()
         self._unsent: deque[tuple[ScoredTrajectory, Record]] = deque()
         self._waits = False
@@ -64,11 +75,72 @@ class Rewards(WorkRole):
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
-            self._unsent.append((self.judge(record, trajectory), record))
-            self.tick()
+            self._begin(record, trajectory)
+            self._write_judged()
+            if self._full():
+                return
 
     def tick(self) -> None:
         """Write what was judged, as far as it can be encoded now."""
+        self._collect()
+        self._write_judged()
+
+    def each_judged(
+        self, trajectories: Iterable[tuple[Record, Trajectory]]
+    ) -> Iterator[tuple[Record, ScoredTrajectory]]:
+        """Judge all of these, as they are finished: for who reads them without a loop."""
+        for record, trajectory in trajectories:
+            self._begin(record, trajectory)
+            while self._full():
+                self._collect(COLLECT_S)
+            yield from self._taken()
+        while self.in_flight():
+            self._collect(COLLECT_S)
+        yield from self._taken()
+
+    def _taken(self) -> Iterator[tuple[Record, ScoredTrajectory]]:
+        while self._unsent:
+            scored, record = self._unsent.popleft()
+            yield record, scored
+
+    def waits(self, progress: PartitionProgress) -> bool:
+        """A line that is long enough takes no more, whatever partition it comes from."""
+        del progress
+        return self._full()
+
+    def in_flight(self) -> int:
+        return self.waiting.in_hand if self.waiting else 0
+
+    def dropped(self, progress: PartitionProgress) -> None:
+        if self.waiting:
+            self.waiting.drop(progress.number)
+
+    def close(self) -> None:
+        if self.waiting:
+            self.waiting.close()
+
+    def _full(self) -> bool:
+        return self.waiting is not None and self.waiting.full()
+
+    def _begin(self, record: Record, trajectory: Trajectory) -> None:
+        """Judge on the spot as far as that goes; the rest is awaited."""
+        scored = self.judge(record, trajectory)
+        if self.waiting and self.waiting.wanted(scored):
+            self.waiting.hand_out(scored, record)
+        else:
+            self._end(scored, record)
+
+    def _collect(self, wait_s: float = 0.0) -> None:
+        """Take what was awaited."""
+        if self.waiting:
+            for scored, record in self.waiting.collect(wait_s):
+                self._end(scored, record)
+
+    def _end(self, scored: ScoredTrajectory, record: Record) -> None:
+        self.counts["scored" if scored.total is not None else "without_reward"] += 1
+        self._unsent.append((scored, record))
+
+    def _write_judged(self) -> None:
         while self._unsent:
             scored, record = self._unsent[0]
             try:
@@ -83,7 +155,10 @@ class Rewards(WorkRole):
             self._unsent.popleft()
 
     def judge(self, record: Record, trajectory: Trajectory) -> ScoredTrajectory:
-        """What the scorers make of a trajectory that was read from this record."""
+        """What the scorers make of a trajectory that was read from this record.
+
+        The rewards of those that wait are left open.
+        """
         place = record.topic, record.partition, record.offset
         try:
             with self.guard:
@@ -91,7 +166,6 @@ class Rewards(WorkRole):
         except Exception as error:  # a user's scorer may raise anything, also an error of ours
             reason = str(error) if isinstance(error, ProgramFailed) else raised(error)
             scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, reason)
-        self.counts["scored" if scored.total is not None else "without_reward"] += 1
         return scored
 
     def publish(self, scored: ScoredTrajectory, record: Record) -> None:

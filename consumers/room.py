@@ -38,7 +38,7 @@ class Room:
     ) -> None:
         self.slow_s = slow_s
         self.wedged_s = wedged_s
-        self._threaded = threaded
+        self.threaded = threaded
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._leaving = False
@@ -70,7 +70,7 @@ class Room:
     def _begun(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            if self._threaded:
+            if self.threaded:
                 self._thread = threading.Thread(target=self._live, name="room", daemon=True)
                 self._thread.start()
         return self._loop

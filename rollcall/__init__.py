@@ -9,7 +9,8 @@ It stands in a module of yours, and a request, a recipe or the command line name
 - an environment, which opens, steps and closes episodes: `Environment`, `Observation`; one that
   waits, with `async def` methods, and what its worker offers it: `WaitingEnvironment`, `Host`
 - a scorer, from a trajectory to a number: `Scorer`, `Trajectory`, and `ids_of`, `logprobs_of`,
-  `mask_of` for the bytes in its sequences
+  `mask_of` for the bytes in its sequences; one that waits, an `async def`, and what its worker
+  offers it: `WaitingScorer`, `ScoringHost`
 - a filter, whether a group of samples is worth training on: `Filter`, `Sample`
 - an advantage, from the rewards of a batch to what its tokens are worth: `AdvantageRule`,
   `Floats`, `Ints`
@@ -43,8 +44,8 @@ from consumers.agents.wishes import (
     user,
 )
 from sandbox.environment import Environment, Observation, WaitingEnvironment
-from sandbox.host import Host
-from sandbox.scorers import Scorer
+from sandbox.host import Host, ScoringHost
+from sandbox.scorers import Scorer, WaitingScorer
 from schemas.messages import Message, Sampling, Trajectory
 from schemas.packed import ids_of, logprobs_of, mask_of
 from trainer.advantage import AdvantageRule, Floats, Ints
@@ -87,10 +88,12 @@ __all__ = [
     "Sample",
     "Sampling",
     "Scorer",
+    "ScoringHost",
     "Step",
     "Task",
     "Trajectory",
     "WaitingEnvironment",
+    "WaitingScorer",
     "WishFailed",
     "ids_of",
     "logprobs_of",

@@ -1,15 +1,19 @@
-"""What a worker offers the environments that wait: a line to the models, and a place for objects.
+"""What a worker offers environments and scorers that wait: a line to the models, boxes, objects.
 
 An environment is given its `Host` when it is made, if its factory has a parameter of that name. It
 is one host for one session: whatever is drawn from it ends with the session, at the latest.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from sandbox.agents.agent_processes import AgentExit
+    from sandbox.boxes.box import Box, Spec
     from schemas.asks import Ask, Reply
+    from schemas.messages import Claim
+
+T = TypeVar("T")
 
 
 class Line(Protocol):
@@ -90,4 +94,20 @@ class Host(Protocol):
 
     def keep(self, name: str, content: bytes) -> str:
         """Put an object into the store; return its reference. Raises Unavailable."""
+        ...
+
+
+class ScoringHost(Protocol):
+    """What scorers that wait may ask of the worker that they live in; one for each trajectory."""
+
+    async def fetch(self, claim: "Claim") -> bytes:
+        """An object of the store. Raises ObjectLost, and Unavailable."""
+        ...
+
+    async def open_box(self, spec: "Spec") -> "Box":
+        """A box in which nobody has been; whoever opens it closes it. Raises WorkFailed."""
+        ...
+
+    async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+        """What was made under this name for this trajectory; made when it is first asked for."""
         ...

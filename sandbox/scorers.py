@@ -1,27 +1,39 @@
-"""What judges a trajectory that has ended: plain functions, several at once, each with a weight.
+"""What judges a trajectory that has ended: functions, several at once, each with a weight.
 
 Every trajectory yields one record. Only one that finished is judged; of the others the total is
 None and the reason says how they ended: nobody knows what they would have earned. A scorer that
 raises, or gives no finite number, has the value None with the reason, and then so has the total.
+
+A scorer that waits for something outside, such as a box, is an `async def`, with a parameter
+`host` where it needs what its worker offers (`sandbox.waiting_scores`). `score` leaves its reward
+open, and `filled` puts it in.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from sandbox.environment import make_plain
 from sandbox.foreign import complaint, foreign, load
-from schemas.errors import ProgramFailed, Refused, RollcallError
+from sandbox.host import ScoringHost
+from schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain
 from schemas.messages import Reward, ScoredTrajectory, Task, Trajectory
 
 Scorer = Callable[[Trajectory], float]
+WaitingScorer = Callable[..., Awaitable[float]]
+"""Given the trajectory, and a `host` if it has a parameter of that name."""
 
 SHIPPED: Mapping[str, str] = {
     "environment_return": "sandbox.scorers:environment_return",
     "reasoning_gym": "sandbox.scorers:reasoning_gym",
 }
+
+OPEN = "it waits, and nobody here waits for it"
+"""The reason of a reward that is not filled in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,10 @@ def score(
     source_partition: int,
     source_offset: int,
 ) -> ScoredTrajectory:
-    """Judge a trajectory, read at the given place of the log; a scorer that raises is survived."""
+    """Judge a trajectory, read at the given place of the log; a scorer that raises is survived.
+
+    The rewards of scorers that wait are open: None, since they wait.
+    """
     if trajectory.status == "finished":
         rewards = tuple(_reward(spec, trajectory) for spec in specs)
         total, reason = _total(rewards)
@@ -68,6 +83,24 @@ def score(
         source_offset=source_offset,
         reason=reason,
     )
+
+
+def waiting(specs: Sequence[ScorerSpec]) -> tuple[int, ...]:
+    """Which of some scorers wait, by number; imports the modules that they are in."""
+    return tuple(number for number, spec in enumerate(specs) if _waits(spec.name))
+
+
+def filled(scored: ScoredTrajectory, rewards: Mapping[int, Reward]) -> ScoredTrajectory:
+    """The same with these rewards, by number, in place of what was left open."""
+    all_ = tuple(rewards.get(number, each) for number, each in enumerate(scored.rewards))
+    total, reason = _total(all_)
+    return replace(scored, rewards=all_, total=total, reason=reason)
+
+
+def call_of(name: str, trajectory: Trajectory, host: ScoringHost) -> Awaitable[float]:
+    """Begin with a scorer that waits; it raises anything, and WorkFailed where there is none."""
+    scorer: WaitingScorer = _scorer(name)
+    return scorer(trajectory, host=host) if _takes_host(name) else scorer(trajectory)
 
 
 def environment_return(trajectory: Trajectory) -> float:
@@ -95,6 +128,8 @@ def reasoning_gym(trajectory: Trajectory) -> float:
 
 
 def _reward(spec: ScorerSpec, trajectory: Trajectory) -> Reward:
+    if _waits(spec.name):
+        return Reward(spec.name, None, OPEN, spec.weight)
     try:
         with foreign("raised", "it raised"):
             value = float(_scorer(spec.name)(trajectory))
@@ -108,7 +143,22 @@ def _reward(spec: ScorerSpec, trajectory: Trajectory) -> Reward:
 
 
 @cache
-def _scorer(name: str) -> Scorer:
+def _waits(name: str) -> bool:
+    """Whether a scorer is an `async def`; what cannot be found says so when it is called."""
+    try:
+        return inspect.iscoroutinefunction(_scorer(name))
+    except WorkFailed:
+        return False
+
+
+@cache
+def _takes_host(name: str) -> bool:
+    with foreign("bad_config", f"scorer {name!r} hides its parameters"):
+        return "host" in inspect.signature(_scorer(name)).parameters
+
+
+@cache
+def _scorer(name: str) -> Callable[..., Any]:
     """Found once: to look for a module takes as long as many a scorer. Raises WorkFailed."""
     return load("scorer", name, SHIPPED)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from consumers.rewards import Rewards
     from consumers.room import Room
     from consumers.training.trainer import Trainer
+    from consumers.waiting_scorers import WaitingScorers
     from inference.engine import Engine
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
@@ -185,6 +186,22 @@ class Workshop:
             ),
             scoring_id=scoring_id,
             guard=self._guard("the scorer", settings.scorer_timeout_s),
+            waiting=self._waiting_scorers(specs),
+        )
+
+    def _waiting_scorers(self, specs: "Sequence[ScorerSpec]") -> "WaitingScorers":
+        """What drives those of the scorers that wait; nothing is begun before there is one."""
+        from consumers.room import Room
+        from consumers.scoring_host import ScoringHosts
+        from consumers.waiting_scorers import WaitingScorers
+
+        settings = self.settings.rewards
+        return WaitingScorers(
+            specs,
+            Room(threaded=self.watched),
+            ScoringHosts(box=settings.box, objects=self.codec.objects),
+            at_once=settings.boxes,
+            timeout_s=settings.waiting_timeout_s,
         )
 
     def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:

@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -55,7 +55,8 @@ class Rescorer:
         to = str(self.parquet) if self.parquet else cluster.topics.scored
         rescoring = Rescoring(scoring_id, "" if self.dry_run else to)
         sink = self._sink(rewards, publisher)
-        rescore(selection, rescoring, rewards.judge, sink, self.success_at)
+        with closing(rewards):
+            rescore(selection, rescoring, rewards.each_judged, sink, self.success_at)
         return rescoring
 
     @contextmanager

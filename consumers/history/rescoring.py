@@ -24,8 +24,8 @@ from schemas.messages import ScoredTrajectory, Trajectory
 FAILED_LISTED = 20
 PICKED = ("scoring_id", "trajectory.rollout_id", "trajectory.attempt", "total")
 
-Judge = Callable[[Record, Trajectory], ScoredTrajectory]
-"""What a scorer makes of a trajectory that was read from this record."""
+Judge = Callable[[Iterable[tuple[Record, Trajectory]]], Iterable[tuple[Record, ScoredTrajectory]]]
+"""What scorers make of trajectories, each with the record it was read from, as they finish."""
 RewardSink = Callable[[ScoredTrajectory, Record], None]
 """Takes what was judged, and the record that it was read from."""
 
@@ -98,8 +98,7 @@ def rescore(
     since = behind(selection.span.since_ms)
     before = extent_of(history.log, history.topics.scored, since)
     with sink as write:
-        for record, trajectory in trajectories:
-            scored = judge(record, trajectory)
+        for record, scored in judge(trajectories):
             rescoring.take(scored)
             write(scored, record)
     old = read_paced(history.log, before, selection.pace)

@@ -17,8 +17,12 @@ from consumers.loop.loop import Loop
 from consumers.loop.role import Role, WorkRole
 from consumers.models.server import Models
 from consumers.rewards import Rewards
+from consumers.room import Room
+from consumers.scoring_host import ScoringHosts
+from consumers.waiting_scorers import WaitingScorers
 from inference.engine import Engine
 from sandbox.environment import AnyEnvironment
+from sandbox.host import ScoringHost
 from sandbox.scorers import ScorerSpec, score
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
@@ -95,7 +99,7 @@ class Rig:
         self.codec = Codec(self.registry, objects=objects, clock=self.clock)
         self.log = make_log(wanted(PREFIX, policies, partitions=partitions), wall=self.clock)
         self.pen = MemoryLog.publisher(self.log)
-        self._roles: list[Environments] = []
+        self._roles: list[Environments | Rewards] = []
 
     # Workers
 
@@ -159,7 +163,16 @@ class Rig:
             role.close()
 
     def rewards(
-        self, name: str = "r1", scorers: Sequence[str] = ("environment_return",), **options: Any
+        self,
+        name: str = "r1",
+        scorers: Sequence[str] = ("environment_return",),
+        *,
+        threaded: bool = False,
+        hosts: Callable[[], ScoringHost] | None = None,
+        at_once: int = 2,
+        timeout_s: float = 20.0,
+        grace_s: float = 0.2,
+        **options: Any,
     ) -> Loop:
         publisher = self.log.publisher(bulk=True)
         specs = [ScorerSpec(scorer) for scorer in scorers]
@@ -176,7 +189,16 @@ class Rig:
                 source_offset=offset,
             )
 
-        role = Rewards(name, self.codec, self.topics, publisher, judge, **options)
+        waiting = WaitingScorers(
+            specs,
+            Room(threaded=threaded),
+            hosts or ScoringHosts(box="local", objects=self.objects),
+            at_once=at_once,
+            timeout_s=timeout_s,
+            grace_s=grace_s,
+        )
+        role = Rewards(name, self.codec, self.topics, publisher, judge, waiting=waiting, **options)
+        self._roles.append(role)
         return self.loop(role, publisher, "t.rewards.s")
 
     # Words

@@ -1,5 +1,7 @@
 """`rollcall rescore`: what is rewarded anew, how that agrees, what a bad scorer costs."""
 
+import asyncio
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,12 @@ def on_third(trajectory: Trajectory) -> float:
 
 def halved(trajectory: Trajectory) -> float:
     return 0.5 * sum(step.reward for step in trajectory.steps or ())
+
+
+async def in_its_room(trajectory: Trajectory) -> float:
+    """As `on_third`, and waits."""
+    await asyncio.sleep(0)
+    return on_third(trajectory)
 
 
 @pytest.fixture
@@ -92,6 +100,17 @@ def test_a_scorer_that_raises_costs_one_trajectory_its_reward(cluster: MemoryClu
     said = page(lambda terminal: print_rescoring(found, terminal))
     assert "1 got no reward from the scorer:" in said
     assert "no idea" in said
+
+
+def test_a_scorer_that_waits_rewards_alike(cluster: MemoryCluster) -> None:
+    plain = judged(cluster, [f"{HERE}:on_third"])
+    found = judged(cluster, [f"{HERE}:in_its_room"])
+
+    assert (found.trajectories, found.rewarded, found.failed) == (8, 7, 1)
+    assert found.totals == plain.totals
+    assert "ValueError: no idea" in found.first_failed[0].reason
+    assert scored(cluster, found.scoring_id).keys() == scored(cluster, plain.scoring_id).keys()
+    assert not [each for each in threading.enumerate() if each.name == "room"]
 
 
 def test_what_flipped_is_counted_and_named(cluster: MemoryCluster) -> None:

@@ -1,0 +1,59 @@
+"""What a rewards worker offers the scorers that wait in its room."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from sandbox.boxes.box import Box, Driver, Spec, driver
+from schemas.claims import Objects
+from schemas.errors import Unavailable, WorkFailed
+from schemas.messages import Claim
+
+T = TypeVar("T")
+
+
+class ScoringHosts:
+    """Makes the host of each trajectory. All but the making belongs to the room."""
+
+    def __init__(self, *, box: str, objects: Objects | None) -> None:
+        self.box = box
+        self.objects = objects
+        self._driver: Driver | None = None
+
+    def __call__(self) -> "TrajectoryHost":
+        return TrajectoryHost(self)
+
+    def driver(self) -> Driver:
+        """Made when a box is first asked for. Raises WorkFailed(`bad_config`)."""
+        if not self.box:
+            msg = "no kind of box is set for scorers: rewards.box names one, such as 'local'"
+            raise WorkFailed("bad_config", msg, retriable=False)
+        if self._driver is None:
+            self._driver = driver(self.box)
+        return self._driver
+
+
+@dataclass(slots=True)
+class TrajectoryHost:
+    """Fulfils `sandbox.host.ScoringHost` for the scorers of one trajectory."""
+
+    hosts: ScoringHosts
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    async def fetch(self, claim: Claim) -> bytes:
+        """Raises ObjectLost, and Unavailable."""
+        objects = self.hosts.objects
+        if objects is None:
+            msg = f"object {claim.uri} is nowhere: there is no object store; set objects.url"
+            raise Unavailable(msg)
+        return await asyncio.to_thread(objects.get, claim)
+
+    async def open_box(self, spec: Spec) -> Box:
+        """Raises WorkFailed."""
+        return await self.hosts.driver().open(spec)
+
+    async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+        if name not in self._made:
+            self._made[name] = await make()
+        return cast(T, self._made[name])

@@ -1,0 +1,134 @@
+"""Trajectories that wait for a score: so many at once in the room, the others in line.
+
+The loop's thread hands out and collects; everything that is named with an underscore is the room's.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from consumers.log.protocols import Record
+from consumers.room import Room
+from sandbox.host import ScoringHost
+from sandbox.scorers import ScorerSpec, filled, waiting
+from sandbox.waiting_scores import AWAY_S, awaited
+from schemas.messages import Reward, ScoredTrajectory
+
+GRACE_S = 10.0
+LEAVE_S = 15.0
+"""What the end of all that is being scored may take when a worker leaves."""
+IN_LINE = 2
+"""So many times as many trajectories as are scored at once are in hand."""
+
+
+class WaitingScorers:
+    """Awaits what `score` left open, the scorers of one trajectory one after the other."""
+
+    def __init__(
+        self,
+        specs: Sequence[ScorerSpec],
+        room: Room,
+        hosts: Callable[[], ScoringHost],
+        *,
+        at_once: int,
+        timeout_s: float,
+        grace_s: float = GRACE_S,
+        away_s: float = AWAY_S,
+    ) -> None:
+        self.specs = specs
+        self.room = room
+        self.hosts = hosts
+        self.at_once = at_once
+        self.timeout_s = timeout_s
+        self.grace_s = grace_s
+        self.away_s = away_s
+        self.in_hand = 0
+        """How many were handed out and not collected."""
+        self._begun = False
+        self._open: tuple[int, ...] | None = None
+        self._ended: SimpleQueue[tuple[ScoredTrajectory | None, Record]] = SimpleQueue()
+        """What came of each; None where it was let go."""
+        self._tasks: dict[asyncio.Task[ScoredTrajectory], Record] = {}
+        self._places: asyncio.Semaphore | None = None
+
+    def wanted(self, scored: ScoredTrajectory) -> bool:
+        """Whether something of it is open."""
+        if self._open is None:
+            self._open = waiting(self.specs)
+        return bool(self._open and scored.rewards)
+
+    def hand_out(self, scored: ScoredTrajectory, record: Record) -> None:
+        """Have what is open awaited."""
+        self.in_hand += 1
+        self._begun = True
+        self.room.call(partial(self._begin, scored, record))
+
+    def collect(self, wait_s: float = 0.0) -> list[tuple[ScoredTrajectory, Record]]:
+        """What was scored since; waits so long for the first. Raises RoomBlocked.
+
+        Without a thread of its own the room turns here.
+        """
+        self.room.turn(busy=self.in_hand > 0)
+        self.room.watch()
+        collected = []
+        blocks = self.room.threaded and wait_s > 0
+        try:
+            scored, record = self._ended.get(blocks, wait_s)
+            while True:
+                self.in_hand -= 1
+                if scored is not None:
+                    collected.append((scored, record))
+                scored, record = self._ended.get_nowait()
+        except Empty:
+            return collected
+
+    def full(self) -> bool:
+        """Whether the line is long enough."""
+        return self.in_hand >= IN_LINE * self.at_once
+
+    def drop(self, partition: int) -> None:
+        """Let go of what came from a partition that is another worker's now."""
+
+        def cancel() -> None:
+            for task, record in self._tasks.items():
+                if record.partition == partition:
+                    task.cancel()
+
+        if self._begun:
+            self.room.call(cancel)
+
+    def close(self, timeout_s: float = LEAVE_S) -> None:
+        """Cancel everything, give all boxes back, and end the room."""
+        self.room.close(timeout_s)
+
+    def _begin(self, scored: ScoredTrajectory, record: Record) -> None:
+        if self._places is None:
+            self._places = asyncio.Semaphore(self.at_once)
+        name = f"the scoring of rollout {scored.trajectory.rollout_id!r}"
+        task = asyncio.create_task(self._score(self._places, scored), name=name)
+        self._tasks[task] = record
+        task.add_done_callback(self._end)
+
+    async def _score(self, places: asyncio.Semaphore, scored: ScoredTrajectory) -> ScoredTrajectory:
+        async with places:
+            host = self.hosts()
+            rewards: dict[int, Reward] = {}
+            for number in self._open or ():
+                rewards[number] = await awaited(
+                    self.specs[number],
+                    scored.trajectory,
+                    host,
+                    timeout_s=self.timeout_s,
+                    grace_s=self.grace_s,
+                    away_s=self.away_s,
+                )
+        return filled(scored, rewards)
+
+    def _end(self, task: "asyncio.Task[ScoredTrajectory]") -> None:
+        record = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.room.fail(error)
+        let_go = task.cancelled() or error is not None
+        self._ended.put((None if let_go else task.result(), record))

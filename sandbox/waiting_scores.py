@@ -1,0 +1,108 @@
+"""Scorers that wait: `async def` functions, each with its own time, tried again for faults of ours.
+
+A fault of the box, or of whatever else a scorer leans on (WorkFailed that may be retried), says
+nothing of what is judged: it is tried `TRIES` times, then the reward is null with the reason. A
+service that is away (Unavailable) is waited for. Everything else is as with plain scorers.
+"""
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from sandbox.host import ScoringHost
+from sandbox.scorers import ScorerSpec, call_of
+from schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
+from schemas.foreign_text import REASON_CHARS, plain, raised
+from schemas.interrupts import is_from_outside
+from schemas.messages import Reward, Trajectory
+
+TRIES = 3
+AWAY_S = 1.0
+"""Between two looks whether a service is back."""
+
+log = structlog.get_logger()
+
+
+async def awaited(
+    spec: ScorerSpec,
+    trajectory: Trajectory,
+    host: ScoringHost,
+    *,
+    timeout_s: float,
+    grace_s: float,
+    away_s: float,
+) -> Reward:
+    """What a scorer that waits makes of a trajectory; every try has `timeout_s`.
+
+    It is cancelled when its time is over, and left to itself where it clings for `grace_s`.
+    """
+    tries = 0
+    said = False
+    while True:
+        try:
+            task = _called(spec, trajectory, host)
+            value = await _within(task, f"{spec.name} {trajectory.rollout_id}", timeout_s, grace_s)
+        except Unavailable as error:
+            if not said:
+                log.warning("scoring_waits", scorer=spec.name, error=str(error))
+            said = True
+            await asyncio.sleep(away_s)
+        except RollcallError as error:
+            tries += 1
+            again = isinstance(error, WorkFailed) and error.retriable
+            if not again or tries == TRIES:
+                text = f"{error} ({tries} times)" if again else str(error)
+                return Reward(spec.name, None, plain(text, REASON_CHARS), spec.weight)
+            log.warning("scoring_tried_again", scorer=spec.name, tries=tries, error=str(error))
+        else:
+            if not math.isfinite(value):
+                return Reward(spec.name, None, f"it gave {value}", spec.weight)
+            return Reward(spec.name, value, weight=spec.weight)
+
+
+async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> float:
+    """Call a scorer; whatever it raises is an error of our tree, but its own cancellation."""
+    try:
+        return float(await call_of(spec.name, trajectory, host))
+    except (RollcallError, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        raise WorkFailed("raised", f"it raised: {raised(error)}", retriable=False) from error
+
+
+async def _within(
+    work: Coroutine[Any, Any, float], name: str, timeout_s: float, grace_s: float
+) -> float:
+    """Await something in a task of its own, so that what clings to it can be left."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        if not task.done():
+            await _cancelled(task, grace_s)
+    if not done:
+        msg = f"the scorer did not come back within {timeout_s:g} s"
+        raise ProgramFailed("stuck", msg)
+    if task.cancelled():
+        raise WorkFailed("raised", "it raised: CancelledError", retriable=False)
+    return task.result()
+
+
+async def _cancelled(task: "asyncio.Task[float]", grace_s: float) -> None:
+    task.cancel()
+    task.add_done_callback(_heard)
+    await asyncio.wait({task}, timeout=grace_s)
+    if not task.done():
+        log.error("scorer_clings", scorer=task.get_name(), grace_s=grace_s)
+        task.cancel()
+
+
+def _heard(task: "asyncio.Task[float]") -> None:
+    """What it raises now is nobody's affair any more."""
+    if not task.cancelled():
+        task.exception()

@@ -158,6 +158,8 @@ class _Conversation:
     policy_id: str | None
     messages: list[Message]
     ids: bytes
+    tools: str | None
+    """Those that its policy was told of where it began."""
 
 
 class Completions:
@@ -273,7 +275,7 @@ class Replay:
             return ModelAnswer(message, recorded.finish_reason)
         begun = wish.begun.ids if wish.begun else b""
         known = self.conversations.setdefault(
-            recorded.sequence, _Conversation(wish.policy_id, [], begun)
+            recorded.sequence, _Conversation(wish.policy_id, [], begun, _told_first(wish))
         )
         if list(wish.messages[: len(known.messages)]) != known.messages:
             raise _diverged(position, "its program tells another conversation than then")
@@ -288,7 +290,7 @@ class Replay:
         fitting = [
             (len(known.messages), sequence)
             for sequence, known in self.conversations.items()
-            if known.policy_id == wish.policy_id and _extends(wish.messages, known.messages)
+            if known.policy_id == wish.policy_id and _extends(wish, known)
         ]
         length, sequence = max(fitting, default=(0, -1))
         if not fitting or (wish.begun and wish.begun.messages >= length):
@@ -322,8 +324,16 @@ def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
         return [failed]
 
 
-def _extends(messages: Sequence[Message], known: Sequence[Message]) -> bool:
-    return len(messages) > len(known) and list(messages[: len(known)]) == list(known)
+def _extends(wish: CallModel, known: _Conversation) -> bool:
+    """Whether a call would go on from there, as the fold has it."""
+    count = len(known.messages)
+    told = wish.tools is None or known.tools is None or wish.tools == known.tools
+    return told and len(wish.messages) > count and list(wish.messages[:count]) == known.messages
+
+
+def _told_first(wish: CallModel) -> str | None:
+    """Of which tools a policy is told by the first call of a conversation."""
+    return wish.tools if wish.begun else wish.tools or ""
 
 
 def _told(outcome: object) -> str:

@@ -148,7 +148,7 @@ class HostedRollout:
         self.waiting.append(asked)
         sampling, self.turns = self._sampling(ask), self.turns + ask.n
         for number in range(ask.n):
-            tools = "" if ask.tool_choice == "none" else ask.tools
+            tools = None if ask.tool_choice == "none" else ask.tools
             policy, with_tokens = ask.policy or None, ask.logprobs or ask.token_ids
             wish = CallModel(ask.messages, policy, sampling, tools, with_tokens=with_tokens)
             self.wishes.append(wish)

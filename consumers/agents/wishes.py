@@ -50,7 +50,9 @@ class CallModel:
     policy_id: str | None = None
     sampling: Sampling | None = None
     """With `max_tokens` 0 nothing is sampled and no conversation extended: it only counts."""
-    tools: str = ""
+    tools: str | None = None
+    """JSON list of definitions, of which a policy is told where a conversation begins: one that
+    began with others is not gone on with. None: whichever it began with, and no calls are read."""
     begun: Begun | None = None
     with_tokens: bool = False
     """Whether its answer brings the tokens too, which programs as a rule do not look at."""

@@ -33,7 +33,7 @@ def call_digest(
 ) -> bytes:
     """Of a call as it stands: where it goes on from, what is new in it, `how` it is sampled."""
     said = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
-    place = (policy_id, sequence.index, sequence.length, how, wish.tools, said)
+    place = (policy_id, sequence.index, sequence.length, how, wish.tools or "", said)
     begun = () if sequence.answers or not sequence.begun else (sequence.begun.hex(),)
     return digest_of("call", *place, *begun)
 

@@ -62,7 +62,7 @@ def check_call(wish: CallModel) -> None:
     if wish.begun is not None and not _is_begun(wish.begun, len(messages)):
         msg = f"CallModel needs as begun whole tokens of its first messages, found {shown(wish)}"
         raise ProgramFailed("rubbish", msg)
-    if not _is_text(wish.tools, wish.policy_id or ""):
+    if not _is_text("" if wish.tools is None else wish.tools, wish.policy_id or ""):
         msg = f"CallModel needs texts as policy_id and tools, found {shown(wish)}"
         raise ProgramFailed("rubbish", msg)
     if how is not None and not (

@@ -71,7 +71,7 @@ def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
         None if named else sequence.packed(),
         sequence.length,
         sequence.hash.digest() if named else b"",
-        tools=wish.tools,
+        tools=wish.tools or "",
         min_policy_version=request.min_policy_version,
         policy_version=pinned,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from consumers.agents.wishes import Begun
+from consumers.agents.wishes import CallModel
 from schemas.ids import prefix_hash
 from schemas.messages import Message, ModelAnswered, Sampling
 
@@ -17,12 +17,13 @@ class Conversation:
 
     __slots__ = (
         "answers", "begun", "busy", "hash", "index", "length", "messages", "misses", "policy_id",
-        "samplings",
+        "samplings", "tools",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b""
-    ) -> None:
+        self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b"",
+        tools: str | None = "",
+    ) -> None:  # fmt: skip
         self.index = index
         self.policy_id = policy_id
         self.messages: list[Message] = list(messages)
@@ -37,18 +38,25 @@ class Conversation:
         self.busy = False
         self.misses = 0
         """How often its prefix was asked for."""
+        self.tools = tools
+        """Of which its policy was told where it began; None: nobody knows, they are in the tokens
+        that it began with."""
 
-    def extended_by(self, messages: Sequence[Message], policy_id: str) -> bool:
-        """Whether the messages are the known ones first, then at least one new."""
-        return not self.busy and self.begins(messages, policy_id)
+    def extended_by(self, wish: CallModel, policy_id: str) -> bool:
+        """Whether a call goes on from here now."""
+        return not self.busy and self.begins(wish, policy_id)
 
-    def begins(self, messages: Sequence[Message], policy_id: str) -> bool:
-        """Whether these go on from here, with at least one new."""
-        known = len(self.messages)
-        if policy_id != self.policy_id or len(messages) <= known:
+    def begins(self, wish: CallModel, policy_id: str) -> bool:
+        """Whether a call's messages go on from here, with at least one new and the same tools."""
+        messages, known = wish.messages, len(self.messages)
+        if policy_id != self.policy_id or len(messages) <= known or not self._told_of(wish.tools):
             return False
         first = messages[:known]
         return (first if isinstance(first, list) else list(first)) == self.messages
+
+    def _told_of(self, tools: str | None) -> bool:
+        """Whether a call with these needs no other definitions in its prompt."""
+        return tools is None or self.tools is None or tools == self.tools
 
     def take(
         self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling
@@ -74,41 +82,43 @@ class Conversation:
 
 
 def conversation_for(
-    messages: Sequence[Message],
-    policy_id: str,
-    begun: Begun | None,
-    conversations: list[Conversation],
+    wish: CallModel, policy_id: str, conversations: list[Conversation]
 ) -> Conversation:
-    """The longest one that the messages extend, the latest among equals; else a new one.
+    """The longest one that a call extends, the latest among equals; else a new one.
+
+    One that began with other tools is not extended: templates tell of them where a sequence begins,
+    and nothing that was sampled is put after words which were not there then.
 
     Tokens that a call begins with begin a new one, unless one that is known reaches as far.
     """
-    known = [c for c in conversations if c.extended_by(messages, policy_id)]
-    if begun is not None:
-        known = [c for c in known if len(c.messages) >= begun.messages]
+    known = [c for c in conversations if c.extended_by(wish, policy_id)]
+    if wish.begun is not None:
+        known = [c for c in known if len(c.messages) >= wish.begun.messages]
     if len(known) == 1:
         return known[0]
     if known:
         return max(known, key=lambda c: (len(c.messages), c.index))
-    first, ids = (messages[: begun.messages], begun.ids) if begun else ((), b"")
-    fresh = Conversation(len(conversations), policy_id, first, ids)
+    fresh = _begun_by(wish, policy_id, len(conversations))
     conversations.append(fresh)
     return fresh
 
 
 def counted_after(
-    messages: Sequence[Message],
-    policy_id: str,
-    begun: Begun | None,
-    conversations: list[Conversation],
+    wish: CallModel, policy_id: str, conversations: list[Conversation]
 ) -> Conversation:
     """What tokens are only counted after: a copy, so that the rollout's own stays as it is.
 
     Of the same conversation that a call would extend, also where that is being extended now.
     """
-    known = [c for c in conversations if c.begins(messages, policy_id)]
+    known = [c for c in conversations if c.begins(wish, policy_id)]
     found = max(known, key=lambda c: (len(c.messages), c.index), default=None)
-    if found is None or (begun is not None and begun.messages > len(found.messages)):
-        first, ids = (messages[: begun.messages], begun.ids) if begun else ((), b"")
-        return Conversation(len(conversations), policy_id, first, ids)
-    return Conversation(found.index, policy_id, found.messages, found.packed())
+    if found is None or (wish.begun is not None and wish.begun.messages > len(found.messages)):
+        return _begun_by(wish, policy_id, len(conversations))
+    return Conversation(found.index, policy_id, found.messages, found.packed(), found.tools)
+
+
+def _begun_by(wish: CallModel, policy_id: str, index: int) -> Conversation:
+    begun = wish.begun
+    if begun is None:
+        return Conversation(index, policy_id, tools=wish.tools or "")
+    return Conversation(index, policy_id, wish.messages[: begun.messages], begun.ids, wish.tools)

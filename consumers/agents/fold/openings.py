@@ -48,7 +48,7 @@ def _open_call(attempt: "Attempt", wish: CallModel, now_ms: int) -> Outstanding:
     policy_id = wish.policy_id or attempt.request.policy_id
     sampling = _sampling(attempt, wish)
     find = conversation_for if sampling.max_tokens else counted_after
-    sequence = find(wish.messages, policy_id, wish.begun, attempt.conversations)
+    sequence = find(wish, policy_id, attempt.conversations)
     new = tuple(wish.messages[len(sequence.messages) :])
     check_messages(new)
     as_asked = sampling is attempt.request.sampling

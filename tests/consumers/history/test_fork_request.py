@@ -238,6 +238,30 @@ def test_a_program_draws_again_what_it_drew_and_several_conversations_go_on(
     assert len(calls(cluster, askew.rollout_id)) == 3
 
 
+def equipped(task: Task) -> Agent:
+    """Has another tool at every other turn."""
+    messages = [user("Go!")]
+    for tools in ("[1]", "[1]", "[2]", "[2]"):
+        answer = yield CallModel(messages, tools=tools)
+        messages += [answer.message, user("And?")]
+    yield Finish()
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_a_fork_goes_on_from_what_was_told_of_the_same_tools(
+    turn: int, cluster: MemoryCluster
+) -> None:
+    then = run(cluster, parent(agent=f"{HERE}:equipped"))
+
+    [now] = make(cluster, "parent", at=turn)
+
+    first, theirs = calls(cluster, now.rollout_id)[0], calls(cluster, "parent")[turn]
+    assert (first.prefix_ids, first.messages) == (theirs.prefix_ids, theirs.messages)
+    assert bool(first.prefix_length) == (turn != 2)
+    assert len(then.sequences or ()) == 2
+    assert len(now.sequences or ()) == (2 if turn == 1 else 1)
+
+
 def racing(task: Task) -> Agent:
     """Two environments, each with its own conversation, at whatever pace they come."""
     opened: list[Any] = [Reset("left"), Reset("right"), CallModel([user("judge")])]

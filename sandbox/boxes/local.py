@@ -24,9 +24,9 @@ from sandbox import process_tree
 from sandbox.boxes import tar_streams
 from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.pipes import ReadEnd, WriteEnd
+from sandbox.boxes.kept_program import KeptProgram, no_room, start_program
 from sandbox.boxes.usage import of_trees
-from sandbox.keeper import Keeper, KeptProcess, remove
+from sandbox.keeper import Keeper, remove
 from schemas.errors import WorkFailed
 
 SUFFIX = ".box"
@@ -34,36 +34,6 @@ SUFFIX = ".box"
 
 log = structlog.get_logger()
 _warned: set[str] = set()
-
-
-class LocalProgram:
-    """A child of the keeper, spoken to by two pipes."""
-
-    def __init__(self, keeper: Keeper, kept: KeptProcess, stdin: WriteEnd, output: ReadEnd) -> None:
-        self._keeper = keeper
-        self._kept = kept
-        self.pid = int(kept.started.result())
-        self._stdin = stdin
-        self._output = output
-        self.write = stdin.write
-        self.close_input = stdin.close
-        self.read = output.read
-        self.ended = kept.ended.done
-
-    async def wait(self) -> int:
-        """Raises WorkFailed(`box_died`) where it was not the program that ended."""
-        code = await self._kept.wait()
-        if not self._keeper.alive:
-            msg = "the keeper of this worker's boxes was killed, and all boxes with it"
-            raise WorkFailed("box_died", msg, retriable=True)
-        return code
-
-    async def end(self) -> None:
-        try:
-            await self._kept.end()
-        finally:
-            self._stdin.close()
-            self._output.close()
 
 
 class LocalBox(BoxCommands):
@@ -75,27 +45,22 @@ class LocalBox(BoxCommands):
         self._place = place
         self._home = place / "w"
         self._tmp = place / "tmp"
-        self._programs: list[LocalProgram] = []
+        self._programs: list[KeptProgram] = []
         self._open = True
         self._env = {**VARIABLES, "HOME": str(self._home), "TMPDIR": str(self._tmp), **spec.env}
         self._limits = _rlimits(spec.limits)
         self.directory = os.fsencode(self._home)
         self.shown = {self.directory: b"~", os.fsencode(place): b"~/.."}
 
-    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> LocalProgram:
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         self._make_home()
-        theirs_in, ours_in, ours_out, theirs_out = _pipes()
-        stdin, output = WriteEnd(ours_in), ReadEnd(ours_out)
-        try:
-            kept = await self._spawn(argv, env or {}, (theirs_in, theirs_out, theirs_out))
-        except BaseException:
-            stdin.close()
-            output.close()
-            raise
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        program = LocalProgram(self._keeper, kept, stdin, output)
+        program = await start_program(
+            self._keeper,
+            argv,
+            env={**self._env, **(env or {})},
+            cwd=str(self._home),
+            limits=self._limits,
+        )
         self._programs = [each for each in self._programs if not each.ended()] + [program]
         return program
 
@@ -141,20 +106,6 @@ class LocalBox(BoxCommands):
                 msg = f"directory {directory} of a box is gone and cannot be made: {error}"
                 raise WorkFailed("box_died", msg, retriable=True) from error
 
-    async def _spawn(
-        self, argv: tuple[str, ...], env: Mapping[str, str], standard: tuple[int, int, int]
-    ) -> KeptProcess:
-        try:
-            return await self._keeper.spawn(
-                argv,
-                env={**self._env, **env},
-                cwd=str(self._home),
-                standard=standard,
-                limits=self._limits,
-            )
-        except WorkFailed as error:
-            raise WorkFailed("box_died", str(error), retriable=True) from error
-
 
 class LocalDriver:
     """Opens boxes that are directories."""
@@ -174,7 +125,7 @@ class LocalDriver:
         try:
             keeper = Keeper.borrow()
         except OSError as error:
-            raise _no_room(error) from error
+            raise no_room(error) from error
         place = keeper.directory / (ident + SUFFIX)
         box = LocalBox(spec, keeper, place)
         try:
@@ -190,6 +141,12 @@ class LocalDriver:
             "pids": "rlimits, of all that the user runs; none for root",
             "disk": "rlimits, of each file for itself",
         }
+
+    def lacks(self) -> Sequence[str]:
+        return ["isolation: whatever the worker's user reaches is reached; take `bubblewrap`"]
+
+    async def unavailable(self) -> str:
+        return ""
 
     async def found(self) -> Sequence[str]:
         return [place.name.removesuffix(SUFFIX) for place in await self._places("*")]
@@ -221,25 +178,6 @@ def _at_home_in(place: Path) -> list[int]:
             if told in environ.read_bytes().split(b"\0"):
                 found.append(int(environ.parent.name))
     return found
-
-
-def _pipes() -> tuple[int, int, int, int]:
-    """Two pipes, each its end to read from and its end to write to."""
-    try:
-        first = os.pipe()
-        try:
-            return (*first, *os.pipe())
-        except OSError:
-            for end in first:
-                os.close(end)
-            raise
-    except OSError as error:
-        raise _no_room(error) from error
-
-
-def _no_room(error: OSError) -> WorkFailed:
-    msg = f"this worker has no room for one more box: {error}; each has two open files (ulimit -n)"
-    return WorkFailed("box_unavailable", msg, retriable=True)
 
 
 def _rlimits(limits: BoxLimits) -> dict[str, int]:

@@ -1,0 +1,322 @@
+"""Boxes of namespaces: no image, no daemon, no network; made by bubblewrap in some milliseconds.
+
+    keeper --> bwrap --> first process of the box, which only waits
+       +-----> one for each program --> the program, entered into the box (`sandbox.namespaces`)
+
+Started by root, each box runs as a user of its own whom nothing on the host belongs to; started by
+anybody else, as him. Its files are the image's, read-only, and tmpfs of a size; nothing of it lies
+on the host. It ends with the worker, however that ends: by the keeper, by the death of its first
+process, by its own time to live. Where control groups can be written they bound it as a whole, else
+rlimits bound each process. `name` in the command line of bwrap and of the folders of its control
+groups tells on every host whose box it is.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from sandbox import process_tree
+from sandbox.boxes import seccomp_filter, tar_streams
+from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
+from sandbox.boxes.box_commands import BoxCommands
+from sandbox.boxes.cgroups import Cgroups
+from sandbox.boxes.images import ImageTree, image_tree
+from sandbox.boxes.kept_program import KeptProgram, no_room, start_program
+from sandbox.boxes.pipes import ReadEnd
+from sandbox.boxes.usage import of_trees
+from sandbox.keeper import Confinement, Keeper, KeptProcess
+from schemas.errors import WorkFailed
+
+MARK = "rollcall-box-"
+"""Begins the command line of what holds a box on its host."""
+HOME = "/w"
+USER = 1000
+"""Who a program in a box is, to itself."""
+FIRST_USER, USERS = 0x7000_0000, 1 << 28
+"""Numbers of users that no system hands out; a box's is a digest of its name."""
+TTL_S = 86_400
+START_S = 30.0
+INFO_BYTES = 1 << 16
+READY = b"ready\n"
+CONTROL = "control group"
+# Waits without a child, and without one that is dead: those that it inherits are gone at once.
+FIRST = f"echo ready >&2; exec >/dev/null 2>&1 </dev/null env --ignore-signal=CHLD sleep {TTL_S}"
+PASSWD = f"root:x:0:0::/root:/usr/sbin/nologin\nagent:x:{USER}:{USER}::{HOME}:/bin/sh\n"
+ETC: Mapping[str, str] = {
+    "passwd": PASSWD,
+    "group": f"root:x:0:\nagent:x:{USER}:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+class BubblewrapBox(BoxCommands):
+    """One set of namespaces; `BubblewrapDriver.open` makes it."""
+
+    directory = HOME.encode()
+    shown: Mapping[bytes, bytes] = {}
+
+    def __init__(self, ident: str, keeper: Keeper, cgroups: Cgroups, spec: Spec, user: int) -> None:
+        self.ident = ident
+        self._keeper = keeper
+        self._cgroups = cgroups
+        self._spec = spec
+        self._holder: KeptProcess | None = None
+        self._confinement = Confinement(user=user, seccomp=seccomp_filter.compiled())
+        self._limits = _rlimits(spec.limits, cgroups)
+        self._env = {**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
+        self._programs: list[KeptProgram] = []
+        self._open = True
+
+    async def begin(self, argv: Sequence[str], data: Sequence[bytes]) -> None:
+        """Start it. Raises WorkFailed: `box_unavailable`, `bad_config`."""
+        groups = self._cgroups.make(self.ident, self._spec.limits) if self._cgroups else ()
+        self._confinement = replace(self._confinement, cgroups=groups)
+        held = replace(self._confinement, name=MARK + self.ident)
+        info, info_end = os.pipe()
+        said, said_end = os.pipe()
+        given = [_memory(content) for content in data]
+        info_pipe, said_pipe = ReadEnd(info), ReadEnd(said)
+        try:
+            self._holder = await self._keeper.spawn(
+                argv,
+                env={},
+                cwd="/",
+                standard=(given[0], info_end, said_end, *given[1:]),
+                confinement=held,
+            )
+        finally:
+            for end in (info_end, said_end, *given):
+                os.close(end)
+            if self._holder is None:
+                info_pipe.close()
+                said_pipe.close()
+        try:
+            first = await _first_process(info_pipe, said_pipe)
+        finally:
+            info_pipe.close()
+            said_pipe.close()
+        self._confinement = replace(self._confinement, within=first)
+
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
+        if self._holder is None or self._holder.ended.done():
+            _died("its first process has ended")
+        program = await start_program(
+            self._keeper,
+            argv,
+            env={**self._env, **(env or {})},
+            cwd=HOME,
+            limits=self._limits,
+            confinement=self._confinement,
+        )
+        self._programs = [each for each in self._programs if not each.ended()] + [program]
+        return program
+
+    async def usage(self) -> Usage:
+        if self._cgroups:
+            return self._cgroups.usage(self.ident)
+        running = [each.pid for each in self._programs if not each.ended()]
+        return await asyncio.to_thread(of_trees, running)
+
+    async def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            if self._holder:
+                await self._holder.end()
+            for program in self._programs:
+                await program.end()
+            await self._cgroups.remove(self.ident)
+        finally:
+            await self._keeper.give_back()
+
+
+class BubblewrapDriver:
+    """Opens boxes of namespaces."""
+
+    name = "bubblewrap"
+
+    def __init__(
+        self, program: str = "", cgroups: Cgroups | None = None, user: int | None = None
+    ) -> None:
+        """Where root starts boxes all run as `user`, or each as one of its own."""
+        self._program = program or shutil.which("bwrap") or ""
+        self._cgroups = Cgroups() if cgroups is None else cgroups
+        self._user = user
+
+    async def open(self, spec: Spec, ident: str = "") -> BubblewrapBox:
+        """Raises WorkFailed: `box_unavailable` with the remedy, `bad_config`."""
+        if not self._program:
+            _unavailable("bubblewrap is not installed; `apt-get install bubblewrap` installs it")
+        if spec.network:
+            _bad_config("a box of driver 'bubblewrap' has no network")
+        image = image_tree(spec.image)
+        ident = drawn_ident(ident)
+        argv, data = command(self._program, spec, image)
+        try:
+            keeper = Keeper.borrow()
+        except OSError as error:
+            raise no_room(error) from error
+        box = BubblewrapBox(ident, keeper, self._cgroups, spec, self._user_of(ident))
+        try:
+            await box.begin(argv, data)
+            for place in spec.writable:
+                if source := image.directory(place):
+                    await box.put(await asyncio.to_thread(tar_streams.of_directory, source), place)
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    def enforces(self) -> Mapping[str, str]:
+        by = {"network": "namespace", "disk": "tmpfs of a size"}
+        by["memory"] = CONTROL if self._cgroups.holds("memory") else "rlimits, of each process"
+        by["pids"] = (
+            CONTROL if self._cgroups.holds("pids") else "rlimits, of all that its user runs"
+        )
+        own = os.getuid() == 0 and self._user is None
+        by["user"] = "namespace, a user of its own" if own else "namespace, the worker's user"
+        return by | ({"seccomp": "libseccomp"} if seccomp_filter.compiled() else {})
+
+    def lacks(self) -> Sequence[str]:
+        found = []
+        if not self._cgroups.holds("memory") or not self._cgroups.holds("pids"):
+            found.append(
+                "control groups: no box is bound as a whole; start workers as root, or give them "
+                "a writable /sys/fs/cgroup"
+            )
+        if not seccomp_filter.compiled():
+            found.append("seccomp: every system call is allowed; `pip install 'rollcall[boxes]'`")
+        if os.getuid() != 0:
+            found.append("users: boxes share that of the worker; started by root each has its own")
+        return found
+
+    async def unavailable(self) -> str:
+        try:
+            box = await self.open(Spec())
+        except WorkFailed as error:
+            return str(error)
+        await box.close()
+        return ""
+
+    async def found(self) -> Sequence[str]:
+        marked = await asyncio.to_thread(_holders)
+        return sorted({*self._cgroups.found(), *marked})
+
+    async def remove(self, ident: str) -> None:
+        ident = drawn_ident(ident)
+        for pid in (await asyncio.to_thread(_holders)).get(ident, ()):
+            process_tree.kill_tree(pid)
+        await self._cgroups.remove(ident)
+
+    def _user_of(self, ident: str) -> int:
+        """Who a box runs as on the host: 0, the worker's own user, where that is not root."""
+        if os.getuid() != 0 or self._user is not None:
+            return self._user or 0
+        digest = hashlib.sha256(ident.encode()).digest()
+        return FIRST_USER + int.from_bytes(digest[:8], "big") % USERS
+
+
+def command(program: str, spec: Spec, image: ImageTree) -> tuple[list[str], list[bytes]]:
+    """What bubblewrap is told, and what it finds behind descriptors 0, 3, 4 and so on."""
+    size = str(spec.limits.disk_bytes or BoxLimits().disk_bytes)
+    argv = [program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
+    argv += ["--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+    argv += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", *image.arguments()]
+    data = [base64.b64decode(seccomp_filter.compiled())]
+    for name, content in ETC.items():
+        if not image.may_hold(f"/etc/{name}"):
+            continue
+        argv += ["--ro-bind-data", str(2 + len(data)), f"/etc/{name}"]
+        data.append(content.encode())
+    argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    for place in ("/dev/shm", "/tmp", HOME, *spec.writable):
+        argv += ["--perms", "0755" if place == HOME else "1777", "--size", size, "--tmpfs", place]
+    for place, source in spec.mounts.items():
+        argv += ["--ro-bind", source, place]
+    argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME]
+    argv += ["--seccomp", "0"] if data[0] else []
+    argv += ["--info-fd", "1", "--", "/bin/sh", "-c", FIRST]
+    return argv, data
+
+
+async def _first_process(info: ReadEnd, said: ReadEnd) -> int:
+    """The pid of a box that is ready. Raises WorkFailed(`box_unavailable`)."""
+    told, errors = b"", b""
+    try:
+        async with asyncio.timeout(START_S):
+            while chunk := await info.read(INFO_BYTES):
+                told += chunk
+            while not errors.endswith(READY) and (chunk := await said.read(INFO_BYTES)):
+                errors += chunk
+    except TimeoutError:
+        _unavailable(f"bubblewrap has made no box within {START_S:g} s")
+    if not errors.endswith(READY):
+        why = errors[-500:].decode(errors="replace").strip() or "it said nothing"
+        _unavailable(f"bubblewrap cannot make a box: {why}{_remedy(why)}")
+    return int(json.loads(told)["child-pid"])
+
+
+def _remedy(why: str) -> str:
+    if "disable-userns" in why:
+        return "; version 0.8 or newer is needed"
+    if "namespace" in why or "uid map" in why:
+        return "; allow user namespaces: `sysctl user.max_user_namespaces=10000`, and see " + (
+            "`kernel.unprivileged_userns_clone` and `kernel.apparmor_restrict_unprivileged_userns`"
+        )
+    return ""
+
+
+def _memory(content: bytes) -> int:
+    """A file of this content that lies nowhere. Raises WorkFailed(`box_unavailable`)."""
+    try:
+        fd = os.memfd_create("box")
+    except OSError as error:
+        raise no_room(error) from error
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _holders() -> dict[str, list[int]]:
+    """Processes that hold boxes on this host, by the names of the boxes; blocks."""
+    mark, found = MARK.encode(), dict[str, list[int]]()
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            name = cmdline.read_bytes().partition(b"\0")[0]
+            if name.startswith(mark):
+                ident = name.removeprefix(mark).decode(errors="replace")
+                found.setdefault(ident, []).append(int(cmdline.parent.name))
+    return found
+
+
+def _rlimits(limits: BoxLimits, cgroups: Cgroups) -> dict[str, int]:
+    """As the kernel calls them; what control groups bind is left to them."""
+    by_name = {"RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files}
+    if not cgroups.holds("memory"):
+        by_name["RLIMIT_AS"] = limits.memory_bytes
+    if not cgroups.holds("pids"):
+        by_name["RLIMIT_NPROC"] = limits.processes
+    return {"RLIMIT_CORE": 0} | {name: most for name, most in by_name.items() if most}
+
+
+def _died(why: str) -> NoReturn:
+    msg = f"a box is gone: {why}"
+    raise WorkFailed("box_died", msg, retriable=True)
+
+
+def _unavailable(message: str) -> NoReturn:
+    raise WorkFailed("box_unavailable", message, retriable=True)
+
+
+def _bad_config(message: str) -> NoReturn:
+    raise WorkFailed("bad_config", message, retriable=False)

@@ -1,0 +1,58 @@
+"""What boxes are made of: the programs of this host, or a directory that holds a system's files."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import WorkFailed
+
+HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
+"""The first leads to awk, which and vi, the others to libraries."""
+EMPTY = frozenset(
+    "boot dev home lost+found media mnt proc root run srv sys tmp w".split()  # noqa: SIM905
+)
+"""What no box has of its image."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTree:
+    """A directory with a system's files, or the host itself."""
+
+    root: Path = Path("/")
+
+    def arguments(self) -> list[str]:
+        """How bubblewrap is told to show it, read-only."""
+        if self.root == Path("/"):
+            names: Sequence[str] = ("usr", *HOST_LINKS, *(f"etc/{name}" for name in HOST_ETC))
+        else:
+            names = sorted(set(os.listdir(self.root)) - EMPTY)
+        argv = []
+        for name in names:
+            path = self.root / name
+            if path.is_symlink():
+                argv += ["--symlink", os.readlink(path), f"/{name}"]
+            elif path.exists():
+                argv += ["--ro-bind", str(path), f"/{name}"]
+        return argv
+
+    def may_hold(self, path: str) -> bool:
+        """Whether a file can be shown in its place: read-only directories are given no new ones."""
+        return self.root == Path("/") or (self.root / path.lstrip("/")).is_file()
+
+    def directory(self, place: str) -> Path | None:
+        """What the image has in a place, if it is a directory of the image's own."""
+        path = self.root / place.lstrip("/")
+        return path if self.root != Path("/") and path.is_dir() and not path.is_symlink() else None
+
+
+HOST = ImageTree()
+
+
+def image_tree(name: str) -> ImageTree:
+    """The directory of an image; empty, or `host`, is this host. Raises WorkFailed(`image`)."""
+    if name in ("", "host"):
+        return HOST
+    msg = f"there is no image {name!r} on this host; `rollcall images list` names those that are"
+    raise WorkFailed("image", msg, retriable=False)

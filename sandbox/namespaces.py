@@ -1,0 +1,76 @@
+"""How a process becomes one of a box: the kernel's own words, with the standard library alone.
+
+Imported by path, as `sandbox.keeper_process` does, and by it alone. Whoever enters is, until it is
+the program that was asked for, nobody that a process of the box could look into: it has more rights
+than they have there, and the kernel compares.
+"""
+
+import base64
+import ctypes
+import fcntl
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandbox import process_tree
+else:
+    import process_tree
+
+CLONE_NEWUSER = 0x10000000
+NS_GET_USERNS = 0xB701
+"""Of linux/nsfs.h: the user namespace that another namespace belongs to."""
+PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 24, 38
+SECCOMP_MODE_FILTER = 2
+INSTRUCTION_BYTES = 8
+CAPABILITIES = 64
+KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
+
+
+class _Program(ctypes.Structure):
+    """Of linux/filter.h."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
+
+def of_process(pid: int) -> dict[str, int]:
+    """Open the namespaces of a process. Raises OSError where it is gone, or another user's."""
+    kinds = ("user", *KINDS)
+    return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
+
+
+def become_user(uid: int) -> None:
+    """Be this user and group, and of no other group. Raises OSError."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def enter(namespaces: Mapping[str, int]) -> None:
+    """Enter them, our children also that of processes. Raises OSError."""
+    # Those of a box belong to a user namespace around the one that its processes live in.
+    owner = fcntl.ioctl(namespaces["mnt"], NS_GET_USERNS)
+    for namespace in (owner, *(namespaces[kind] for kind in KINDS)):
+        _call("setns", namespace, 0)
+    if not os.path.sameopenfile(owner, namespaces["user"]):
+        _call("setns", namespaces["user"], CLONE_NEWUSER)
+
+
+def give_up_rights(seccomp: str) -> None:
+    """No right can be had from now on; the filter is BPF in base64, empty for none."""
+    for capability in range(CAPABILITIES):
+        process_tree.LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if seccomp:
+        code = base64.b64decode(seccomp)
+        instructions = ctypes.create_string_buffer(code, len(code))
+        address = ctypes.cast(instructions, ctypes.c_void_p)
+        program = _Program(len(code) // INSTRUCTION_BYTES, address)
+        _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Raises OSError."""
+    if getattr(process_tree.LIBC, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

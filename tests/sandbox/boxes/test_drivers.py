@@ -1,0 +1,135 @@
+"""What boxes of every driver do alike: commands that end, tar streams, names.
+
+Bubblewrap is taken where it is installed; elsewhere its half is left out, and says so.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.boxes import tar_streams
+from sandbox.boxes.box import ENFORCED, Box, Driver, Spec, driver
+from schemas.errors import WorkFailed
+
+
+@pytest.fixture(params=["local", "bubblewrap"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "bubblewrap" and not shutil.which("bwrap"):
+        pytest.skip("left out: boxes of namespaces, for want of bubblewrap (`bwrap`)")
+    return str(request.param)
+
+
+def in_a_box(kind: str, episode: Callable[[Driver, Box], Awaitable[None]]) -> None:
+    """Run an episode in a box of its own."""
+
+    async def whole() -> None:
+        opener = driver(kind)
+        box = await opener.open(Spec())
+        try:
+            await episode(opener, box)
+        finally:
+            await box.close()
+            await box.close()
+        assert box.ident not in await opener.found()
+
+    asyncio.run(whole())
+
+
+def test_a_program_is_run_to_its_end_with_its_input(kind: str) -> None:
+    async def episode(_: Driver, box: Box) -> None:
+        home = "~" if kind == "local" else "/w"
+        ran = await box.run(["wc", "-c"], stdin=b"x" * 1_000_000)
+        assert (ran.output.strip(), ran.exit_code, ran.timed_out) == ("1000000", 0, False)
+        ran = await box.run(["sh", "-c", "echo $A; pwd; echo e >&2; exit 3"], env={"A": "a b"})
+        assert (ran.output, ran.exit_code) == (f"a b\n{home}\ne\n", 3)
+        assert (await box.run(["pwd"], cwd="/usr")).output == "/usr\n"
+        assert (await box.run(["true"], cwd="nowhere")).exit_code == 126
+        assert (await box.run(["no-such-program"])).exit_code == 127
+        assert (await box.run(["sh", "-c", "kill -9 $$"])).exit_code == 137
+        ran = await box.run(["sh", "-c", "sleep 9999 & echo gone"])
+        assert (ran.output, ran.exit_code) == ("gone\n", 0)
+
+    in_a_box(kind, episode)
+
+
+def test_output_beyond_the_cap_and_time_beyond_the_deadline_are_cut(kind: str) -> None:
+    async def episode(_: Driver, box: Box) -> None:
+        ran = await box.run(["seq", "100000"], most_chars=20)
+        assert ran.output.startswith("1\n2\n3\n4\n5\n")
+        assert ran.output.endswith("99\n100000\n")
+        assert ran.elided_chars == 588_875
+        ran = await box.run(["sh", "-c", "echo begun; sleep 9999 & sleep 9999"], timeout_s=0.5)
+        assert (ran.output, ran.exit_code, ran.timed_out) == ("begun\n", -1, True)
+        first = 0 if kind == "local" else 2  # what holds the box is counted with it
+        usage = await box.usage()
+        assert usage.processes is None or usage.processes <= first
+
+    in_a_box(kind, episode)
+
+
+def test_tar_streams_go_in_and_come_out(kind: str) -> None:
+    async def episode(_: Driver, box: Box) -> None:
+        await box.put(tar_streams.of_files({"a/b": b"1", "go": b"#!/bin/sh\necho went\n"}), "new")
+        assert (await box.run(["new/go"])).output == "went\n"
+        got = await box.get("new", most_bytes=1 << 20)
+        assert tar_streams.files(got)["new/a/b"] == b"1"
+        assert tar_streams.files(await box.get("new/a/b", most_bytes=1 << 20)) == {"b": b"1"}
+        for path, most_bytes in (("nowhere", 1 << 20), ("new", 1024)):
+            with pytest.raises(WorkFailed) as refused:
+                await box.get(path, most_bytes=most_bytes)
+            assert refused.value.code == "bad_archive"
+        await box.run(["ln", "-s", "/etc", "out"])
+        with pytest.raises(WorkFailed, match="absolute"):
+            await box.get("out", most_bytes=1 << 20)
+        with pytest.raises(WorkFailed, match="cannot be unpacked"):
+            await box.put(tar_streams.of_files({"x": b""}), "/proc/nowhere")
+
+    in_a_box(kind, episode)
+
+
+def test_a_box_is_found_by_its_name_and_removed_by_whoever_asks(kind: str) -> None:
+    async def episode(opener: Driver, box: Box) -> None:
+        named = await opener.open(Spec(), "named0123")
+        program = await named.start("/bin/sh", "-c", "sleep 9999 & sleep 9999")
+        assert {named.ident, box.ident} <= set(await opener.found())
+        for ident in ("named0123", "No", "../../etc"):
+            with pytest.raises(WorkFailed):
+                await opener.open(Spec(), ident)
+
+        await driver(kind).remove("named0123")
+        await driver(kind).remove("named0123")
+
+        assert await program.wait() == -9
+        assert "named0123" not in await opener.found()
+        assert kind != "local" or not Path(named.directory.decode()).exists()
+        await named.close()
+
+    in_a_box(kind, episode)
+
+
+def test_a_driver_says_what_it_enforces_and_what_it_lacks(kind: str) -> None:
+    enforced = driver(kind).enforces()
+
+    assert set(enforced) <= set(ENFORCED)
+    assert ("network" in enforced) == (kind != "local")
+    assert all(": " in line for line in driver(kind).lacks())
+    assert asyncio.run(driver_unavailable(kind)) == ""
+
+
+async def driver_unavailable(kind: str) -> str:
+    return await driver(kind).unavailable()
+
+
+def test_two_programs_of_one_box_do_not_end_one_another(kind: str) -> None:
+    async def episode(_: Driver, box: Box) -> None:
+        lasting = await box.start("/bin/sh", "-c", "(sleep 9999 &) ; read line; echo $line")
+        assert (await box.run(["sh", "-c", "(sleep 9999 &); exit 3"])).exit_code == 3
+        await lasting.write(b"still here\n")
+        assert await lasting.read(100) == b"still here\n"
+        assert await lasting.wait() == 0
+        await lasting.end()
+
+    in_a_box(kind, episode)

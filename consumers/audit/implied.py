@@ -28,6 +28,27 @@ FAILED = 2
 DONE = 3
 
 
+class GivenUp:
+    """Commands of one journal that its owner gave up by their deadlines, as long as it has it.
+
+    One that a limit of its user had held back was sent later, so that no commit waited for it.
+    Whoever goes on with the journal finds it given up, and sends only what is still waited for.
+    """
+
+    def __init__(self, excused: set[int]) -> None:
+        self._excused = excused
+        self._by_owner: dict[str, set[int]] = {}
+
+    def note(self, event: Event) -> None:
+        """A deadline was written; by whom, the event says."""
+        self._by_owner.setdefault(event.written_by, set()).add(word_of_id(event.command_id))
+
+    def decided_by(self, owner: str) -> None:
+        """The journal is this owner's now: those of others may never have been sent."""
+        for other in self._by_owner.keys() - {owner}:
+            self._excused |= self._by_owner.pop(other)
+
+
 def word_of_id(command_id: bytes) -> int:
     """A command id in one word."""
     return int.from_bytes(command_id[:8], "big")

@@ -15,7 +15,7 @@ from consumers.agents.fold.rollout import Rollout
 from consumers.agents.watermark import Watermark, read_watermark
 from consumers.audit.columns import place, word_of
 from consumers.audit.ends import OPTIONAL
-from consumers.audit.implied import IMPLIED, NEVER_SENT, word_of_id
+from consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
 from consumers.audit.report import Breach
 from consumers.audit.starts import REFUSED
 from consumers.audit.window import Window
@@ -103,6 +103,7 @@ class PartitionFacts:
         self.requests = array("q")
         """Offsets of the counted requests, rising."""
         self.low = CommittedLow(window, journal_facts.topics, partition)
+        self.given_up = GivenUp(journal_facts.implied.excused)
         self._events = 0
 
     def take(self, event: Event, offset: int, at_ms: int) -> None:
@@ -115,12 +116,13 @@ class PartitionFacts:
         body = event.body
         if not isinstance(body, PLACED):
             self.facts.owners_at_work.add(event.written_by)
+            self.given_up.decided_by(event.written_by)
             self.facts.minutes.add(at_ms // MINUTE_MS)
         if isinstance(body, STARTS):
             self._start(event, body, offset, at_ms)
             return
-        if isinstance(body, CallFailed) and body.code in NEVER_SENT:
-            self.facts.implied.excused.add(word_of_id(event.command_id))
+        if isinstance(body, CallFailed):
+            self._note_unsent(event, body)
         life = self.open.get(event.rollout_id)
         if life is None:
             self._stray(event, offset)
@@ -143,6 +145,13 @@ class PartitionFacts:
                 life.dispute = None
             if life.run_again:
                 self._imply(life, taken.commands, offset, at_ms)
+
+    def _note_unsent(self, event: Event, body: CallFailed) -> None:
+        """A failure that is written of commands which perhaps were rightly never sent."""
+        if body.code in NEVER_SENT:
+            self.facts.implied.excused.add(word_of_id(event.command_id))
+        elif body.code == DEADLINE:
+            self.given_up.note(event)
 
     def _differ(self, life: OpenRollout, event: Event, offset: int, *, counted: bool) -> None:
         words = ("ignores", "counts") if counted else ("counts", "does not")

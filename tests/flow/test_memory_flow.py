@@ -277,6 +277,11 @@ def test_whatever_users_are_limited_to_every_rollout_ends_in_one_history(seed: i
     Chaos(seed, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
 
 
+def test_a_first_command_that_died_with_its_owner_after_its_deadline_is_not_lost() -> None:
+    """The heir defers the start for its user's quota, and finds that command given up."""
+    Chaos(204, small_batches=False, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_producer_that_asks_again_runs_every_rollout_once(seed: int) -> None:
     chaos = Chaos(seed, again=3.0).run()

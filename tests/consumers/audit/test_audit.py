@@ -16,6 +16,7 @@ from schemas.codec import Codec, LocalRegistry
 from schemas.messages import (
     EnvironmentStepped,
     Event,
+    Limits,
     ModelAnswered,
     ModelCall,
     RolloutStarted,
@@ -24,6 +25,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.topics import Topics, wanted
+from tests.support.hand_answers import killed
 from tests.support.journals import DICED, Dice, world_of
 from tests.support.lake import crossing, walk
 from tests.support.rig import Rig
@@ -182,6 +184,27 @@ def test_a_retry_with_another_seed_breaks_i3(whole: Whole) -> None:
 
     assert found(report) == {"I3"}
     assert "a retry must not sample anew" in report.breaches[0].text
+
+
+def test_what_an_owner_gave_up_may_never_have_been_sent_once_another_one_goes_on() -> None:
+    """A limit of its user may have held it back: then no commit waited for it."""
+    rig = Rig()
+    owner = rig.agents("a1")
+    for number in range(2):
+        rig.ask(replace(crossing(number), limits=Limits(step_timeout_s=10.0)))
+    rig.settle(owner)
+    rig.log.topics[rig.topics.steps][0].records[1] = None
+    rig.clock.pass_by(30.0)
+    rig.settle(owner)
+    rig.commit(owner)
+    assert found(audited(rig, drained=False)) == {"I3"}
+
+    killed(owner)
+    heir = rig.agents("a2")
+    rig.order("cancel", rollout_id="r0")
+    rig.settle(heir)
+
+    assert found(audited(rig, drained=False)) == set()
 
 
 # I4, I5

@@ -198,6 +198,7 @@ class RolloutStarted:
     from_offset: int
     request_offset: int
     program_digest: str = ""
+    requested_ms: int = 0
 
 
 NO_POSITION = -1
@@ -270,6 +271,8 @@ class EnvironmentStepped:
     index: int = 0
     session: str = "main"
     claim: Claim | None = None
+    waited_s: float = 0.0
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +392,20 @@ class StepTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutTimers:
+    """How long the phases of a rollout took, in seconds; null where its journal does not tell."""
+
+    submission_s: float | None = None
+    """From the request to the start."""
+    scheduling_s: float | None = None
+    """From there, or from the beginning of the last attempt, to the slot of its environment."""
+    environment_start_s: float | None = None
+    """The work of all openings of the last attempt."""
+    execution_s: float | None = None
+    """From its first observation to the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """A rollout that has ended, whole."""
 
@@ -411,6 +428,7 @@ class Trajectory:
     reason: str = ""
     result: str = ""
     claim: Claim | None = None
+    timers: RolloutTimers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,3 +581,20 @@ class Quota:
     running: int = 0
     per_hour: int = 0
     calls_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What became of one box, or of whoever waits for one; written by environments workers."""
+
+    box_id: str
+    worker: str
+    kind: str
+    host: str = ""
+    driver: str = ""
+    image: str = ""
+    mode: str = "unknown"
+    rollout_id: str = ""
+    attempt: int = 0
+    reason: str = ""
+    took_s: float = 0.0

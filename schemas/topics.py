@@ -59,6 +59,10 @@ class Topics:
         return f"{self.prefix}quotas"
 
     @property
+    def instances(self) -> str:
+        return f"{self.prefix}instances"
+
+    @property
     def dead_letters(self) -> str:
         return f"{self.prefix}dead.letters"
 

@@ -10,6 +10,7 @@ from compose.cli.range_options import Rate, selection_of, takes_range
 from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
+    from consumers.history.phase_quantiles import PhaseTimes
     from consumers.history.version_results import Difference, VersionResult
 
 Compare = Annotated[
@@ -73,7 +74,7 @@ def evaluate(
         evaluation = evaluate_recorded(selection, purpose, success_at)
     versions, bootstrap = evaluation.scored_by(scoring_id), Bootstrap(resamples, seed)
     results = results_of(versions, bootstrap, ks=k or (), only=only, compare=compare)
-    _print(*results, run_id, json=json)
+    _print(*results, evaluation.phases, run_id, json=json)
 
 
 def _require_policy_alone(span: Range, compare: tuple[str, str] | None) -> None:
@@ -89,13 +90,20 @@ def _require_policy_alone(span: Range, compare: tuple[str, str] | None) -> None:
 
 
 def _print(
-    results: "list[VersionResult]", difference: "Difference | None", run_id: str, *, json: bool
+    results: "list[VersionResult]",
+    difference: "Difference | None",
+    phases: "PhaseTimes",
+    run_id: str,
+    *,
+    json: bool,
 ) -> None:
     from compose.pages.evaluation_page import print_evaluation
     from compose.terminal import emit
 
     plain: dict[str, Any] = {"run_id": run_id} if run_id else {}
     plain |= {"versions": results} | ({"difference": difference} if difference else {})
-    emit(plain, partial(print_evaluation, results, difference), json=json, one_line=True)
+    plain |= {"timers": phases.quantiles(), "environment_starts": phases.starts()}
+    show = partial(print_evaluation, results, difference, phases=phases)
+    emit(plain, show, json=json, one_line=True)
     if run_id and not json:
         typer.echo(f"again from the record: rollcall eval --run {run_id}")

@@ -97,6 +97,8 @@ def list_runs(
 ) -> None:
     """List every run that has a folder here or a step in the log; or retire one.
 
+    `phases p50`: seconds of submission, scheduling, environment start and execution.
+
     Example: rollcall runs --json
     """
     if context.invoked_subcommand is not None:
@@ -116,8 +118,9 @@ def _table(entries: "list[RunEntry]") -> "Table":
 
     from consumers.history.times import iso
 
-    table = Table("run", "recipe", "policy", "started", "steps", "version", "held-out", "state")
-    for column in (4, 5, 6):
+    figures = "steps", "version", "held-out", "phases p50"
+    table = Table("run", "recipe", "policy", "started", *figures, "state")
+    for column in (4, 5, 6, 7):
         table.columns[column].justify = "right"
     for run in entries:
         table.add_row(
@@ -128,6 +131,7 @@ def _table(entries: "list[RunEntry]") -> "Table":
             f"{run.steps:,}",
             "-" if run.version is None else str(run.version),
             "-" if run.success is None else f"{run.success:.3f}",
+            " ".join(f"{each['p50']:.3g}" for each in run.timers.values()) or "-",
             run.state,
         )
     return table

@@ -22,6 +22,7 @@ from compose.conductor.curve_files import draw
 from compose.conductor.live_panel import line, render
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
+from compose.pages.phase_lines import phase_lines
 from compose.processes import memory_bytes
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
@@ -272,13 +273,16 @@ def _summary(run: Conducted) -> dict[str, Any]:
         "turns_per_second": round(figures.model_calls / train_s, 1) if train_s else None,
         "peak_rss_bytes": run.peak_rss,
         "dropped": figures.dropped(),
+        "timers": figures.phases.quantiles(),
+        "environment_starts": figures.phases.starts(),
         "held_out_curve": curve,
     }
 
 
 def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
-    folder = run.folder
-    rollout_id = run.figures.last_rollout_id
+    folder, figures = run.folder, run.figures
+    phases = "".join(f"{each}\n" for each in phase_lines(figures.phases))
+    rollout_id = figures.last_rollout_id
     state = run.cluster.settings.state_dir
     state_dir = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
     called = Path(sys.argv[0]).absolute()
@@ -291,6 +295,7 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
         f"{result['model_calls']:,} model calls, {result['train_seconds']} s of training, "
         f"{result['wall_seconds']} s in all, "
         f"{result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"
+        f"{phases}"
         f"curve    {picture}\n"
         f"the log  {state}/services/kafka (Kafka's own files; kept until `rollcall down --wipe`)\n"
         "\ntry next\n"

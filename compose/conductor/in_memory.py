@@ -51,6 +51,8 @@ def run_in_memory(
         "starts": starts,
         "steps": len(figures.steps),
         "model_calls": figures.model_calls,
+        "timers": figures.phases.quantiles(),
+        "environment_starts": figures.phases.starts(),
         "wall_seconds": round(time.monotonic() - began, 2),
     }
     Terminal().print_json(orjson.dumps(result).decode())

@@ -5,17 +5,23 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from compose.pages.phase_lines import phase_lines
+from consumers.history.phase_quantiles import PhaseTimes
 from consumers.history.version_results import Difference, VersionResult
 
 
 def print_evaluation(
-    results: Sequence[VersionResult], difference: Difference | None, terminal: Console
+    results: Sequence[VersionResult],
+    difference: Difference | None,
+    terminal: Console,
+    *,
+    phases: PhaseTimes,
 ) -> None:
-    """A table for each policy, what should be known about its lines, and the comparison."""
+    """A table for each policy, what should be known about its lines, times, and the comparison."""
     for policy_id in sorted({result.policy_id for result in results}):
         terminal.print(_table([result for result in results if result.policy_id == policy_id]))
     lines = [line for result in results for line in _remarks(result)]
-    for line in [*lines, *(_comparison(difference) if difference else ())]:
+    for line in [*lines, *phase_lines(phases), *(_comparison(difference) if difference else ())]:
         terminal.print(line, highlight=False, soft_wrap=True)
 
 

@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.pages.agent_lines import agent_words
+from compose.pages.phase_lines import NAMES
 from compose.terminal import printable
 from consumers.history.rollout_story import Entry, Story
 from consumers.history.times import iso
-from consumers.history.timing import Timers, timers_of
+from consumers.history.timing import Timers, phases_of, timers_of
 from schemas.as_json import plain
 from schemas.messages import (
     AttemptStarted,
@@ -27,6 +28,7 @@ from schemas.messages import (
     RolloutRefused,
     RolloutRequest,
     RolloutStarted,
+    RolloutTimers,
     ScoredTrajectory,
 )
 from schemas.packed import ids_of, logprobs_of
@@ -42,7 +44,7 @@ def print_story(
     """The whole story: request, events in order, end, time, rewards; with `tokens` each of them."""
     head = [Text(story.rollout_id, style="bold"), *map(Text, request_lines(story.request))]
     rewards = reward_lines(scored) or (["not scored yet"] if story.end else [])
-    ends = [end_line(story), _time_line(timers_of(story)), *rewards]
+    ends = [end_line(story), _time_line(timers_of(story)), *phase_lines(phases_of(story)), *rewards]
     terminal.print(Group(*head, _events(story, tokens=tokens), *map(Text, ends), ""))
 
 
@@ -63,6 +65,7 @@ def plain_story(story: Story, scored: Iterable[ScoredTrajectory]) -> dict[str, A
         ],
         "ended": story.end is not None,
         "seconds": asdict(timers_of(story)),
+        "timers": plain(phases) if (phases := phases_of(story)) else None,
         "scored": [
             {
                 "scoring_id": each.scoring_id,
@@ -238,6 +241,13 @@ def _time_line(timers: Timers) -> str:
         f"model {timers.model:.3f} s (queue and sampling), "
         f"environment {timers.environment:.3f} s, overhead {timers.overhead:.3f} s"
     )
+
+
+def phase_lines(timers: RolloutTimers | None) -> list[str]:
+    """The phases that are known, in one line; none where a journal of an older release has none."""
+    known = {} if timers is None else asdict(timers)
+    words = [f"{NAMES[name]} {value:.3f} s" for name, value in known.items() if value is not None]
+    return [f"phases  {', '.join(words)}"] if words else []
 
 
 def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:

@@ -32,6 +32,8 @@ class RunEntry:
     """The newest of which there is a step."""
     success: float | None
     """Of the last complete held-out evaluation."""
+    timers: dict[str, dict[str, float]]
+    """p50 and p95 of its rollouts' phases, in seconds; empty before it is finished."""
     state: str
     """finished, training, stopped, or elsewhere: there is no folder of it here."""
 
@@ -60,6 +62,7 @@ def _entry(
     made = (folder.directory / run_folder.RUN_FILE).stat().st_mtime if folder else 0.0
     curve = RunCurve.of(run_id, steps, heldout)
     success = curve.heldout[-1][1] if curve.heldout else None
+    summary = _summary(folder) if folder else {}
     return RunEntry(
         run_id=run_id,
         recipe=folder.recipe.name if folder else "",
@@ -67,7 +70,8 @@ def _entry(
         started_ms=int(made * 1000) if folder else written[0][1],
         steps=len(curve.steps),
         version=curve.steps[-1].version if curve.steps else None,
-        success=success if heldout or not folder else _summary(folder).get("success_after"),
+        success=success if heldout or not folder else summary.get("success_after"),
+        timers=summary.get("timers", {}),
         state=_state(folder) if folder else "elsewhere",
     )
 

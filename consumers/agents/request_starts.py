@@ -85,7 +85,7 @@ class RequestStarts:
         except Refused as error:
             self._refuse(record, span, request.rollout_id, "refused", str(error), request)
             return
-        body = RolloutStarted(request, span, record.offset, digest)
+        body = RolloutStarted(request, span, record.offset, digest, max(0, record.timestamp_ms))
         start = Event.decision(request.rollout_id, 1, self.outbox.name, body)
         if not self.outbox.write(start, record.partition, record):
             reason = "the request is too large for the journal"

@@ -28,6 +28,8 @@ class Ends:
     """Answers counted in the attempt that ended."""
     sizes: Words
     """Bytes of the trajectory."""
+    older: Words
+    """Digest of what a worker of the first release writes of it."""
     marks: Words
 
     def __init__(self, codec: Codec, topics: Topics) -> None:
@@ -35,40 +37,42 @@ class Ends:
         self.topic = topics.trajectories
         self.bare: dict[int, frozenset[int]] = {}
         """By place, digests of what may stand for a trajectory that is too large."""
-        self.older: dict[int, int] = {}
-        """By place, the digest of what a worker of the first release writes of it."""
-        self._columns = tuple(array("Q") for _ in range(6))
+        self._columns = tuple(array("Q") for _ in range(7))
 
     def note(
         self, trajectory: Trajectory | None, at: int, owner: int, applied: int, mark: int
     ) -> None:
         """A rollout ends at a place; the trajectory is None where its program was not run."""
-        body = size = 0
+        body = size = older = 0
         if trajectory is not None:
-            body, size = self._digest(trajectory, at)
-        for column, word in zip(self._columns, (at, owner, body, applied, size, mark), strict=True):
+            body, size, older = self._digests(trajectory, at)
+        row = at, owner, body, applied, size, older, mark
+        for column, word in zip(self._columns, row, strict=True):
             column.append(word)
 
     def close(self) -> None:
         """Sort what is joined."""
-        ordered = sort_together(*self._columns)
-        self.places, self.owners, self.bodies, self.applied, self.sizes, self.marks = ordered
+        ordered = iter(sort_together(*self._columns))
+        self.places, self.owners, self.bodies, self.applied = (next(ordered) for _ in range(4))
+        self.sizes, self.older, self.marks = ordered
 
-    def _digest(self, trajectory: Trajectory, at: int) -> tuple[int, int]:
-        """The word of what an end implies, 0 where it cannot be written whole; and its size."""
+    def _digests(self, trajectory: Trajectory, at: int) -> tuple[int, int, int]:
+        """The word of what an end implies, 0 where it cannot be written whole; its size.
+
+        And the word of what the first release makes of it.
+        """
         try:
             encoded = self.codec.encode(self.topic, trajectory)
         except WireError:
-            return 0, 0
+            return 0, 0, 0
         size = len(encoded) - PREFIX.size
         older = of_first_release(trajectory)
-        if older is not trajectory:
-            self.older[at] = self._word(older)
+        body = word_of(memoryview(encoded)[PREFIX.size :])
         if size > LARGE_BYTES:
             # As they may be written where they cannot be whole, their reasons aside.
             both = (replace(each, code="", reason="") for each in (trajectory, older))
             self.bare[at] = frozenset(self._word(bare) for each in both for bare in barer(each))
-        return word_of(memoryview(encoded)[PREFIX.size :]), size
+        return body, size, body if older is trajectory else self._word(older)
 
     def _word(self, trajectory: Trajectory) -> int:
         return word_of(memoryview(self.codec.encode(self.topic, trajectory))[PREFIX.size :])
@@ -77,11 +81,10 @@ class Ends:
 def of_first_release(trajectory: Trajectory) -> Trajectory:
     """Without what a worker of the first release does not know and so leaves out."""
     request, sequences = trajectory.request, trajectory.sequences
-    pinned = request is not None and request.policy_version != -1
-    if not pinned and not any(each.samplings for each in sequences or ()):
+    if request is not None and request.policy_version != -1:
+        request = replace(request, policy_version=-1)
+    if any(each.samplings for each in sequences or ()):
+        sequences = sequences and tuple(replace(each, samplings=()) for each in sequences)
+    if (request, sequences, None) == (trajectory.request, trajectory.sequences, trajectory.timers):
         return trajectory
-    return replace(
-        trajectory,
-        request=request and replace(request, policy_version=-1),
-        sequences=sequences and tuple(replace(each, samplings=()) for each in sequences),
-    )
+    return replace(trajectory, request=request, sequences=sequences, timers=None)

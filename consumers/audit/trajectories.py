@@ -117,7 +117,7 @@ class Outcomes:
     def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
         """A breach where a trajectory is not what its journal gives."""
         ends = self.case.journal.ends
-        if body in (ends.bodies[row], self.case.journal.ends.older.get(int(ends.places[row]))):
+        if body in (ends.bodies[row], ends.older[row]):
             return
         counted = int(ends.applied[row])
         bare = trajectory.sequences is None and trajectory.steps is None

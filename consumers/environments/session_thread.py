@@ -11,8 +11,9 @@ from consumers.log.protocols import Record
 from sandbox.at_once import at_once
 from sandbox.sessions import Sessions
 from schemas.errors import RollcallError, WorkFailed
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
+from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, maker
 
+make_stepped = maker(EnvironmentStepped)
 Body = EnvironmentStepped | CallFailed
 Give = Callable[[EnvironmentStep, Body, Record], None]
 Late = Callable[[EnvironmentStep], CallFailed | None]
@@ -22,13 +23,14 @@ Late = Callable[[EnvironmentStep], CallFailed | None]
 class Work:
     """One step in hand; whoever claims it first, its thread or the watch, answers it."""
 
-    __slots__ = ("_claimed", "_lock", "record", "rollout_id", "step", "timeout_s")
+    __slots__ = ("_claimed", "_lock", "record", "rollout_id", "step", "taken_at", "timeout_s")
 
     def __init__(self, record: Record, step: EnvironmentStep, lock: threading.Lock) -> None:
         self.record = record
         self.step = step
         self.rollout_id = step.rollout_id
         self.timeout_s = step.timeout_s
+        self.taken_at = time.monotonic()
         self._lock = lock
         self._claimed = False
 
@@ -36,6 +38,29 @@ class Work:
         with self._lock:
             claimed, self._claimed = self._claimed, True
         return not claimed
+
+
+def timed_answer(
+    answer: EnvironmentStepped, work: Work, began: float, in_line_s: float = 0.0
+) -> EnvironmentStepped:
+    """What was shown, with how long its step waited here and how long it took since it began.
+
+    `in_line_s` of that it stood in line for a slot.
+    """
+    waited_s = began - work.taken_at + in_line_s
+    took_s = time.monotonic() - began - in_line_s
+    return make_stepped(
+        answer.text,
+        answer.reward,
+        answer.terminated,
+        answer.truncated,
+        answer.info,
+        answer.index,
+        answer.session,
+        answer.claim,
+        waited_s,
+        took_s,
+    )
 
 
 class Chore:
@@ -141,9 +166,10 @@ class SessionThread:
             return CallFailed(error.code, str(error), error.retriable)
         except RollcallError as error:
             return CallFailed("raised", str(error), False)
+        timed = timed_answer(answer, work, self.began)
         if answer.terminated or answer.truncated:
             at_once(self.sessions.handle(replace(step, kind="close")))
-        return answer
+        return timed
 
     def busy_s(self, now: float) -> float:
         """For how long its thread has been at what it does."""

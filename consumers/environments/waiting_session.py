@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from consumers.environments.session_thread import Body, Late, Work
+from consumers.environments.session_thread import Body, Late, Work, timed_answer
 from consumers.environments.slots import Slots
 from sandbox.environment import AnyEnvironment
 from sandbox.sessions import Sessions, place_of
@@ -63,6 +63,8 @@ class WaitingSession:
         self._in_line = ""
         """The slot that it waits for."""
         self._standing = 0
+        self._in_line_s = 0.0
+        """For how long the step that it is at stood in line."""
         self._slot = ""
         self._rung = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=self.place)
@@ -159,7 +161,7 @@ class WaitingSession:
 
     async def _serve(self, work: Work) -> None:
         """Answer one step in its time."""
-        self.current, self.began = work, time.monotonic()
+        self.current, self.began, self._in_line_s = work, time.monotonic(), 0.0
         left_s = max(0.0, work.timeout_s)  # also where somebody has written what is no number
         timer = asyncio.get_running_loop().call_later(left_s, self._overdue, work)
         try:
@@ -183,9 +185,10 @@ class WaitingSession:
             return CallFailed(error.code, str(error), error.retriable)
         except RollcallError as error:
             return CallFailed("raised", str(error), False)
+        timed = timed_answer(answer, work, self.began, self._in_line_s)
         if answer.terminated or answer.truncated:
             await self.sessions.handle(replace(step, kind="close"))
-        return answer
+        return timed
 
     def _overdue(self, work: Work) -> None:
         """Answer for what is past its time, and cancel it."""
@@ -206,12 +209,13 @@ class WaitingSession:
     async def _stand_in_line(self, wanted: str) -> None:
         if not wanted:
             return
-        self._in_line = wanted
+        self._in_line, since = wanted, time.monotonic()
         self._count_standing()
         try:
             await self.around.slots.take(wanted)
         finally:
             self._in_line = ""
+            self._in_line_s += time.monotonic() - since
             self._count_standing()
 
     def _count_standing(self) -> None:

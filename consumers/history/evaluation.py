@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
+from consumers.history.phase_quantiles import PhaseTimes
 from consumers.history.ranges import versions
 from consumers.history.selection import Selection
 from schemas.errors import Refused
@@ -50,6 +51,8 @@ class Evaluation:
     purpose: str = "evaluate"
     success_at: float = SUCCESS_AT
     by_scoring: dict[str, dict[Version, Tasks]] = field(default_factory=dict)
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
+    """Of the rollouts that are counted, under every scoring that judged them."""
     left_out: int = 0
     """Trajectories of another purpose, or without a request."""
 
@@ -68,6 +71,7 @@ class Evaluation:
             tally.mixed += 1
             return
         tally.rollouts += 1
+        self.phases.take(trajectory)
         if scored.total is not None:
             tally.succeeded += scored.total >= self.success_at
             tally.rewarded += 1

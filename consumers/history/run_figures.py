@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from consumers.decode_in_order import decoded
 from consumers.heldout import HeldOut
 from consumers.history.history import History
+from consumers.history.phase_quantiles import PhaseTimes
 from schemas.messages import ScoredTrajectory, TrainStep
 
 WINDOW_S = 10.0
@@ -51,6 +52,7 @@ class RunFigures:
     """When the held-out result of the goal was complete."""
     calls_at_goal: int | None = None
     last_rollout_id: str = ""
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
     _known: set[tuple[str, int]] = field(default_factory=set)
 
     def take_scored(self, scored: ScoredTrajectory, appended_ms: int, now: float) -> None:
@@ -66,6 +68,7 @@ class RunFigures:
         self.rollouts += 1
         self.model_calls += trajectory.model_calls
         self.failed += trajectory.status != "finished"
+        self.phases.take(trajectory)
         self.rollouts_rate.add(now, 1)
         self.calls_rate.add(now, trajectory.model_calls)
         self.last_rollout_id = trajectory.rollout_id

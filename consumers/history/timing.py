@@ -8,8 +8,15 @@ its queue is in `model`, as is the worker's own time between an event and its co
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from consumers.agents.fold.phases import AttemptPhases
 from consumers.history.rollout_story import Entry, Story
-from schemas.messages import CallFailed, EnvironmentStepped, ModelAnswered
+from schemas.messages import (
+    CallFailed,
+    EnvironmentStepped,
+    ModelAnswered,
+    RolloutStarted,
+    RolloutTimers,
+)
 
 MODEL = "model"
 ENVIRONMENT = "environment"
@@ -47,6 +54,20 @@ def timers_of(story: Story) -> Timers:
         timers = replace(timers, **{timer: getattr(timers, timer) + spent})
         before = entry.at_ms
     return timers
+
+
+def phases_of(story: Story) -> RolloutTimers | None:
+    """The phases of its last attempt, as its trajectory has them; so far, while it is open."""
+    start = story.entries[0].event
+    body = start.body if start else None
+    entries = story.last_attempt()
+    if not entries or not isinstance(body, RolloutStarted):
+        return None
+    phases = AttemptPhases(entries[0].at_ms)
+    for entry in entries:
+        if entry.event is not None and isinstance(entry.event.body, EnvironmentStepped):
+            phases.observe(entry.event.body, entry.at_ms)
+    return phases.timers(body.requested_ms, story.started_ms, entries[-1].at_ms)
 
 
 def _timer(entry: Entry, story: Story) -> str:

@@ -8,6 +8,7 @@ was written twice is there twice; the views of `rollcall query` show what counts
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from operator import attrgetter
 from typing import Any
 
@@ -46,6 +47,8 @@ TRAJECTORIES: Mapping[str, str] = {
     "sampled_tokens": "int64", "version_min": "int64", "version_max": "int64",
     "engine": "string", "precision": "string", "policies": "strings", "first_offset": "int64",
     "started_at": "time", "ended_at": "time", "seconds": "float64",
+    "submission_s": "float64", "scheduling_s": "float64", "environment_start_s": "float64",
+    "execution_s": "float64",
 }  # fmt: skip
 OWNERS: Mapping[str, str] = {**PLACE, **KEY, "run_id": "string", "policy_id": "string"}
 """What a turn takes from its trajectory."""
@@ -66,6 +69,7 @@ ANSWER = re.compile(rb"(\x00*)(\x01+)")
 NO_REQUEST = (None,) * 14
 NO_CALL = (None, None)
 NO_STEP = (None,) * 8
+NO_TIMERS = (None,) * 4
 
 
 def place_of(record: Record, topic_id: str) -> Row:
@@ -108,6 +112,7 @@ def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
         trajectory.started_ms,
         trajectory.ended_ms,
         (trajectory.ended_ms - trajectory.started_ms) / 1000,
+        *(NO_TIMERS if trajectory.timers is None else astuple(trajectory.timers)),
     )
 
 

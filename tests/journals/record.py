@@ -21,7 +21,7 @@ from consumers.agents.fork import Past, Said, Saw
 from schemas.avro_schemas import schema_text
 from schemas.codec import PREFIX
 from schemas.ids import call_seed
-from schemas.messages import Event, ModelAnswered, Trajectory
+from schemas.messages import Event, ModelAnswered, RolloutStarted, Trajectory
 from tests.journals.programs import DICED as PROGRAMS
 from tests.schemas.release import versions
 from tests.support.avro_messages import datum
@@ -90,6 +90,20 @@ def forked() -> dict[str, object]:
     return written(hand.entries)
 
 
+def timed() -> dict[str, object]:
+    """A rollout whose journal tells when it was asked for, and how long its environment took."""
+    hand = Hand()
+    asked = request("timed")
+    body = RolloutStarted(asked, 0, 0, requested_ms=hand.now_ms - 1500)
+    [reset] = hand.read(Event.decision("timed", 1, "owner", body))
+    hand.now_ms += 4000
+    [call] = hand.show(reset, "a room", waited_s=2.5, took_s=1.25)
+    [step] = hand.say(call, "left")
+    [end] = hand.show(step, "out", terminated=True, index=1, took_s=0.005)
+    hand.end(end)
+    return written(hand.entries)
+
+
 def written(entries: Sequence[Entry]) -> dict[str, object]:
     """Records as they lie in the log, and the trajectories that today's fold makes of them."""
     _, effects = fold(entries, world_of(PROGRAMS))
@@ -114,7 +128,8 @@ def main() -> int:
         print(f"{there.name} is recorded already and stays as it is", file=sys.stderr)
         return 1
     there.mkdir()
-    journals = {name: diced(*drawn) for name, drawn in DICED.items()} | {"fork": forked()}
+    journals = {name: diced(*drawn) for name, drawn in DICED.items()}
+    journals |= {"fork": forked(), "timed": timed()}
     for name, body in journals.items():
         lines = ",\n".join(f"{json.dumps(key)}: {_lined(value)}" for key, value in body.items())
         (there / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")

@@ -10,13 +10,14 @@ import pytest
 
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import UnknownSchema
-from schemas.messages import Event
+from schemas.messages import Event, Trajectory
 from tests.journals.programs import DICED
 from tests.journals.record import HERE, RECORD, digests, folder
 from tests.schemas.release import versions
 from tests.support.journals import Entry, fold, world_of
 
 JOURNALS = sorted(HERE.glob("v*/*.json"))
+TIMED_SINCE = 5
 
 
 class Recorded(LocalRegistry):
@@ -66,3 +67,15 @@ def test_every_released_version_of_events_has_its_journals() -> None:
 
     assert there == {f"v{n}" for n in range(1, len(versions("Event")) + 1)}, RECORD
     assert folder().name in there
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_journals_that_tell_no_times_give_trajectories_without_timers(path: Path) -> None:
+    journal = json.loads(path.read_text())
+    number = int(path.parent.name.removeprefix("v"))
+
+    _, effects = fold(entries_of(journal), world_of(DICED))
+
+    timed = [effect.timers for _, effect in effects if isinstance(effect, Trajectory)]
+    assert timed
+    assert any(timed) == (number >= TIMED_SINCE and path.stem == "timed")

@@ -25,6 +25,7 @@ NAMED = {
     TOPICS.train_steps: messages.TrainStep,
     TOPICS.control: messages.Control,
     TOPICS.quotas: messages.Quota,
+    TOPICS.instances: messages.Instance,
     TOPICS.dead_letters: None,
 }
 POLICY_IDS = st.text(alphabet="abcxyz0189-", min_size=1, max_size=12)
@@ -54,7 +55,8 @@ def test_a_given_partition_count_is_that_of_every_topic_that_has_several() -> No
     given_12 = {t.name: t.partitions for t in wanted("rl.", ["p"], partitions=12)}
 
     assert {name for name, count in given_12.items() if count == 1} == alone
-    assert alone == {TOPICS.versions, TOPICS.train_steps, TOPICS.control, TOPICS.quotas}
+    given_alone = {TOPICS.versions, TOPICS.train_steps, TOPICS.control, TOPICS.quotas}
+    assert alone == {*given_alone, TOPICS.instances}
     assert set(given_12.values()) == {1, 12}
 
 

@@ -136,6 +136,7 @@ class Journal:
             partition=self.partition,
             offset=offset,
             started_ms=now_ms,
+            requested_ms=body.requested_ms,
             world=self.world,
             writer=self.writer,
         )

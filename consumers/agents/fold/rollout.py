@@ -10,6 +10,7 @@ from typing import cast
 from consumers.agents.fold.attempt import Attempt, Turn
 from consumers.agents.fold.commands import Command, command, courtesy, place
 from consumers.agents.fold.outstanding import PATIENCE, Outstanding, whole_ms
+from consumers.agents.fold.phases import AttemptPhases
 from consumers.agents.fold.trajectory import Terminal, ended_trajectory
 from consumers.agents.fold.world import World
 from consumers.agents.wishes import Finish
@@ -39,7 +40,8 @@ class Rollout:
 
     __slots__ = (
         "admitted", "attempt", "broken", "deadline_written", "decision", "first_offset", "heard_ms",
-        "partition", "request", "runs_ms", "started_ms", "world", "writer",
+        "partition", "phases", "request", "requested_ms", "runs_ms", "started_ms", "world",
+        "writer",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +51,7 @@ class Rollout:
         partition: int,
         offset: int,
         started_ms: int,
+        requested_ms: int = 0,
         world: World,
         writer: str,
     ) -> None:
@@ -56,6 +59,8 @@ class Rollout:
         self.partition = partition
         self.first_offset = offset
         self.started_ms = started_ms
+        self.requested_ms = requested_ms
+        self.phases = AttemptPhases(started_ms)
         self.world = world
         self.writer = writer
         self.deadline_written = False
@@ -75,6 +80,7 @@ class Rollout:
 
     def begin(self, now_ms: int) -> Sequence[Outcome]:
         """Start the program of the current attempt; `now_ms` is the event's append time."""
+        self.phases = AttemptPhases(now_ms)
         try:
             program = self.world.program_of(self.request.agent)
         except Refused as error:
@@ -98,6 +104,8 @@ class Rollout:
             return self._broken(_disagreement(event, waits, attempt))
         self.heard_ms = self.heard_ms or now_ms
         answer = cast("ModelAnswered | EnvironmentStepped | CallFailed", body)
+        if isinstance(answer, EnvironmentStepped):
+            self.phases.observe(answer, now_ms)
         if isinstance(answer, CallFailed) and answer.code == "session_lost" and self._may_retry():
             del attempt.outstanding[waits.position]  # answered: nothing counts here any more
             attempt.over = True
@@ -228,6 +236,7 @@ class Rollout:
             last_offset=offset,
             started_ms=self.started_ms,
             ended_ms=now_ms,
+            timers=self.phases.timers(self.requested_ms, self.started_ms, now_ms),
         )
         return trajectory, closing
 

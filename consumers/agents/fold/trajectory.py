@@ -10,6 +10,7 @@ from schemas.messages import (
     RolloutCancelled,
     RolloutFinished,
     RolloutRefused,
+    RolloutTimers,
     Sampling,
     Sequence,
     Trajectory,
@@ -28,6 +29,7 @@ def ended_trajectory(
     last_offset: int,
     started_ms: int,
     ended_ms: int,
+    timers: RolloutTimers | None = None,
 ) -> Trajectory:
     """The attempt as it stands, under the status of the event that ended it.
 
@@ -59,6 +61,7 @@ def ended_trajectory(
         code=code,
         reason=reason,
         result=result,
+        timers=timers,
     )
 
 

@@ -255,7 +255,8 @@ def test_what_a_worker_of_the_first_release_leaves_out_is_no_breach() -> None:
 
     # When a worker that knows neither writes it again, or one that alters something
     bare = tuple(replace(each, samplings=()) for each in one.sequences)
-    old = replace(one, request=replace(one.request, policy_version=-1), sequences=bare)
+    asked = replace(one.request, policy_version=-1)
+    old = replace(one, request=asked, sequences=bare, timers=None)
     whole.write(whole.topics.trajectories, one.rollout_id, old, 0)
     fine = audited(whole, drained=False)
     whole.write(whole.topics.trajectories, one.rollout_id, replace(old, result="better"), 0)

@@ -263,3 +263,19 @@ def test_a_step_whose_history_is_not_there_says_so_without_standing_in_line() ->
     world.settle()
     assert isinstance(world.answers[rebuilt], EnvironmentStepped)
     world.table.close()
+
+
+def test_an_answer_says_how_long_its_step_stood_in_line_and_how_long_it_took() -> None:
+    world = World()
+    *_, first, third = (world.ask(rollout, "reset") for rollout in range(MOST + 1))
+    world.settle()
+    world.ask(0, "close")
+    world.settle()
+
+    quick, late = world.answers[first], world.answers[third]
+
+    assert quick.took_s > 0
+    assert late.took_s > 0
+    assert late.waited_s > quick.waited_s
+    assert late.waited_s + late.took_s < 60
+    world.table.close()

@@ -15,6 +15,7 @@ from compose.submission import NotScored
 from compose.workers.rescorer import Rescorer
 from consumers.history.estimates import Bootstrap
 from consumers.history.evaluation import Evaluation, evaluate
+from consumers.history.phase_quantiles import PhaseTimes
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
 from consumers.history.version_results import VersionResult, results_of
@@ -100,7 +101,9 @@ def test_two_versions_are_compared_on_the_tasks_that_both_were_given() -> None:
     assert difference is not None
     assert (difference.tasks, difference.only_first, difference.only_second) == (3, 0, 1)
     assert difference.success.value == pytest.approx(2 / 3)
-    said = page(lambda terminal: print_evaluation(results, difference, terminal))
+    said = page(
+        lambda terminal: print_evaluation(results, difference, terminal, phases=PhaseTimes())
+    )
     assert "p@2 less p@1, on the 3 tasks that both were given" in said
     with pytest.raises(Refused, match="no rollouts of p@9"):
         rows(found, compare=("1", "9"))
@@ -140,7 +143,7 @@ def test_a_rollout_without_a_reward_has_not_succeeded_and_has_no_part_in_the_mea
     assert row.reward is not None
     assert row.reward.value == 1.0
     assert "1 rollouts have no reward" in page(
-        lambda terminal: print_evaluation([row], None, terminal)
+        lambda terminal: print_evaluation([row], None, terminal, phases=PhaseTimes())
     )
 
 

@@ -1,0 +1,57 @@
+"""How long the phases of many rollouts took: p50 and p95 of each, and of starts by mode."""
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import orjson
+
+from schemas.messages import RolloutTimers, Task, Trajectory
+
+PHASES = tuple(each.name for each in fields(RolloutTimers))
+QUANTILES = (0.5, 0.95)
+Seconds = dict[str, float]
+"""By `p50` and `p95`, and `count`: how many rollouts tell."""
+
+
+@dataclass(slots=True)
+class PhaseTimes:
+    """What the trajectories of a range say; each is given once."""
+
+    by_phase: dict[str, list[float]] = field(default_factory=dict)
+    starts_by_mode: dict[str, list[float]] = field(default_factory=dict)
+    """Environment starts, where the task says how its box is had."""
+
+    def take(self, trajectory: Trajectory) -> None:
+        if trajectory.timers is None:
+            return
+        for name in PHASES:
+            seconds = getattr(trajectory.timers, name)
+            if seconds is not None:
+                self.by_phase.setdefault(name, []).append(seconds)
+        start_s = trajectory.timers.environment_start_s
+        mode = mode_of(trajectory.request.task) if trajectory.request else ""
+        if mode and start_s is not None:
+            self.starts_by_mode.setdefault(mode, []).append(start_s)
+
+    def quantiles(self) -> dict[str, Seconds]:
+        """Of every phase that any rollout tells of, in their order."""
+        return {name: _quantiles(self.by_phase[name]) for name in PHASES if name in self.by_phase}
+
+    def starts(self) -> dict[str, Seconds]:
+        """Of environment starts, by mode."""
+        return {mode: _quantiles(times) for mode, times in sorted(self.starts_by_mode.items())}
+
+
+def mode_of(task: Task) -> str:
+    """How the box of a task is had, `persistent` or `ephemeral`; empty where it does not say."""
+    try:
+        config = orjson.loads(task.environment_config or "{}")
+    except orjson.JSONDecodeError:
+        return ""
+    mode = config.get("mode") if isinstance(config, dict) else None
+    return mode if mode in ("persistent", "ephemeral") else ""
+
+
+def _quantiles(seconds: list[float]) -> Seconds:
+    p50, p95 = (float(each) for each in np.quantile(seconds, QUANTILES))
+    return {"p50": round(p50, 6), "p95": round(p95, 6), "count": len(seconds)}

@@ -2,9 +2,10 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,27 +33,86 @@ def options(**values: object) -> list[str]:
 
 
 FORKS = multiprocessing.get_context("forkserver")
+IMPORTED = [
+    "compose.cli.app",
+    "compose.workers.build",
+    "compose.workers.readiness",
+    "compose.workers.shutdown",
+    "consumers.agents.worker",
+    "consumers.environments.environments",
+    "consumers.environments.worker_hosts",
+    "consumers.models.server",
+    "consumers.rewards",
+    "inference.text_script",
+    "sandbox.agents.agent_processes",
+]
+"""Most of the second that a command or a worker needs before it begins; nothing with an extra."""
 LONGEST_S = 90
+
+
+class Command:
+    """A command in a process of its own, forked from one that has imported what most need.
+
+    What an interpreter reads when it starts, `afresh` shows.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        environment: Mapping[str, str],
+        out: Path,
+        err: Path,
+        stdin: Path = Path(os.devnull),
+    ) -> None:
+        FORKS.set_forkserver_preload(IMPORTED)
+        self.words = words
+        arguments = (words, cwd, dict(environment), (stdin, out, err))
+        self._process = FORKS.Process(target=_command, args=arguments)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int:
+        self._process.join(timeout_s)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.words, timeout_s)
+        return code
 
 
 def rollcall(
     *words: str, cwd: Path, stdin: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; what an interpreter reads when it starts, `afresh` shows."""
-    FORKS.set_forkserver_preload(["compose.cli.app"])
+    """Run a command to its end."""
     with TemporaryDirectory() as scratch:
-        streams = [Path(scratch) / name for name in ("stdin", "stdout", "stderr")]
-        streams[0].write_text(stdin)
-        arguments = (words, cwd, {**_environment(), **variables}, streams)
-        process = FORKS.Process(target=_command, args=arguments)
-        process.start()
-        process.join(LONGEST_S)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(words, LONGEST_S, *map(Path.read_text, streams[1:]))
-        out, err = (stream.read_text() for stream in streams[1:])
-        return subprocess.CompletedProcess(words, process.exitcode, out, err)
+        given, out, err = (Path(scratch) / name for name in ("stdin", "stdout", "stderr"))
+        given.write_text(stdin)
+        environment = {**_environment(), **variables}
+        command = Command(words, cwd=cwd, environment=environment, out=out, err=err, stdin=given)
+        try:
+            code = command.wait(LONGEST_S)
+        except subprocess.TimeoutExpired as late:
+            command.kill()
+            command.wait(LONGEST_S)
+            late.output, late.stderr = out.read_text(), err.read_text()
+            raise
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
 
 def _command(
@@ -60,7 +120,7 @@ def _command(
 ) -> None:
     """What the forked process does."""
     for number, stream in enumerate(streams):
-        opened = os.open(stream, os.O_RDWR | os.O_CREAT)
+        opened = os.open(stream, os.O_RDWR | os.O_CREAT | (os.O_APPEND if number else 0))
         os.dup2(opened, number)
         os.close(opened)
     # It lives as long as the process.

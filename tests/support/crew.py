@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,7 +22,7 @@ from schemas.messages import (
     Task,
     Trajectory,
 )
-from tests.support.command_line import ROOT
+from tests.support.command_line import ROOT, Command, addresses
 from tests.support.lake import LAKE_ANY_START
 from tests.support.waiting import until
 
@@ -36,7 +34,7 @@ class Crew:
         self.cluster = cluster
         self.logs = logs
         self.policy_id = policy_id
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Command] = {}
 
     def start(self, role: str, number: int = 1, *words: str) -> str:
         """Start one worker; a name that was used before is a restart."""
@@ -44,16 +42,15 @@ class Crew:
         if role == "models":
             script = "tests.support.scripted_models:word"
             words = (*words, "--policy", self.policy_id, "--script", script)
-        command = ["-m", "compose.cli", "worker", role, "--name", name, *words]
-        prefix = {"ROLLCALL_PREFIX": self.cluster.settings.prefix}
-        with (self.logs / f"{name}.log").open("ab") as out:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=ROOT,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.cluster.environment(), **prefix},
-            )
+        log = self.logs / f"{name}.log"
+        log.touch()
+        self.processes[name] = Command(
+            ("worker", role, "--name", name, *words),
+            cwd=ROOT,
+            environment={**os.environ, **addresses(self.cluster)},
+            out=log,
+            err=log,
+        )
         return name
 
     def start_all(self) -> None:

@@ -47,9 +47,9 @@ def test_every_request_ends_once_and_is_scored_once(crew: Crew) -> None:
 
 def test_workers_of_every_group_join_and_leave_during_a_run(crew: Crew) -> None:
     # Given a run under way with one worker a group
-    requests = lake_requests(6000)
+    requests = lake_requests(2600)
     crew.start_all()
-    publish(crew.cluster, requests[:3000])
+    publish(crew.cluster, requests[:1000])
     seen = Seen(crew.cluster)
     reach(crew, seen, 50)
 
@@ -57,8 +57,8 @@ def test_workers_of_every_group_join_and_leave_during_a_run(crew: Crew) -> None:
     second = [crew.start(role, 2) for role in ROLES]
     for name in second:
         until(lambda name=name: crew.joined(name), 60, lambda name=name: crew.words(name))
-    publish(crew.cluster, requests[3000:])
-    reach(crew, seen, 4000)
+    publish(crew.cluster, requests[1000:])
+    reach(crew, seen, 1600)
     for name in second:
         crew.leave(name)
     reach(crew, seen, len(requests))
@@ -69,13 +69,13 @@ def test_workers_of_every_group_join_and_leave_during_a_run(crew: Crew) -> None:
 
 @pytest.mark.timeout(300)
 def test_sigkill_of_every_worker_loses_nothing_and_doubles_nothing(crew: Crew) -> None:
-    requests = lake_requests(6000)
+    requests = lake_requests(2000)
     crew.start_all()
     publish(crew.cluster, requests)
     seen = Seen(crew.cluster)
 
     for number, role in enumerate(ROLES):
-        reach(crew, seen, 100 + 1000 * number)
+        reach(crew, seen, 100 + 400 * number)
         crew.kill(f"{role}-1")
         crew.start(role)
     reach(crew, seen, len(requests), 120)

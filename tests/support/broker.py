@@ -11,9 +11,11 @@ from consumers.log.kafka_log import KafkaLog
 from producers.admin import Admin
 from schemas.topics import WantedTopic
 
+SESSION_S = 3
+"""After this a group takes a silent member for dead: most of what a test waits after a kill."""
 BROKER = {
-    "group.consumer.session.timeout.ms": "5000",
-    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.session.timeout.ms": f"{SESSION_S * 1000}",
+    "group.consumer.heartbeat.interval.ms": "300",
 }
 
 

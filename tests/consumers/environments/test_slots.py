@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from consumers.environments.session_thread import Work
@@ -22,13 +22,16 @@ from schemas.messages import EnvironmentStep, EnvironmentStepped
 
 MOST = 2
 FAR_S = 1e6
+LOST_BY_A_SEMAPHORE = [
+    *[("come", 0)] * 4, ("turn", 0), ("go", 0), ("go", 3), ("come", 0), ("go", 7), ("come", 0),
+]  # fmt: skip
 
 
 class Line:
     """Whoever wants a slot, in order of arrival; holds what he gets until he is told to give it."""
 
     def __init__(self, most: int) -> None:
-        self.slots = Slots({"s": most})
+        self.most, self.slots = most, Slots({"s": most})
         self.line: deque[int] = deque()
         self.holders: dict[int, asyncio.Task[None]] = {}
         self.served: list[int] = []
@@ -40,7 +43,10 @@ class Line:
         except asyncio.CancelledError:
             self.line.remove(number)
             raise
-        assert self.line.popleft() == number, "first come, first served"
+        ahead = [self.holders[other] for other in self.line if other < number]
+        let_in = sum(not other.cancelling() for other in ahead)  # and have not come to it yet
+        assert let_in + self.held() < self.most, "first come, first served"
+        self.line.remove(number)
         self.served.append(number)
         try:
             await asyncio.get_running_loop().create_future()
@@ -59,6 +65,7 @@ class Line:
     st.integers(1, 3),
     st.lists(st.tuples(st.sampled_from(["come", "go", "turn"]), st.integers(0, 9)), max_size=60),
 )
+@example(2, LOST_BY_A_SEMAPHORE)
 def test_slots_are_dealt_in_order_and_none_is_lost_whoever_leaves_the_line(
     most: int, acts: list[tuple[str, int]]
 ) -> None:

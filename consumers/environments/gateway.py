@@ -59,13 +59,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._http, sock=self._listener, backlog=BACKLOG)
 
-    def drain(self) -> None:
-        """Turn new calls away; those that are open are still answered."""
-        self.open_calls.draining = True
-
     async def close(self) -> None:
         """End all lines and connections, and stop listening. May be called twice."""
-        self.drain()
         for line in tuple(self._lines.values()):
             await line.close()
         if self._server is not None and self._http is not None:

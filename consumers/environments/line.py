@@ -33,19 +33,15 @@ class TooManyOpen(Exception):
 
 
 class OpenCalls:
-    """How many calls of a worker are open, and whether it takes more."""
+    """How many calls of a worker are open, and how many may be."""
 
     def __init__(self, most: int = 4096, most_of_session: int = 64) -> None:
         self.most = most
         self.most_of_session = most_of_session
         self.count = 0
-        self.draining = False
 
     def admit(self, of_session: int) -> None:
         """Count one more, beside so many of its session. Raises TooManyOpen."""
-        if self.draining:
-            msg = "this worker is about to end and takes no new requests"
-            raise TooManyOpen(msg)
         for open_, most, whose in (
             (of_session, self.most_of_session, "agent"),
             (self.count, self.most, "worker"),

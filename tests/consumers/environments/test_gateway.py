@@ -331,8 +331,6 @@ def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
         assert refused.json()["error"]["type"] == "rate_limit_error"
         served.tell(told(served.asks[0]))
         assert (await raws[0].answer()).status == 200
-        served.gateway.drain()
-        assert (await ask(served)).status == 429
         for raw in raws:
             await raw.close()
 

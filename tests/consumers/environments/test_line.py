@@ -263,22 +263,6 @@ def test_a_session_and_a_worker_hold_so_many_calls_and_no_more() -> None:
     on_a_line(test, open_calls)
 
 
-def test_a_worker_that_drains_takes_no_new_call_and_still_answers_the_open_ones() -> None:
-    open_calls = OpenCalls()
-
-    async def test(line: GatewayLine) -> None:
-        client = line.attach(QUESTION)
-        open_calls.draining = True
-        with pytest.raises(TooManyOpen, match="about to end"):
-            line.attach(OTHER)
-
-        line.tell(said("one"))
-
-        assert await client.reply() == said("one")
-
-    on_a_line(test, open_calls)
-
-
 def test_a_client_waits_with_a_limit_and_is_told_after_it_too() -> None:
     async def test(line: GatewayLine) -> None:
         client = line.attach(QUESTION)

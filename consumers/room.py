@@ -43,6 +43,7 @@ class Room:
         self._thread: threading.Thread | None = None
         self._leaving = False
         self._at_close: list[Callable[[], Awaitable[object]]] = []
+        self._giving_back: asyncio.Task[None] | None = None
         self._asked_at: float | None = None
         """When the room was asked for a sign of life that it has not given yet."""
         self._heard_at = 0.0
@@ -66,6 +67,16 @@ class Room:
     def at_close(self, run: Callable[[], Awaitable[object]]) -> None:
         """Have something awaited when the room closes; last in, first out."""
         self._at_close.append(run)
+
+    def give_back(self) -> "asyncio.Task[None]":
+        """Begin to await that now, once; to be called in the room."""
+        if self._giving_back is None:
+            self._giving_back = asyncio.create_task(self._give_back(), name="give back")
+        return self._giving_back
+
+    async def _give_back(self) -> None:
+        while self._at_close:
+            await self._at_close.pop()()
 
     def _begun(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -180,8 +191,7 @@ class Room:
             log.error("room_not_left", by=self.culprit())
 
     async def _leave(self) -> None:
-        while self._at_close:
-            await self._at_close.pop()()
+        await self.give_back()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

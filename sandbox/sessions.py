@@ -39,6 +39,7 @@ class _Session:
     """One open environment, and how far it has come."""
 
     environment: AnyEnvironment
+    replayable: bool
     bound: bool = False
     """Whether it must stay on the thread that opened it."""
     applied: int = 0
@@ -118,6 +119,11 @@ class Sessions:
             if name != rollout_id and not rollout.bound():
                 parted._rollouts[name] = self._rollouts.pop(name)
         return parted
+
+    def rebuildable(self) -> bool:
+        """Whether all that is open can be rebuilt elsewhere, from its history."""
+        held = (each for rollout in self._rollouts.values() for each in rollout.sessions.values())
+        return all(session.replayable for session in held)
 
     def rollouts(self) -> tuple[str, ...]:
         """Whose sessions are here."""
@@ -253,8 +259,11 @@ async def _open(
         shown = environment.open(step.seed)
         seen = await shown if isawaitable(shown) else shown
         opened = _answer(step, seen, index=0)
+        replayable = bool(environment.replayable)
         bound = bool(getattr(environment, "thread_bound", False))
-    return _Session(environment, bound, over=opened.terminated or opened.truncated), opened
+    return _Session(
+        environment, replayable, bound, over=opened.terminated or opened.truncated
+    ), opened
 
 
 def _says(step: EnvironmentStep, environment: AnyEnvironment) -> bool:

@@ -201,6 +201,9 @@ class Agents:
     def in_flight(self) -> int:
         return 0
 
+    def leave(self, *, patient: bool) -> None:
+        """Nothing is in flight."""
+
     def close(self) -> None:
         """Nothing outlives the worker."""
 

@@ -125,6 +125,9 @@ class Environments(WorkRole):
     def in_flight(self) -> int:
         return self.homes.unfinished()
 
+    def leave(self, *, patient: bool) -> None:
+        self.homes.leave(patient=patient)
+
     def close(self) -> None:
         self.homes.close()
 

@@ -139,6 +139,10 @@ class Homes:
         if late:
             lookup.waiting = [pair for pair in lookup.waiting if pair[0] not in late]
 
+    def leave(self, *, patient: bool) -> None:
+        """The worker takes nothing more; those that wait may have processes, which end at once."""
+        self.waiting.leave(patient=patient)
+
     def close(self) -> None:
         """The worker leaves: end what would outlive it."""
         self.waiting.close()

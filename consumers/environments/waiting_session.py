@@ -89,6 +89,14 @@ class WaitingSession:
         self._rung.set()
         self._stop(answer)
 
+    def idle(self) -> bool:
+        """Whether nothing has been begun: nobody asks, or what is asked for waits for a slot."""
+        return bool(self._in_line) or (self.current is None and not self.inbox)
+
+    def rebuildable(self) -> bool:
+        """Whether another worker comes to the same; what is only being opened, it opens again."""
+        return self.sessions.rebuildable()
+
     def idle_s(self, now: float) -> float:
         """For how long nobody has asked for anything, and nothing was being done."""
         return now - self.used_at if self.current is None else 0.0

@@ -57,6 +57,8 @@ class WaitingSessions:
         """By the loop's thread, while the room was blocked."""
         self.standing = 0
         self.rollouts: dict[str, dict[str, WaitingSession]] = {}
+        self._taking = True
+        """Otherwise all that comes is left to another worker."""
         self._pushing = False
         self._reap_due = 0.0
         self._around = Surroundings(
@@ -109,6 +111,23 @@ class WaitingSessions:
             msg += self.room.culprit()
             self.give(work.step, CallFailed("deadline", msg, True), work.record)
 
+    def leave(self, *, patient: bool) -> None:
+        """End whoever has nothing to do; unless patient, also whoever another worker can rebuild.
+
+        What those were asked for is left to it. With the last of them goes what they had of the
+        worker: agents' processes, and where these ask.
+        """
+        if self.given:
+            self.room.call(partial(self._let_go, patient=patient))
+
+    def _let_go(self, *, patient: bool) -> None:
+        self._taking = patient
+        for session in self._all():
+            if session.idle() or (session.rebuildable() and not patient):
+                session.end()
+        if not (patient or self.rollouts):
+            self.room.give_back()
+
     def close(self, timeout_s: float = LEAVE_S) -> None:
         """End all sessions, then the room; what clings to its work is named and left to it."""
         if not self.room.run(self._leave, timeout_s):
@@ -127,7 +146,9 @@ class WaitingSessions:
 
     def _take(self, works: Sequence[Work]) -> None:
         for work in works:
-            if self._is_current(work):
+            if not self._taking:
+                self._answer(work, None)
+            elif self._is_current(work):
                 self._ask(work)
 
     def _is_current(self, work: Work) -> bool:
@@ -174,7 +195,7 @@ class WaitingSessions:
     def _stands(self, more: int) -> None:
         self.standing += more
 
-    def _answer(self, work: Work, body: Body) -> None:
+    def _answer(self, work: Work, body: Body | None) -> None:
         if work.claim():
             self._told(work, body)
 

@@ -121,12 +121,16 @@ class Loop:
     ) -> None:
         """Take nothing more, finish what was taken, wait for acks, commit, leave, close.
 
-        Work in flight has `drain_s`, and longer while whoever waits for it is patient.
+        First of all the role lets go of what others go on with: all that follows waits for the
+        broker, which may be away. What is still in flight has `drain_s`, and longer while whoever
+        waits for it is patient.
         """
         self.source.pause(self.partitions)
         until = self.clock() + drain_s
-        while self.role.in_flight() and (self.clock() < until or patient()):
+        self.role.leave(patient=(waits := patient()))
+        while self.role.in_flight() and (self.clock() < until or waits):
             self.source.poll(self.role.poll_s)
+            self.role.leave(patient=(waits := patient()))
             self.role.tick()
             self._count_acks()
         self._flush(max(1.0, until - self.clock()))

@@ -79,6 +79,14 @@ class Role(Protocol):
         """Pieces of work begun and not ended; the loop polls briefly while there are any."""
         ...
 
+    def leave(self, *, patient: bool) -> None:
+        """The worker takes nothing more: let go at once of what another goes on with as well.
+
+        Its records stay open. Said again and again while work is in flight; who is patient lets
+        all of that come to its end.
+        """
+        ...
+
     def close(self) -> None:
         """The worker has left its group: give back what would outlive it."""
         ...
@@ -130,6 +138,9 @@ class WorkRole:
 
     def in_flight(self) -> int:
         return 0
+
+    def leave(self, *, patient: bool) -> None:
+        """What is in flight comes to its end soon."""
 
     def close(self) -> None:
         """Nothing outlives it."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from consumers.environments.session_thread import Work
+from consumers.log.protocols import Record
 from consumers.loop.loop import Loop
 from consumers.room import Room
 from sandbox.environment import Kind, Observation
@@ -517,6 +519,75 @@ def test_a_worker_that_leaves_closes_all_sessions_and_leaves_their_steps_to_othe
     heir = worker(rig, sitters, name="e2", threads=threads)
     until(heir, lambda: sitters.waiting() == 1 and len(answers(rig)) == 3)
     assert answers(rig)["steps", 1, 0].code == "history_needed"
+
+
+def test_a_worker_that_leaves_lets_go_at_once_of_what_others_go_on_with(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    # Given an idle session, one that is being opened, one at a step, and one that only lives here
+    loop = worker(rig, sitters, threads=threads)
+    role = role_of(loop)
+    send(rig, step_of("idle"), step_of("opens", seed=13))
+    send(rig, step_of("steps"), step_of("steps", 1, "step", "wait"))
+    until(loop, lambda: sitters.waiting() == 2 and len(answers(rig)) == 2)
+    sitters.kind = Frail
+    send(rig, step_of("frail"), step_of("frail", 1, "step", "wait"))
+    until(loop, lambda: sitters.waiting() == 3 and len(answers(rig)) == 3)
+
+    # When the worker is to leave, and more comes to it
+    role.leave(patient=False)
+    until_ticked(loop, lambda: [sitter.closed for sitter in sitters.made] == [1, 1, 1, 0])
+    role.waiting.hand_out([Work(Record("s", 0, 99, b"", b"", 0), step_of("late"), role._lock)])
+    until_ticked(loop, lambda: role.in_flight() == 1)
+
+    # Then only the last is waited for; the others' steps are left to the heir
+    sitters.go_on()
+    until_ticked(loop, lambda: len(answers(rig)) == 4)
+    role.leave(patient=False)
+    until_ticked(loop, lambda: sitters.made[3].closed == 1)
+    loop.stop()
+    assert len(sitters.made) == 4
+    heir = worker(rig, sitters, name="e2", threads=threads)
+    until(heir, lambda: len(answers(rig)) == 6)
+    assert answers(rig)["steps", 1, 0].code == "history_needed"
+    assert answers(rig)["opens", 0, 0].text == "seed 13"
+
+
+def test_a_worker_that_is_drained_ends_what_it_has_begun_and_nothing_else(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
+    # Given an idle session, one at a step, and one that waits for a slot
+    options: dict[str, Any] = {"kind": SLOT, "slots": {"s": 2}}
+    loop = worker(rig, sitters, threads=threads, **options)
+    role = role_of(loop)
+    send(rig, step_of("idle"), step_of("steps"), step_of("steps", 1, "step", "wait"))
+    until(loop, lambda: sitters.waiting() == 1 and len(answers(rig)) == 2)
+    send(rig, step_of("line"))
+    until(loop, lambda: role.waiting.slots.waiting == 1)
+
+    # When it is drained
+    role.leave(patient=True)
+    until_ticked(loop, lambda: sitters.made[0].closed == 1)
+
+    # Then it waits for the step, and nobody gets the slot that became free
+    assert role.in_flight() == 1
+    sitters.go_on()
+    until_ticked(loop, lambda: len(answers(rig)) == 3)
+    assert answers(rig)["steps", 1, 0].text == "wait"
+    role.leave(patient=True)
+    until_ticked(loop, lambda: sitters.made[1].closed == 1)
+    assert len(sitters.made) == 2
+    loop.stop(patient=lambda: True)
+    heir = worker(rig, sitters, name="e2", threads=threads, **options)
+    until(heir, lambda: ("line", 0, 0) in answers(rig))
+
+
+def until_ticked(loop: Loop, condition: Callable[[], bool]) -> None:
+    """As a loop does that takes nothing more."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        loop.role.tick()
 
 
 def test_a_worker_leaves_though_an_environment_clings(rig: Rig, sitters: Sitters) -> None:

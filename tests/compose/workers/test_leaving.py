@@ -1,0 +1,98 @@
+"""A worker that leaves while agents' processes live in it: they go first, whatever else waits."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.chaos.victims import agents_below
+from compose.processes import holds_within
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.loop.loop import Loop
+from producers.publisher import Publisher
+from schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task
+from tests.support.memory_cluster import POLICY, MemoryCluster
+from tests.support.rig import PREFIX
+from tests.support.waiting import until
+
+FUNCTIONS = Path(__file__).parents[2] / "support" / "hosted_functions.py"
+LIVE = 3
+
+
+class AwayBroker:
+    """A publisher whose broker does not answer; it looks who is left when it is waited for."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.left: list[bool] = []
+
+    def poll(self) -> None:
+        self.publisher.poll()
+
+    def waiting(self) -> int:
+        return 1
+
+    def flush(self, timeout_s: float) -> int:
+        assert timeout_s > 0
+        self.left.append(not holds_within(lambda: children_of_agents() == [], 10))
+        return 1
+
+
+def children_of_agents() -> list[int]:
+    return agents_below(os.getpid())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
+    """Nobody serves the policy: whoever asks waits."""
+    settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
+    cluster = MemoryCluster(settings=settings)
+    shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
+    cluster.log.crew = [shop.agents("agents-1")]
+    shop.watched = True  # with threads
+    cluster.log.crew = [*cluster.log.crew, shop.environments("environments-1")]
+    yield cluster
+    for loop in cluster.log.crew:
+        loop.stop(0.0)
+
+
+def asked(cluster: MemoryCluster) -> Loop:
+    """The worker in which so many agents live, all of whom have asked."""
+    config = {"agent": "python", "function": f"{FUNCTIONS}:sequential"}
+    for number in range(LIVE):
+        cluster.ask(
+            RolloutRequest(
+                f"r{number}",
+                Task(prompt="Talk."),
+                agent="hosted",
+                agent_config=json.dumps(config),
+                policy_id=POLICY,
+                limits=Limits(max_turns=20),
+            )
+        )
+
+    def all_asked() -> bool:
+        cluster.log.work()
+        return len(cluster.events(EnvironmentStepped)) == LIVE
+
+    until(all_asked, 60, lambda: f"{len(cluster.events(EnvironmentStepped))} have asked")
+    assert len(children_of_agents()) == LIVE
+    agents, worker = cluster.log.crew
+    cluster.log.crew = [agents]
+    return worker
+
+
+@pytest.mark.parametrize("patient", [False, True], ids=["at once", "drained"])
+def test_no_agent_is_left_while_its_worker_waits_for_a_broker_that_is_away(
+    cluster: MemoryCluster, patient: bool
+) -> None:
+    worker = asked(cluster)
+    away = AwayBroker(worker.publishers[0])
+    worker.publishers = [away]  # type: ignore[list-item]
+
+    worker.stop(1.0, patient=lambda: patient)
+
+    assert away.left[0] is False

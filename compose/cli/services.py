@@ -32,7 +32,10 @@ def up(
 def down(
     wipe: Annotated[bool, typer.Option(help="Remove the log and the registry's data.")] = False,
 ) -> None:
-    """Stop the embedded broker and registry; leaves no process behind."""
+    """Stop the embedded broker and registry; leaves no process behind.
+
+    Workers of theirs on this machine leave too, within seconds.
+    """
     from compose.services.embedded import down as take_down
 
     stopped = take_down(settings().state(), wipe=wipe)

@@ -136,6 +136,7 @@ def archive(
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """What a worker process needs, once broker, registry and topics are there."""
     from compose.log_setup import set_up
+    from compose.services.embedded import taken_down
     from compose.workers.build import Workshop
     from compose.workers.readiness import check_readable, patiently, wait_until_fit
     from compose.workers.shutdown import Drained, Stop
@@ -148,4 +149,5 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     patiently(lambda: check_readable(here))
     control = patiently(lambda: ControlReader(here.log, here.codec, here.topics, from_end=True))
     shop = Workshop(here.log, here.codec, here.topics, here.settings)
-    return shop, worker, Stop(Drained(worker, control))
+    down = taken_down(here.settings.state(), here.bootstrap_servers)
+    return shop, worker, Stop(Drained(worker, control), down)

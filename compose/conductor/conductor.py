@@ -27,6 +27,7 @@ from compose.processes import memory_bytes
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.runs.run_folder import RunFolder
+from compose.services.embedded import taken_down
 from compose.settings import Settings
 from compose.workers.shutdown import Drained
 from compose.workers.supervisor import Supervisor
@@ -88,11 +89,23 @@ def conduct(
         conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
         try:
             _start(supervisor, folder)
-            _watch(conducted, terminal, check)
+            _watch(conducted, terminal, unless_down(check, cluster))
         finally:
             supervisor.stop()
             cluster.close()
         return _report(conducted, summary, terminal)
+
+
+def unless_down(check: Callable[[], None], cluster: Cluster) -> Callable[[], None]:
+    """The same, and Stopped also where `rollcall down` has ended the broker of our workers."""
+    down = taken_down(cluster.settings.state(), cluster.bootstrap_servers)
+
+    def checked() -> None:
+        check()
+        if down():
+            raise Stopped
+
+    return checked
 
 
 @contextmanager
@@ -182,6 +195,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
         while reader.poll(time.monotonic(), 0.3):
             pass
         refresh()
+        check()
         if drained.listen(0.3):
             raise Stopped
     reader.reader.close()

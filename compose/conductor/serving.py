@@ -7,7 +7,13 @@ from pathlib import Path
 from rich.console import Console as Terminal
 
 from compose.cluster import Cluster, complete_topics
-from compose.conductor.conductor import Stopped, interruptible, services, services_libraries
+from compose.conductor.conductor import (
+    Stopped,
+    interruptible,
+    services,
+    services_libraries,
+    unless_down,
+)
 from compose.extras import require
 from compose.runs.publish_policy import newest_version, publish_policy, require_model
 from compose.settings import Settings
@@ -32,7 +38,7 @@ def serve(settings: Settings, directory: Path, policy_id: str, terminal: Termina
         try:
             _start(supervisor, directory, policy_id)
             terminal.print(_words(policy_id, version, logs), highlight=False, soft_wrap=True)
-            _keep_up(supervisor, check)
+            _keep_up(supervisor, unless_down(check, cluster))
         except Stopped:
             terminal.print("stopped; what was asked and not ended goes on when it is served again")
         finally:
@@ -60,6 +66,7 @@ def _keep_up(supervisor: Supervisor, check: Callable[[], None]) -> None:
         check()
         supervisor.keep_alive()
         time.sleep(LOOK_EVERY_S)
+    check()
 
 
 def _words(policy_id: str, version: int, logs: Path) -> str:

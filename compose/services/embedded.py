@@ -83,6 +83,7 @@ def up(
     """
     with exclusive(state_dir / "services.lock"):
         _sweep(state_dir)
+        _mark(state_dir).unlink(missing_ok=True)
         home, registry_home = (_home(state_dir, name) for name in NAMES)
         kafka = _plan(home, kafka_port, broker_properties, taken=())
         taken = (kafka.port, kafka.side_port)
@@ -123,18 +124,35 @@ def status(state_dir: Path) -> tuple[ServiceStatus, ...]:
 def down(state_dir: Path, *, wipe: bool) -> tuple[StoppedService, ...]:
     """End both processes and return those that lived; `wipe` also removes what they stored.
 
+    Whoever works with them is told first (`taken_down`); nobody else is signalled, or waited for.
     SIGTERM, 20 s, SIGKILL. Log and registry are removed in one step, both or none: records whose
     schema ids mean something else would be worse than no records.
     """
     if not state_dir.exists():
         return ()
     with exclusive(state_dir / "services.lock"):
+        _mark(state_dir).touch()
         with ThreadPoolExecutor(max_workers=len(NAMES)) as pool:
             stopped = list(pool.map(_take_down, (_home(state_dir, name) for name in NAMES)))
         if wipe and (state_dir / "services").exists():
             (state_dir / "services").rename(state_dir / f"services.wiped-{time.time_ns()}")
         _sweep(state_dir)
     return tuple(each for each in stopped if each is not None)
+
+
+def taken_down(state_dir: Path, servers: str) -> Callable[[], bool]:
+    """Tells whether `down` was called since the last `up`; never where the broker is another one.
+
+    A broker that died is only away: whoever works with it waits for the next.
+    """
+    kafka = on_record(_home(state_dir, "kafka"))
+    if kafka is None or _address("kafka", kafka.port) != servers:
+        return lambda: False
+    return _mark(state_dir).exists
+
+
+def _mark(state_dir: Path) -> Path:
+    return state_dir / "services.down"
 
 
 def _home(state_dir: Path, name: str) -> Path:

@@ -1,4 +1,6 @@
-"""When a worker leaves: at SIGTERM, at SIGINT, or when a `drain` on `control` names it."""
+"""When a worker leaves: at SIGTERM, at SIGINT, when a `drain` on `control` names it, and when its
+broker was taken down for good.
+"""
 
 import signal
 import time
@@ -44,19 +46,37 @@ class Drained:
 class Stop:
     """Becomes true once the worker is to leave; it then exits with code 0."""
 
-    def __init__(self, drained: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        drained: Callable[[], bool] = lambda: False,
+        taken_down: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._drained = drained
-        self._signalled = False
+        self._taken_down = taken_down
+        self._clock = clock
+        self._due = 0.0
+        self._at_once = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._signalled = True
+        self._at_once = True
 
     def __call__(self) -> bool:
-        return self._signalled or self._drained()
+        self._look()
+        return self._at_once or self._drained()
 
     def patient(self) -> bool:
         """Whether work in flight may take its time: a drained worker ends all of it."""
-        return not self._signalled
+        self._look()
+        return not self._at_once
+
+    def _look(self) -> None:
+        if self._at_once or self._clock() < self._due:
+            return
+        self._due = self._clock() + LISTEN_EVERY_S
+        if self._taken_down():
+            self._at_once = True
+            log.warning("broker_taken_down")

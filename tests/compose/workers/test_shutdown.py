@@ -1,8 +1,14 @@
 """When a worker leaves: a word with its name that came after it began."""
 
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from compose.workers.shutdown import Drained
+from compose.services.embedded import down, taken_down
+from compose.services.service_process import ServiceProcess
+from compose.workers.shutdown import Drained, Stop
 from consumers.control_reader import ControlReader
 from schemas.errors import Unavailable
 from schemas.messages import Control
@@ -90,3 +96,51 @@ def test_words_wait_in_order_for_a_registry_that_is_away(cluster: MemoryCluster)
     # Then no word is lost or overtaken
     assert (first, second) == ([], ["pause", "resume"])
     assert control.caught_up()
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Whoever makes a Stop listens to signals from then on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_worker_whose_broker_is_taken_down_leaves_without_patience_and_others_stay(
+    tmp_path: Path,
+) -> None:
+    # Given two state directories with a broker on record, and workers of each
+    clock = Clock()
+    stops = {}
+    for port in (1111, 2222):
+        home = tmp_path / str(port) / "services" / "kafka"
+        home.mkdir(parents=True)
+        ServiceProcess(2**22 + 1, "never", port, 3).note(home)
+        ours = taken_down(tmp_path / str(port), f"127.0.0.1:{port}")
+        stops[port] = Stop(taken_down=ours, clock=clock)
+    elsewhere = Stop(taken_down=taken_down(tmp_path / "1111", "kafka.example:9092"), clock=clock)
+    assert [stop() for stop in stops.values()] == [False, False]
+
+    # When one is taken down
+    assert down(tmp_path / "1111", wipe=False) == ()
+    assert not stops[1111](), "it has looked just now"
+    clock.now += 1.1
+
+    # Then only its own workers leave, also one that is being drained
+    assert not stops[1111].patient()
+    assert [stop() for stop in (stops[1111], stops[2222], elsewhere)] == [True, False, False]
+    assert elsewhere.patient()
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_drained_worker_that_gets_a_signal_is_patient_no_more() -> None:
+    stop = Stop(drained=lambda: True)
+    assert stop()
+    assert stop.patient()
+
+    signal.raise_signal(signal.SIGTERM)
+
+    assert stop()
+    assert not stop.patient()

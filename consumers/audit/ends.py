@@ -37,6 +37,7 @@ class Ends:
         self.topic = topics.trajectories
         self.bare: dict[int, frozenset[int]] = {}
         """By place, digests of what may stand for a trajectory that is too large."""
+        self._adopted: set[int] = set()
         self._columns = tuple(array("Q") for _ in range(7))
 
     def note(
@@ -55,6 +56,18 @@ class Ends:
         ordered = iter(sort_together(*self._columns))
         self.places, self.owners, self.bodies, self.applied = (next(ordered) for _ in range(4))
         self.sizes, self.older, self.marks = ordered
+
+    def adopt(self, row: int, trajectory: Trajectory) -> None:
+        """Nothing was folded here: whatever follows must be the same as what was written."""
+        self._adopted.add(row)
+        self.bodies[row] = self._word(trajectory)
+        self.older[row] = self._word(of_first_release(trajectory))
+
+    def adopted_from_older(self, row: int, trajectory: Trajectory) -> bool:
+        """Whether what was adopted is what a worker of the first release makes of this one."""
+        bodies, older = self.bodies[row], self.older[row]
+        known = row in self._adopted and bodies == older
+        return known and bool(older == self._word(of_first_release(trajectory)))
 
     def _digests(self, trajectory: Trajectory, at: int) -> tuple[int, int, int]:
         """The word of what an end implies, 0 where it cannot be written whole; its size.

@@ -124,7 +124,9 @@ class Outcomes:
         if ends.bodies[row] == 0:
             if not bare:
                 self._check_applied(trajectory, counted, record)
-                ends.bodies[row] = body  # whatever follows must be the same
+                ends.adopt(row, trajectory)
+        elif ends.adopted_from_older(row, trajectory):
+            ends.adopt(row, trajectory)
         elif bare and (wanted := self.case.journal.ends.bare.get(int(ends.places[row]))):
             if self._encoded(replace(trajectory, code="", reason="")) not in wanted:
                 self._differs(trajectory, record)

@@ -449,6 +449,34 @@ def test_rollouts_whose_program_is_not_here_are_counted_and_not_run(whole: Whole
     assert found(audit(whole, world)) == {"I5"}
 
 
+@pytest.mark.parametrize("older_first", [False, True])
+def test_a_rollout_that_is_not_run_again_may_be_written_by_either_release(
+    older_first: bool,
+) -> None:
+    # Given a trajectory of which nothing is folded, as both releases write it
+    whole = Whole(rollouts=0)
+    whole.loops.pop()
+    whole.ask(crossing(0))
+    whole.settle(*whole.loops)
+    [one] = whole.trajectories()
+    assert one.timers
+    older = replace(one, timers=None)
+    topic = whole.topics.trajectories
+    if older_first:
+        whole.log.recreate(topic)
+        whole.write(topic, one.rollout_id, older, 0)
+    for each in (one, older, one):
+        whole.write(topic, one.rollout_id, each, 0)
+    fine = audit(whole, world_of({}))
+
+    # When it is written with other timers
+    other = replace(one.timers, execution_s=9.0)
+    whole.write(topic, one.rollout_id, replace(one, timers=other), 0)
+
+    assert found(fine) == set()
+    assert found(audit(whole, world_of({}))) == {"I5"}
+
+
 def only(name: str, programs: Callable[[str], Any]) -> Callable[[str], Any]:
     def program_of(asked: str) -> Any:
         return programs(asked if asked == name else f"{asked} is not here")

@@ -45,6 +45,8 @@ class Confinement:
     """Files that take its pid."""
     within: int = 0
     """The first process of a box: it enters the same namespaces and gives up all rights."""
+    mounts: int = 0
+    """The number of the mount namespace that this is the first process of, should it be gone."""
     seccomp: str = ""
     """A filter in base64 for a process that enters, empty for none."""
 

@@ -102,6 +102,9 @@ def become(
 def take_place(request: dict[str, Any], parent: int) -> None:
     """Be bound by what the request says; in a box of another process, return as its child there."""
     box = namespaces.of_process(request["within"]) if request.get("within") else None
+    if box and os.fstat(box["mnt"]).st_ino != request["mounts"]:
+        gone = "the box is gone, and its pid is another's"
+        raise ProcessLookupError(gone)
     cgroups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request.get("cgroups", ())]
     for name, most in request["limits"].items():
         what = getattr(resource, name)

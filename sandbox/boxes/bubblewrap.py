@@ -75,10 +75,12 @@ class BubblewrapBox(BoxCommands):
         self._env = {**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
         self._programs: list[KeptProgram] = []
         self._open = True
+        self._grouped = False
 
     async def begin(self, argv: Sequence[str], data: Sequence[bytes]) -> None:
         """Start it. Raises WorkFailed: `box_unavailable`, `bad_config`."""
-        groups = self._cgroups.make(self.ident, self._spec.limits) if self._cgroups else ()
+        groups = self._cgroups.make(self.ident, self._spec.limits)
+        self._grouped = True
         self._confinement = replace(self._confinement, cgroups=groups)
         held = replace(self._confinement, name=MARK + self.ident)
         info, info_end = os.pipe()
@@ -100,11 +102,11 @@ class BubblewrapBox(BoxCommands):
                 info_pipe.close()
                 said_pipe.close()
         try:
-            first = await _first_process(info_pipe, said_pipe)
+            first, mounts = await _first_process(info_pipe, said_pipe)
         finally:
             info_pipe.close()
             said_pipe.close()
-        self._confinement = replace(self._confinement, within=first)
+        self._confinement = replace(self._confinement, within=first, mounts=mounts)
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         if self._holder is None or self._holder.ended.done():
@@ -135,7 +137,8 @@ class BubblewrapBox(BoxCommands):
                 await self._holder.end()
             for program in self._programs:
                 await program.end()
-            await self._cgroups.remove(self.ident)
+            if self._grouped:
+                await self._cgroups.remove(self.ident)
         finally:
             await self._keeper.give_back()
 
@@ -166,7 +169,7 @@ class BubblewrapDriver:
             keeper = Keeper.borrow()
         except OSError as error:
             raise no_room(error) from error
-        box = BubblewrapBox(ident, keeper, self._cgroups, spec, self._user_of(ident))
+        box = BubblewrapBox(ident, keeper, self._cgroups, spec, self.user_of(ident))
         try:
             await box.begin(argv, data)
             for place in spec.writable:
@@ -218,7 +221,7 @@ class BubblewrapDriver:
             process_tree.kill_tree(pid)
         await self._cgroups.remove(ident)
 
-    def _user_of(self, ident: str) -> int:
+    def user_of(self, ident: str) -> int:
         """Who a box runs as on the host: 0, the worker's own user, where that is not root."""
         if os.getuid() != 0 or self._user is not None:
             return self._user or 0
@@ -249,8 +252,11 @@ def command(program: str, spec: Spec, image: ImageTree) -> tuple[list[str], list
     return argv, data
 
 
-async def _first_process(info: ReadEnd, said: ReadEnd) -> int:
-    """The pid of a box that is ready. Raises WorkFailed(`box_unavailable`)."""
+async def _first_process(info: ReadEnd, said: ReadEnd) -> tuple[int, int]:
+    """The pid of a box that is ready, and the number of its mount namespace.
+
+    Raises WorkFailed(`box_unavailable`).
+    """
     told, errors = b"", b""
     try:
         async with asyncio.timeout(START_S):
@@ -263,7 +269,8 @@ async def _first_process(info: ReadEnd, said: ReadEnd) -> int:
     if not errors.endswith(READY):
         why = errors[-500:].decode(errors="replace").strip() or "it said nothing"
         _unavailable(f"bubblewrap cannot make a box: {why}{_remedy(why)}")
-    return int(json.loads(told)["child-pid"])
+    first = json.loads(told)
+    return int(first["child-pid"]), int(first["mnt-namespace"])
 
 
 def _remedy(why: str) -> str:

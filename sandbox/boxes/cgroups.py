@@ -42,20 +42,24 @@ class Cgroups:
 
         Raises WorkFailed: `box_unavailable`, or `bad_config` where there is such a box already.
         """
-        folders = {place / ident for place in self._places.values()}
+        folders = sorted({place / ident for place in self._places.values()})
+        made: list[Path] = []
         try:
             for folder in folders:
                 folder.mkdir()
+                made.append(folder)
             for controller, place in self._places.items():
                 for name, value in self._values(controller, limits).items():
                     _write(place / ident / name, value)
-        except FileExistsError as error:
+        except OSError as error:
+            for folder in made:
+                folder.rmdir()
+            if not isinstance(error, FileExistsError):
+                msg = f"no control group can be made for a box: {error}"
+                raise WorkFailed("box_unavailable", msg, retriable=True) from error
             msg = f"there is a box {ident!r} on this host already"
             raise WorkFailed("bad_config", msg, retriable=False) from error
-        except OSError as error:
-            msg = f"no control group can be made for a box: {error}"
-            raise WorkFailed("box_unavailable", msg, retriable=True) from error
-        return tuple(str(folder / "cgroup.procs") for folder in sorted(folders))
+        return tuple(str(folder / "cgroup.procs") for folder in folders)
 
     def found(self) -> set[str]:
         """The names of all boxes that have a folder."""

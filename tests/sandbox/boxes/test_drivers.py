@@ -4,7 +4,6 @@ Bubblewrap is taken where it is installed; elsewhere its half is left out, and s
 """
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import pytest
 from sandbox.boxes import tar_streams
 from sandbox.boxes.box import ENFORCED, Box, Driver, Spec, driver
 from schemas.errors import WorkFailed
+from tests.support.engines import has, left_out
 
 
 @pytest.fixture(params=["local", "bubblewrap"])
 def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "bubblewrap" and not shutil.which("bwrap"):
-        pytest.skip("left out: boxes of namespaces, for want of bubblewrap (`bwrap`)")
+    if request.param == "bubblewrap" and not has("bwrap"):
+        left_out("bubblewrap", "what its boxes do as all do")
     return str(request.param)
 
 

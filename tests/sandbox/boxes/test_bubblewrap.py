@@ -1,0 +1,224 @@
+"""Boxes of namespaces: how they are bound, what is refused, and that they end with their worker."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.boxes.box import BoxLimits, Spec
+from sandbox.boxes.bubblewrap import FIRST_USER, MARK, BubblewrapBox, BubblewrapDriver
+from sandbox.boxes.cgroups import Cgroups
+from sandbox.boxes.shell import Shell
+from schemas.errors import WorkFailed
+from tests.support.command_line import ROOT
+from tests.support.engines import has, left_out
+from tests.support.waiting import until
+
+if not has("bwrap"):
+    left_out("bubblewrap", "how boxes of namespaces are bound, and end")
+
+LIMITS = BoxLimits(memory_bytes=96 << 20, processes=40, disk_bytes=4 << 20)
+WORKER = """
+import asyncio
+from sandbox.boxes.box import Spec
+from sandbox.boxes.bubblewrap import BubblewrapDriver
+
+async def work():
+    driver = BubblewrapDriver()
+    boxes = [await driver.open(Spec()) for _ in range(2)]
+    for box in boxes:
+        await box.start("/bin/sh", "-c", "trap '' TERM; (setsid sleep 9865 &); sleep 9866")
+    print(*(box.ident for box in boxes), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(work())
+"""
+
+
+def in_a_box(episode: Callable[[BubblewrapBox], Awaitable[None]], **spec: object) -> None:
+    async def whole() -> None:
+        box = await BubblewrapDriver().open(replace(Spec(limits=LIMITS), **spec))  # type: ignore[arg-type]
+        try:
+            await episode(box)
+        finally:
+            await box.close()
+
+    asyncio.run(whole())
+
+
+def held_by(ident: str) -> list[int]:
+    """Processes that hold a box, or run in it as a user of its own."""
+    user = BubblewrapDriver().user_of(ident) or -1
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            status = (place / "status").read_text()
+            begins = (place / "cmdline").read_bytes().startswith((MARK + ident).encode())
+        except OSError:
+            continue
+        if begins or f"Uid:\t{user}\t" in status:
+            found.append(int(place.name))
+    return found
+
+
+def test_writable_places_mounts_and_variables_are_there(tmp_path: Path) -> None:
+    source = Path(shutil.which("bwrap") or "").parent  # all can walk there
+
+    async def episode(box: BubblewrapBox) -> None:
+        ran = await box.run(["sh", "-c", "echo $A >/testbed/x; cat x; ls /lent/bwrap; pwd"],
+                            cwd="/testbed")  # fmt: skip
+        assert ran.output == "1\n/lent/bwrap\n/testbed\n"
+        assert (await box.run(["touch", "/lent/x"])).exit_code == 1
+
+    in_a_box(episode, writable=("/testbed",), mounts={"/lent": str(source)}, env={"A": "1"})
+
+
+def test_a_shell_goes_on_in_it_and_out_of_memory_is_told() -> None:
+    async def episode(box: BubblewrapBox) -> None:
+        shell = Shell(box)
+        assert (await shell.run("cd /tmp; x=1", timeout_s=30)).exit_code == 0
+        assert (await shell.run("pwd; echo $x", timeout_s=30)).output == "/tmp\n1\n"
+        ended = await shell.run("sleep 9999 & exit 7", timeout_s=30)
+        assert (ended.exit_code, ended.fresh) == (7, True)
+        assert "sleep" not in (await shell.run("ps -eo args --pid 1 -N", timeout_s=30)).output
+        ran = await box.run(["python3", "-c", "bytearray(200 << 20)"])
+        if BubblewrapDriver().enforces()["memory"] == "control group":
+            assert (ran.exit_code, ran.oom) == (137, True)
+        else:
+            assert "MemoryError" in ran.output
+
+    in_a_box(episode)
+
+
+def test_a_box_whose_first_process_is_gone_says_so_and_is_closed_all_the_same() -> None:
+    async def episode(box: BubblewrapBox) -> None:
+        program = await box.start("/bin/sh", "-c", "sleep 9999")
+        for pid in held_by(box.ident):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert await program.wait() == -9
+        with pytest.raises(WorkFailed) as died:
+            await box.run(["true"])
+        assert (died.value.code, died.value.retriable) == ("box_died", True)
+
+    in_a_box(episode)
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "said"),
+    [
+        (Spec(network=True), "bad_config", "no network"),
+        (Spec(image="nowhere"), "image", "no image 'nowhere'"),
+        (Spec(mounts={"/x": "/nowhere/at/all"}), "box_unavailable", "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec: Spec, code: str, said: str) -> None:
+    async def whole() -> None:
+        driver = BubblewrapDriver()
+        with pytest.raises(WorkFailed, match=said) as refused:
+            await driver.open(spec, "refused000")
+        assert refused.value.code == code
+        assert "refused000" not in await driver.found()
+
+    asyncio.run(whole())
+
+
+def test_a_name_that_is_taken_is_refused_where_folders_tell() -> None:
+    async def episode(box: BubblewrapBox) -> None:
+        if Cgroups():
+            with pytest.raises(WorkFailed, match="already"):
+                await BubblewrapDriver().open(Spec(), box.ident)
+            assert (await box.run(["true"])).exit_code == 0
+
+    in_a_box(episode)
+
+
+def test_without_bubblewrap_the_remedy_is_told(tmp_path: Path) -> None:
+    old = tmp_path / "bwrap"
+    old.write_text("#!/bin/sh\necho 'bwrap: Unknown option --disable-userns' >&2; exit 1\n")
+    old.chmod(0o755)
+    tmp_path.chmod(0o755)
+
+    assert "0.8" in asyncio.run(BubblewrapDriver(str(old)).unavailable()) or os.getuid() == 0
+    missing = BubblewrapDriver()
+    missing._program = ""
+    assert "apt-get install bubblewrap" in asyncio.run(missing.unavailable())
+
+
+def test_a_pid_that_is_another_process_by_now_is_not_entered() -> None:
+    async def episode(box: BubblewrapBox) -> None:
+        box._confinement = replace(box._confinement, within=os.getpid())
+        with pytest.raises(WorkFailed, match="gone") as died:
+            await box.run(["true"])
+        assert died.value.code == "box_died"
+
+    in_a_box(episode)
+
+
+def test_limits_that_no_control_group_holds_are_said_to_be_of_each_process() -> None:
+    driver = BubblewrapDriver(cgroups=Cgroups(Path("/nowhere")))
+
+    assert driver.enforces()["memory"].startswith("rlimits")
+    assert any("control groups" in line for line in driver.lacks())
+
+
+def test_nothing_of_its_boxes_runs_on_when_a_worker_is_killed() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert worker.stdout
+    idents = worker.stdout.readline().split()
+    assert len(idents) == 2
+    assert all(held_by(ident) for ident in idents)
+
+    worker.kill()
+    worker.wait(20)
+    worker.stdout.close()
+
+    until(lambda: not any(map(held_by, idents)), 20, lambda: f"{list(map(held_by, idents))} run on")
+
+    async def reaped() -> set[str]:
+        driver = BubblewrapDriver()
+        for ident in idents:
+            await driver.remove(ident)
+        return set(await driver.found())
+
+    assert asyncio.run(reaped()).isdisjoint(idents)
+
+
+def test_each_box_of_root_has_a_user_of_its_own() -> None:
+    driver = BubblewrapDriver()
+    users = {driver.user_of(f"box{number:08d}") for number in range(100)}
+
+    assert len(users) == 100 if os.getuid() == 0 else users == {0}
+    assert all(user >= FIRST_USER for user in users - {0})
+
+
+def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "rollcall"):
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
+        (folder / "cgroup.subtree_control").touch()
+    groups = Cgroups(tmp_path)
+    box = tmp_path / "rollcall" / "somebody"
+
+    files = groups.make("somebody", BoxLimits())
+
+    assert files == (str(box / "cgroup.procs"),)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    (box / "memory.events").write_text("low 0\noom 2\noom_kill 3\n")
+    (box / "memory.current").write_text("4096\n")
+    (box / "pids.current").write_text("2\n")
+
+    usage = groups.usage("somebody")
+
+    assert (usage.memory_bytes, usage.processes, usage.oom_kills) == (4096, 2, 3)
+    assert groups.found() == {"somebody"}

@@ -1,0 +1,42 @@
+"""Every attack on every driver that claims isolation: nothing is reached, and nothing is left.
+
+Bubblewrap is taken where it is installed, as root and as an ordinary user where root runs the
+tests; elsewhere this is left out, and says so.
+"""
+
+import asyncio
+
+import pytest
+
+from tests.support.attacks import ATTACKS
+from tests.support.command_line import ROOT
+from tests.support.engines import left_out
+from tests.support.under_attack import HELD, NOT_CLAIMED, attacked, drivers
+
+if not drivers():
+    left_out("bubblewrap", "every attack on a box")
+
+
+def test_the_list_is_long_and_names_every_attack_once() -> None:
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 40
+
+
+@pytest.mark.parametrize("name", drivers())
+def test_no_attack_reaches_anything_or_leaves_anything(name: str) -> None:
+    driver = drivers()[name]
+
+    came = asyncio.run(attacked(driver))
+
+    assert {attack: how for attack, how in came.items() if how not in (HELD, NOT_CLAIMED)} == {}
+    unclaimed = [attack.claim for attack in ATTACKS if came[attack.name] == NOT_CLAIMED]
+    enforced = driver.enforces()
+    assert all(claim not in enforced for claim in unclaimed)
+
+
+def test_the_table_of_the_readme_has_a_row_for_every_attack() -> None:
+    page = (ROOT / "sandbox" / "boxes" / "README.md").read_text()
+
+    rows = page.partition("\n| attack |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [
+        attack.name for attack in ATTACKS
+    ]

@@ -3,6 +3,11 @@
 A message there holds blocks: a turn of the user with several results is several `tool` messages
 here, in order, and text beside them is the user's. `input` is an object; arguments that are none
 are told as text. Thinking of others is passed over.
+
+An answer that a stop string ended is told as `end_turn`, never as `stop_sequence`. The log has one
+word for both, `stop`, and the text without the string. The last token would tell, by whether it is
+one of the policy's end tokens; which those are stands in the policy's directory, and neither the
+program that replies nor the gateway reads that.
 """
 
 from collections.abc import Sequence
@@ -91,6 +96,14 @@ class _Assistant:
 
 
 @dataclass(frozen=True, slots=True)
+class _Instruction:
+    """What is said to the policy in the middle of a conversation."""
+
+    role: Literal["system"]
+    content: str | Many[TextPart]
+
+
+@dataclass(frozen=True, slots=True)
 class _Tool:
     name: str
     input_schema: Value
@@ -116,7 +129,7 @@ class _Prompt:
     __pydantic_config__ = TAKEN
 
     messages: Annotated[
-        Many[Annotated[_User | _Assistant, Field(discriminator="role")]],
+        Many[Annotated[_User | _Assistant | _Instruction, Field(discriminator="role")]],
         Field(min_length=1),
     ]
     model: str | None = None
@@ -164,6 +177,8 @@ def _messages(taken: _Prompt) -> tuple[Message, ...]:
     for message in taken.messages:
         if isinstance(message, _Assistant):
             said.append(_assistant(message.content))
+        elif isinstance(message, _Instruction):
+            said.append(Message("system", joined(message.content)))
         elif isinstance(message.content, str):
             said.append(Message("user", message.content))
         else:

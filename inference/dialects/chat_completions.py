@@ -2,9 +2,7 @@
 
 Taken, beside messages and tools: `stop` as text or list, `max_tokens` or `max_completion_tokens`,
 `n`, `temperature`, `top_p`, `seed`, `logprobs`, `top_logprobs`, `stream`, `stream_options`, and
-vLLM's `return_token_ids`. Unknown keys are ignored. A log-probability's token is named as vLLM
-names tokens without their text, `token_id:<id>`, for no tokenizer is near; alternatives to it were
-not recorded, so there are none.
+vLLM's `return_token_ids`. Unknown keys are ignored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,6 +33,7 @@ from inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
+from inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
 from schemas.asks import Ask, Choice, ModelReply
 from schemas.messages import Message
 from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
@@ -131,6 +130,8 @@ class _Body:
 
 def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
     taken = read_body(body, _Body)
+    if taken.logprobs:
+        check_top_logprobs(taken.top_logprobs)
     tools = taken.tools or []
     limits = [most for most in (taken.max_completion_tokens, taken.max_tokens) if most is not None]
     stop = [taken.stop] if isinstance(taken.stop, str) else taken.stop or []
@@ -152,7 +153,9 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
         seed=taken.seed,
     )
     usage = taken.stream_options is not None and bool(taken.stream_options.include_usage)
-    return AgentRequest(ask, stream=bool(taken.stream), include_usage=usage)
+    return AgentRequest(
+        ask, stream=bool(taken.stream), include_usage=usage, alternatives=bool(taken.top_logprobs)
+    )
 
 
 def _message_of(message: _Spoken | _Assistant | _ToolResult) -> Message:
@@ -180,7 +183,7 @@ def _body(request: AgentRequest, reply: ModelReply) -> bytes:
         {
             "index": index,
             "finish_reason": _finish(choice),
-            "logprobs": _logprobs(choice) if request.ask.logprobs else None,
+            "logprobs": _logprobs(request, choice),
             "message": _message(choice),
             **_token_ids(request, choice),
         }
@@ -216,7 +219,7 @@ def _deltas(request: AgentRequest, choice: Choice) -> Iterable[dict[str, Any]]:
         yield {"delta": {"tool_calls": [opened]}}
         spoken = {"index": index, "function": {"arguments": call.arguments}}
         yield {"delta": {"tool_calls": [spoken]}}
-    logprobs = {"logprobs": _logprobs(choice)} if request.ask.logprobs else {}
+    logprobs = {"logprobs": _logprobs(request, choice)} if request.ask.logprobs else {}
     yield {"finish_reason": _finish(choice)} | logprobs | _token_ids(request, choice)
 
 
@@ -247,13 +250,11 @@ def _finish(choice: Choice) -> str:
     return finish_word(choice, length="length", calls="tool_calls", stop="stop")
 
 
-def _logprobs(choice: Choice) -> dict[str, Any]:
-    tokens = zip(choice.token_ids or (), choice.logprobs or (), strict=True)
-    content: list[dict[str, Any]] = [
-        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in tokens
-    ]
-    return {"content": content, "refusal": None}
+def _logprobs(request: AgentRequest, choice: Choice) -> dict[str, Any] | None:
+    if not request.ask.logprobs:
+        return None
+    told = sampled_logprobs(choice, alternatives=request.alternatives)
+    return {"content": told, "refusal": None}
 
 
 def _token_ids(request: AgentRequest, choice: Choice) -> dict[str, Any]:

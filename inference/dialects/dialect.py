@@ -8,8 +8,10 @@ import orjson
 
 from schemas.asks import Ask, Choice, ModelReply
 from schemas.errors import Refused
+from schemas.foreign_text import plain
 from schemas.messages import Message
 
+NAME_CHARS = 80
 Conversations = Mapping[str, tuple[Message, ...]]
 """What was said in a session up to and with a response, by the response's id."""
 
@@ -59,6 +61,8 @@ class AgentRequest:
     stream: bool = False
     include_usage: bool = False
     """Whether a stream tells its usage although that is left out by default."""
+    alternatives: bool = False
+    """Whether a log-probability names the sampled token as the one alternative that is known."""
     echo: Mapping[str, Any] = field(default_factory=dict)
     """What a response repeats of its request."""
     turns: tuple[Message, ...] = ()
@@ -95,7 +99,8 @@ def policy_of(model: str | None, policies: Sequence[str]) -> str:
         return model
     if len(policies) == 1:
         return policies[0]
-    msg = f"model {model!r} is no policy of this rollout; it has {', '.join(policies)}"
+    found = plain(repr(model), NAME_CHARS)
+    msg = f"model {found} is no policy of this rollout; it has {', '.join(policies)}"
     raise Declined(404, "model_not_found", msg, param="model")
 
 

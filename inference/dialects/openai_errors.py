@@ -24,3 +24,9 @@ def error_value(declined: Declined) -> dict[str, Any]:
             "code": declined.code,
         }
     }
+
+
+def unsupported(param: str, remedy: str) -> Declined:
+    """The refusal of a parameter, in the words in which OpenAI's models refuse one."""
+    msg = f"Unsupported parameter: '{param}' is not supported with this model. {remedy}"
+    return Declined(400, "unsupported_parameter", msg, param=param)

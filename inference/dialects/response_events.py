@@ -45,11 +45,11 @@ def _painted(at: int, item: Value) -> Iterator[tuple[str, Value]]:
 
 def _text_deltas(item: Value) -> Iterable[tuple[str, Value]]:
     (part,) = item["content"]
-    text, place = part["text"], {"content_index": 0}
-    yield "content_part.added", place | {"part": part | {"text": ""}}
+    text, logprobs, place = part["text"], part["logprobs"], {"content_index": 0}
+    yield "content_part.added", place | {"part": part | {"text": "", "logprobs": []}}
     if text:
-        yield "output_text.delta", place | {"delta": text, "logprobs": []}
-    yield "output_text.done", place | {"text": text, "logprobs": []}
+        yield "output_text.delta", place | {"delta": text, "logprobs": logprobs}
+    yield "output_text.done", place | {"text": text, "logprobs": logprobs}
     yield "content_part.done", place | {"part": part}
 
 

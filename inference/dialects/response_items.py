@@ -2,32 +2,37 @@
 
 from typing import Any
 
+from inference.dialects.dialect import AgentRequest
+from inference.dialects.sampled_logprobs import sampled_logprobs
 from schemas.asks import Choice, ModelReply
 from schemas.tool_calls import ToolCall, tool_calls_of
 
 Value = dict[str, Any]
 
 
-def items_of(reply: ModelReply) -> list[Value]:
+def items_of(request: AgentRequest, reply: ModelReply) -> list[Value]:
     """A message unless it would be empty beside calls, then the calls."""
     choice = reply.choices[0]
     calls = tool_calls_of(choice.tool_calls)
-    said = [_message_item(reply, choice)] if choice.text or not calls else []
+    said = [_message_item(request, reply, choice)] if choice.text or not calls else []
     return said + [_call_item(reply, at, call) for at, call in enumerate(calls)]
 
 
-def _message_item(reply: ModelReply, choice: Choice) -> Value:
+def _message_item(request: AgentRequest, reply: ModelReply, choice: Choice) -> Value:
     return {
         "type": "message",
         "id": f"msg_{reply.id}",
         "role": "assistant",
         "status": "incomplete" if choice.finish == "length" else "completed",
-        "content": [_text_part(choice.text)],
+        "content": [_text_part(request, choice)],
     }
 
 
-def _text_part(text: str) -> Value:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(request: AgentRequest, choice: Choice) -> Value:
+    told: list[Value] = []
+    if request.ask.logprobs:
+        told = sampled_logprobs(choice, alternatives=request.alternatives, no_bytes=[])
+    return {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": told}
 
 
 def _call_item(reply: ModelReply, at: int, call: ToolCall) -> Value:

@@ -1,8 +1,9 @@
 """OpenAI's responses: `POST /v1/responses`.
 
-A turn of the assistant is a message and, after it, the calls that it makes: several items there,
-one message here. Reasoning items of others are passed over. `previous_response_id` goes on from a
-response of the same session, without its instructions; the gateway keeps what that takes.
+`previous_response_id` goes on from a response of the same session, without its instructions; the
+gateway keeps what that takes, unless `store` is false. Nothing is kept elsewhere: a `conversation`
+and a stored `prompt` are refused. What is wished of reasoning is repeated in the response, and has
+no part in what is asked: there are no reasoning items, and so no encrypted content to include.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Discriminator, Tag
+from pydantic import Field
 
 from inference.dialects.dialect import (
     AgentRequest,
@@ -20,7 +21,7 @@ from inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
-from inference.dialects.openai_errors import error_value
+from inference.dialects.openai_errors import error_value, unsupported
 from inference.dialects.read_body import (
     TAKEN,
     Many,
@@ -33,61 +34,20 @@ from inference.dialects.read_body import (
     tools_text,
 )
 from inference.dialects.response_events import response_events
+from inference.dialects.response_input import Item, turns_of
 from inference.dialects.response_items import items_of
+from inference.dialects.sampled_logprobs import check_top_logprobs
 from schemas.asks import Ask, ModelReply, shared_length
+from schemas.foreign_text import plain
 from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from schemas.tool_calls import json_text
 
 Value = dict[str, Any]
 LOOKED_AT = 8
 """Earlier responses with which a request may share its messages, the latest ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[_Part]
-    type: Literal["message"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Called:
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Many[_Part]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reasoning:
-    type: Literal["reasoning"]
-
-
-def _type_of(item: object) -> str:
-    """Messages are the items that need not say what they are."""
-    return item.get("type") or "message" if isinstance(item, dict) else "message"
-
-
-_Item = Annotated[
-    Annotated[_Said, Tag("message")]
-    | Annotated[_Called, Tag("function_call")]
-    | Annotated[_Result, Tag("function_call_output")]
-    | Annotated[_Reasoning, Tag("reasoning")],
-    Discriminator(_type_of),
-]
+LOGPROBS = "message.output_text.logprobs"
+"""What a request includes that wants log-probabilities."""
+NAME_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +66,16 @@ class _NamedChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class _ReasoningWished:
+    effort: str | None = None
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Body:
     __pydantic_config__ = TAKEN
 
-    input: str | Many[_Item]
+    input: str | Many[Item]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -120,12 +86,21 @@ class _Body:
     top_p: Probability | None = None
     stream: bool | None = None
     store: bool | None = None
+    include: Many[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning: _ReasoningWished | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
 
 
 def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> AgentRequest:
     taken = read_body(body, _Body)
-    tools = taken.tools or []
-    turns = _shared(_before(taken.previous_response_id, earlier) + _turns(taken.input), earlier)
+    _check_supported(taken)
+    tools, logprobs = taken.tools or [], LOGPROBS in (taken.include or ())
+    new = turns_of(taken.input, earlier)
+    turns = _shared(_before(taken.previous_response_id, earlier) + new, earlier)
     if not turns:
         msg = "must hold a message, found none"
         raise malformed(msg, "input")
@@ -137,18 +112,32 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Agent
         tools=tools_text((tool.name, tool.description, tool.parameters) for tool in tools),
         tool_choice=_choice_of(taken.tool_choice, [tool.name for tool in tools]),
         max_tokens=taken.max_output_tokens,
+        logprobs=logprobs,
         temperature=taken.temperature,
         top_p=taken.top_p,
     )
-    return AgentRequest(ask, stream=bool(taken.stream), echo=_echo(taken), turns=turns)
+    return AgentRequest(
+        ask, stream=bool(taken.stream), echo=_echo(taken), turns=turns,
+        alternatives=bool(taken.top_logprobs),
+    )  # fmt: skip
+
+
+def _check_supported(taken: _Body) -> None:
+    """Raises Declined for what would change what is asked, if it were not passed over."""
+    if taken.conversation is not None:
+        raise unsupported("conversation", "Use previous_response_id, or send the items.")
+    if taken.prompt is not None:
+        raise unsupported("prompt", "Send its text as instructions and input.")
+    if LOGPROBS in (taken.include or ()):
+        check_top_logprobs(taken.top_logprobs)
 
 
 def _before(response_id: str | None, earlier: Conversations) -> tuple[Message, ...]:
     if response_id is None:
         return ()
     if response_id not in earlier:
-        msg = f"names {response_id!r}, which is no response of this session"
-        raise malformed(msg, "previous_response_id")
+        msg = f"Previous response with id '{plain(response_id, NAME_CHARS)}' not found."
+        raise Declined(400, "previous_response_not_found", msg, param="previous_response_id")
     return earlier[response_id]
 
 
@@ -160,31 +149,6 @@ def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message
     return known[:same] + turns[same:]
 
 
-def _turns(items: str | Sequence[Any]) -> tuple[Message, ...]:
-    """Items as messages; calls belong to the turn that they follow."""
-    if isinstance(items, str):
-        return (Message("user", items),)
-    turns: list[tuple[str, str, list[ToolCall], str]] = []
-    for item in items:
-        if isinstance(item, _Said):
-            role = "system" if item.role == "developer" else item.role
-            turns.append((role, _joined(item.content), [], ""))
-        elif isinstance(item, _Result):
-            turns.append(("tool", _joined(item.output), [], item.call_id))
-        elif isinstance(item, _Called):
-            if not turns or turns[-1][0] != "assistant":
-                turns.append(("assistant", "", [], ""))
-            turns[-1][2].append(ToolCall(item.call_id, item.name, item.arguments))
-    return tuple(
-        Message(role, content, tool_calls_text(calls), call_id)
-        for role, content, calls, call_id in turns
-    )
-
-
-def _joined(content: str | Sequence[_Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 def _choice_of(choice: str | _NamedChoice | None, names: Sequence[str]) -> str:
     if isinstance(choice, _NamedChoice):
         return tool_choice_of("named", choice.name, names)
@@ -192,12 +156,14 @@ def _choice_of(choice: str | _NamedChoice | None, names: Sequence[str]) -> str:
 
 
 def _echo(taken: _Body) -> Value:
-    choice = taken.tool_choice
+    choice, wished = taken.tool_choice, taken.reasoning or _ReasoningWished()
     return {
         "instructions": taken.instructions,
         "max_output_tokens": taken.max_output_tokens,
-        "parallel_tool_calls": True,
+        "metadata": taken.metadata or {},
+        "parallel_tool_calls": taken.parallel_tool_calls is not False,
         "previous_response_id": taken.previous_response_id,
+        "reasoning": {"effort": wished.effort, "summary": wished.summary},
         "store": taken.store is not False,
         "temperature": taken.temperature,
         "tool_choice": (
@@ -210,7 +176,8 @@ def _echo(taken: _Body) -> Value:
                 "type": "function",
                 "name": tool.name,
                 "description": tool.description,
-                "parameters": tool.parameters,
+                # As text: orjson would not write an integer of any size.
+                "parameters": orjson.Fragment(json_text(tool.parameters)),
                 "strict": bool(tool.strict),
             }
             for tool in taken.tools or ()
@@ -229,7 +196,7 @@ def _response(request: AgentRequest, reply: ModelReply) -> Value:
     return _head(request, reply) | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": items_of(reply),
+        "output": items_of(request, reply),
         "usage": {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0},
@@ -247,7 +214,6 @@ def _head(request: AgentRequest, reply: ModelReply) -> Value:
         "created_at": reply.at_ms // 1000,
         "model": request.ask.policy,
         "error": None,
-        "metadata": {},
         **request.echo,
     }
 

@@ -182,6 +182,26 @@ class OpenAI:
     def responses_error(self, words):
         return self.responses.create(model="policy", input=f"error {words}")
 
+    def responses_reasoning(self):
+        wished = {
+            "model": "policy",
+            "tools": self.flat_tools,
+            "store": False,
+            "reasoning": {"effort": "low"},
+            "include": ["reasoning.encrypted_content"],
+        }
+        asked = user(f"call bash {ARGUMENTS}")
+        made = self.responses.create(input=asked, **wished)
+        thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+        [call] = made.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "say done"}
+        then = self.responses.create(input=[*asked, thought, dumped(call), result], **wished)
+        return [made.reasoning.effort, then.output_text]
+
+    def many_alternatives(self):
+        asked = {"messages": user("say a"), "logprobs": True, "top_logprobs": 5}
+        return self.chat.create(model="policy", **asked)
+
     def malformed(self):
         return self.chat.create(model="policy", messages="none at all")
 

@@ -26,6 +26,7 @@ OPENAI: dict[str, Any] = {
     "responses_tools_json": [CALLED, "done"],
     "responses_tools_stream": CALLED,
     "responses_continued": ["second", True],
+    "responses_reasoning": ["low", "done"],
     "late_stream": "x",
 }
 ANTHROPIC: dict[str, Any] = {

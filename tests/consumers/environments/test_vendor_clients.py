@@ -43,6 +43,7 @@ VALUES = [
 OPENAI_ERRORS: dict[str, tuple[str, int | None, int]] = {
     "malformed": ("BadRequestError", 400, 0),
     "responses_malformed": ("BadRequestError", 400, 0),
+    "many_alternatives": ("BadRequestError", 400, 0),
     "wrong_key": ("AuthenticationError", 401, 0),
     "error 400": ("BadRequestError", 400, 1),
     "error 404": ("NotFoundError", 404, 1),

@@ -104,16 +104,37 @@ def test_log_probabilities_and_token_ids_are_told_when_asked() -> None:
     create = server.openai().chat.completions.create
     extra = {"return_token_ids": True}
 
-    got = create(model="p", messages=USER, logprobs=True, top_logprobs=2, extra_body=extra)
+    got = create(model="p", messages=USER, logprobs=True, top_logprobs=1, extra_body=extra)
     chunks = list(create(model="p", messages=USER, logprobs=True, stream=True, extra_body=extra))
 
     for logprobs in (got.choices[0].logprobs, chunks[-1].choices[0].logprobs):
         assert logprobs is not None
         told = [(one.token, one.logprob) for one in logprobs.content or ()]
         assert told == [("token_id:17", -0.5), ("token_id:4", -1.25)]
+    content = got.choices[0].logprobs and got.choices[0].logprobs.content
+    assert [one.top_logprobs[0].logprob for one in content or ()] == [-0.5, -1.25]
     assert got.choices[0].model_dump()["token_ids"] == [17, 4]
     assert [one.model_dump()["prompt_token_ids"] for one in (got, chunks[0])] == [[5], [5]]
     assert (server.ask.logprobs, server.ask.token_ids) == (True, True)
+
+
+def test_more_alternatives_than_are_known_are_refused_in_the_vendors_words() -> None:
+    """Whoever reads a class from them would take those that are missing for impossible."""
+    server = DialectServer(says(SAID))
+    chat, responses = server.openai().chat.completions, server.openai().responses
+    include: Any = ["message.output_text.logprobs"]
+
+    for ask in (
+        lambda: chat.create(model="p", messages=USER, logprobs=True, top_logprobs=5),
+        lambda: responses.create(model="p", input="x", include=include, top_logprobs=5),
+    ):
+        with pytest.raises(openai.BadRequestError, match="'top_logprobs' does not sup") as refused:
+            ask()
+        assert (refused.value.code, refused.value.param) == ("unsupported_value", "top_logprobs")
+
+    assert server.requests == []
+    chat.create(model="p", messages=USER, top_logprobs=5)
+    assert not server.ask.logprobs
 
 
 def read(**fields: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whatever a body holds, it is read or refused: nothing else comes out of a dialect."""
+"""Whatever a body holds, it is refused, or read and answered: a dialect raises nothing else."""
 
 import json
 import random
@@ -9,7 +9,10 @@ import pytest
 
 from inference.dialects.dialect import AgentRequest, Declined
 from inference.dialects.routes import ROUTES
-from schemas.asks import asks_of, asks_text
+from schemas.asks import Choice, asks_of, asks_text
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, tool_calls_text
+from tests.support.dialect_server import ID, reply_to
 
 CALL = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"a": 1}'}}
 TEXT = {"type": "text", "text": "x"}
@@ -26,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "function": FUNCTION}],
         "tool_choice": {"type": "function", "function": {"name": "bash"}},
         "stop": ["a"], "max_tokens": 5, "n": 2, "temperature": 0.5, "top_p": 1, "seed": 3,
-        "logprobs": True, "top_logprobs": 2, "stream": True, "return_token_ids": True,
+        "logprobs": True, "top_logprobs": 1, "stream": True, "return_token_ids": True,
         "stream_options": {"include_usage": True},
     },
     "/v1/responses": {
@@ -34,12 +37,15 @@ BODIES: dict[str, dict[str, Any]] = {
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
             {"type": "reasoning", "summary": []},
+            {"type": "item_reference", "id": f"fc_{ID}_0"},
             {"type": "function_call", "call_id": "c", "name": "bash", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": "x"},
         ],
         "instructions": "x", "previous_response_id": None,
         "tools": [{"type": "function", **FUNCTION}], "tool_choice": "auto",
-        "max_output_tokens": 5, "temperature": 1, "top_p": 0.5, "stream": False,
+        "max_output_tokens": 5, "temperature": 1, "top_p": 0.5, "stream": False, "store": True,
+        "include": ["message.output_text.logprobs"], "top_logprobs": 1, "metadata": {"a": "b"},
+        "reasoning": {"effort": "low", "summary": None}, "parallel_tool_calls": True,
     },
     "/v1/messages": {
         "model": "policy", "max_tokens": 5, "system": [TEXT],
@@ -64,6 +70,9 @@ ODD: list[Any] = [
     [], {}, [[]], [None], {"": None}, {"type": "text"}, {"type": []}, {"role": "user"},
     float("nan"), float("inf"), [{"type": "text", "text": 5}], "[" * 300, b"",
 ]  # fmt: skip
+CALLED = tool_calls_text([ToolCall("c", "bash", '{"a":1}')])
+EARLIER = {f"resp_{ID}": (Message("user", "x"), Message("assistant", "", CALLED))}
+SAID = Choice("x", "stop", CALLED, 2, (1, 2), (-0.5, -0.5))
 EVERY = 2500
 """Of bodies for each of the four paths."""
 
@@ -101,7 +110,7 @@ def written(value: Any, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_changed_body_is_read_or_refused(path: str) -> None:
+def test_a_changed_body_is_refused_or_read_and_answered(path: str) -> None:
     rng = random.Random(path)
     dialect = ROUTES[path]
     read: list[AgentRequest] = []
@@ -111,7 +120,7 @@ def test_a_changed_body_is_read_or_refused(path: str) -> None:
         for _ in range(rng.choice([0, 1, 1, 1, 2, 5])):
             value = changed(value, rng)
         try:
-            read.append(dialect.read(written(value, rng), ["policy"], {}))
+            read.append(dialect.read(written(value, rng), ["policy"], EARLIER))
         except Declined as declined:
             refused.append(declined)
 
@@ -120,6 +129,10 @@ def test_a_changed_body_is_read_or_refused(path: str) -> None:
     assert all(orjson.loads(dialect.error(one)) for one in refused)
     for request in read:
         assert asks_of(asks_text([request.ask], []), {}) == (request.ask,)
+    for request in read[::10]:
+        reply = reply_to(request.ask, *[SAID] * request.ask.n)
+        assert orjson.loads(dialect.body(request, reply))
+        assert dialect.events(request, reply)
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -123,6 +123,19 @@ def test_blocks_have_one_form(content: Any, found: list[Message]) -> None:
     assert list(ask(messages=[{"role": "user", "content": content}]).messages) == found
 
 
+def test_instructions_may_stand_in_the_middle_of_a_conversation() -> None:
+    later: Any = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
+
+    said = ask(system="Be brief.", messages=[*USER, later, *USER]).messages
+
+    assert [(m.role, m.content) for m in said] == [
+        ("system", "Be brief."),
+        ("user", "Hello"),
+        ("system", "Be kind."),
+        ("user", "Hello"),
+    ]
+
+
 def test_thinking_of_others_is_passed_over() -> None:
     blocks = [
         {"type": "thinking", "thinking": "x", "signature": "y"},
@@ -153,7 +166,7 @@ def test_the_choice_of_tools_is_neutral(choice: Any, found: str) -> None:
     [
         ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, found 0"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be one of"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be one of"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type must be one of 'text', 'tool_result', found 'image'",

@@ -71,12 +71,14 @@ def test_a_response_can_be_gone_on_from_without_its_instructions() -> None:
 
 
 def test_a_response_of_another_session_is_refused() -> None:
-    with pytest.raises(openai.BadRequestError, match="no response of this session") as refused:
+    words = "Previous response with id 'resp_other' not found."
+    with pytest.raises(openai.BadRequestError, match=words) as refused:
         DialectServer(says(SAID)).openai().responses.create(
             model="p", input="x", previous_response_id="resp_other"
         )
 
     assert refused.value.param == "previous_response_id"
+    assert refused.value.code == "previous_response_not_found"
 
 
 def test_a_response_that_is_not_to_be_stored_is_not() -> None:
@@ -84,6 +86,86 @@ def test_a_response_that_is_not_to_be_stored_is_not() -> None:
     server.openai().responses.create(model="p", input="x", store=False)
 
     assert server.earlier == {}
+
+
+@pytest.mark.parametrize("choice", [SAID, CALLING, Choice("", "stop", tool_calls_text(CALLS))])
+def test_what_was_told_may_be_sent_back_by_reference(choice: Choice) -> None:
+    server = DialectServer(says(choice))
+    create = server.openai().responses.create
+    first = create(model="policy", input=USER, tools=TOOLS)
+    items: list[Any] = [{"type": "item_reference", "id": item.id} for item in first.output]
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "a.txt"}
+
+    create(model="policy", input=[*USER, *items, result], tools=TOOLS)
+
+    assert server.ask.messages[1] == Message("assistant", choice.text, choice.tool_calls)
+
+
+@pytest.mark.parametrize(
+    "name", ["rs_1", "msg_1", f"fc_{ID}_9", f"fc_{ID}_\u0663", f"fc_{ID}_" + "9" * 5000, "", "_"]
+)
+def test_an_item_that_was_not_told_is_not_found(name: str) -> None:
+    server = DialectServer(says(CALLING))
+    create = server.openai().responses.create
+    create(model="policy", input=USER)
+
+    with pytest.raises(openai.NotFoundError, match=r"Item with id '.*' not found\. Items"):
+        create(model="policy", input=[*USER, {"type": "item_reference", "id": name}])
+
+
+def test_what_is_wished_of_reasoning_is_repeated_and_its_items_are_passed_over() -> None:
+    server = DialectServer(says(CALLING))
+    create = server.openai().responses.create
+    wished: Any = {
+        "reasoning": {"effort": "low", "summary": "auto"}, "store": False,
+        "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"},
+    }  # fmt: skip
+    got = create(model="policy", input=USER, tools=TOOLS, parallel_tool_calls=False, **wished)
+    reasoning: Any = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+    items: list[Any] = [item.model_dump(exclude_unset=True) for item in got.output]
+    between = [each for item in items for each in (reasoning, item)]
+
+    create(model="policy", input=[*USER, *between], tools=TOOLS, **wished)
+
+    assert got.reasoning is not None
+    assert (got.reasoning.effort, got.reasoning.summary) == ("low", "auto")
+    assert (got.metadata, got.parallel_tool_calls) == ({"a": "b"}, False)
+    assert server.ask.messages[1:] == (Message("assistant", CALLING.text, CALLING.tool_calls),)
+    assert server.earlier == {}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"conversation": "conv_1"}, {"conversation": {"id": "x"}}, {"prompt": {"id": "p"}}]
+)
+def test_what_is_kept_at_the_vendors_only_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match="Unsupported parameter") as refused:
+        DialectServer(says(SAID)).openai().responses.create(model="p", input="x", extra_body=fields)
+
+    assert refused.value.code == "unsupported_parameter"
+    assert [refused.value.param] == list(fields)
+
+
+@pytest.mark.parametrize("alternatives", [0, 1])
+def test_log_probabilities_are_told_when_they_are_to_be_included(alternatives: int) -> None:
+    choice = Choice("a b", "stop", "", 2, (17, 4), (-0.5, -1.25))
+    asked: Any = {
+        "model": "p", "input": "x", "top_logprobs": alternatives,
+        "include": ["message.output_text.logprobs"],
+    }  # fmt: skip
+    server = DialectServer(says(choice))
+
+    got = server.openai().responses.create(**asked)
+    with server.openai().responses.stream(**asked) as stream:
+        streamed = stream.get_final_response()
+
+    for output in (got.output, streamed.output):
+        told: Any = output[0].content[0].logprobs  # type: ignore[union-attr, index]
+        assert [(one.token, one.logprob) for one in told] == [
+            ("token_id:17", -0.5),
+            ("token_id:4", -1.25),
+        ]
+        assert [len(one.top_logprobs) for one in told] == [alternatives] * 2
+    assert server.ask.logprobs
 
 
 def test_what_is_kept_of_a_conversation_is_kept_once() -> None:
@@ -195,7 +277,8 @@ def test_items_have_one_form(item: dict[str, Any], found: tuple[Message, ...]) -
     [
         ({"input": []}, "input must hold a message, found none"),
         ({"input": 5}, "input must be a text or must be a list, found 5"),
-        ({"input": [{"type": "item_reference"}]}, "input[0].type must be one of 'message', 'func"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type must be one of 'message', 'func"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id is missing"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type must be 'input_text' or 'output_text', found 'input_image'",

@@ -1,0 +1,134 @@
+"""Items of a request to OpenAI's responses, as the messages that they are.
+
+A turn of the assistant is a message and, after it, the calls that it makes: several items there,
+one message here. What was told before may be sent back whole or by reference. Reasoning
+comes from those who were given some elsewhere; it is passed over, for no policy here said it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from inference.dialects.dialect import Conversations, Declined
+from inference.dialects.read_body import Many
+from schemas.foreign_text import plain
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+
+NAME_CHARS = 80
+MOST_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Many[_Part]
+    type: Literal["message"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Many[_Part]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reasoning:
+    type: Literal["reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    type: Literal["item_reference"]
+    id: str
+
+
+def _type_of(item: object) -> str:
+    """Messages are the items that need not say what they are."""
+    return item.get("type") or "message" if isinstance(item, dict) else "message"
+
+
+Item = Annotated[
+    Annotated[_Said, Tag("message")]
+    | Annotated[_Called, Tag("function_call")]
+    | Annotated[_Result, Tag("function_call_output")]
+    | Annotated[_Reasoning, Tag("reasoning")]
+    | Annotated[_Reference, Tag("item_reference")],
+    Discriminator(_type_of),
+]
+
+
+@dataclass(slots=True)
+class _Turn:
+    role: str
+    content: str
+    calls: list[ToolCall]
+    call_id: str = ""
+
+
+def turns_of(items: str | Sequence[Any], earlier: Conversations) -> tuple[Message, ...]:
+    """Items as messages; calls belong to the turn that they follow.
+
+    Raises Declined (404) for a reference to an item that was not told in this session.
+    """
+    if isinstance(items, str):
+        return (Message("user", items),)
+    turns: list[_Turn] = []
+    for item in items:
+        _add(turns, _referred(item, earlier) if isinstance(item, _Reference) else item)
+    return tuple(
+        Message(turn.role, turn.content, tool_calls_text(turn.calls), turn.call_id)
+        for turn in turns
+    )
+
+
+def _add(turns: list[_Turn], item: Any) -> None:
+    if isinstance(item, _Said):
+        role = "system" if item.role == "developer" else item.role
+        turns.append(_Turn(role, _joined(item.content), []))
+    elif isinstance(item, _Result):
+        turns.append(_Turn("tool", _joined(item.output), [], item.call_id))
+    elif isinstance(item, _Called):
+        if not turns or turns[-1].role != "assistant":
+            turns.append(_Turn("assistant", "", []))
+        turns[-1].calls.append(ToolCall(item.call_id, item.name, item.arguments))
+
+
+def _joined(content: str | Sequence[_Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _referred(reference: _Reference, earlier: Conversations) -> _Said | _Called:
+    """The item that `response_items` told under this id."""
+    kind, _, name = reference.id.partition("_")
+    name, _, number = name.rpartition("_") if kind == "fc" else (name, "", "")
+    turns = earlier.get(f"resp_{name}")
+    if turns and kind == "msg":
+        return _Said("assistant", turns[-1].content)
+    calls = tool_calls_of(turns[-1].tool_calls) if turns and kind == "fc" else ()
+    at = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else len(calls)
+    if at < len(calls):
+        return _Called("function_call", calls[at].id, calls[at].name, calls[at].arguments)
+    msg = (
+        f"Item with id '{plain(reference.id, NAME_CHARS)}' not found. Items are not persisted when "
+        "`store` is set to false. Try again with `store` set to true, or remove this item from "
+        "your input."
+    )
+    raise Declined(404, "not_found", msg, param="input")

@@ -1,0 +1,206 @@
+"""What agents send that nobody meant: each gets an answer, or a refusal that names its field."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from inference.dialects.dialect import NAME_CHARS
+from inference.dialects.routes import ROUTES, HttpAnswer
+from schemas.asks import Ask, Choice
+from schemas.messages import Message
+from schemas.tool_calls import ToolCall, tool_calls_text
+from tests.support.dialect_server import DialectServer, Replies, reply_to, says
+
+HI = {"role": "user", "content": "Hi"}
+CHAT, RESPONSES, MESSAGES, COUNT = ROUTES
+PATHS = pytest.mark.parametrize("path", ROUTES)
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
+USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+USED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
+IMAGES: dict[str, Any] = {
+    CHAT: {"type": "image_url", "image_url": {"url": "data:,"}},
+    RESPONSES: {"type": "input_image", "image_url": "data:,"},
+    MESSAGES: {"type": "image", "source": {"type": "base64", "data": ""}},
+}
+IMAGES[COUNT] = IMAGES[MESSAGES]
+AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+
+
+def every(ask: Ask) -> Any:
+    return reply_to(ask, *[Choice("Hello.", "stop", "", 2, (1, 2), (-1.0, -1.0))] * ask.n)
+
+
+def asked(path: str, **fields: Any) -> dict[str, Any]:
+    told = {"input": [HI]} if path == RESPONSES else {"messages": [HI], "max_tokens": 5}
+    return told | fields
+
+
+def sent(path: str, body: bytes, replies: Replies = every) -> tuple[HttpAnswer, DialectServer]:
+    server = DialectServer(replies)
+    return server.answer(path, body), server
+
+
+def refusal(path: str, body: bytes) -> dict[str, Any]:
+    """The error in the form of the path's vendor."""
+    found, server = sent(path, body)
+    assert (found.status, server.requests) == (400, [])
+    value: dict[str, Any] = orjson.loads(found.body)
+    vendor = (
+        {"type", "message"} if path in (MESSAGES, COUNT) else {"type", "message", "param", "code"}
+    )
+    assert value["error"].keys() == vendor
+    assert value["error"]["type"] == "invalid_request_error"
+    return dict(value["error"])
+
+
+def accepted(path: str, value: Any) -> Ask:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    found, server = sent(path, body)
+    assert found.status == 200, found.body
+    return server.ask
+
+
+@PATHS
+@pytest.mark.parametrize(
+    "content", [b'"\\ud800"', b'"\\udfff\\ud800"', b'"\xed\xa0\x80"', b'"a\xff"'], ids=range(4)
+)
+def test_half_a_surrogate_and_bytes_that_are_no_text_are_refused(path: str, content: bytes) -> None:
+    body = json.dumps(asked(path)).encode().replace(b'"Hi"', content)
+
+    assert refusal(path, body)["message"].startswith("the body is no JSON")
+
+
+@PATHS
+def test_a_million_lists_in_one_another_are_refused(path: str) -> None:
+    for deep in (b"[" * 10**6, b"[" * 10**6 + b"]" * 10**6, b'{"a":' * 10**6):
+        refusal(path, b'{"messages": ' + deep + b', "input": "x"}')
+
+
+@PATHS
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_not_finite_is_refused(path: str, number: str) -> None:
+    for name in ("temperature", "top_p") if path != COUNT else ():
+        body = json.dumps(asked(path))[:-1] + f', "{name}": {number}}}'
+        assert name in refusal(path, body.encode())["message"]
+    function = {"name": "f", "parameters": {"most": "HERE"}}
+    schema = {"name": "f", "input_schema": {"most": "HERE"}}
+    chat, flat = {"type": "function", "function": function}, {"type": "function", **function}
+    tool = {CHAT: chat, RESPONSES: flat}.get(path, schema)
+    tools = json.dumps(asked(path, tools=[tool]))
+    assert "tools" in refusal(path, tools.replace('"HERE"', number).encode())["message"]
+
+
+def test_of_a_key_that_stands_twice_the_last_one_counts() -> None:
+    body = b'{"messages": 5, "n": 9, "messages": [{"role": "user", "content": "Hi"}], "n": 2}'
+
+    ask = accepted(CHAT, body)
+
+    assert (ask.messages, ask.n) == ((Message("user", "Hi"),), 2)
+
+
+@PATHS
+@pytest.mark.parametrize("number", [2**31, 2**63, 10**400, -1, 0, 1.5, "5", True, [], {}])
+def test_a_number_of_tokens_that_is_none_is_refused(path: str, number: Any) -> None:
+    if path == COUNT:
+        return
+    name = "max_output_tokens" if path == RESPONSES else "max_tokens"
+
+    assert refusal(path, json.dumps(asked(path, **{name: number})).encode())["message"].startswith(
+        f"{name} must be "
+    )
+
+
+def test_as_many_tokens_as_can_be_counted_are_asked_for_as_they_are() -> None:
+    assert accepted(CHAT, asked(CHAT, max_tokens=10**9)).max_tokens == 10**9
+
+
+@pytest.mark.parametrize("number", [0, -1, 129, 2**200, "2", 1.0])
+def test_a_number_of_answers_that_is_none_is_refused(number: Any) -> None:
+    assert refusal(CHAT, json.dumps(asked(CHAT, n=number)).encode())["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [(None, 200), ({}, 200), ({"include_usage": None}, 200), ({"x": [1]}, 200), ([], 400), (1, 400),
+     ("yes", 400), ({"include_usage": "yes"}, 400), ({"include_usage": 1}, 400)],
+)  # fmt: skip
+def test_options_of_a_stream_are_taken_or_refused(options: Any, status: int) -> None:
+    for stream in (True, False):
+        body = json.dumps(asked(CHAT, stream=stream, stream_options=options)).encode()
+
+        assert sent(CHAT, body)[0].status == status
+
+
+def test_a_thousand_stop_strings_are_asked_for_as_they_are() -> None:
+    stops = [f"stop {n}" for n in range(1000)]
+
+    assert accepted(CHAT, asked(CHAT, stop=stops)).stop == tuple(stops)
+    assert accepted(MESSAGES, asked(MESSAGES, stop_sequences=stops)).stop == tuple(stops)
+
+
+@PATHS
+@pytest.mark.parametrize("part", ["image", "audio"])
+def test_a_part_that_is_no_text_is_refused_by_its_type(path: str, part: str) -> None:
+    found = IMAGES[path] if part == "image" else AUDIO
+    name = "input" if path == RESPONSES else "messages"
+
+    error = refusal(path, json.dumps(asked(path, **{name: [{**HI, "content": [found]}]})).encode())
+
+    assert error["message"].startswith(f"{name}[0].content[0].type must be ")
+    assert found["type"] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "roles"),
+    [
+        (CHAT, [HI, RESULT], "user tool"),
+        (CHAT, [RESULT], "tool"),
+        (CHAT, [HI, {"role": "assistant", "tool_calls": [CALL, CALL]}, RESULT, RESULT],
+         "user assistant tool tool"),
+        (CHAT, [HI, {"role": "developer", "content": "x"}, HI, {"role": "system", "content": "x"}],
+         "user system user system"),
+        (RESPONSES, [OUTPUT], "tool"),
+        (RESPONSES, [HI, CALLED, CALLED, OUTPUT, OUTPUT], "user assistant tool tool"),
+        (RESPONSES, [HI, {"role": "developer", "content": "x"}, HI], "user system user"),
+        (MESSAGES, [USED], "tool"),
+        (MESSAGES, [HI, USE, USE, USED, USED], "user assistant assistant tool tool"),
+        (MESSAGES, [HI, {"role": "system", "content": "x"}, HI], "user system user"),
+        (MESSAGES, [USE], "assistant"),
+    ],
+)  # fmt: skip
+def test_results_without_calls_names_told_twice_and_roles_in_the_middle_are_told_as_they_are(
+    path: str, told: list[Any], roles: str
+) -> None:
+    name = "input" if path == RESPONSES else "messages"
+
+    assert " ".join(m.role for m in accepted(path, asked(path, **{name: told})).messages) == roles
+
+
+def test_integers_of_any_size_are_told_and_repeated() -> None:
+    huge = {"maximum": 2**200}
+    function = {"name": "f", "parameters": huge}
+    body = json.dumps(asked(RESPONSES, tools=[{"type": "function", **function}])).encode()
+
+    found, server = sent(RESPONSES, body)
+
+    assert str(2**200) in server.ask.tools
+    assert json.loads(found.body)["tools"][0]["parameters"] == huge
+    calls = tool_calls_text([ToolCall("c", "f", json.dumps(huge))])
+    for path in (CHAT, RESPONSES, MESSAGES):
+        body = json.dumps(asked(path)).encode()
+        assert str(2**200) in sent(path, body, says(Choice("", "stop", calls)))[0].body.decode()
+
+
+@PATHS
+def test_a_name_of_a_megabyte_is_told_in_a_few_words(path: str) -> None:
+    server = DialectServer(every, ["policy", "judge"])
+
+    found = server.answer(path, json.dumps(asked(path, model="x" * 2**20)).encode())
+
+    assert found.status == 404
+    assert len(found.body) < 10 * NAME_CHARS

@@ -9,21 +9,25 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # Agents pin either major of openai: the clients of agents that pin the older one live apart.
 CLIENTS := $(VENV)/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
-EXTRAS := models,training,environments,boxes,openenv,embedded,archive,plots,dev
+EXTRAS := models,training,environments,boxes,openenv,embedded,archive,tasks,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
-.PHONY: demo test agents bench chaos lint clean clients
+.PHONY: demo test agents tasks bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
 
 test: $(STAMP) $(CLIENTS_STAMP) lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not agents" $(TEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not agents and not index" $(TEST_ARGS)
 
 # Agents of others, for real: 700 MB from the package index, and the tests that play them.
 agents: $(STAMP)
 	$(BIN)/rollcall agents install mini-swe-agent openai-agents smolagents
 	$(BIN)/python -m pytest -m agents $(TEST_ARGS)
+
+# A task of two real releases, fetched from the package index.
+tasks: $(STAMP)
+	$(BIN)/python -m pytest -m index $(TEST_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)

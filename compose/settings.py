@@ -154,6 +154,10 @@ class Settings(BaseSettings):
     def cache(self) -> Path:
         return self.cache_dir.expanduser().absolute()
 
+    def tasks(self) -> Path:
+        """Where tasks are built, and looked for, unless a folder is named."""
+        return self.state() / "tasks"
+
     def installed_agents(self) -> Path:
         """Where `rollcall agents install` makes an environment for each."""
         return self.cache() / "agents"

@@ -40,11 +40,14 @@ Command = Callable[..., None]
 USAGE: Any = next(kind for kind in typer.BadParameter.mro() if kind.__name__ == "ClickException")
 
 
-def _group(purpose: str, **commands: Command) -> typer.Typer:
-    """Commands that are called by two words."""
+def _group(purpose: str, **commands: Command | typer.Typer) -> typer.Typer:
+    """Commands that are called by two words; an underscore is a hyphen there."""
     group = typer.Typer(no_args_is_help=True, help=purpose)
     for name, command in commands.items():
-        group.command(name)(command)
+        if isinstance(command, typer.Typer):
+            group.add_typer(command, name=name)
+        else:
+            group.command(name.replace("_", "-"))(command)
     return group
 
 
@@ -89,6 +92,11 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "tasks": _group(
             "Tasks as directories: checked, imported, built from releases.",
             check=tasks.check,
+            build=_group(
+                "Build tasks of releases in the package index.",
+                release_pair=tasks.build_release_pair,
+                suite_b=tasks.build_suite_b,
+            ),
         ),
         "submit": submit,
         "publish-policy": publish_policy,

@@ -1,14 +1,31 @@
 """`rollcall tasks`: directories of tasks, checked, imported, built."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from compose.cli.connection import settings
+from compose.extras import require
+
+if TYPE_CHECKING:
+    from sandbox.tasks.release_pair import ReleasePair
 
 Directories = Annotated[
     list[Path], typer.Argument(help="Directories of tasks, or folders that hold some.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+Into = Annotated[
+    Path | None, typer.Option(help="A folder of tasks; else tasks/ in the state directory.")
+]
+BoxName = Annotated[str, typer.Option("--box", help="Where tests are run; local isolates nothing.")]
+Image = Annotated[
+    str, typer.Option(help="What the box holds; empty: the programs of this host, needs pytest.")
+]
+Programs = Annotated[
+    Path | None, typer.Option("--path", help="A directory put before the others of the box's PATH.")
+]
 
 
 def check(directories: Directories, json: Json = False) -> None:
@@ -26,3 +43,66 @@ def check(directories: Directories, json: Json = False) -> None:
     emit(rows, lambda terminal: print_tasks(terminal, rows), json=json)
     if any(row.faults for row in rows):
         raise typer.Exit(1)
+
+
+def build_release_pair(
+    name: Annotated[str, typer.Argument(help="A package of the index.")],
+    old: Annotated[str, typer.Argument(help="The release whose code is to be mended.")],
+    new: Annotated[str, typer.Argument(help="A later one, whose tests say how.")],
+    into: Into = None,
+    box: BoxName = "auto",
+    image: Image = "",
+    path: Programs = None,
+) -> None:
+    """Build a task of two releases: the older code, the newer tests.
+
+    The index's client runs the package's build back end, as you; tests run in boxes.
+
+    Example: rollcall tasks build release-pair parse 1.20.0 1.20.1
+    """
+    require("packaging", "tomli_w")
+    from sandbox.tasks.release_pair import ReleasePair
+
+    _build([ReleasePair(name, old, new)], into, box, image, path)
+
+
+def build_suite_b(
+    into: Into = None, box: BoxName = "auto", image: Image = "", path: Programs = None
+) -> None:
+    """Build five tasks of releases, those that are there already left as they are.
+
+    Example: rollcall tasks build suite-b
+    """
+    require("packaging", "tomli_w")
+    from sandbox.tasks.suite_b import SUITE_B
+
+    folder = _into(into)
+    missing = [pair for pair in SUITE_B if not (folder / pair.title).exists()]
+    for pair in SUITE_B:
+        if pair not in missing:
+            typer.echo(f"{pair.title} is there already")
+    _build(missing, into, box, image, path)
+
+
+def _build(
+    pairs: "Iterable[ReleasePair]", into: Path | None, box: str, image: str, path: Path | None
+) -> None:
+    """Each as it is built; the first that is none ends it."""
+    import asyncio
+
+    from sandbox.tasks.release_pair import build_pair
+    from sandbox.tasks.suite_runs import suite_box
+
+    async def each() -> None:
+        where = suite_box(box, image, path)
+        for pair in pairs:
+            task = await build_pair(pair, _into(into), where, typer.echo)
+            tests = task.file.verifier
+            counts = f"{len(tests.fail_to_pass)} to mend, {len(tests.pass_to_pass)} to keep"
+            typer.echo(f"{task.name} {task.digest[:16]}: {counts}")
+
+    asyncio.run(each())
+
+
+def _into(given: Path | None) -> Path:
+    return given or settings().tasks()

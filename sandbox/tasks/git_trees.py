@@ -1,0 +1,93 @@
+"""What git makes of two directories: the patch that leads from the one to the other.
+
+Whatever a tree brings along for git (attributes, what is to be ignored) changes nothing, and
+nothing of this user's own settings does.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from schemas.errors import Refused
+
+SETTINGS = (
+    "-c", "user.name=rollcall", "-c", "user.email=rollcall@localhost", "-c", "core.autocrlf=false",
+    "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "gc.auto=0",
+)  # fmt: skip
+BORN = "2000-01-01T00:00:00Z"
+VARIABLES = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_AUTHOR_DATE": BORN,
+    "GIT_COMMITTER_DATE": BORN,
+    "LC_ALL": "C.UTF-8",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+}
+ATTRIBUTES = "* -text -eol -filter -ident -export-subst -working-tree-encoding\n"
+
+
+def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] = ()) -> bytes:
+    """The patch, without what lies in some folders; it was applied once, and led there.
+
+    `work` is where it is made: a directory that is not there yet. Raises Refused.
+    """
+    shutil.copytree(old, work, symlinks=True, ignore=_at_top(old, without))
+    git(work, "init", "-q")
+    (work / ".git" / "info" / "attributes").write_text(ATTRIBUTES)
+    before = _tree(work)
+    _clear(work)
+    shutil.copytree(new, work, symlinks=True, dirs_exist_ok=True, ignore=_at_top(new, without))
+    after = _tree(work)
+    patch = git(work, "diff", "--binary", "--full-index", "--no-renames", before, after)
+    git(work, "read-tree", before)
+    _clear(work)
+    git(work, "checkout-index", "-a", "-f")
+    if patch:
+        git(work, "apply", "-", stdin=patch)
+    if _tree(work) != after:
+        msg = f"the patch from {old.name} to {new.name} does not lead there when it is applied"
+        raise Refused(msg)
+    return patch
+
+
+def git(directory: Path, *words: str, stdin: bytes = b"") -> bytes:
+    """What a command of git prints. Raises Refused where it fails."""
+    command = ["git", *SETTINGS, "-C", str(directory), *words]
+    try:
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, check=False,
+            env={**VARIABLES, "HOME": str(directory)},
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        msg = "git is not installed here, and patches are made by it; install it"
+        raise Refused(msg) from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        msg = f"`git {words[0]}` failed in {directory}: {(said or ['it says nothing'])[-1][:300]}"
+        raise Refused(msg)
+    return done.stdout
+
+
+def _tree(work: Path) -> str:
+    """Name what is there now.
+
+    Not by an index of before: releases are packed with times that say nothing, and by them and its
+    size a file that is another one looks the same.
+    """
+    git(work, "read-tree", "--empty")
+    git(work, "add", "-A", "-f", ".")
+    return git(work, "write-tree").decode().strip()
+
+
+def _clear(work: Path) -> None:
+    for path in work.iterdir():
+        if path.name != ".git":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _at_top(root: Path, names: Collection[str]) -> Callable[[str, list[str]], set[str]]:
+    def ignored(directory: str, found: list[str]) -> set[str]:
+        return {name for name in found if name in names} if Path(directory) == root else set()
+
+    return ignored

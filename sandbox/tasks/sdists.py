@@ -1,0 +1,108 @@
+"""Source releases from the package index, by its ordinary client.
+
+To ask a source release for its name the client runs its build back end, as this user, on this
+machine: it is done by whoever builds tasks, never in a worker.
+"""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import Refused, Unavailable
+from schemas.foreign_text import plain
+from schemas.names import hint
+
+PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "download")
+# Of this package alone the source is wanted: what builds it may come built.
+QUIETLY = ("--quiet", "--no-deps", "--retries", "2", "--timeout", "30")
+LONGEST_S = 900.0
+MOST_FILES, MOST_BYTES = 20_000, 256 << 20
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
+AWAY = ("connection broken", "ConnectionError", "ProxyError", "Max retries exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Sdist:
+    """A source release, fetched."""
+
+    path: Path
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        return self.path.name
+
+
+def fetch(name: str, version: str, folder: Path) -> Sdist:
+    """Fetch one into an empty folder. Raises Refused and Unavailable."""
+    wanted = f"{name}=={version}"
+    command = [sys.executable, *PIP, *QUIETLY, "--no-binary", name, "-d", str(folder), wanted]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", check=False, timeout=LONGEST_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        msg = f"{wanted} cannot be fetched: pip takes more than {LONGEST_S:g} s"
+        raise Unavailable(msg) from error
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    if done.returncode or not found:
+        raise _refusal(name, version, done.stdout)
+    if len(found) != 1 or not found[0].name.endswith((".tar.gz", ".tgz")):
+        names = ", ".join(path.name for path in found)
+        msg = f"the source release of {wanted} is {names!r}; only a .tar.gz is read"
+        raise Refused(msg)
+    return Sdist(found[0], hashlib.sha256(found[0].read_bytes()).hexdigest())
+
+
+def unpack(sdist: Sdist, into: Path) -> Path:
+    """The one folder that it holds. Raises Refused for what is no source release."""
+    try:
+        with tarfile.open(sdist.path, "r:gz") as archive:
+            size, count = 0, 0
+            for member in archive:
+                size, count = size + member.size, count + 1
+                if size > MOST_BYTES or count > MOST_FILES:
+                    msg = (
+                        f"{sdist.file} holds more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes"
+                    )
+                    raise Refused(msg)
+            archive.extractall(into, filter="data")
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        msg = f"{sdist.file} cannot be unpacked: {plain(str(error), 200)}"
+        raise Refused(msg) from error
+    folders = list(into.iterdir())
+    if len(folders) != 1 or not folders[0].is_dir():
+        msg = f"{sdist.file} holds {len(folders)} things at its top, not one folder"
+        raise Refused(msg)
+    return folders[0]
+
+
+def _refusal(name: str, version: str, said: str) -> Exception:
+    """What the words of a pip that failed come to: one line."""
+    wanted = f"{name}=={version}"
+    if "No module named pip" in said:
+        msg = f"releases are fetched by pip, which {sys.executable} lacks; run `-m ensurepip` on it"
+        return Refused(msg)
+    versions = re.search(r"\(from versions: ([^)]+)\)", said)
+    if versions and versions[1] != "none":
+        known = versions[1].split(", ")
+        return Refused(f"the index has no source release of {wanted}; {hint(version, known[-8:])}")
+    if any(words in said for words in AWAY):
+        msg = (
+            f"{wanted} cannot be fetched: the package index does not answer; look at network, "
+            "proxy and `pip config list`, and run the command again"
+        )
+        return Unavailable(msg)
+    if versions:
+        return Refused(f"the index has no source release of {name} at all")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    wrong = [line for line in lines if line.lower().startswith("error")]
+    return Refused(
+        f"{wanted} cannot be fetched: {([*lines, *wrong] or ['pip is silent'])[-1][:500]}"
+    )

@@ -1,0 +1,101 @@
+"""Runs the tests of a release in a box, twice, and says which pass."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox.boxes.box import DRIVERS, VARIABLES, BoxLimits, Driver, Ran, Spec, driver
+from schemas import names
+from schemas.errors import Refused
+from schemas.foreign_text import plain
+
+PYTEST = (
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src:. python3 -m pytest -q -rA"
+    " -p no:cacheprovider -o addopts= -W ignore --continue-on-collection-errors {tests}"
+)
+"""Without plugins: a box has none of its own, and what a release brings along is not asked for."""
+SUMMARY = "short test summary info"
+PASSED = "PASSED "
+MOST_CHARS = 16 << 20
+LONGEST_S = 900.0
+ISOLATES, ISOLATING_PROGRAM = "bubblewrap", "bwrap"
+NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteBox:
+    """The boxes that tests are run in, a fresh one each time."""
+
+    driver: Driver
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = LONGEST_S
+
+    async def run(self, tree: Path, command: str) -> Ran:
+        """Run a command beside a copy of a directory. Raises WorkFailed."""
+        spec = Spec(image=self.image, limits=BoxLimits(memory_bytes=2 << 30), env=self.env)
+        box = await self.driver.open(spec)
+        try:
+            await box.copy_in(tree)
+            return await box.run(
+                ("/bin/sh", "-c", command), timeout_s=self.timeout_s, most_chars=MOST_CHARS
+            )
+        finally:
+            await box.close()
+
+
+def suite_box(name: str, image: str = "", programs: Path | None = None) -> SuiteBox:
+    """Boxes of a driver; `auto` is one that isolates. For the event loop that runs.
+
+    `programs` is a directory that is put before the others of the box's PATH. Raises Refused.
+    """
+    if name != "auto" and name not in DRIVERS:
+        raise names.unknown("box", name, ["auto", *DRIVERS])
+    if name == "auto" and (ISOLATES not in DRIVERS or not shutil.which(ISOLATING_PROGRAM)):
+        msg = (
+            "no box that isolates is here; install bubblewrap, or choose `--box local`, which "
+            "isolates nothing, for tests that you trust"
+        )
+        raise Refused(msg)
+    env = {}
+    if programs is not None:
+        if not programs.is_dir():
+            msg = f"--path {programs} is no directory of programs"
+            raise Refused(msg)
+        env = {"PATH": f"{programs.absolute()}:{VARIABLES['PATH']}"}
+    return SuiteBox(driver(ISOLATES if name == "auto" else name), image, env)
+
+
+async def passing_twice(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
+    """The tests that pass, by two runs that agree. Raises Refused where they do not."""
+    first, second = [await _passing(box, tree, command) for _ in range(2)]
+    if first != second:
+        odd = sorted(first ^ second)
+        msg = f"{len(odd)} tests of {tree.name} pass once and fail once: {', '.join(odd[:NAMED])}"
+        raise Refused(plain(f"flaky results: {msg}"))
+    return first
+
+
+async def _passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
+    ran = await box.run(tree, command)
+    if ran.timed_out or ran.elided_chars or SUMMARY not in ran.output:
+        why = f"exit code {ran.exit_code}: {_last(ran.output)}"
+        if ran.timed_out:
+            why = f"they take more than {box.timeout_s:g} s"
+        elif ran.elided_chars:
+            why = f"they print more than {MOST_CHARS:,} characters"
+        msg = f"the tests of {tree.name} cannot be run: {why}"
+        raise Refused(plain(msg))
+    return passed_in(ran.output)
+
+
+def passed_in(output: str) -> frozenset[str]:
+    """The tests that pytest's short summary (`-rA`) lists as passed."""
+    lines = output[output.rindex(SUMMARY) :].splitlines()
+    return frozenset(line.removeprefix(PASSED) for line in lines if line.startswith(PASSED))
+
+
+def _last(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return (lines or ["nothing was printed"])[-1][:300]

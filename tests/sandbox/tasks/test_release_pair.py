@@ -1,0 +1,215 @@
+"""Tasks made of two releases, from an index that is a folder."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox.tasks.git_trees import git, patch_between
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.release_pair import ReleasePair, build_pair
+from sandbox.tasks.sdists import Sdist, fetch
+from sandbox.tasks.statement import in_words
+from sandbox.tasks.suite_runs import SuiteBox, passed_in, passing_twice, suite_box
+from schemas.errors import Refused, RollcallError, Unavailable
+from tests.support import local_index
+from tests.support.source_releases import BUG, FIX, RIGHT, source_release
+
+PROGRAMS = Path(sys.executable).parent
+PAIR = ReleasePair("tiny", "1.0", "1.1")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    source_release(folder, "tiny", "1.0", BUG)
+    source_release(folder, "tiny", "1.1", FIX)
+    local_index.use(folder, monkeypatch)
+    return folder
+
+
+def build(pair: ReleasePair, into: Path, index: Path | None = None) -> HarborTask:
+    """By the index's client, or from a folder without it."""
+
+    def get(name: str, version: str, folder: Path) -> Sdist:
+        return Sdist(Path(index or folder) / f"{name}-{version}.tar.gz", "0" * 64)
+
+    async def whole() -> HarborTask:
+        box = suite_box("local", programs=PROGRAMS)
+        return await build_pair(pair, into, box, print, get=get if index else fetch)
+
+    return asyncio.run(whole())
+
+
+def twice(tree: Path, command: str) -> frozenset[str]:
+    async def whole() -> frozenset[str]:
+        return await passing_twice(suite_box("local", programs=PROGRAMS), tree, command)
+
+    return asyncio.run(whole())
+
+
+def test_older_code_and_newer_tests_are_a_task(index: Path, tmp_path: Path) -> None:
+    task = build(PAIR, tmp_path / "tasks")
+
+    verifier = task.file.verifier
+    assert task.directory == tmp_path / "tasks" / "tiny-1.0-1.1"
+    assert verifier.fail_to_pass == ("tests/test_tiny.py::test_of_some",)
+    assert verifier.pass_to_pass == ("tests/test_tiny.py::test_of_none",)
+    assert "src/tiny.py" in (task.gold or b"").decode()
+    assert "test_tiny" not in (task.gold or b"").decode()
+    assert task.file.metadata["sdists"].keys() == {"tiny-1.0.tar.gz", "tiny-1.1.tar.gz"}
+    assert "(tiny: of some)" in task.instruction
+    assert "sum(numbers)" not in task.instruction
+
+    # And it is not built over another
+    with pytest.raises(Refused, match="is there already and not empty"):
+        build(PAIR, tmp_path / "tasks")
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        (ReleasePair("tiny", "1.1", "1.0"), "tiny 1.1 is not older than 1.0"),
+        (ReleasePair("tiny", "1.0", "1.0"), "tiny 1.0 is not older than 1.0"),
+        (ReleasePair("tiny", "one", "1.1"), "Invalid version: 'one'"),
+        (ReleasePair("../tiny", "1.0", "1.1"), "'../tiny' is no name of a package"),
+        (ReleasePair("--index-url=x", "1.0", "1.1"), "is no name of a package"),
+        (ReleasePair("untested", "1.0", "1.1"), "untested-1.1.tar.gz has no tests in it"),
+        (ReleasePair("tiny", "1.0", "1.1", ("", "f" * 64)), "has sha256 000000"),
+        (ReleasePair("broken", "1.0", "1.1"), "broken-1.0.tar.gz cannot be unpacked"),
+    ],
+)
+def test_what_is_no_pair_is_one_line_and_leaves_nothing(
+    index: Path, tmp_path: Path, pair: ReleasePair, said: str
+) -> None:
+    for version in ("1.0", "1.1"):
+        source_release(index, "untested", version, {"untested.py": ""})
+    (index / "broken-1.0.tar.gz").write_bytes((index / "tiny-1.0.tar.gz").read_bytes()[:200])
+
+    with pytest.raises(Refused) as refused:
+        build(pair, tmp_path / "tasks", index)
+
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "tasks").exists()
+
+
+def test_a_pair_without_a_test_to_mend_is_no_task(index: Path, tmp_path: Path) -> None:
+    source_release(index, "tiny", "1.0", {**BUG, "src/tiny.py": RIGHT})
+
+    with pytest.raises(Refused, match="newer code passes no test that older code fails; 2 pass"):
+        build(PAIR, tmp_path / "tasks", index)
+
+    assert not (tmp_path / "tasks").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("tiny", "1.2", "no source release of tiny==1.2; did you mean '1.1'"),
+        ("wheels", "1.0", "the index has no source release of wheels at all"),
+    ],
+)
+def test_what_the_index_has_no_source_of_is_refused(
+    index: Path, tmp_path: Path, name: str, version: str, said: str
+) -> None:
+    local_index.wheel(index, "wheels", "1.0", "")
+
+    with pytest.raises(Refused, match=said):
+        fetch(name, version, tmp_path / "fetched")
+
+
+def test_an_index_that_does_not_answer_is_said_to_be_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setattr("sandbox.tasks.sdists.QUIETLY", ("--quiet", "--no-deps", "--retries", "1"))
+
+    with pytest.raises(Unavailable, match="the package index does not answer"):
+        fetch("tiny", "1.0", tmp_path / "fetched")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"echo '{'=' * 9} short test summary info'; echo PASSED $(cat {{}})", "flaky results"),
+        ("echo no tests ran; exit 5", "cannot be run: exit code 5: no tests ran"),
+        ("exit 3", "cannot be run: exit code 3: nothing was printed"),
+    ],
+)
+def test_runs_that_tell_nothing_are_refused(tmp_path: Path, command: str, said: str) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(Refused, match=said):
+        twice(tmp_path, command.format("/proc/sys/kernel/random/uuid"))
+
+
+def test_tests_that_take_too_long_are_refused(tmp_path: Path) -> None:
+    async def whole() -> None:
+        box = suite_box("local")
+        await passing_twice(SuiteBox(box.driver, timeout_s=0.2), tmp_path, "sleep 60")
+
+    with pytest.raises(Refused, match=r"they take more than 0\.2 s"):
+        asyncio.run(whole())
+
+
+def test_only_the_lines_of_the_last_summary_count() -> None:
+    output = "PASSED a\n== short test summary info ==\nPASSED b[x - y]\nFAILED c - no\n1 passed\n"
+
+    assert passed_in(f"short test summary info\nPASSED d\n{output}") == {"b[x - y]"}
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("tests/test_parse.py::test_too_many_fields", "parse: too many fields"),
+        ("tests/a/test_b.py::PathSpecTest::test_01_match[x_y]", "b, path spec: 01 match"),
+        ("tests/test_x.py::test", "x: test"),
+    ],
+)
+def test_a_test_is_told_in_words(test: str, words: str) -> None:
+    assert in_words(test) == words
+
+
+def test_a_patch_leads_from_one_tree_to_the_other_whatever_they_hold(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for tree in (old, new):
+        (tree / "tests").mkdir(parents=True)
+        (tree / ".gitattributes").write_text("* text=auto eol=crlf\n*.bin filter=lfs\n")
+        (tree / ".gitignore").write_text("*\n")
+    (old / "gone").write_text("no newline at the end")
+    (old / "data.bin").write_bytes(bytes(range(256)))
+    (new / "data.bin").write_bytes(bytes(range(255, -1, -1)))
+    (new / "ends").write_bytes(b"one\r\ntwo\nthree\r")
+    (new / "run").write_text("#!/bin/sh\n")
+    (new / "run").chmod(0o755)
+    (new / "link").symlink_to("run")
+    for tree, text in ((old, "a = 1"), (new, "a = 2")):
+        (tree / "same_size_and_time").write_text(text)
+        os.utime(tree / "same_size_and_time", (1, 1))
+    (new / "tests" / "test_new.py").write_text("")
+
+    patch = patch_between(old, new, tmp_path / "work", without=["tests"])
+
+    git(old, "init", "-q")
+    git(old, "apply", "-", stdin=patch)
+    assert (old / "ends").read_bytes() == b"one\r\ntwo\nthree\r"
+    assert (old / "data.bin").read_bytes() == bytes(range(255, -1, -1))
+    assert (old / "same_size_and_time").read_text() == "a = 2"
+    assert (old / "run").stat().st_mode & 0o111
+    assert (old / "link").is_symlink()
+    assert not (old / "gone").exists()
+    assert not (old / "tests" / "test_new.py").exists()
+
+
+def test_boxes_are_chosen_by_name(tmp_path: Path) -> None:
+    async def box(name: str, programs: Path | None = None) -> SuiteBox:
+        return suite_box(name, programs=programs)
+
+    with pytest.raises(RollcallError, match="unknown box 'locl'; did you mean 'local'"):
+        asyncio.run(box("locl"))
+    with pytest.raises(Refused, match="is no directory of programs"):
+        asyncio.run(box("local", tmp_path / "nothing"))

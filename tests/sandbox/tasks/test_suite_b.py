@@ -1,0 +1,37 @@
+"""The five pairs of the package index; one of them for real, where there is an index."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox.tasks.harbor import read_task
+from sandbox.tasks.release_pair import build_pair, check_pair
+from sandbox.tasks.suite_b import SUITE_B
+from sandbox.tasks.suite_runs import suite_box
+
+
+def test_all_five_are_pairs_with_digests_and_counts() -> None:
+    for pair in SUITE_B:
+        check_pair(pair)
+
+    assert len({pair.title for pair in SUITE_B}) == 5
+    assert all(len(digest) == 64 for pair in SUITE_B for digest in pair.sha256)
+    assert all(mend > 0 and keep > 90 for mend, keep in (pair.counts for pair in SUITE_B))
+
+
+@pytest.mark.index
+@pytest.mark.timeout(600)
+def test_a_real_pair_has_the_counts_that_are_written_down(tmp_path: Path) -> None:
+    pair = next(pair for pair in SUITE_B if pair.name == "pathspec")
+
+    async def whole() -> None:
+        box = suite_box("local", programs=Path(sys.executable).parent)
+        await build_pair(pair, tmp_path, box, print)
+
+    asyncio.run(whole())
+
+    task = read_task(tmp_path / "pathspec-0.12.0-0.12.1")
+    (test,) = task.file.verifier.fail_to_pass
+    assert test.startswith("tests/test_03_pathspec.py::PathSpecTest::test_01_match_file_3_unmatch")

@@ -1,0 +1,80 @@
+"""Objects that a rollout leaves in the store: a patch, the output of a command.
+
+They are named in the `info` of the steps of a trajectory, as a list under `artefacts`; of several
+of one name the last counts. What is in a trajectory was said by whoever stepped it: the object is
+what its digest says, or there is none.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import WorkFailed
+from schemas.messages import Claim, Trajectory
+
+PATCH = "patch"
+"""What `git diff --binary` says of the work at the end of an episode, against its beginning."""
+KEY = "artefacts"
+HEAD_BYTES = 2000
+"""So much of an object's beginning is in `info` itself, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """An object by its name in one rollout."""
+
+    name: str
+    uri: str
+    sha256: str
+    size: int
+    head: str = ""
+
+    def as_info(self) -> dict[str, object]:
+        """What stands for it in a list under KEY."""
+        return {each: getattr(self, each) for each in self.__slots__}
+
+    @property
+    def claim(self) -> Claim:
+        """What the store is asked for."""
+        return Claim(self.uri, self.sha256, self.size)
+
+
+def artefact(name: str, claim: Claim, content: bytes) -> Artefact:
+    """An object that was put into the store under this claim."""
+    head = content[:HEAD_BYTES].decode(errors="replace")
+    return Artefact(name, claim.uri, claim.sha256, claim.size_bytes, head)
+
+
+def last_artefact(trajectory: Trajectory, name: str) -> Artefact | None:
+    """The last one of a name; None where there is none. Raises WorkFailed(`bad_artefact`)."""
+    if trajectory.steps is None:
+        msg = f"the steps of rollout {trajectory.rollout_id!r} lie elsewhere; resolve its claim"
+        raise WorkFailed("bad_artefact", msg, retriable=False)
+    for step in reversed(trajectory.steps):
+        for listed in reversed(list(_listed(step.info))):
+            if listed.get("name") == name:
+                return _artefact(listed)
+    return None
+
+
+def _listed(info: str) -> Iterator[dict[str, Any]]:
+    if KEY not in info:
+        return
+    try:
+        found = json.loads(info)
+    except (ValueError, RecursionError):
+        return
+    listed = found.get(KEY) if isinstance(found, dict) else None
+    yield from (each for each in listed or () if isinstance(each, dict))
+
+
+def _artefact(listed: dict[str, Any]) -> Artefact:
+    kinds = {"name": str, "uri": str, "sha256": str, "size": int}
+    for key, kind in kinds.items():
+        if not isinstance(listed.get(key), kind):
+            msg = f"artefact {listed.get('name')!r} has {key} {str(listed.get(key))[:80]!r}, "
+            msg += f"where there should be a {kind.__name__}"
+            raise WorkFailed("bad_artefact", msg, retriable=False)
+    name, uri, sha256, size = (listed[key] for key in kinds)
+    return Artefact(name, uri, sha256, size, str(listed.get("head", "")))

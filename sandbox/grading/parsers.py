@@ -1,0 +1,267 @@
+"""What became of each test, read from what a test runner printed. Pure; a table of parsers by name.
+
+A parser takes the text and gives a TestLog without an exit code. Where a runner counts its tests
+itself the counts come along, so that they can be held against the names. Text that holds nothing of
+what a parser looks for gives no tests: every test is missing then, and nothing passes.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from xml.etree import ElementTree
+
+from sandbox.foreign import foreign, load
+from sandbox.grading.verdict import (
+    ERROR,
+    FAILED,
+    OUTCOMES,
+    PASSED,
+    SKIPPED,
+    XFAIL,
+    XPASS,
+    TestLog,
+    worse,
+)
+from schemas.errors import WorkFailed
+
+Parser = Callable[[str], TestLog]
+Lines = Iterable[tuple[str, str]]
+"""Tests and outcomes, in order."""
+
+
+def parse(name: str, text: str) -> TestLog:
+    """Read a text by one of PARSERS, or by `module:function` of anybody's own.
+
+    That one is given the text, and returns a mapping from tests to outcomes. Raises WorkFailed.
+    """
+    if name in PARSERS:
+        return PARSERS[name](text)
+    parser = load("parser", name, {})
+    with foreign("raised", f"parser {name!r} raised"):
+        outcomes = dict(parser(text))
+    unknown = sorted({str(each) for each in outcomes.values()} - set(OUTCOMES))
+    if unknown:
+        msg = f"parser {name!r} gives outcome {unknown[0]!r}; known are {', '.join(OUTCOMES)}"
+        raise WorkFailed("raised", msg, retriable=False)
+    return TestLog({str(test): str(outcome) for test, outcome in outcomes.items()})
+
+
+def _log(lines: Lines, counts: Mapping[str, int] | None = None, wrong: str = "") -> TestLog:
+    outcomes: dict[str, str] = {}
+    for test, outcome in lines:
+        outcomes[test] = worse(outcomes.get(test), outcome)
+    return TestLog(outcomes, counts=counts, wrong=wrong)
+
+
+PYTEST_LINE = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
+PYTEST_NAME = re.compile(r"([^\[]*?(?:\[.*?\])?)(?= - |$)")
+"""What stands before the reason; in brackets there may be anything."""
+PYTEST_SKIP = re.compile(r"SKIPPED \[(\d+)\] (\S+)")
+PYTEST_COUNTS = re.compile(r"(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s(?: \([\d:]+\))?(?: =+)?")
+PYTEST_WORDS = {
+    "passed": PASSED, "failed": FAILED, "error": ERROR, "errors": ERROR, "skipped": SKIPPED,
+    "xfailed": XFAIL, "xpassed": XPASS,
+}  # fmt: skip
+
+
+def pytest_summary(text: str) -> TestLog:
+    """The lines of `pytest -rA`, below the last `short test summary info`.
+
+    What is skipped is named by file and line there, so it is counted and cannot be a test to pass.
+    """
+    _, _, summary = text.rpartition("short test summary info")
+    lines: list[tuple[str, str]] = []
+    skipped = 0
+    counts: Counter[str] | None = None
+    for line in summary.splitlines():
+        if found := PYTEST_LINE.fullmatch(line.rstrip()):
+            outcome, rest = found.groups()
+            name = rest if outcome == PASSED else PYTEST_NAME.match(rest)[1]  # type: ignore[index]
+            lines.append((name, outcome))
+        elif found := PYTEST_SKIP.match(line):
+            skipped += int(found[1])
+        elif found := PYTEST_COUNTS.fullmatch(line.strip()):
+            counts = _counted(found[1].split(", "))
+    log = _log(lines, counts)
+    if counts is not None:  # the names of what is skipped are not there
+        counts[SKIPPED] -= skipped
+    return log
+
+
+def _counted(words: Iterable[str]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for word in words:
+        number, _, what = word.strip().partition(" ")
+        if what in PYTEST_WORDS:
+            counts[PYTEST_WORDS[what]] += int(number)
+    return counts
+
+
+UNITTEST_LINE = re.compile(
+    r"(?:.*?\.\.\. )?(ok|FAIL|ERROR|skipped .*|expected failure|unexpected success)"
+)
+UNITTEST_NAME = re.compile(r"(\w+) \(([\w.<>]+)\)")
+UNITTEST_RAN = re.compile(r"Ran (\d+) tests? in ")
+UNITTEST_END = re.compile(r"(?:OK|FAILED)(?: \((.*)\))?")
+UNITTEST_WORDS = {
+    "ok": PASSED, "FAIL": FAILED, "ERROR": ERROR, "skipped": SKIPPED, "expected failure": XFAIL,
+    "unexpected success": XPASS,
+}  # fmt: skip
+UNITTEST_COUNTS = {
+    "failures": FAILED, "errors": ERROR, "skipped": SKIPPED, "expected failures": XFAIL,
+    "unexpected successes": XPASS,
+}  # fmt: skip
+
+
+def unittest_verbose(text: str) -> TestLog:
+    """The lines of `python -m unittest -v`; tests are named `module.Class.test`."""
+    lines: list[tuple[str, str]] = []
+    ran: int | None = None
+    counts: Counter[str] | None = None
+    name = ""
+    for line in text.splitlines():
+        if found := UNITTEST_NAME.match(line):
+            test, place = found.groups()
+            name = place if place.endswith(f".{test}") else f"{place}.{test}"
+        if (found := UNITTEST_LINE.fullmatch(line)) and name and "... " in line:
+            word = found[1].partition(" ")[0] if found[1].startswith("skipped") else found[1]
+            lines.append((name, UNITTEST_WORDS[word]))
+            name = ""
+        elif found := UNITTEST_RAN.match(line):
+            ran = int(found[1])
+        elif ran is not None and (found := UNITTEST_END.fullmatch(line)):
+            counts = _unittest_counts(ran, found[1] or "")
+    return _log(lines, counts)
+
+
+def _unittest_counts(ran: int, words: str) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for word in filter(None, words.split(", ")):
+        what, _, number = word.partition("=")
+        if what in UNITTEST_COUNTS and number.isdigit():
+            counts[UNITTEST_COUNTS[what]] += int(number)
+    counts[PASSED] = ran - sum(counts.values())
+    return counts
+
+
+def junit_xml(text: str) -> TestLog:
+    """A JUnit report that the command prints; tests are named `classname::name`.
+
+    Errors and failures of a case are told apart, and a document with entities is not read.
+    """
+    begin = re.search(r"<\?xml|<testsuites?[\s>]", text)
+    end = max(text.rfind("</testsuites>"), text.rfind("</testsuite>"))
+    if not begin or end < 0:
+        return TestLog()
+    document = text[begin.start() : text.index(">", end) + 1]
+    if "<!DOCTYPE" in document or "<!ENTITY" in document:
+        return TestLog(wrong="its report declares entities")
+    try:
+        root = ElementTree.fromstring(document)
+    except ElementTree.ParseError as error:
+        return TestLog(wrong=f"its report is no XML: {error}")
+    log = _log((_case_name(case), _case_outcome(case)) for case in root.iter("testcase"))
+    declared = sum(
+        int(suite.get("tests") or 0) for suite in root.iter("testsuite") if _plain(suite)
+    )
+    cases = sum(1 for _ in root.iter("testcase"))
+    wrong = "" if declared in (0, cases) else f"its report counts {declared} tests and has {cases}"
+    return TestLog(log.outcomes, wrong=wrong)
+
+
+def _plain(suite: ElementTree.Element) -> bool:
+    """Whether a suite counts its own cases alone, and its number is one."""
+    return suite.find("testsuite") is None and (suite.get("tests") or "").isdigit()
+
+
+def _case_name(case: ElementTree.Element) -> str:
+    return "::".join(filter(None, (case.get("classname"), case.get("name"))))
+
+
+def _case_outcome(case: ElementTree.Element) -> str:
+    if case.find("error") is not None:
+        return ERROR
+    if case.find("failure") is not None:
+        return FAILED
+    return PASSED if case.find("skipped") is None else SKIPPED
+
+
+GO_LINE = re.compile(r"\s*--- (PASS|FAIL|SKIP): (\S+)")
+GO_PACKAGE = re.compile(r"FAIL\t(\S+)(?: \[(?:build|setup) failed\])")
+GO_WORDS = {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}
+
+
+def go_test(text: str) -> TestLog:
+    """`go test -v`, where tests have their plain names, or `-json`: `package.Test`."""
+    return _log(_go_lines(text))
+
+
+def _go_lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        if line.startswith("{"):
+            yield from _go_event(line)
+        elif found := GO_LINE.match(line):
+            yield found[2], GO_WORDS[found[1]]
+        elif found := GO_PACKAGE.match(line):
+            yield found[1], ERROR
+
+
+def _go_event(line: str) -> Iterator[tuple[str, str]]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    action, package = str(event.get("Action")).upper(), event.get("Package")
+    if action in GO_WORDS and event.get("Test"):
+        yield f"{package}.{event['Test']}", GO_WORDS[action]
+    elif action == "FAIL":
+        yield f"{package}", ERROR
+
+
+TAP_LINE = re.compile(
+    r"(not )?ok\b *(\d+)? *(?:- *)?([^#]*?) *(?:# *(SKIP|TODO)\b.*)?", re.IGNORECASE
+)
+TAP_PLAN = re.compile(r"1\.\.(\d+)(?: .*)?")
+
+
+def tap(text: str) -> TestLog:
+    """The Test Anything Protocol; tests are named by what they say, else by their number."""
+    lines: list[tuple[str, str]] = []
+    planned: int | None = None
+    wrong = ""
+    for line in text.splitlines():
+        if found := TAP_LINE.fullmatch(line.rstrip()):
+            name = found[3] or found[2] or str(len(lines) + 1)
+            lines.append((name, _tap_outcome(bool(found[1]), (found[4] or "").upper())))
+        elif found := TAP_PLAN.fullmatch(line):
+            planned = int(found[1])
+        elif line.startswith("Bail out!"):
+            wrong = f"it bailed out: {line[9:].strip()[:200]}"
+    if not wrong and planned is not None and planned != len(lines):
+        wrong = f"it planned {planned:,} tests and ran {len(lines):,}"
+    return _log(lines, wrong=wrong)
+
+
+def _tap_outcome(failed: bool, directive: str) -> str:
+    if directive == "SKIP":
+        return SKIPPED
+    if directive == "TODO":
+        return XFAIL if failed else XPASS
+    return FAILED if failed else PASSED
+
+
+def exit_code(text: str) -> TestLog:
+    """Nothing is read: the exit code alone tells."""
+    del text
+    return TestLog()
+
+
+PARSERS: Mapping[str, Parser] = {
+    "pytest": pytest_summary,
+    "unittest": unittest_verbose,
+    "junit-xml": junit_xml,
+    "go-test": go_test,
+    "tap": tap,
+    "exit-code": exit_code,
+}

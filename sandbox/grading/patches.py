@@ -1,0 +1,45 @@
+"""What is wrong with a patch before anybody applies it. Pure.
+
+Only what git would take, and should not, is looked for here: where a path leads is git's affair,
+which refuses `..`, absolute paths, `.git` and whatever lies beyond a link.
+"""
+
+import re
+from collections.abc import Iterator
+
+from sandbox.grading.verdict import Verdict
+
+MOST_BYTES = 16 << 20
+LINK = re.compile(rb"^(?:new file mode|new mode) 120000\r?$", re.MULTILINE)
+SUBMODULE = re.compile(rb"^(?:new file mode|new mode) 160000\r?$", re.MULTILINE)
+SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
+BEGINS = re.compile(rb"^(?:diff --git |--- \S)", re.MULTILINE)
+TARGET = re.compile(rb"^\+(?!\+\+ )(.*)$", re.MULTILINE)
+
+
+def complaint(patch: bytes) -> Verdict | None:
+    """Why a patch is not tried at all; None where it may be."""
+    if not patch.strip():
+        return Verdict("empty", "the patch is empty")
+    if len(patch) > MOST_BYTES:
+        return Verdict("too_large", f"a patch of {len(patch):,} bytes; {MOST_BYTES:,} can be")
+    if not BEGINS.search(patch):
+        return Verdict("not_applied", "it is no patch: nothing in it begins a difference")
+    if SUBMODULE.search(patch):
+        return Verdict("submodule", "it makes a submodule, whose files nobody has")
+    for target in link_targets(patch):
+        if target is None or target.startswith(b"/") or b".." in target.split(b"/"):
+            shown = "whose end cannot be told" if target is None else f"to {target[:100]!r}"
+            return Verdict("link", f"it makes a link {shown}")
+    return None
+
+
+def link_targets(patch: bytes) -> Iterator[bytes | None]:
+    """Where the links lead that a patch makes; None where that cannot be told.
+
+    No line of a hunk or of binary data can begin as a mode does, so none of them is missed.
+    """
+    for section in SECTION.split(patch):
+        if LINK.search(section):
+            targets = TARGET.findall(section)
+            yield targets[0] if len(targets) == 1 else None

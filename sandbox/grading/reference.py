@@ -1,0 +1,36 @@
+"""What a patch is judged by: the code as it was, the tests, and how they are run and read."""
+
+from dataclasses import dataclass, field
+
+from sandbox.boxes import tar_streams
+from sandbox.boxes.box import Spec
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Everything that a grading needs but the patch."""
+
+    verifier: Verifier
+    tests: bytes
+    """A tar stream, laid over the work directory."""
+    base: bytes | None = None
+    """A tar stream of the code as it was; None where the box has it."""
+    workdir: str = ""
+    """Absolute; empty: the box's own directory."""
+    spec: Spec = field(default_factory=Spec)
+
+
+def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:
+    """The reference of a task; blocks. Raises OSError, and WorkFailed for what is too much."""
+    environment, verifier = task.file.environment, task.file.verifier
+    image = verifier.image or environment.docker_image
+    testbed = task.testbed
+    return Reference(
+        verifier,
+        tests=tar_streams.of_directory(task.test_files),
+        base=tar_streams.of_directory(testbed) if testbed else None,
+        workdir=environment.workdir if image else "",
+        spec=spec or Spec(image=image, env=environment.env),
+    )

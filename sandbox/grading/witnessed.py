@@ -1,0 +1,170 @@
+"""What a supervised run of pytest says, and whether its parts agree. Pure."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.grading.verdict import (
+    BAD,
+    ERROR,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    XFAIL,
+    XPASS,
+    TestLog,
+    worse,
+)
+from schemas.errors import WorkFailed
+
+RAN = (0, 1)
+"""How pytest ends when it has run all tests: none failed, or some."""
+
+
+@dataclass(slots=True)
+class Account:
+    """The lines of a witness, taken in order."""
+
+    token: str
+    collected: list[str] = field(default_factory=list)
+    phases: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """By test, its phases and what was said of each; of a test with subtests one phase often."""
+    unread: list[str] = field(default_factory=list)
+    failures: int = 0
+    end: list[Any] | None = None
+    missing: str = ""
+    wrong: str = ""
+
+    def take(self, line: str) -> None:
+        words = _words(line, self.token)
+        if words is None:
+            self.wrong = self.wrong or "a line of its reports was forged"
+        elif self.end is not None:
+            self.wrong = self.wrong or "something was reported after the end"
+        else:
+            self._take(*words)
+
+    def _take(self, kind: str, *words: Any) -> None:
+        match kind, words:
+            case "missing", [str() as why] if not self.collected and not self.phases:
+                self.missing = why
+            case "collected", [list() as tests] if not self.collected:
+                self.collected = [str(test) for test in tests]
+            case "unread", [str() as place]:
+                self.unread.append(place)
+                self.failures += 1
+            case "test", [str() as test, str() as phase, str() as outcome, bool() as expected]:
+                self._take_phase(test, phase, outcome, expected)
+            case "end", [int(), int(), list()]:
+                self.end = list(words)
+            case _:
+                self.wrong = self.wrong or f"a report of {kind!r} that makes no sense"
+
+    def _take_phase(self, test: str, phase: str, outcome: str, expected: bool) -> None:
+        self.phases[test].append((phase, f"x{outcome}" if expected else outcome))
+        self.failures += outcome == "failed" and not expected
+
+
+def witnessed(seen: Mapping[str, Any], token: str, expected: Mapping[str, str]) -> TestLog:
+    """What a supervisor saw, where `expected` are the outcomes of the controls.
+
+    Raises WorkFailed(`bad_image`) where there is no pytest to run.
+    """
+    account = Account(token)
+    for line in seen["reports"]:
+        account.take(line)
+    if account.missing:
+        msg = f"the box's interpreter cannot run pytest: {account.missing}"
+        raise WorkFailed("bad_image", msg, retriable=False)
+    outcomes = {test: outcome_of(phases) for test, phases in account.phases.items()}
+    wrong = _wrong(account, int(seen["code"]), outcomes, expected)
+    if wrong:
+        return TestLog(wrong=wrong)
+    theirs = {test: outcome for test, outcome in outcomes.items() if test not in expected}
+    theirs |= dict.fromkeys(account.unread, ERROR)
+    return TestLog(theirs, exit_code=int(any(each in BAD for each in theirs.values())))
+
+
+def outcome_of(phases: Iterable[tuple[str, str]]) -> str:
+    """Of one test, from its phases."""
+    outcome = PASSED
+    for phase, said in phases:
+        outcome = worse(outcome, _phase_outcome(phase, said))
+    return outcome
+
+
+def _phase_outcome(phase: str, said: str) -> str:
+    if said == "failed":
+        return FAILED if phase == "call" else ERROR
+    return {"skipped": SKIPPED, "xskipped": XFAIL, "xpassed": XPASS, "xfailed": FAILED}.get(
+        said, PASSED
+    )
+
+
+def _wrong(
+    account: Account, code: int, outcomes: Mapping[str, str], expected: Mapping[str, str]
+) -> str:
+    """What contradicts itself; empty where everything agrees."""
+    if account.wrong:
+        return account.wrong
+    if account.end is None:
+        return f"pytest did not come to its end: its process ended with {_ended(code)}"
+    said, failures, changed = account.end
+    if changed:
+        return f"pytest was changed while it ran: {', '.join(map(str, changed))}"
+    if said != code or code not in RAN:
+        return f"pytest ended with {said}, its process with {_ended(code)}"
+    if failures != account.failures:
+        return f"pytest counts {failures} failures, and reports {account.failures}"
+    odd = _odd(expected, outcomes)
+    if odd:
+        return f"{odd} control tests did not come out as they must: reports are forged"
+    untold = Counter(account.collected) - Counter(outcomes.keys())
+    if untold or outcomes.keys() - set(account.collected):
+        return f"{len(account.collected)} tests were collected, {len(outcomes)} reported"
+    cut = [test for test, phases in account.phases.items() if not _whole(phases)]
+    if cut:
+        return f"{cut[0]} was not run to its end"
+    bad = any(each in BAD for each in outcomes.values()) or bool(account.unread)
+    return "" if bad == bool(code) else f"exit code {code} does not fit the outcomes"
+
+
+def _odd(expected: Mapping[str, str], outcomes: Mapping[str, str]) -> int:
+    return sum(outcomes.get(test) != outcome for test, outcome in expected.items())
+
+
+def _whole(phases: Iterable[tuple[str, str]]) -> bool:
+    said = dict(phases)
+    begun = said.get("setup") == "passed"
+    return {"setup", "teardown"} <= said.keys() and begun == ("call" in said)
+
+
+def _ended(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _words(line: str, token: str) -> list[Any] | None:
+    """What stands behind the token; None where it is not there."""
+    try:
+        words = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    known = isinstance(words, list) and len(words) > 1 and words[0] == token
+    return words[1:] if known and isinstance(words[1], str) else None
+
+
+def seen_in(output: str, nonce: str) -> Mapping[str, Any] | None:
+    """What the supervisor said, among whatever else was printed; None where it said nothing."""
+    for line in _lines_with(output.splitlines(), nonce):
+        try:
+            seen = json.loads(line)
+        except ValueError:
+            return None
+        return seen if isinstance(seen, dict) else None
+    return None
+
+
+def _lines_with(lines: Iterable[str], nonce: str) -> Iterable[str]:
+    return (line.removeprefix(nonce) for line in lines if line.startswith(nonce))

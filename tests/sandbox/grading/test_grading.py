@@ -1,0 +1,187 @@
+"""Gradings that are none of the patch's fault, runners other than pytest, and what a task lacks."""
+
+import asyncio
+import sys
+import venv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.boxes.box import Box, Ran, Spec, driver
+from sandbox.grading.grading import grade
+from sandbox.grading.reference import Reference, reference_of
+from sandbox.grading.verdict import Verdict
+from sandbox.tasks.harbor import read_task
+from schemas.errors import WorkFailed
+from tests.support.tiny_package import BASE, FIXED, TESTS, Patches, reference, tar_of
+
+UNITTEST = {
+    "tests/__init__.py": "",
+    "tests/test_sums.py": (
+        "import unittest\nfrom tiny.sums import add, same\n\n\nclass T(unittest.TestCase):\n"
+        "    def test_adds(self):\n        self.assertEqual(add(2, 3), 5)\n\n"
+        "    def test_same(self):\n        self.assertEqual(same(2), 2)\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory: pytest.TempPathFactory) -> Patches:
+    return Patches(tmp_path_factory.mktemp("patches") / "work")
+
+
+@pytest.fixture(scope="module")
+def gold(patches: Patches) -> bytes:
+    return patches.gold()
+
+
+@pytest.fixture(scope="module")
+def idle(patches: Patches) -> bytes:
+    """Applies, and mends nothing."""
+    return patches.of({"tiny/more.py": "x = 1\n"})
+
+
+def judged(given: Reference, patch: bytes) -> Verdict:
+    return asyncio.run(grade(driver("local").open, given, patch))
+
+
+def by_unittest(**fields: object) -> Reference:
+    given = reference(
+        command=f"{sys.executable} -m unittest -v 2>&1 | cat; exit $(test -e no)",
+        parser="unittest",
+        fail_to_pass=("tests.test_sums.T.test_adds",),
+        pass_to_pass=("tests.test_sums.T.test_same",),
+    )
+    verifier = given.verifier.model_copy(update=fields)
+    return replace(given, verifier=verifier, tests=tar_of(UNITTEST))
+
+
+def test_unittest_is_run_by_a_shell(gold: bytes, idle: bytes) -> None:
+    given = by_unittest(command=f"{sys.executable} -m unittest -v")
+
+    assert judged(given, gold) == Verdict("resolved", "all 2 tests pass", 1.0)
+    verdict = judged(given, idle)
+    assert (verdict.code, verdict.passed) == ("failed", 0.5)
+    assert "tests.test_sums.T.test_adds FAILED" in verdict.reason
+
+
+def test_an_exit_code_that_hides_failures_is_not_believed(idle: bytes) -> None:
+    verdict = judged(by_unittest(command=f"{sys.executable} -m unittest -v || true"), idle)
+
+    assert (verdict.code, verdict.reason) == ("invalid", "exit code 0, but 1 tests failed or erred")
+
+
+def test_an_exit_code_alone_can_judge(gold: bytes, idle: bytes) -> None:
+    command = f"{sys.executable} -c 'from tiny.sums import add; assert add(2, 3) == 5'"
+    given = reference(command=command, parser="exit-code", fail_to_pass=(), pass_to_pass=())
+
+    assert judged(given, gold).resolved
+    assert judged(given, idle) == Verdict("failed", "exit code 1")
+
+
+def test_pytest_that_needs_a_shell_is_read_from_what_it_prints(gold: bytes) -> None:
+    given = reference(command=f"cd . && PYTHONPATH=. {sys.executable} -m pytest -q -rA tests")
+
+    assert judged(given, gold).resolved
+
+
+def test_a_command_that_never_ends_is_ended(gold: bytes) -> None:
+    given = by_unittest(command="sleep 100", timeout_sec=0.2)
+
+    assert judged(given, gold).code == "timeout"
+
+
+def test_the_suites_own_settings_hold(gold: bytes) -> None:
+    """The ini file of the start is in force, though not the options that it adds."""
+    given = reference(command=f"PYTHONPATH=. {sys.executable} -m pytest -rA tests")
+    base = {**BASE, "setup.cfg": "[tool:pytest]\naddopts = --co\nxfail_strict = true\n"}
+    tests = {"tests/test_sums.py": TESTS["tests/test_sums.py"].replace("same(1) == 2", "True")}
+
+    verdict = judged(replace(given, base=tar_of(base), tests=tar_of(tests)), gold)
+
+    assert "test_not_yet FAILED" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"command": "/nowhere/python3 -m pytest -q tests"}, "cannot be run in the box"),
+        ({"command": "python3 -m pytest -q tests", "env": {"PATH": "/nowhere"}}, "cannot"),
+    ],
+)
+def test_a_box_without_the_tools_gives_no_verdict(
+    gold: bytes, fields: dict[str, object], says: str
+) -> None:
+    with pytest.raises(WorkFailed, match=says) as raised:
+        judged(reference(**fields), gold)
+
+    assert (raised.value.code, raised.value.retriable) == ("bad_image", False)
+
+
+def test_an_interpreter_without_pytest_gives_no_verdict(gold: bytes, tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    bare = tmp_path / "bin" / "python3"
+
+    with pytest.raises(WorkFailed, match="cannot run pytest") as raised:
+        judged(reference(command=f"{bare} -m pytest -q tests"), gold)
+
+    assert not raised.value.retriable
+
+
+class Dying:
+    """A box that dies at its n-th command."""
+
+    def __init__(self, box: Box, lives: int) -> None:
+        self.box = box
+        self.lives = lives
+        self.closed = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.box, name)
+
+    async def run(self, argv: list[str], **options: object) -> Ran:
+        self.lives -= 1
+        if self.lives < 0:
+            return Ran("", 137)
+        return await self.box.run(argv, **options)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        self.closed = True
+        await self.box.close()
+
+
+@pytest.mark.parametrize("lives", [0, 1, 2, 3])
+def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) -> None:
+    dying: list[Dying] = []
+
+    async def open_box(spec: Spec) -> Box:
+        dying.append(Dying(await driver("local").open(spec), lives))
+        return dying[0]  # type: ignore[return-value]
+
+    with pytest.raises(WorkFailed) as raised:
+        asyncio.run(grade(open_box, reference(), gold))
+
+    assert (raised.value.code, raised.value.retriable) == ("box_died", True)
+    assert dying[0].closed
+
+
+def test_a_task_on_disk_is_a_reference(gold: bytes, tmp_path: Path) -> None:
+    task = tmp_path / "sums"
+    files = {f"environment/testbed/{name}": text for name, text in BASE.items()}
+    files |= {f"tests/testbed/{name}": text for name, text in TESTS.items()}
+    command = f"{sys.executable} -m pytest -q tests"
+    files["instruction.md"] = "Mend add."
+    files["task.toml"] = (
+        f'[verifier]\ncommand = "{command}"\nparser = "pytest"\nreplace = ["tests"]\n'
+        'env = { PYTEST_DISABLE_PLUGIN_AUTOLOAD = "1" }\n'
+        'fail_to_pass = ["tests/test_sums.py::test_adds"]\n'
+    )
+    for name, text in files.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+
+    given = reference_of(read_task(task))
+
+    assert judged(given, gold).resolved
+    assert FIXED not in BASE.values()

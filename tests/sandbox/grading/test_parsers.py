@@ -1,0 +1,203 @@
+"""What each runner prints, read back; whatever else it prints is survived."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.grading.parsers import PARSERS, parse
+from sandbox.grading.verdict import OUTCOMES, TestLog, contradiction
+from sandbox.tasks.verifier import PARSERS as NAMES
+from schemas.errors import WorkFailed
+
+PYTEST = """...FsxXEFsxF.F                                                           [100%]
+PASSED tests/test_a.py::printed_by_a_test
+=========================== short test summary info ============================
+PASSED tests/test_a.py::test_a
+PASSED tests/test_a.py::test_p[a - b]
+PASSED tests/test_a.py::T::test_u
+SKIPPED [1] tests/test_a.py:7: later
+SKIPPED [2] tests/test_a.py:20: why
+XFAIL tests/test_a.py::test_x - not yet
+XFAIL tests/test_a.py::T::test_d
+XPASS tests/test_a.py::test_xp
+ERROR tests/test_a.py::test_e - ValueError: x
+FAILED tests/test_a.py::test_f[a - b] - AssertionError: no - [way]
+FAILED tests/test_a.py::T::test_b - AssertionError: 1 != 2
+2 failed, 3 passed, 3 skipped, 2 xfailed, 1 xpassed, 1 error in 0.30s
+"""
+UNITTEST = """test_b (tests.test_a.T.test_b) ... FAIL
+test_c (tests.test_a.T.test_c) ... skipped 'why ... ok'
+test_d (tests.test_a.T.test_d) ... expected failure
+test_er (tests.test_a.T.test_er) ... ERROR
+test_u (tests.test_a.T)
+Says what. ... ok
+test_us (tests.test_a.T.test_us) ... unexpected success
+
+======================================================================
+ERROR: test_er (tests.test_a.T.test_er)
+----------------------------------------------------------------------
+Ran 6 tests in 0.023s
+
+FAILED (failures=1, errors=1, skipped=1, expected failures=1, unexpected successes=1)
+"""
+JUNIT = """noise <b>
+<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite tests="4" errors="1" failures="1">
+<testcase classname="tests.test_a" name="test_a" time="0.001" />
+<testcase classname="tests.test_a" name="test_f[a &lt; b]"><failure>E</failure></testcase>
+<testcase classname="tests.test_a" name="test_s"><skipped /></testcase>
+<testcase name="test_e"><error message="x">E</error></testcase>
+</testsuite></testsuites> more
+"""
+GO = """=== RUN   TestA
+--- PASS: TestA (0.00s)
+=== RUN   TestB/with_a
+    --- FAIL: TestB/with_a (0.00s)
+--- FAIL: TestB (0.00s)
+--- SKIP: TestC (0.00s)
+FAIL
+FAIL\texample.com/built [build failed]
+ok  \texample.com/p\t0.01s
+"""
+TAP = """TAP version 13
+1..6
+ok 1 - adds
+not ok 2 - subtracts
+  ---
+  message: no
+  ...
+ok 3 # SKIP no network
+not ok 4 - later # TODO not yet
+ok 5 - sooner # TODO not yet
+ok
+"""
+
+
+def outcomes(name: str, text: str) -> dict[str, str]:
+    log = parse(name, text)
+    assert log.wrong == ""
+    return dict(log.outcomes)
+
+
+def test_every_parser_that_a_task_can_name_is_there() -> None:
+    assert set(NAMES) == set(PARSERS)
+
+
+def test_pytest() -> None:
+    assert outcomes("pytest", PYTEST) == {
+        "tests/test_a.py::test_a": "PASSED",
+        "tests/test_a.py::test_p[a - b]": "PASSED",
+        "tests/test_a.py::T::test_u": "PASSED",
+        "tests/test_a.py::test_x": "XFAIL",
+        "tests/test_a.py::T::test_d": "XFAIL",
+        "tests/test_a.py::test_xp": "XPASS",
+        "tests/test_a.py::test_e": "ERROR",
+        "tests/test_a.py::test_f[a - b]": "FAILED",
+        "tests/test_a.py::T::test_b": "FAILED",
+    }
+    log = parse("pytest", PYTEST)
+    assert contradiction(TestLog(log.outcomes, 1, log.counts)) == ""
+    more = parse("pytest", PYTEST.replace("3 passed", "4 passed"))
+    assert "counts 4 PASSED" in contradiction(TestLog(more.outcomes, 1, more.counts))
+
+
+def test_unittest() -> None:
+    log = parse("unittest", UNITTEST)
+
+    assert log.outcomes == {
+        "tests.test_a.T.test_b": "FAILED",
+        "tests.test_a.T.test_c": "SKIPPED",
+        "tests.test_a.T.test_d": "XFAIL",
+        "tests.test_a.T.test_er": "ERROR",
+        "tests.test_a.T.test_u": "PASSED",
+        "tests.test_a.T.test_us": "XPASS",
+    }
+    assert contradiction(TestLog(log.outcomes, 1, log.counts)) == ""
+    assert "exit code 0" in contradiction(TestLog(log.outcomes, 0, log.counts))
+
+
+def test_junit_xml() -> None:
+    assert outcomes("junit-xml", JUNIT) == {
+        "tests.test_a::test_a": "PASSED",
+        "tests.test_a::test_f[a < b]": "FAILED",
+        "tests.test_a::test_s": "SKIPPED",
+        "test_e": "ERROR",
+    }
+    assert "counts 5 tests" in parse("junit-xml", JUNIT.replace('tests="4"', 'tests="5"')).wrong
+    bomb = JUNIT.replace("<testsuites>", '<!DOCTYPE x [<!ENTITY a "b">]><testsuites>')
+    assert "entities" in parse("junit-xml", bomb).wrong
+    assert "no XML" in parse("junit-xml", JUNIT.replace("</testsuite>", "")).wrong
+
+
+def test_go() -> None:
+    assert outcomes("go-test", GO) == {
+        "TestA": "PASSED",
+        "TestB": "FAILED",
+        "TestB/with_a": "FAILED",
+        "TestC": "SKIPPED",
+        "example.com/built": "ERROR",
+    }
+    events = [
+        {"Action": "run", "Package": "p", "Test": "TestA"},
+        {"Action": "output", "Package": "p", "Test": "TestA", "Output": "--- FAIL: TestA"},
+        {"Action": "pass", "Package": "p", "Test": "TestA"},
+        {"Action": "fail", "Package": "p", "Test": "TestB"},
+        {"Action": "fail", "Package": "q"},
+    ]
+    text = "\n".join(map(json.dumps, events)) + "\n{no json\n"
+    assert outcomes("go-test", text) == {"p.TestA": "PASSED", "p.TestB": "FAILED", "q": "ERROR"}
+
+
+def test_tap() -> None:
+    assert outcomes("tap", TAP) == {
+        "adds": "PASSED",
+        "subtracts": "FAILED",
+        "3": "SKIPPED",
+        "later": "XFAIL",
+        "sooner": "XPASS",
+        "6": "PASSED",
+    }
+    assert "planned 7" in parse("tap", TAP.replace("1..6", "1..7")).wrong
+    assert "bailed out: disk" in parse("tap", "1..2\nok 1\nBail out! disk\n").wrong
+
+
+def of_ones_own(text: str) -> dict[str, str]:
+    """`test=OUTCOME` lines."""
+    return dict(line.split("=") for line in text.split())
+
+
+def test_a_parser_of_ones_own() -> None:
+    name = f"{__name__}:of_ones_own"
+
+    assert outcomes(name, "a=PASSED b=FAILED") == {"a": "PASSED", "b": "FAILED"}
+    with pytest.raises(WorkFailed, match="'GREEN'; known are ERROR"):
+        parse(name, "a=GREEN")
+    with pytest.raises(WorkFailed, match="raised: ValueError"):
+        parse(name, "a")
+    with pytest.raises(WorkFailed, match="no module 'nowhere'"):
+        parse("nowhere:x", "")
+
+
+def test_of_a_test_that_is_named_twice_the_worse_counts() -> None:
+    text = "--- FAIL: TestA (0.00s)\n--- PASS: TestA (0.00s)\n"
+
+    assert outcomes("go-test", text) == {"TestA": "FAILED"}
+
+
+SAMPLES = [PYTEST, UNITTEST, JUNIT, GO, TAP]
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.text() | st.sampled_from(SAMPLES), st.data())
+def test_any_text_is_survived(name: str, text: str, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(text)))
+    odd = text[:cut] + data.draw(st.text(max_size=20)) + text[cut:]
+
+    log = parse(name, odd)
+
+    assert set(log.outcomes.values()) <= set(OUTCOMES)
+
+
+@given(st.lists(st.sampled_from(SAMPLES), max_size=4))
+def test_what_a_runner_says_is_not_found_by_anothers_parser(texts: list[str]) -> None:
+    assert parse("exit-code", "\n".join(texts)).outcomes == {}

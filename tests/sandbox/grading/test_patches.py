@@ -1,0 +1,57 @@
+"""What is wrong with a patch before it is tried."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.grading.patches import complaint, link_targets
+
+LINES = st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8)
+
+
+def link(target: bytes, header: bytes = b"new file mode 120000") -> bytes:
+    return (
+        b"diff --git a/l b/l\n" + header + b"\nindex 0000000..1111111\n--- /dev/null\n"
+        b"+++ b/l\n@@ -0,0 +1 @@\n+" + target + b"\n\\ No newline at end of file\n"
+    )
+
+
+def code(patch: bytes) -> str:
+    wrong = complaint(patch)
+    return wrong.code if wrong else ""
+
+
+@given(LINES, LINES)
+def test_a_hunk_is_never_taken_for_a_mode(removed: list[bytes], added: list[bytes]) -> None:
+    tricks = [b"new file mode 120000", b"new mode 160000", b"diff --git a/x b/x"]
+    body = b"\n".join([b"-" + line for line in removed + tricks] + [b"+" + x for x in added])
+    patch = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,9 +1,9 @@\n" + body + b"\n"
+
+    assert code(patch) == ""
+
+
+@given(st.binary(min_size=1, max_size=40).filter(lambda line: not set(b"\r\n") & set(line)))
+def test_a_link_is_let_in_where_it_leads_further_down(target: bytes) -> None:
+    out = target.startswith(b"/") or b".." in target.split(b"/")
+
+    # What begins so looks like a header, and is refused since it cannot be told.
+    assert (code(link(target)) == "link") == (out or target.startswith(b"++ "))
+
+
+def test_a_file_that_becomes_a_link_and_one_whose_end_is_binary_are_found() -> None:
+    assert code(link(b"/etc", b"old mode 100644\nnew mode 120000")) == "link"
+    assert code(link(b"/etc", b"new file mode 120000\r")) == "link"
+    binary = b"diff --git a/l b/l\nnew file mode 120000\nGIT binary patch\nliteral 3\nKcmZ\n"
+    assert list(link_targets(binary)) == [None]
+    assert code(binary) == "link"
+
+
+def test_a_link_that_is_removed_is_nobodys_affair() -> None:
+    patch = link(b"x").replace(b"new file mode", b"deleted file mode")
+
+    assert code(patch) == ""
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_survived(patch: bytes) -> None:
+    complaint(patch)
+    assert code(patch + b"\ndiff --git ") != "empty"

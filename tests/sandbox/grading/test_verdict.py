@@ -1,0 +1,103 @@
+"""The rules of judging, as laws."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.grading.verdict import (
+    BAD,
+    KEPT,
+    MENDED,
+    OUTCOMES,
+    TestLog,
+    contradiction,
+    verdict,
+    worse,
+)
+
+NAMES = st.sampled_from("abcdefgh")
+RUNS = st.dictionaries(NAMES, st.sampled_from(OUTCOMES))
+
+
+def log_of(outcomes: dict[str, str]) -> TestLog:
+    """A run that is of one mind."""
+    return TestLog(outcomes, int(any(each in BAD for each in outcomes.values())))
+
+
+@given(RUNS, st.sets(NAMES, min_size=1), st.sets(NAMES))
+def test_resolved_is_all_of_both_and_nothing_less(
+    outcomes: dict[str, str], mend: set[str], keep: set[str]
+) -> None:
+    keep -= mend
+
+    judged = verdict(log_of(outcomes), sorted(mend), sorted(keep))
+
+    good = [outcomes.get(each) in MENDED for each in mend]
+    good += [outcomes.get(each) in KEPT for each in keep]
+    assert judged.resolved == all(good)
+    assert judged.passed == pytest.approx(sum(good) / len(good))
+    assert (judged.passed == 1.0) == judged.resolved
+
+
+@given(RUNS, st.sets(NAMES, min_size=1))
+def test_a_test_that_is_missing_never_resolves(outcomes: dict[str, str], mend: set[str]) -> None:
+    judged = verdict(log_of(outcomes), [*sorted(mend), "never run"], [])
+
+    assert not judged.resolved
+
+
+@given(RUNS, st.integers(-9, 255))
+def test_what_no_failure_explains_and_what_hides_one_is_invalid(
+    outcomes: dict[str, str], exit_code: int
+) -> None:
+    found = Counter(outcomes.values())
+    bad = found["FAILED"] + found["ERROR"]
+
+    wrong = contradiction(TestLog(outcomes, exit_code))
+
+    if exit_code == 0:
+        assert bool(wrong) == bool(bad)
+    elif outcomes and not bad and not found["XPASS"]:
+        assert "no test failed" in wrong
+    if wrong:
+        assert verdict(TestLog(outcomes, exit_code), ["a"], []).code == "invalid"
+
+
+@given(RUNS, st.sampled_from(OUTCOMES), st.integers(1, 5))
+def test_counts_must_agree(outcomes: dict[str, str], outcome: str, more: int) -> None:
+    counts = Counter(outcomes.values())
+    log = log_of(outcomes)
+
+    assert contradiction(TestLog(outcomes, log.exit_code, counts)) == ""
+    counts[outcome] += more
+    assert contradiction(TestLog(outcomes, log.exit_code, counts))
+
+
+def test_skipped_keeps_and_does_not_mend() -> None:
+    log = log_of({"a": "SKIPPED", "b": "PASSED"})
+
+    assert verdict(log, ["b"], ["a"]).resolved
+    assert verdict(log, ["a"], ["b"]).reason == "1 of 1 fail-to-pass do not pass: a SKIPPED"
+
+
+def test_a_reason_names_some_and_counts_the_rest() -> None:
+    reason = verdict(log_of({"a": "FAILED"}), list("abcde"), ["k"]).reason
+
+    assert reason == (
+        "5 of 5 fail-to-pass do not pass: a FAILED, b is missing, c is missing and 2 more; "
+        "1 of 1 pass-to-pass do not pass: k is missing"
+    )
+
+
+def test_without_names_the_exit_code_decides() -> None:
+    assert verdict(TestLog(exit_code=0), [], []).resolved
+    assert verdict(TestLog(exit_code=3), [], []).reason == "exit code 3"
+
+
+@given(st.sampled_from(OUTCOMES), st.sampled_from(OUTCOMES))
+def test_the_worse_of_two_is_one_of_them(first: str, second: str) -> None:
+    assert worse(first, second) == worse(second, first)
+    assert worse(first, second) in (first, second)
+    assert worse(None, first) == first

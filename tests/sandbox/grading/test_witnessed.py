@@ -1,0 +1,113 @@
+"""What a supervised run says is believed only where all of it agrees."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.grading.witnessed import seen_in, witnessed
+from schemas.errors import WorkFailed
+
+TOKEN = "t"
+CONTROLS = {"c1": "PASSED", "c2": "FAILED"}
+
+
+def phases(test: str, *outcomes: str, expected: bool = False) -> list[list[object]]:
+    """Setup, call and teardown; a setup that does not pass has no call."""
+    names = ("setup", "call", "teardown") if len(outcomes) == 3 else ("setup", "teardown")
+    return [
+        [TOKEN, "test", test, name, outcome, expected and name == "call"]
+        for name, outcome in zip(names, outcomes, strict=True)
+    ]
+
+
+OK = ("passed", "passed", "passed")
+BAD = ("passed", "failed", "passed")
+RUN: list[list[object]] = [
+    [TOKEN, "collected", ["a", "s", "e", "x", "c1", "c2"]],
+    *phases("a", *OK),
+    *phases("s", "skipped", "passed"),
+    *phases("e", "failed", "passed"),
+    *phases("x", "passed", "skipped", "passed", expected=True),
+    *phases("c1", *OK),
+    *phases("c2", *BAD),
+    [TOKEN, "end", 1, 2, []],
+]
+
+
+def seen(lines: list[list[Any]], code: int = 1) -> dict[str, object]:
+    return {"code": code, "reports": [json.dumps(line) for line in lines]}
+
+
+def wrong(lines: list[list[Any]], code: int = 1) -> str:
+    return witnessed(seen(lines, code), TOKEN, CONTROLS).wrong
+
+
+def test_a_run_that_agrees_is_believed_and_controls_are_not_in_it() -> None:
+    log = witnessed(seen(RUN), TOKEN, CONTROLS)
+
+    assert (log.wrong, log.exit_code) == ("", 1)
+    assert log.outcomes == {"a": "PASSED", "s": "SKIPPED", "e": "ERROR", "x": "XFAIL"}
+
+
+def test_a_module_that_cannot_be_read_is_an_error() -> None:
+    lines = [[TOKEN, "unread", "tests/test_b.py"], *RUN[:-1], [TOKEN, "end", 1, 3, []]]
+
+    assert witnessed(seen(lines), TOKEN, CONTROLS).outcomes["tests/test_b.py"] == "ERROR"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "says"),
+    [
+        (RUN[:-1], 0, "did not come to its end: its process ended with exit code 0"),
+        (RUN[:-1], -9, "signal 9"),
+        (RUN, 0, "pytest ended with 1, its process with exit code 0"),
+        ([*RUN[:-1], [TOKEN, "end", 5, 2, []]], 5, "pytest ended with 5"),
+        ([*RUN[:-1], [TOKEN, "end", 1, 3, []]], 1, "counts 3 failures, and reports 2"),
+        ([*RUN[:-1], [TOKEN, "end", 1, 2, ["x.y"]]], 1, "was changed while it ran: x.y"),
+        ([*RUN, RUN[1]], 1, "after the end"),
+        ([["?", *RUN[1][1:]], *RUN], 1, "forged"),
+        ([[TOKEN, "tested", "a"], *RUN], 1, "makes no sense"),
+        ([*RUN[:1], *RUN[4:]], 1, "6 tests were collected, 5 reported"),
+        ([*RUN[:-1], *phases("more", *OK), RUN[-1]], 1, "6 tests were collected, 7 reported"),
+        ([*RUN[:3], *RUN[4:]], 1, "a was not run to its end"),
+    ],
+)  # fmt: skip
+def test_a_run_that_contradicts_itself_is_not_believed(
+    lines: list[list[Any]], code: int, says: str
+) -> None:
+    assert says in wrong(lines, code)
+
+
+def test_a_control_that_passes_and_must_not_tells_on_the_rest() -> None:
+    lines = [["?" if each == "c2" else each for each in line] for line in RUN[:-1]]
+    faked = [*RUN[:-4], *phases("c2", *OK), [TOKEN, "end", 0, 1, []]]
+
+    assert "control tests" in wrong(faked, 0)
+    assert "forged" in wrong(lines) or "end" in wrong(lines)
+
+
+def test_where_there_is_no_pytest_nobody_is_blamed() -> None:
+    with pytest.raises(WorkFailed, match="cannot run pytest: no module"):
+        witnessed(seen([[TOKEN, "missing", "no module"]]), TOKEN, CONTROLS)
+    assert "no sense" in wrong([RUN[0], [TOKEN, "missing", "later"], *RUN[1:]])
+
+
+@given(st.integers(0, len(RUN)), st.text() | st.just('["t"]') | st.just('["t", 3]'))
+def test_a_line_of_anybody_elses_spoils_the_run(place: int, text: str) -> None:
+    given_ = seen(RUN)
+    reports = list(given_["reports"])  # type: ignore[call-overload]
+    reports.insert(place, text)
+
+    assert witnessed({**given_, "reports": reports}, TOKEN, CONTROLS).wrong
+
+
+@given(st.text(), st.text())
+def test_only_the_line_with_the_nonce_is_read(before: str, after: str) -> None:
+    nonce = "8d1f" * 8
+
+    assert seen_in(f'{before}\n{nonce}{{"code": 3}}\n{after}', nonce) == {"code": 3}
+    assert seen_in(before + after, nonce) is None
+    assert seen_in(f"{nonce}[1", nonce) is None

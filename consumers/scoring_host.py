@@ -24,14 +24,14 @@ class ScoringHosts:
     def __call__(self) -> "TrajectoryHost":
         return TrajectoryHost(self)
 
-    def driver(self) -> Driver:
-        """Made when a box is first asked for. Raises WorkFailed(`bad_config`)."""
+    async def open(self, spec: Spec) -> Box:
+        """A box of the kind that is set. Raises WorkFailed."""
         if not self.box:
             msg = "no kind of box is set for scorers: rewards.box names one, such as 'local'"
             raise WorkFailed("bad_config", msg, retriable=False)
         if self._driver is None:
             self._driver = driver(self.box)
-        return self._driver
+        return await self._driver.open(spec)
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class TrajectoryHost:
 
     async def open_box(self, spec: Spec) -> Box:
         """Raises WorkFailed."""
-        return await self.hosts.driver().open(spec)
+        return await self.hosts.open(spec)
 
     async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         if name not in self._made:

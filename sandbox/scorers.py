@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox.environment import make_plain
 from sandbox.foreign import complaint, foreign, load
@@ -23,13 +23,24 @@ from schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain
 from schemas.messages import Reward, ScoredTrajectory, Task, Trajectory
 
-Scorer = Callable[[Trajectory], float]
-WaitingScorer = Callable[..., Awaitable[float]]
+
+class Explained(NamedTuple):
+    """A reward with words for people, as a scorer may give it."""
+
+    value: float
+    reason: str
+
+
+Scorer = Callable[[Trajectory], float | Explained]
+WaitingScorer = Callable[..., Awaitable[float | Explained]]
 """Given the trajectory, and a `host` if it has a parameter of that name."""
 
 SHIPPED: Mapping[str, str] = {
     "environment_return": "sandbox.scorers:environment_return",
+    "no_submission": "sandbox.grading.patch_scorers:no_submission",
     "reasoning_gym": "sandbox.scorers:reasoning_gym",
+    "resolved": "sandbox.grading.patch_scorers:resolved",
+    "tests_passed": "sandbox.grading.patch_scorers:tests_passed",
 }
 
 OPEN = "it waits, and nobody here waits for it"
@@ -97,7 +108,7 @@ def filled(scored: ScoredTrajectory, rewards: Mapping[int, Reward]) -> ScoredTra
     return replace(scored, rewards=all_, total=total, reason=reason)
 
 
-def call_of(name: str, trajectory: Trajectory, host: ScoringHost) -> Awaitable[float]:
+def call_of(name: str, trajectory: Trajectory, host: ScoringHost) -> Awaitable[object]:
     """Begin with a scorer that waits; it raises anything, and WorkFailed where there is none."""
     scorer: WaitingScorer = _scorer(name)
     return scorer(trajectory, host=host) if _takes_host(name) else scorer(trajectory)
@@ -132,14 +143,26 @@ def _reward(spec: ScorerSpec, trajectory: Trajectory) -> Reward:
         return Reward(spec.name, None, OPEN, spec.weight)
     try:
         with foreign("raised", "it raised"):
-            value = float(_scorer(spec.name)(trajectory))
+            value, said = explained(_scorer(spec.name)(trajectory))
     except ProgramFailed:
         raise  # it did not come back: no time is left for the others
     except RollcallError as error:
         return Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight)
+    return given(spec, value, said)
+
+
+def explained(result: object) -> tuple[float, str]:
+    """What a scorer gave, and what it says of that; raises whatever its number raises."""
+    if isinstance(result, Explained):
+        return float(result.value), plain(result.reason, REASON_CHARS)
+    return float(result), ""  # type: ignore[arg-type]
+
+
+def given(spec: ScorerSpec, value: float, said: str) -> Reward:
+    """The reward of a scorer that came back."""
     if not math.isfinite(value):
         return Reward(spec.name, None, f"it gave {value}", spec.weight)
-    return Reward(spec.name, value, weight=spec.weight)
+    return Reward(spec.name, value, said, spec.weight)
 
 
 @cache

@@ -6,14 +6,13 @@ service that is away (Unavailable) is waited for. Everything else is as with pla
 """
 
 import asyncio
-import math
 from collections.abc import Coroutine
 from typing import Any
 
 import structlog
 
 from sandbox.host import ScoringHost
-from sandbox.scorers import ScorerSpec, call_of
+from sandbox.scorers import ScorerSpec, call_of, explained, given
 from schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain, raised
 from schemas.interrupts import is_from_outside
@@ -22,6 +21,9 @@ from schemas.messages import Reward, Trajectory
 TRIES = 3
 AWAY_S = 1.0
 """Between two looks whether a service is back."""
+
+Given = tuple[float, str]
+"""What a scorer gave, and what it says of that."""
 
 log = structlog.get_logger()
 
@@ -40,15 +42,17 @@ async def awaited(
     It is cancelled when its time is over, and left to itself where it clings for `grace_s`.
     """
     tries = 0
-    said = False
+    waits = False
     while True:
         try:
             task = _called(spec, trajectory, host)
-            value = await _within(task, f"{spec.name} {trajectory.rollout_id}", timeout_s, grace_s)
+            value, said = await _within(
+                task, f"{spec.name} {trajectory.rollout_id}", timeout_s, grace_s
+            )
         except Unavailable as error:
-            if not said:
+            if not waits:
                 log.warning("scoring_waits", scorer=spec.name, error=str(error))
-            said = True
+            waits = True
             await asyncio.sleep(away_s)
         except RollcallError as error:
             tries += 1
@@ -58,15 +62,13 @@ async def awaited(
                 return Reward(spec.name, None, plain(text, REASON_CHARS), spec.weight)
             log.warning("scoring_tried_again", scorer=spec.name, tries=tries, error=str(error))
         else:
-            if not math.isfinite(value):
-                return Reward(spec.name, None, f"it gave {value}", spec.weight)
-            return Reward(spec.name, value, weight=spec.weight)
+            return given(spec, value, said)
 
 
-async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> float:
+async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> Given:
     """Call a scorer; whatever it raises is an error of our tree, but its own cancellation."""
     try:
-        return float(await call_of(spec.name, trajectory, host))
+        return explained(await call_of(spec.name, trajectory, host))
     except (RollcallError, asyncio.CancelledError):
         raise
     except BaseException as error:
@@ -76,8 +78,8 @@ async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -
 
 
 async def _within(
-    work: Coroutine[Any, Any, float], name: str, timeout_s: float, grace_s: float
-) -> float:
+    work: Coroutine[Any, Any, Given], name: str, timeout_s: float, grace_s: float
+) -> Given:
     """Await something in a task of its own, so that what clings to it can be left."""
     task = asyncio.create_task(work, name=name)
     try:
@@ -93,7 +95,7 @@ async def _within(
     return task.result()
 
 
-async def _cancelled(task: "asyncio.Task[float]", grace_s: float) -> None:
+async def _cancelled(task: "asyncio.Task[Given]", grace_s: float) -> None:
     task.cancel()
     task.add_done_callback(_heard)
     await asyncio.wait({task}, timeout=grace_s)
@@ -102,7 +104,7 @@ async def _cancelled(task: "asyncio.Task[float]", grace_s: float) -> None:
         task.cancel()
 
 
-def _heard(task: "asyncio.Task[float]") -> None:
+def _heard(task: "asyncio.Task[Given]") -> None:
     """What it raises now is nobody's affair any more."""
     if not task.cancelled():
         task.exception()

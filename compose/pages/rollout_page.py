@@ -262,8 +262,11 @@ def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
 
 
 def _reward(reward: Reward) -> str:
-    value = f"none: {printable(reward.reason)}" if reward.value is None else f"{reward.value:+g}"
-    return f"{value} by {reward.scorer}, weight {reward.weight:g}"
+    said = printable(reward.reason)
+    if reward.value is None:
+        return f"none: {said} by {reward.scorer}, weight {reward.weight:g}"
+    why = f": {said}" if said else ""
+    return f"{reward.value:+g} by {reward.scorer}, weight {reward.weight:g}{why}"
 
 
 def _place(event: Event) -> tuple[int, int]:

@@ -22,7 +22,7 @@ def complaint(patch: bytes) -> Verdict | None:
     if not patch.strip():
         return Verdict("empty", "the patch is empty")
     if len(patch) > MOST_BYTES:
-        return Verdict("too_large", f"a patch of {len(patch):,} bytes; {MOST_BYTES:,} can be")
+        return too_large(len(patch))
     if not BEGINS.search(patch):
         return Verdict("not_applied", "it is no patch: nothing in it begins a difference")
     if SUBMODULE.search(patch):
@@ -32,6 +32,11 @@ def complaint(patch: bytes) -> Verdict | None:
             shown = "whose end cannot be told" if target is None else f"to {target[:100]!r}"
             return Verdict("link", f"it makes a link {shown}")
     return None
+
+
+def too_large(size_bytes: int) -> Verdict:
+    """What becomes of a patch of so many bytes, which nobody need look at."""
+    return Verdict("too_large", f"a patch of {size_bytes:,} bytes; {MOST_BYTES:,} can be")
 
 
 def link_targets(patch: bytes) -> Iterator[bytes | None]:

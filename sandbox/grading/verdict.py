@@ -49,6 +49,9 @@ class Verdict:
     def resolved(self) -> bool:
         return self.code == "resolved"
 
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason}"
+
 
 def verdict(log: TestLog, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Verdict:
     """Judge a run by what was to pass; without any name the exit code alone decides."""

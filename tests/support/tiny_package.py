@@ -1,9 +1,8 @@
 """A made-up package with a bug, the tests that show it, and patches to it."""
 
-import io
+import json
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,6 +63,23 @@ def reference(**fields: object) -> Reference:
     return Reference(verifier(**fields), tests=tar_of(TESTS), base=tar_of(BASE))
 
 
+def write_task(directory: Path) -> Path:
+    """The package as a task on disk."""
+    files = {f"environment/testbed/{name}": text for name, text in BASE.items()}
+    files |= {f"tests/testbed/{name}": text for name, text in TESTS.items()}
+    files["instruction.md"] = "Mend add."
+    listed = ", ".join(json.dumps(test) for test in PASS_TO_PASS)
+    files["task.toml"] = (
+        f'[verifier]\ncommand = "{sys.executable} -m pytest -q tests"\nparser = "pytest"\n'
+        'replace = ["tests"]\nenv = { PYTEST_DISABLE_PLUGIN_AUTOLOAD = "1" }\n'
+        f'fail_to_pass = ["{FAIL_TO_PASS[0]}"]\npass_to_pass = [{listed}]\n'
+    )
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
 class Patches:
     """Makes patches to the package by git, in a directory of its own."""
 
@@ -104,8 +120,3 @@ class Patches:
         return subprocess.run(
             ["git", *words], cwd=self.directory, capture_output=True, check=True
         ).stdout
-
-
-def members(tar: bytes) -> list[str]:
-    with tarfile.open(fileobj=io.BytesIO(tar)) as stream:
-        return stream.getnames()

@@ -14,7 +14,7 @@ from sandbox.grading.reference import Reference, reference_of
 from sandbox.grading.verdict import Verdict
 from sandbox.tasks.harbor import read_task
 from schemas.errors import WorkFailed
-from tests.support.tiny_package import BASE, FIXED, TESTS, Patches, reference, tar_of
+from tests.support.tiny_package import BASE, TESTS, Patches, reference, tar_of, write_task
 
 UNITTEST = {
     "tests/__init__.py": "",
@@ -167,21 +167,8 @@ def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) ->
 
 
 def test_a_task_on_disk_is_a_reference(gold: bytes, tmp_path: Path) -> None:
-    task = tmp_path / "sums"
-    files = {f"environment/testbed/{name}": text for name, text in BASE.items()}
-    files |= {f"tests/testbed/{name}": text for name, text in TESTS.items()}
-    command = f"{sys.executable} -m pytest -q tests"
-    files["instruction.md"] = "Mend add."
-    files["task.toml"] = (
-        f'[verifier]\ncommand = "{command}"\nparser = "pytest"\nreplace = ["tests"]\n'
-        'env = { PYTEST_DISABLE_PLUGIN_AUTOLOAD = "1" }\n'
-        'fail_to_pass = ["tests/test_sums.py::test_adds"]\n'
-    )
-    for name, text in files.items():
-        (task / name).parent.mkdir(parents=True, exist_ok=True)
-        (task / name).write_text(text)
+    task = write_task(tmp_path / "sums")
 
     given = reference_of(read_task(task))
 
     assert judged(given, gold).resolved
-    assert FIXED not in BASE.values()

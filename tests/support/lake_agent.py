@@ -7,7 +7,7 @@ from typing import Any
 import openai
 
 CLIENT = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")
-"""Made once, before there is a rollout: a client's modules and certificates are half of its cost."""
+"""Made once, before there is a rollout: a client's modules and certificates are half its cost."""
 assert CLIENT.chat.completions
 
 

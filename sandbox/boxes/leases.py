@@ -1,0 +1,185 @@
+"""Leases on boxes: one file for each, told again and again by whoever has the box.
+
+    <directory>/<box id>    <seconds since the host booted> <boot id> <driver> <owner>
+
+A lease that was not told for `lapse_s` has lapsed, and the reaper removes its box. Seconds are
+those that no one can set: a clock that jumps ends no lease, and after a boot all have lapsed. A
+box's id begins with a digest of the directory: so a reaper knows about which boxes its leases say
+something, and lets all others be. They are told by a thread of their own: a room that is blocked
+loses none.
+"""
+
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from schemas.errors import WorkFailed
+
+TAG_CHARS = 8
+MOST_BYTES = 1024
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """In seconds."""
+
+    touch_s: float = 5.0
+    lapse_s: float = 30.0
+    reap_s: float = 10.0
+
+
+def booted_s() -> float:
+    """Seconds since this host booted, suspended or not."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def boot_id() -> str:
+    """Names this boot; the same for all processes of the host."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One file, as it was read."""
+
+    ident: str
+    driver: str
+    owner: str
+    age_s: float
+    """Since it was told; infinite after a boot."""
+
+
+class Leases:
+    """Those of one worker, and a look at all in its directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        owner: str,
+        times: LeaseTimes | None = None,
+        clock: Callable[[], float] = booted_s,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.owner = "-".join(owner.split()) or "-"
+        self.times = times or LeaseTimes()
+        self.clock = clock
+        digest = hashlib.blake2b(os.fsencode(self.directory), digest_size=TAG_CHARS // 2)
+        self.tag = digest.hexdigest()
+        self.held: dict[str, str] = {}
+        """The driver of each box that is this worker's."""
+        self._boot_id = boot_id()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._said = False
+
+    def draw(self) -> str:
+        """The id of a box to be."""
+        return self.tag + secrets.token_hex(8)
+
+    def take(self, ident: str, driver: str) -> None:
+        """Have a lease on a box that is about to be made.
+
+        Raises WorkFailed(`box_unavailable`) where none can be written: its box would be reaped.
+        """
+        try:
+            self._write(ident, driver)
+        except OSError as error:
+            msg = f"leases of boxes cannot be written in {self.directory}: {error.strerror}"
+            raise WorkFailed("box_unavailable", msg, retriable=True) from error
+        with self._lock:
+            self.held[ident] = driver
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._live, name="leases", daemon=True)
+                self._thread.start()
+
+    def give(self, ident: str) -> bool:
+        """Its box is gone; whether there was a lease in the directory, told once of all."""
+        with self._lock:
+            self.held.pop(ident, None)
+            return self._unlink(ident)
+
+    def let_lapse(self, ident: str) -> None:
+        """Leave a box to the reaper."""
+        with self._lock:
+            self.held.pop(ident, None)
+
+    def touch(self) -> None:
+        """Tell all leases anew; a directory that was removed is made again."""
+        with self._lock:
+            for ident, driver in self.held.items():
+                try:
+                    self._write(ident, driver)
+                except OSError as error:
+                    if not self._said:
+                        log.error(
+                            "leases_not_told", directory=str(self.directory), error=str(error)
+                        )
+                    self._said = True
+                    return
+        self._said = False
+
+    def close(self) -> None:
+        """Tell nothing any more; what is still held will lapse. May be called twice."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _live(self) -> None:
+        while not self._over.wait(self.times.touch_s):
+            self.touch()
+
+    def _write(self, ident: str, driver: str) -> None:
+        """Over what stood there: the line of a lease keeps its length, so nobody reads half."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        line = f"{self.clock():020.3f} {self._boot_id} {driver} {self.owner}\n"
+        opened = os.open(self.directory / ident, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(opened, line.encode()[:MOST_BYTES], 0)
+        finally:
+            os.close(opened)
+
+    def _unlink(self, ident: str) -> bool:
+        try:
+            os.unlink(self.directory / ident)
+        except OSError:
+            return False
+        return True
+
+    def is_of_here(self, ident: str) -> bool:
+        """Whether the leases of this directory say something about a box."""
+        return ident.startswith(self.tag)
+
+    def is_live(self, lease: Lease | None) -> bool:
+        return lease is not None and lease.age_s <= self.times.lapse_s
+
+    def read(self, ident: str) -> Lease | None:
+        """One lease; None where there is none, or nothing that can be read."""
+        try:
+            with (self.directory / ident).open("rb") as file:
+                told, boot, driver, owner = file.read(MOST_BYTES).decode().split()
+            age_s = self.clock() - float(told)
+        except (OSError, ValueError):
+            return None
+        same_boot = boot == self._boot_id
+        return Lease(ident, driver, owner, max(0.0, age_s) if same_boot else float("inf"))
+
+    def all(self) -> Iterator[Lease]:
+        """Every lease of the directory, whoever's it is; nothing where there is no directory."""
+        with suppress(OSError):
+            for name in sorted(os.listdir(self.directory)):
+                lease = self.read(name)
+                if lease is not None:
+                    yield lease

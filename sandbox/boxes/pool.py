@@ -1,0 +1,319 @@
+"""Boxes of one driver, lent one by one: some are started ahead, nobody is given a used one.
+
+A box that equals what was lent before is taken from a shelf, where as many wait as were lent at
+once of late, `warm` in all; behind it another is started. So many start at once, those that
+somebody waits for first, in the order in which they were asked for. A box with mounts or variables
+of its own, and any that is asked for as `ephemeral`, is started for its borrower.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
+from sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
+from sandbox.boxes.leases import Leases
+from schemas.errors import WorkFailed
+
+Mode = Literal["persistent", "ephemeral"]
+Key = tuple[str, BoxLimits, bool, tuple[str, ...]]
+Borrower = tuple[str, int]
+"""A rollout and its attempt."""
+STARTS = 2
+"""At once: more would only make each of them slower."""
+KEEP_S = 300.0
+"""A shelf that nobody has asked for so long is emptied."""
+STALE_S = 30.0
+"""A box that waited longer is looked at before it is lent."""
+PROBE_S = 10.0
+START_S = 120.0
+"""A start that takes longer has failed: it would keep others from starting."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Shelf:
+    """Equal boxes."""
+
+    spec: Spec
+    ready: deque[tuple[Box, float]] = field(default_factory=deque)
+    """And when each became ready."""
+    starting: int = 0
+    lent: int = 0
+    peak: int = 0
+    """Lent at once, at most; that many may wait."""
+    asked_at: float = 0.0
+    expiry: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """Somebody who waits for a box."""
+
+    spec: Spec
+    shelf: _Shelf | None
+    """None: one is started for him alone."""
+    box: "asyncio.Future[Box]"
+    started: bool = False
+
+
+class BoxPool:
+    """Lends boxes of one driver, on the event loop that it was made on."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        leases: Leases,
+        tell: Tell = lambda instance: None,
+        *,
+        warm: int = 4,
+        starts: int = STARTS,
+        keep_s: float = KEEP_S,
+        stale_s: float = STALE_S,
+        start_s: float = START_S,
+        remove_again_s: Sequence[float] = REMOVE_AGAIN_S,
+    ) -> None:
+        self.driver = driver
+        self.leases = leases
+        self.warm, self.keep_s, self.stale_s, self.start_s = warm, keep_s, stale_s, start_s
+        self._notes = BoxNotes(driver.name, tell)
+        self._removal = BoxRemoval(driver, leases, self._notes, remove_again_s)
+        self._starts = starts
+        self._starting = 0
+        self._shelves: dict[Key, _Shelf] = {}
+        self._line: list[_Wanted] = []
+        self._lent: dict[str, tuple[Box, _Shelf | None, Mode, Borrower]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over = False
+
+    async def lend(self, spec: Spec, whose: Borrower, mode: Mode = "persistent") -> Box:
+        """A started box in which nobody has been; to be given back. Raises WorkFailed."""
+        if self._over:
+            msg = "this worker leaves and lends no more boxes"
+            raise WorkFailed("box_unavailable", msg, retriable=True)
+        shelf = self._shelf_of(spec) if mode == "persistent" and _is_plain(spec) else None
+        box = await self._from(shelf) if shelf else None
+        if box is None:
+            box = await self._wait(_Wanted(spec, shelf, asyncio.get_running_loop().create_future()))
+        self._lent[box.ident] = box, shelf, mode, whose
+        if shelf is not None:
+            shelf.lent += 1
+            shelf.peak = max(shelf.peak, shelf.lent)
+        self._notes.note("lent", box.ident, spec, mode, whose=whose)
+        self._pump()
+        return box
+
+    async def give_back(self, box: Box) -> None:
+        """Remove a box that was lent. May be called twice; goes on when its caller is cancelled."""
+        lent = self._lent.pop(box.ident, None)
+        if lent is None:
+            return
+        _, shelf, mode, whose = lent
+        if shelf is not None:
+            shelf.lent -= 1
+        self._notes.note("returned", box.ident, None, mode, whose=whose)
+        await asyncio.shield(self._removal.begin(box.ident, box))
+
+    async def close(self) -> None:
+        """Remove every box, also those that are lent. May be called twice."""
+        self._over = True
+        for wanted in self._line:
+            wanted.box.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for shelf in self._shelves.values():
+            self._empty(shelf, 0)
+            if shelf.expiry is not None:
+                shelf.expiry.cancel()
+        for box, *_ in list(self._lent.values()):
+            await self.give_back(box)
+        await self._removal.join()
+
+    # Waiting
+
+    async def _from(self, shelf: _Shelf) -> Box | None:
+        """A box off the shelf that is still alive."""
+        shelf.asked_at = time.monotonic()
+        if shelf.expiry is None:
+            self._watch(shelf, self.keep_s)
+        while shelf.ready:
+            box, since = shelf.ready.popleft()
+            try:
+                if time.monotonic() - since < self.stale_s or await self._answers(box):
+                    return box
+            except asyncio.CancelledError:
+                self._removal.begin(box.ident, box)
+                raise
+            self._removal.begin(box.ident, box, "it died on its shelf")
+        return None
+
+    async def _wait(self, wanted: _Wanted) -> Box:
+        self._line.append(wanted)
+        self._pump()
+        try:
+            return await wanted.box
+        except asyncio.CancelledError:
+            if wanted.box.done() and not wanted.box.cancelled() and not wanted.box.exception():
+                self._started(wanted.shelf, None, wanted.box.result())
+            raise
+        finally:
+            with suppress(ValueError):
+                self._line.remove(wanted)
+
+    # Starting
+
+    def _pump(self) -> None:
+        """Start what is needed, as far as may start at once."""
+        while not self._over and self._starting < self._starts:
+            wanted = self._next_wanted()
+            shelf = wanted.shelf if wanted else self._next_shelf()
+            if wanted is None and shelf is None:
+                return
+            self._starting += 1
+            if wanted is not None:
+                wanted.started = True
+            if shelf is not None:
+                shelf.starting += 1
+            spec = wanted.spec if wanted else shelf.spec if shelf else Spec()
+            task = asyncio.create_task(self._start(spec, shelf, wanted), name="box start")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _next_wanted(self) -> _Wanted | None:
+        """The first in line for whom nothing is being started."""
+        under_way = {id(shelf): shelf.starting for shelf in self._shelves.values()}
+        for wanted in self._line:
+            if wanted.box.done() or (wanted.shelf is None and wanted.started):
+                continue
+            if wanted.shelf is not None and under_way[id(wanted.shelf)] > 0:
+                under_way[id(wanted.shelf)] -= 1
+                continue
+            return wanted
+        return None
+
+    def _next_shelf(self) -> _Shelf | None:
+        """The shelf that has fewer than it may, those first that were asked for last."""
+        seats = self.warm
+        chosen = None
+        shelves = sorted(self._shelves.values(), key=lambda each: each.asked_at, reverse=True)
+        for shelf in shelves:
+            most = min(seats, shelf.peak)
+            seats -= most
+            self._empty(shelf, most)
+            if chosen is None and len(shelf.ready) + shelf.starting < most:
+                chosen = shelf
+        return chosen
+
+    async def _start(self, spec: Spec, shelf: _Shelf | None, wanted: _Wanted | None) -> None:
+        ident = self.leases.draw()
+        began = time.monotonic()
+        mode: Mode = "persistent" if shelf else "ephemeral"
+        box: Box | None = None
+        try:
+            self.leases.take(ident, self.driver.name)
+            self._notes.note("starting", ident, spec, mode)
+            box = await self._open(spec, ident)
+            if wanted is None and not await self._answers(box):
+                msg = "it died as soon as it had started"
+                raise WorkFailed("box_died", msg, retriable=True)
+        except asyncio.CancelledError:
+            self._removal.begin(ident, box, made=False)
+            raise
+        except Exception as error:
+            self._notes.note("failed", ident, spec, mode, reason=str(error))
+            self._removal.begin(ident, box, made=False)
+            self._failed(shelf, wanted, error)
+        else:
+            self._notes.note("ready", ident, spec, mode, took_s=time.monotonic() - began)
+            self._started(shelf, wanted, box)
+        finally:
+            self._starting -= 1
+            if shelf is not None:
+                shelf.starting -= 1
+            self._pump()
+
+    async def _open(self, spec: Spec, ident: str) -> Box:
+        try:
+            async with asyncio.timeout(self.start_s):
+                return await self.driver.open(spec, ident)
+        except TimeoutError as error:
+            msg = f"a box of driver {self.driver.name!r} did not start within {self.start_s:g} s"
+            raise WorkFailed("box_unavailable", msg, retriable=True) from error
+
+    def _started(self, shelf: _Shelf | None, wanted: _Wanted | None, box: Box) -> None:
+        """Hand it to whoever waits longest for one like it."""
+        waiting = [wanted] if shelf is None and wanted else self._of(shelf)
+        first = next((each for each in waiting if not each.box.done()), None)
+        if first is not None:
+            first.box.set_result(box)
+        else:
+            self._put_away(shelf, box)
+
+    def _failed(self, shelf: _Shelf | None, wanted: _Wanted | None, error: Exception) -> None:
+        """Tell whoever waits; for nobody in particular it is not tried again until it is wanted."""
+        waiting = [wanted] if shelf is None and wanted else self._of(shelf)
+        first = next((each for each in waiting if not each.box.done()), None)
+        if first is not None:
+            first.box.set_exception(error)
+        elif shelf is not None:
+            shelf.peak = 0
+        log.warning("box_not_started", driver=self.driver.name, error=str(error))
+
+    def _of(self, shelf: _Shelf | None) -> list[_Wanted]:
+        return [wanted for wanted in self._line if wanted.shelf is shelf and shelf is not None]
+
+    def _put_away(self, shelf: _Shelf | None, box: Box) -> None:
+        """Onto its shelf; one that nobody else can have is removed."""
+        if shelf is None or self._over:
+            self._removal.begin(box.ident, box)
+        else:
+            shelf.ready.append((box, time.monotonic()))
+            self._pump()
+
+    # Ending
+
+    def _watch(self, shelf: _Shelf, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        shelf.expiry = loop.call_later(after_s, self._expire, shelf)
+
+    def _expire(self, shelf: _Shelf) -> None:
+        """Empty a shelf that nobody has asked for, and forget it when nothing is lent of it."""
+        left_s = shelf.asked_at + self.keep_s - time.monotonic()
+        if left_s > 0 or shelf.lent or shelf.starting:
+            self._watch(shelf, max(left_s, self.keep_s / 10))
+            return
+        self._empty(shelf, 0)
+        self._shelves = {key: each for key, each in self._shelves.items() if each is not shelf}
+
+    def _empty(self, shelf: _Shelf, most: int) -> None:
+        """Remove the oldest boxes of a shelf until it has no more than so many."""
+        while len(shelf.ready) > most:
+            box, _ = shelf.ready.popleft()
+            self._removal.begin(box.ident, box)
+
+    async def _answers(self, box: Box) -> bool:
+        """Whether a box lives: `true` runs in it."""
+        try:
+            ran = await box.run(["true"], timeout_s=PROBE_S)
+        except Exception as error:
+            log.warning("box_died_unused", box_id=box.ident, error=str(error))
+            return False
+        return ran.exit_code == 0
+
+    def _shelf_of(self, spec: Spec) -> _Shelf:
+        key = spec.image, spec.limits, spec.network, spec.writable
+        return self._shelves.setdefault(key, _Shelf(spec))
+
+
+def _is_plain(spec: Spec) -> bool:
+    """Whether any other box of its image and limits can stand in for it."""
+    return not spec.mounts and not spec.env

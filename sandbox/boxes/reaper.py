@@ -1,0 +1,102 @@
+"""Removes boxes whose owners are gone: those that a host has, and that no live lease is on.
+
+It needs nobody's memory: drivers say what there is, leases say what is wanted. Several may be at
+work on one host; to remove a box twice does no harm. A box without any lease is removed only when
+it has been seen so for as long as a lease lives: its lease may be about to be told again.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import structlog
+
+from sandbox.boxes.box import Driver
+from sandbox.boxes.leases import Leases
+from schemas.messages import Instance
+
+log = structlog.get_logger()
+
+
+class Reaper:
+    """One worker's; it never removes what this worker holds."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        drivers: Callable[[], Mapping[str, Driver]],
+        tell: Callable[[Instance], None] = lambda instance: None,
+        *,
+        writable: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK),
+    ) -> None:
+        self.leases = leases
+        self.counts: Counter[str] = Counter()
+        self._drivers = drivers
+        """All that can be had on this host, by name."""
+        self._tell = tell
+        self._writable = writable
+        self._bare: dict[str, float] = {}
+        """Since when boxes were seen without a lease."""
+        self._said: set[str] = set()
+
+    async def reap(self) -> int:
+        """Remove whatever nobody holds any more; return how many boxes that were."""
+        directory = self.leases.directory
+        if not directory.is_dir():  # nobody here has ever had a box
+            return 0
+        if not self._writable(directory):
+            self._say("leases_read_only", str(directory))  # whoever lives cannot tell
+            return 0
+        bare, self._bare = self._bare, {}
+        removed = 0
+        for driver in self._drivers().values():
+            found = await self._found(driver)
+            for ident in found or ():
+                removed += await self._judge(driver, ident, bare)
+            if found is not None:
+                self._forget(driver.name, found)
+        return removed
+
+    async def _found(self, driver: Driver) -> list[str] | None:
+        """None where it does not answer; then nothing is known."""
+        try:
+            found = await driver.found()
+        except Exception as error:
+            self._say("boxes_not_found", driver.name, str(error))
+            return None
+        return [ident for ident in found if self.leases.is_of_here(ident)]
+
+    async def _judge(self, driver: Driver, ident: str, bare: Mapping[str, float]) -> bool:
+        lease = self.leases.read(ident)
+        if ident in self.leases.held or self.leases.is_live(lease):
+            return False
+        now = self.leases.clock()
+        if lease is None and now - bare.get(ident, now) < self.leases.times.lapse_s:
+            self._bare[ident] = bare.get(ident, now)
+            return False
+        try:
+            await driver.remove(ident)
+        except Exception as error:
+            self._say("box_not_reaped", ident, str(error))
+            return False
+        if not self.leases.give(ident) and lease is not None:
+            return False  # another reaper was quicker, and counted it
+        self.counts["reaped"] += 1
+        reason = "without a lease" if lease is None else f"lease of {lease.owner} lapsed"
+        self._tell(Instance(ident, "", "reaped", driver=driver.name, reason=reason))
+        log.warning("box_reaped", box_id=ident, driver=driver.name, reason=reason)
+        return True
+
+    def _forget(self, driver: str, found: list[str]) -> None:
+        """Remove lapsed leases on boxes that are gone."""
+        for lease in self.leases.all():
+            gone = lease.driver == driver and lease.ident not in found
+            if gone and lease.ident not in self.leases.held and not self.leases.is_live(lease):
+                self.leases.give(lease.ident)
+
+    def _say(self, event: str, *about: str) -> None:
+        """Once for each thing: it will be the same in ten seconds."""
+        if (event + about[0]) not in self._said:
+            self._said.add(event + about[0])
+            log.warning(event, about=about)

@@ -74,7 +74,8 @@ class WaitingEnvironment(Protocol):
 
     Whatever takes time is awaited: who blocks blocks everybody. A step past its time is cancelled
     and its session closed, in the same task. A factory with a parameter `host` is given one.
-    What a worker has only so many of is named by a class attribute `slot`; one is held while open.
+    What a worker has only so many of is named by a class attribute `slot`, one name or several; one
+    of each is held while it is open, all or none of them.
     """
 
     replayable: bool
@@ -95,8 +96,8 @@ class Kind:
 
     waits: bool = False
     """Whether its methods are `async def`."""
-    slot: str = ""
-    """What it takes one of while it is open, where its worker has only so many."""
+    slots: tuple[str, ...] = ()
+    """What it takes one of each while it is open, where its worker has only so many."""
     replayable: bool | None = None
     """None where only an environment that was made can say."""
 
@@ -125,9 +126,15 @@ def _kind(name: str, factory: Callable[..., object]) -> Kind:
         slot, replayable = getattr(made, "slot", ""), getattr(made, "replayable", None)
         return Kind(
             waits=inspect.iscoroutinefunction(getattr(made, "step", None)),
-            slot=slot if isinstance(slot, str) else "",
+            slots=_names(slot),
             replayable=replayable if isinstance(replayable, bool) else None,
         )
+
+
+def _names(slot: object) -> tuple[str, ...]:
+    """One name or several, as a class says it."""
+    several = slot if isinstance(slot, (tuple, list)) else (slot,)
+    return tuple(name for name in several if isinstance(name, str) and name)
 
 
 def _returned(factory: Callable[..., object]) -> object:

@@ -5,52 +5,92 @@ cancelled beside others in line.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from schemas.errors import WorkFailed
 from schemas.names import hint
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Somebody's in the line."""
+
+    names: tuple[str, ...]
+    taken: "asyncio.Future[None]"
+
+
 class Slots:
-    """So many of each class; first come, first served. For one event loop."""
+    """So many of each class; whoever wants several takes them together or none.
+
+    First come, first served: nobody is passed by whoever wants a class that he waits for. For one
+    event loop.
+    """
 
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = dict(most)
         self._free = dict(most)
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {name: deque() for name in most}
+        self._line: list[_Place] = []
 
     @property
     def waiting(self) -> int:
         """How many stand in line."""
-        return sum(map(len, self._lines.values()))
+        return len(self._line)
 
-    async def take(self, name: str) -> None:
-        """Wait for one; to be given back once. Raises WorkFailed for a class that nobody set."""
-        if name not in self._free:
-            msg = f"no setting says how many {name!r} this worker may hold: put {name} = 64, say, "
-            msg += f"into environments.slots; {hint(name, self._free)}"
-            raise WorkFailed("bad_config", msg, retriable=False)
-        if self._free[name] > 0:  # nobody stands in line, else he would have it
-            self._free[name] -= 1
+    def check(self, names: Sequence[str]) -> None:
+        """Raises WorkFailed for a class that nobody set, or of which there are never so many."""
+        for name in names:
+            if name not in self.most:
+                msg = f"no setting says how many {name!r} this worker may hold: put {name} = 64, "
+                msg += f"say, into environments.slots; {hint(name, self.most)}"
+                raise WorkFailed("bad_config", msg, retriable=False)
+
+    def taken_at_once(self, names: Sequence[str]) -> bool:
+        """Take one of each now, if they are free and nobody waits for any of them."""
+        waited_for = {name for place in self._line for name in place.names}
+        if waited_for.isdisjoint(names) and all(self._free[name] > 0 for name in names):
+            self._take(names)
+            return True
+        return False
+
+    async def take(self, names: Sequence[str]) -> None:
+        """Wait for one of each; to be given back once. Raises WorkFailed, see `check`."""
+        self.check(names)
+        names = tuple(dict.fromkeys(names))
+        if self.taken_at_once(names):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines[name].append(turn)
+        place = _Place(names, asyncio.get_running_loop().create_future())
+        self._line.append(place)
+        self._deal()
         try:
-            await turn
+            await place.taken
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was given to us meanwhile
-                self.give(name)
-            elif turn in self._lines[name]:
-                self._lines[name].remove(turn)
+            if place in self._line:
+                self._line.remove(place)
+                self._deal()
+            else:  # it was dealt just before
+                self.give(names)
             raise
 
-    def give(self, name: str) -> None:
-        """Give one back; whoever is first in line has it."""
-        line = self._lines[name]
-        while line:
-            turn = line.popleft()
-            if not turn.done():  # else he has just left
-                turn.set_result(None)
-                return
-        self._free[name] += 1
+    def give(self, names: Sequence[str]) -> None:
+        """Give one of each back; whoever is first in line has it."""
+        for name in dict.fromkeys(names):
+            self._free[name] += 1
+        self._deal()
+
+    def _take(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._free[name] -= 1
+
+    def _deal(self) -> None:
+        """Serve the line in order; a class that somebody waits for is kept for him."""
+        kept: set[str] = set()
+        for place in list(self._line):
+            if place.taken.done():  # cancelled, and about to leave
+                continue
+            if kept.isdisjoint(place.names) and all(self._free[name] > 0 for name in place.names):
+                self._line.remove(place)
+                self._take(place.names)
+                place.taken.set_result(None)
+            else:
+                kept.update(place.names)

@@ -1,20 +1,23 @@
 """A session that waits: a task in the room, what it is asked to do in turn, and its slot."""
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
 from consumers.environments.session_thread import Body, Late, Work, timed_answer
 from consumers.environments.slots import Slots
+from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment
 from sandbox.sessions import Sessions, place_of
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
-from schemas.messages import CallFailed, EnvironmentStepped
+from schemas.messages import CallFailed, EnvironmentStepped, Instance
 
 log = structlog.get_logger()
 
@@ -25,7 +28,7 @@ class Surroundings:
 
     make: Callable[[str, str, str], AnyEnvironment]
     """From name, config as JSON, and the session's place."""
-    slot_of: Callable[[str], str]
+    slots_of: Callable[[str], tuple[str, ...]]
     replayable: Callable[[str], bool | None]
     slots: Slots
     late: Late
@@ -36,6 +39,8 @@ class Surroundings:
     stands: Callable[[int], None]
     """Told by how many pieces of work more, or less, wait for a slot or behind one that does."""
     broke: Callable[[BaseException], None]
+    note: Tell
+    """Told who stands in line for which slots, and what became of it."""
     last: AnswerCache[EnvironmentStepped]
     grace_s: float
     """What was cancelled may take so long to let go, and a close so long at all."""
@@ -60,12 +65,12 @@ class WaitingSession:
         self.began = 0.0
         self.over = False
         self.sessions = Sessions(self._make, around.last, around.replayable)
-        self._in_line = ""
-        """The slot that it waits for."""
+        self._in_line: tuple[str, ...] = ()
+        """The slots that it waits for."""
         self._standing = 0
         self._in_line_s = 0.0
         """For how long the step that it is at stood in line."""
-        self._slot = ""
+        self._slots: tuple[str, ...] = ()
         self._rung = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=self.place)
         self.task.add_done_callback(self._ended)
@@ -152,7 +157,7 @@ class WaitingSession:
             await self.sessions.close()
         finally:
             timer.cancel()
-            self._give_slot()
+            self._give_slots()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """Answer for what the task died of; what nobody can answer for ends us all."""
@@ -183,7 +188,7 @@ class WaitingSession:
         while self.task.cancelling():
             self.task.uncancel()
         if not len(self.sessions):
-            self._give_slot()
+            self._give_slots()
 
     async def _do(self, work: Work) -> Body:
         step = work.step
@@ -202,29 +207,40 @@ class WaitingSession:
         """Answer for what is past its time, and cancel it."""
         msg = f"no answer within {work.timeout_s:g} s; it was cancelled"
         if self._in_line:
-            msg = f"no slot {self._in_line!r} was free within {work.timeout_s:g} s"
+            classes = " and ".join(map(repr, self._in_line))
+            msg = f"no slot {classes} was free within {work.timeout_s:g} s"
         self._stop(CallFailed("deadline", msg, True))
 
     async def _make(self, name: str, config_json: str) -> AnyEnvironment:
         """Make an environment once there is a slot for it."""
-        wanted = self.around.slot_of(name)
-        if wanted != self._slot:
-            self._give_slot()
-            await self._stand_in_line(wanted)
-            self._slot = wanted
+        wanted = self.around.slots_of(name)
+        if wanted != self._slots:
+            self._give_slots()
+            self.around.slots.check(wanted)
+            if not self.around.slots.taken_at_once(wanted):
+                await self._stand_in_line(wanted)
+            self._slots = wanted
         return self.around.make(name, config_json, self.place)
 
-    async def _stand_in_line(self, wanted: str) -> None:
-        if not wanted:
-            return
+    async def _stand_in_line(self, wanted: tuple[str, ...]) -> None:
         self._in_line, since = wanted, time.monotonic()
         self._count_standing()
+        turn = partial(self._note_turn, secrets.token_hex(8), ", ".join(wanted))
+        turn("waiting")
+        became = "failed"
         try:
             await self.around.slots.take(wanted)
+            became = "lent"
         finally:
-            self._in_line = ""
-            self._in_line_s += time.monotonic() - since
+            took_s = time.monotonic() - since
+            self._in_line = ()
+            self._in_line_s += took_s
             self._count_standing()
+            turn(became, took_s)
+
+    def _note_turn(self, ident: str, classes: str, kind: str, took_s: float = 0.0) -> None:
+        whose = self.rollout_id, self.attempt
+        self.around.note(Instance(ident, "", kind, "", "", "", "unknown", *whose, classes, took_s))
 
     def _count_standing(self) -> None:
         """Nothing of a session that stands in line has begun."""
@@ -232,7 +248,6 @@ class WaitingSession:
         self.around.stands(standing - self._standing)
         self._standing = standing
 
-    def _give_slot(self) -> None:
-        slot, self._slot = self._slot, ""
-        if slot:
-            self.around.slots.give(slot)
+    def _give_slots(self) -> None:
+        slots, self._slots = self._slots, ()
+        self.around.slots.give(slots)

@@ -16,6 +16,7 @@ from consumers.environments.slots import Slots
 from consumers.environments.waiting_session import Surroundings, WaitingSession
 from consumers.environments.watched_threads import REAP_EVERY_S
 from consumers.room import Room
+from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment, Kind
 from sandbox.sessions import place_of, stale
 from schemas.answer_cache import AnswerCache
@@ -44,6 +45,7 @@ class WaitingSessions:
         lease_s: float,
         counts: Counter[str],
         grace_s: float = GRACE_S,
+        note: Tell = lambda instance: None,
     ) -> None:
         self.give = give
         self.push = push
@@ -62,10 +64,10 @@ class WaitingSessions:
         self._pushing = False
         self._reap_due = 0.0
         self._around = Surroundings(
-            make, lambda name: kind_of(name).slot,
+            make, lambda name: kind_of(name).slots,
             lambda name: kind_of(name).replayable is not False,  # where it may be: ask for history
-            self.slots, late, self._told, self._gone, self._stands, room.fail, AnswerCache(),
-            grace_s,
+            self.slots, late, self._told, self._gone, self._stands, room.fail, note,
+            AnswerCache(), grace_s,
         )  # fmt: skip
 
     def hand_out(self, works: Sequence[Work]) -> None:

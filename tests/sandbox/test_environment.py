@@ -323,8 +323,8 @@ def test_data_sets_that_differ_between_processes_are_not_replayable() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (f"{WAITING}:Patient", Kind(waits=True, slot="patience", replayable=True)),
-        (f"{WAITING}:patient", Kind(waits=True, slot="patience", replayable=True)),
+        (f"{WAITING}:Patient", Kind(waits=True, slots=("patience",), replayable=True)),
+        (f"{WAITING}:patient", Kind(waits=True, slots=("patience",), replayable=True)),
         (f"{WAITING}:untold", Kind()),
         (f"{WAITING}:hinted", Kind()),
         (MINE, Kind()),

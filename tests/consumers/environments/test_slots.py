@@ -18,7 +18,7 @@ from consumers.room import Room
 from sandbox.environment import Kind, Observation
 from schemas.errors import WorkFailed
 from schemas.ids import command_id
-from schemas.messages import EnvironmentStep, EnvironmentStepped
+from schemas.messages import EnvironmentStep, EnvironmentStepped, Instance
 
 MOST = 2
 FAR_S = 1e6
@@ -39,7 +39,7 @@ class Line:
     async def hold(self, number: int) -> None:
         self.line.append(number)
         try:
-            await self.slots.take("s")
+            await self.slots.take(("s",))
         except asyncio.CancelledError:
             self.line.remove(number)
             raise
@@ -51,7 +51,7 @@ class Line:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            self.slots.give("s")
+            self.slots.give(("s",))
 
     def come(self, number: int) -> None:
         self.holders[number] = asyncio.create_task(self.hold(number))
@@ -91,14 +91,14 @@ def test_slots_are_dealt_in_order_and_none_is_lost_whoever_leaves_the_line(
                 await waiting[0]
         assert line.slots.waiting == 0
         for _ in range(most):
-            await asyncio.wait_for(line.slots.take("s"), 5)
+            await asyncio.wait_for(line.slots.take(("s",)), 5)
 
     asyncio.run(live())
 
 
 def test_a_slot_that_no_setting_names_is_refused_with_what_to_write() -> None:
     with pytest.raises(WorkFailed, match="put gpu = 64, say, into environments") as failed:
-        asyncio.run(Slots({"hosted": 1}).take("gpu"))
+        asyncio.run(Slots({"hosted": 1}).take(("gpu",)))
 
     assert failed.value.code == "bad_config"
 
@@ -142,16 +142,18 @@ class World:
         self.attempts: Counter[int] = Counter()
         self.answers: dict[bytes, Any] = {}
         self.lock = threading.Lock()
+        self.notes: list[Instance] = []
         self.table = WaitingSessions(
             lambda step, body, record: self.answers.update({step.command_id: body}),
             lambda step: None,
             lambda: None,
             room=Room(threaded=False),
             make=lambda name, config, place: Holder(self),
-            kind_of=lambda name: Kind(waits=True, slot="s", replayable=True),
+            kind_of=lambda name: Kind(waits=True, slots=("s",), replayable=True),
             slots={"s": MOST},
             lease_s=FAR_S,
             counts=Counter(),
+            note=self.notes.append,
         )
 
     def ask(self, rollout: int, kind: str, action: str = "", *, rebuild: bool = False) -> bytes:
@@ -286,3 +288,104 @@ def test_an_answer_says_how_long_its_step_stood_in_line_and_how_long_it_took() -
     assert late.waited_s > quick.waited_s
     assert late.waited_s + late.took_s < 60
     world.table.close()
+
+
+def test_the_log_is_told_who_stands_in_line_for_what_and_when_that_is_over() -> None:
+    world = World()
+    for rollout in range(MOST + 2):
+        world.ask(rollout, "reset")
+    world.settle()
+    waiting = list(world.notes)
+    world.ask(0, "close")
+    world.ask(MOST + 1, "close")
+    world.settle()
+
+    assert [(each.kind, each.rollout_id, each.reason) for each in waiting] == [
+        ("waiting", f"r{MOST}", "s"),
+        ("waiting", f"r{MOST + 1}", "s"),
+    ]
+    over = {each.box_id: each.kind for each in world.notes[len(waiting) :]}
+    assert over == {waiting[0].box_id: "lent", waiting[1].box_id: "failed"}
+    world.table.close()
+
+
+def holds(slots: Slots, *wanted: tuple[str, ...]) -> list[bool]:
+    """Of those who want these, in order, who has got what he wants."""
+
+    async def live() -> list[bool]:
+        tasks = [asyncio.create_task(slots.take(names)) for names in wanted]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        got = [task.done() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert slots.waiting == 0
+        return got
+
+    return asyncio.run(live())
+
+
+BOTH = "box", "hosted"
+
+
+def test_two_classes_are_taken_together_or_not_at_all() -> None:
+    one_each = {"box": 1, "hosted": 1}
+
+    assert holds(Slots(one_each), BOTH, BOTH) == [True, False]
+    assert holds(Slots(one_each), ("box",), BOTH, ("hosted",)) == [True, False, False]
+    assert holds(Slots({"box": 1, "hosted": 2}), ("box",), BOTH, ("hosted",)) == [
+        True,
+        False,
+        False,
+    ]
+    assert holds(Slots({**one_each, "gpu": 1}), ("box",), BOTH, ("gpu",)) == [True, False, True]
+    assert holds(Slots(one_each), ("box", "box"), ("hosted",)) == [True, True]
+
+
+NEEDS = st.sampled_from([("box",), ("hosted",), BOTH, ("hosted", "box")])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(NEEDS, st.sampled_from(["come", "go", "turn"]), st.integers(0, 9)), max_size=50
+    )
+)
+def test_slots_of_two_classes_are_exact_whoever_comes_and_goes(
+    acts: list[tuple[tuple[str, ...], str, int]],
+) -> None:
+    most = {"box": 1, "hosted": 2}
+
+    async def live() -> None:
+        slots, held = Slots(most), Counter[str]()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def hold(names: tuple[str, ...]) -> None:
+            await slots.take(names)
+            held.update(names)
+            assert all(held[name] <= most[name] for name in most)
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                held.subtract(names)
+                slots.give(names)
+
+        for names, act, number in acts:
+            if act == "come":
+                tasks.append(asyncio.create_task(hold(names)))
+            elif act == "go" and tasks:
+                tasks[number % len(tasks)].cancel()
+            else:
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert slots.waiting == 0
+        for name, number in most.items():
+            for _ in range(number):
+                assert slots.taken_at_once((name,)), "none is lost"
+            assert not slots.taken_at_once((name,)), "none is dealt twice"
+
+    asyncio.run(live())

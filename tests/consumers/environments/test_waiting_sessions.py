@@ -22,7 +22,7 @@ from tests.support.rig import Rig, role_of, source_of
 FAR_MS = 2_000_000_000_000
 PATIENCE_S = 20.0
 WAITS = Kind(waits=True)
-SLOT = Kind(waits=True, slot="s")
+SLOT = Kind(waits=True, slots=("s",))
 
 
 class Sitter:

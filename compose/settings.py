@@ -78,9 +78,17 @@ class EnvironmentsSettings(StrictTable):
     own, unwatched."""
     lease_s: Annotated[float, Field(gt=0)] = 3600.0
     """How long a session is kept that nobody asks for; as long as a rollout may take."""
-    slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 64, "hosted": 64}
+    slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 32, "hosted": 64}
     """How many sessions one worker holds of environments that wait and take a slot of this name;
     whoever comes when all are taken waits in line. A name that is not here is refused."""
+    warm: Count = 4
+    """How many boxes one worker keeps started that nobody has asked for yet."""
+    box_touch_s: Positive = 5.0
+    """How often a worker tells that it holds its boxes."""
+    box_lapse_s: Positive = 30.0
+    """A box whose worker has not told so for so long is removed by any other on its host."""
+    box_reap_s: Positive = 10.0
+    """How often each worker looks for such boxes."""
     gateway_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Where agents' processes reach their sessions; 0 is a free one, drawn when it is needed. One
     that is set is held from the start, by one worker of a machine."""
@@ -157,6 +165,10 @@ class Settings(BaseSettings):
     def tasks(self) -> Path:
         """Where tasks are built, and looked for, unless a folder is named."""
         return self.state() / "tasks"
+
+    def leases(self) -> Path:
+        """Where workers tell which boxes of this host they hold."""
+        return self.state() / "leases"
 
     def installed_agents(self) -> Path:
         """Where `rollcall agents install` makes an environment for each."""

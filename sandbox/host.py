@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from sandbox.agents.agent_processes import AgentExit
     from sandbox.boxes.box import Box, Spec
+    from sandbox.boxes.pool import Mode
     from schemas.asks import Ask, Reply
     from schemas.messages import Claim
 
@@ -71,11 +72,32 @@ class Processes(Protocol):
         ...
 
 
+class Boxes(Protocol):
+    """What lends boxes to one session."""
+
+    async def lend(self, driver: str, spec: "Spec", mode: "Mode" = "persistent") -> "Box":
+        """A started box in which nobody has been; whoever borrows it gives it back.
+
+        `persistent`: one that waits started, where there is one; `ephemeral`: made for this.
+        Raises WorkFailed.
+        """
+        ...
+
+    async def give_back(self, driver: str, box: "Box") -> None:
+        """Remove a box: nobody is given a used one. May be called twice."""
+        ...
+
+
 class Host(Protocol):
     """What one session may ask of the worker that it lives in."""
 
     place: str
     """Which session it is, for people."""
+
+    @property
+    def boxes(self) -> Boxes:
+        """Where commands run. Raises WorkFailed(`box_unavailable`) where a worker has none."""
+        ...
 
     async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
         """Open a line on which these policies can be asked for, and which tells its task.

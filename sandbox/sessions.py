@@ -343,6 +343,17 @@ def stale(place: str, running: int) -> WorkFailed:
     return WorkFailed(code="stale_attempt", message=msg, retriable=False)
 
 
-def place_of(step: EnvironmentStep) -> str:
-    """Which session a step is for, for people."""
-    return f"session {step.session!r} of rollout {step.rollout_id!r}, attempt {step.attempt}"
+class SessionPlace(str):
+    """Which session it is, for people; and whose."""
+
+    rollout_id: str = ""
+    attempt: int = 0
+
+
+def place_of(step: EnvironmentStep) -> SessionPlace:
+    """The session that a step is for."""
+    place = SessionPlace(
+        f"session {step.session!r} of rollout {step.rollout_id!r}, attempt {step.attempt}"
+    )
+    place.rollout_id, place.attempt = step.rollout_id, step.attempt
+    return place

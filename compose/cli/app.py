@@ -13,6 +13,7 @@ import typer
 
 from compose.cli import agents, dlq, objects, quota, runs, scorings, tasks, topics, workers
 from compose.cli.bench import bench
+from compose.cli.boxes import boxes
 from compose.cli.chaos import chaos
 from compose.cli.connection import CLUSTER
 from compose.cli.control import cancel, drain, pause, resume
@@ -106,6 +107,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "tail": tail,
         "trajectory": trajectory,
         "waiting": waiting,
+        "boxes": boxes,
         "runs": _runs(),
         "curve": curve,
         "objects": _group(

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from compose.runs.run_folder import RunFolder
     from compose.settings import Settings
     from consumers.answers import Answers
+    from consumers.environments.worker_boxes import WorkerBoxes
     from consumers.environments.worker_hosts import WorkerHosts
     from consumers.rewards import Rewards
     from consumers.room import Room
     from consumers.training.trainer import Trainer
     from consumers.waiting_scorers import WaitingScorers
     from inference.engine import Engine
+    from sandbox.boxes.box_removal import Tell
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
 
@@ -87,12 +89,15 @@ class Workshop:
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.environments.environments import Environments
+        from consumers.environments.instance_records import InstanceRecords
         from consumers.room import Room
 
         settings = self.settings.environments
         threads = settings.threads if self.watched else 0
         answers, room = self._answers(name), Room(threaded=threads > 0)
         letters = self._letters(answers.publisher, "environments")
+        note = InstanceRecords(answers)
+        boxes = self._boxes(name, room, note)
         role = Environments(
             answers,
             letters,
@@ -100,7 +105,9 @@ class Workshop:
             lease_s=settings.lease_s,
             slots=settings.slots,
             room=room,
-            hosts=self._hosts(room),
+            hosts=self._hosts(room, boxes),
+            boxes=boxes,
+            note=note,
         )
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
@@ -111,7 +118,17 @@ class Workshop:
         self.codec.prepare(self.topics.events, Event)
         return Answers(name, self.log, self.codec, self.topics, self.log.publisher())
 
-    def _hosts(self, room: "Room") -> "WorkerHosts":
+    def _boxes(self, name: str, room: "Room", note: "Tell") -> "WorkerBoxes":
+        """Where the sessions of a worker borrow boxes; one directory of leases for this state."""
+        from consumers.environments.worker_boxes import WorkerBoxes
+        from sandbox.boxes.leases import Leases, LeaseTimes
+
+        settings = self.settings.environments
+        times = LeaseTimes(settings.box_touch_s, settings.box_lapse_s, settings.box_reap_s)
+        leases = Leases(self.settings.leases(), name, times)
+        return WorkerBoxes(room, leases, note, warm=settings.warm)
+
+    def _hosts(self, room: "Room", boxes: "WorkerBoxes") -> "WorkerHosts":
         """What environments that wait are offered; raises Refused when the gateway's port is taken.
 
         A port that was asked for is held from now on, any other is drawn when it is needed.
@@ -129,6 +146,7 @@ class Workshop:
             listen=lambda: listener or bind(host),
             processes=self.agent_processes,
             objects=self.codec.objects,
+            boxes=boxes,
         )
         if listener is not None:
             hosts.serve()

@@ -9,11 +9,13 @@ from consumers.environments.homes import Homes, Kinds
 from consumers.environments.session_thread import Body, Work
 from consumers.environments.waiting_sessions import GRACE_S, WaitingSessions
 from consumers.environments.watched_threads import CLOSE_S, SLOW_S, WatchedThreads
+from consumers.environments.worker_boxes import WorkerBoxes
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.room import Room
+from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
 from sandbox.host import Host
 from schemas.answer_cache import AnswerCache
@@ -46,6 +48,8 @@ class Environments(WorkRole):
         slow_s: float = SLOW_S,
         close_s: float = CLOSE_S,
         grace_s: float = GRACE_S,
+        boxes: WorkerBoxes | None = None,
+        note: Tell = lambda instance: None,
     ) -> None:
         self.name = answers.name
         self.topics = [answers.topics.steps]
@@ -70,7 +74,9 @@ class Environments(WorkRole):
             lease_s=lease_s,
             counts=self.counts,
             grace_s=grace_s,
+            note=note,
         )
+        self.boxes = boxes
         apart = threads > 0 and make is None
         self.homes = Homes(self._give, self.threads, self.waiting, kinds, threaded=apart)
 
@@ -120,6 +126,8 @@ class Environments(WorkRole):
 
     def tick(self) -> None:
         self.answers.tick()
+        if self.boxes is not None:
+            self.boxes.tick()
         self.homes.watch()
 
     def in_flight(self) -> int:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from consumers.room import Room
+from sandbox.sessions import SessionPlace
 from schemas.claims import Objects
-from schemas.errors import Unavailable
+from schemas.errors import Unavailable, WorkFailed
 
 if TYPE_CHECKING:
     from consumers.environments.gateway import Gateway
     from consumers.environments.line import GatewayLine
+    from consumers.environments.worker_boxes import SessionBoxes, WorkerBoxes
     from sandbox.host import Process, Processes
 
 
@@ -30,9 +32,11 @@ class WorkerHosts:
         listen: Callable[[], socket.socket],
         processes: Callable[[], "Processes"],
         objects: Objects | None = None,
+        boxes: "WorkerBoxes | None" = None,
     ) -> None:
         self.room = room
         self.objects = objects
+        self.boxes = boxes
         self._listen = listen
         self._make_processes = processes
         self._opening: asyncio.Task[Gateway] | None = None
@@ -77,6 +81,15 @@ class SessionHost:
 
     place: str
     hosts: WorkerHosts
+
+    @property
+    def boxes(self) -> "SessionBoxes":
+        """Raises WorkFailed(`box_unavailable`) where its worker has none to give."""
+        if self.hosts.boxes is None:
+            msg = f"{self.place} wants a box, and its worker has no pool of them"
+            raise WorkFailed("box_unavailable", msg, retriable=True)
+        whose = self.place if isinstance(self.place, SessionPlace) else SessionPlace("")
+        return self.hosts.boxes.of(whose.rollout_id, whose.attempt)
 
     async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> "GatewayLine":
         """Open a line on which these policies can be asked for; raises Refused without a port."""

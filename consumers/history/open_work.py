@@ -21,6 +21,7 @@ from schemas.ids import command_id
 from schemas.messages import (
     AttemptStarted,
     Event,
+    Instance,
     RolloutRequest,
     RolloutStarted,
     ScoredTrajectory,
@@ -106,6 +107,8 @@ class OpenWork:
         self.sizes: dict[str, int] = {}
         self.sent: dict[bytes, Place] = {}
         """Where commands lie, by their ids in hex."""
+        self.in_line: dict[tuple[str, int], tuple[str, int]] = {}
+        """By rollout and attempt the slots that its environment waits for, and since when."""
 
     # Taking
 
@@ -217,6 +220,24 @@ class OpenWork:
     def take_command(self, name: bytes, place: Place) -> None:
         """A command under one of these keys was sent; `name` is its id in hex, as its header is."""
         self.sent[name] = place
+
+    def first_opening_ms(self) -> int | None:
+        """Since when the oldest step is waited for; None where none is."""
+        since = (
+            waits.opened_ms
+            for rollout in self.open()
+            for waits in rollout.attempt.outstanding.values()
+            if not isinstance(waits.wish, CallModel)
+        )
+        return min(since, default=None)
+
+    def take_instance(self, instance: Instance, at_ms: int) -> None:
+        """What became of a box, or of a place in line; the last word of an attempt counts."""
+        whose = instance.rollout_id, instance.attempt
+        if instance.kind == "waiting":
+            self.in_line[whose] = instance.reason, at_ms
+        else:
+            self.in_line.pop(whose, None)
 
     # What was found
 

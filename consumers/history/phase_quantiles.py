@@ -48,7 +48,8 @@ def mode_of(task: Task) -> str:
         config = orjson.loads(task.environment_config or "{}")
     except orjson.JSONDecodeError:
         return ""
-    mode = config.get("mode") if isinstance(config, dict) else None
+    default = "persistent" if task.environment == "shell" else None
+    mode = config.get("mode", default) if isinstance(config, dict) else None
     return mode if mode in ("persistent", "ephemeral") else ""
 
 

@@ -31,7 +31,7 @@ from consumers.loop.suspects import parted
 from consumers.quota_table import UNLIMITED
 from consumers.scoring_retirement import retired
 from schemas.errors import Unavailable, WireError
-from schemas.messages import Event, Quota, RolloutRequest, ScoredTrajectory, Trajectory
+from schemas.messages import Event, Instance, Quota, RolloutRequest, ScoredTrajectory, Trajectory
 
 if TYPE_CHECKING:
     from producers.admin import Admin
@@ -144,6 +144,7 @@ class WaitReader:
         self._trajectories()
         self._scored()
         self._commands()
+        self._lines()
         control = read_control(self.history)
         waits = waits_of(self.work, self._limits())
         for topic, count in self.unreadable.items():
@@ -241,6 +242,14 @@ class WaitReader:
                     name = dict(record.headers or []).get("ce_id", b"")
                     place = Place(group, topic, record.partition)
                     self.work.take_command(name, place)
+
+    def _lines(self) -> None:
+        """Whose environment stands in line for a slot; a worker that died there left its word."""
+        topic, since_ms = self.topics.instances, self.work.first_opening_ms()
+        if since_ms is None or topic not in self.history.log.topic_names():
+            return
+        for record, instance in self._read(topic, self._since(topic, since_ms), Instance):
+            self.work.take_instance(instance, record.timestamp_ms)
 
     def _limits(self) -> UserLimits:
         """What the users of what is open may take, and what of it they have taken."""

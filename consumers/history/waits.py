@@ -19,6 +19,7 @@ from consumers.history.open_work import (
     ScoringPosition,
     run_of,
 )
+from consumers.history.times import iso
 from consumers.history.user_limits import UNKNOWN, UserLimits
 from schemas.errors import Refused
 from schemas.messages import AttemptStarted, RolloutFinished, RolloutRequest
@@ -112,6 +113,10 @@ class _Waits:
         if sent is None:
             what += f", not sent yet{limit and ': '}{limit}"
         reason = "call" if isinstance(waits.wish, CallModel) else "step"
+        line = self.work.in_line.get((request.rollout_id, rollout.attempt.number))
+        if reason == "step" and line is not None:
+            at = iso(line[1]) or ""
+            what += f", waits for a {line[0]} slot since {at[11:19]}"
         return _wait(request, reason, what, waits.opened_ms, deadline, sent or journal)
 
     def _rewards(self) -> Iterator[Wait]:

@@ -19,13 +19,14 @@ import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sandbox.boxes.box import DRIVERS, Box, BoxLimits, Ran, Spec, driver
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
+from sandbox.host import Host
 from schemas import names
 from schemas.errors import WorkFailed
 
@@ -48,6 +49,8 @@ class ShellConfig(BaseModel):
 
     box: str
     """Where commands run: `local` isolates nothing, so nobody is given it who did not ask."""
+    mode: Literal["persistent", "ephemeral"] = "persistent"
+    """Of a worker's boxes: one that waits started where there is one, or one made for this."""
     instruction: str = ""
     """What the first observation begins with."""
     files: dict[str, str] = {}
@@ -117,16 +120,24 @@ class ShellConfig(BaseModel):
         return path
 
 
+def _signature() -> inspect.Signature:
+    """The fields of ShellConfig, and the host that its worker gives."""
+    fields = inspect.signature(ShellConfig).parameters.values()
+    host = inspect.Parameter("host", inspect.Parameter.KEYWORD_ONLY, default=None)
+    return inspect.Signature([*fields, host])
+
+
 class ShellEnvironment:
     """One shell in one box; takes the fields of ShellConfig."""
 
     replayable: bool
     """As its config says; a class that said so itself would be taken at its word."""
     slot = "box"
-    __signature__ = inspect.signature(ShellConfig)
+    __signature__ = _signature()
 
-    def __init__(self, **config: Any) -> None:
-        """Raises WorkFailed(`bad_config`)."""
+    def __init__(self, host: Host | None = None, **config: Any) -> None:
+        """Boxes are the host's, else of its own. Raises WorkFailed(`bad_config`)."""
+        self._host = host
         try:
             self._config = ShellConfig(**config)
         except ValidationError as error:
@@ -145,7 +156,7 @@ class ShellEnvironment:
         del seed
         await self.close()
         config = self._config
-        box = self._box = await driver(config.box).open(self._spec)
+        box = self._box = await self._lend()
         if config.path:
             await box.copy_in(Path(config.path))
         for name, content in config.files.items():
@@ -172,8 +183,15 @@ class ShellEnvironment:
 
     async def close(self) -> None:
         box, self._box, self._shell = self._box, None, None
-        if box:
+        if box and self._host:
+            await self._host.boxes.give_back(self._config.box, box)
+        elif box:
             await box.close()
+
+    async def _lend(self) -> Box:
+        if self._host:
+            return await self._host.boxes.lend(self._config.box, self._spec, self._config.mode)
+        return await driver(self._config.box).open(self._spec)
 
     async def _judge(self, info: dict[str, object]) -> float:
         """The reward of an episode that ends: what its commands left running is ended first."""

@@ -16,6 +16,7 @@ from schemas.messages import (
     AttemptStarted,
     EnvironmentStep,
     Event,
+    Instance,
     Limits,
     ModelCall,
     RolloutRequest,
@@ -113,6 +114,36 @@ def test_a_step_waits_on_the_partition_of_its_command() -> None:
     assert (wait.reason, wait.what) == ("step", "maze 1/0/0")
     assert (wait.since_ms, wait.deadline_ms) == (FIRST_MS, FIRST_MS + 6250)
     assert wait.at == Place("t.environments", "t.env.steps", 7)
+
+
+def told(waits: OpenWork, *kinds: str, attempt: int = 1, since_ms: int = 3_600_000) -> None:
+    """Words of an environments worker about who stands in line."""
+    for kind in kinds:
+        instance = Instance("w", "e1", kind, rollout_id="r", attempt=attempt, reason="box, hosted")
+        waits.take_instance(instance, since_ms)
+
+
+def test_a_step_that_waits_for_a_slot_says_for_which_and_since_when() -> None:
+    hand = Hand()
+    (step,) = hand.start("react")
+    waits = work_of(hand)
+    send(waits, step, "t.environments", "t.env.steps")
+    assert waits.first_opening_ms() == FIRST_MS
+    told(waits, "waiting")
+
+    assert only(waits).what == "maze 1/0/0, waits for a box, hosted slot since 01:00:00"
+
+
+@pytest.mark.parametrize("over", ["lent", "failed"])
+def test_a_step_that_has_its_slot_waits_for_none(over: str) -> None:
+    hand = Hand()
+    (step,) = hand.start("react")
+    waits = work_of(hand)
+    send(waits, step, "t.environments", "t.env.steps")
+    told(waits, "waiting", over)
+    told(waits, "waiting", attempt=2)
+
+    assert only(waits).what == "maze 1/0/0"
 
 
 def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:

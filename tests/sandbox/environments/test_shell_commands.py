@@ -174,7 +174,7 @@ def test_a_step_before_the_opening_or_after_the_close_is_refused() -> None:
     [
         ({}, "missing a required argument: 'box'"),
         ({"box": "lokal"}, "did you mean 'local'"),
-        ({"box": ""}, "unknown box ''; known are local"),
+        ({"box": ""}, "unknown box ''; known are"),
         ({"box": "local", "time_s": 3}, "'time_s'; it takes box"),
         ({"box": "local", "timeout_s": 0}, "timeout_s: .*greater than 0, found '0'"),
         ({"box": "local", "timeout_s": "3"}, "timeout_s: .*valid number"),

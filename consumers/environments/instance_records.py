@@ -1,0 +1,66 @@
+"""What becomes of boxes, and of whoever waits for one, as records on `instances`.
+
+Nobody waits for them: no record in hand depends on one, and where they cannot be written, since the
+topic or the registry is not there, work goes on without.
+"""
+
+import socket
+from dataclasses import replace
+
+import structlog
+
+from consumers.answers import Answers
+from schemas.errors import RollcallError, TopicsDiffer, WorkFailed
+from schemas.headers import hot_headers
+from schemas.ids import digest
+from schemas.messages import Instance
+
+log = structlog.get_logger()
+
+
+def host_name() -> str:
+    """What this machine calls itself."""
+    return socket.gethostname()
+
+
+class InstanceRecords:
+    """Writes them for one worker; from any thread."""
+
+    def __init__(self, answers: Answers) -> None:
+        """Raises Unavailable."""
+        self._answers = answers
+        self._host = host_name()
+        self._topic = answers.topics.instances
+        self._there = self._prepared()
+        self._said = False
+
+    def __call__(self, instance: Instance) -> None:
+        if not self._there:
+            return
+        told = replace(instance, worker=self._answers.name, host=self._host)
+        try:
+            self._answers.publisher.send(
+                self._topic,
+                told.box_id,
+                self._answers.codec.encode(self._topic, told),
+                headers=hot_headers("Instance", digest(told.box_id, told.kind)),
+                refused=self._complain,
+            )
+            self._answers.publisher.push()
+        except RollcallError as error:
+            self._complain(error)
+
+    def _prepared(self) -> bool:
+        """Whether there is a topic; a cluster of an earlier release has none, nor its schema."""
+        try:
+            self._answers.log.partitions(self._topic)
+            self._answers.codec.prepare(self._topic, Instance)
+        except TopicsDiffer as error:
+            log.warning("instances_not_written", reason=str(error))
+            return False
+        return True
+
+    def _complain(self, error: RollcallError | WorkFailed) -> None:
+        if not self._said:
+            self._said = True
+            log.warning("instance_not_written", error=str(error))

@@ -1,0 +1,111 @@
+"""The boxes of an environments worker: a pool for each driver, their leases, and the reaper."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from consumers.room import Room
+from sandbox.boxes.box import DRIVERS, Box, Driver, Spec, driver
+from sandbox.boxes.box_removal import Tell
+from sandbox.boxes.leases import Leases
+from sandbox.boxes.pool import BoxPool, Mode
+from sandbox.boxes.reaper import Reaper
+from schemas.errors import RollcallError
+
+REAP_S = 60.0
+"""One look at all boxes of a host may take so long."""
+
+log = structlog.get_logger()
+
+
+class WorkerBoxes:
+    """All but the making and `tick` belongs to the room."""
+
+    def __init__(self, room: Room, leases: Leases, tell: Tell, *, warm: int) -> None:
+        self.room = room
+        self.leases = leases
+        self.warm = warm
+        self.reaper = Reaper(leases, self._all_drivers, tell)
+        self._tell = tell
+        self._pools: dict[str, BoxPool] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._unknown: set[str] = set()
+        self._reap_due = 0.0
+        self._reaping: asyncio.Task[None] | None = None
+
+    def of(self, rollout_id: str, attempt: int) -> "SessionBoxes":
+        """What one session may borrow."""
+        return SessionBoxes(self, (rollout_id, attempt))
+
+    def tick(self) -> None:
+        """Have boxes looked for that nobody holds, at the start and when it is time again.
+
+        A host on which nobody has ever had a box costs one look into its file system.
+        """
+        now = time.monotonic()
+        if now < self._reap_due:
+            return
+        self._reap_due = now + self.leases.times.reap_s
+        if self.leases.directory.is_dir():
+            self.room.call(self._reap)
+
+    def _reap(self) -> None:
+        if self._reaping is None or self._reaping.done():
+            self._reaping = asyncio.create_task(self._reap_once(), name="reaper")
+
+    async def _reap_once(self) -> None:
+        try:
+            async with asyncio.timeout(REAP_S):
+                await self.reaper.reap()
+        except TimeoutError:
+            log.warning("reaper_is_slow", after_s=REAP_S)
+
+    def pool(self, name: str) -> BoxPool:
+        """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
+        if name not in self._pools:
+            if not self._pools:
+                self.room.at_close(self.close)
+            made = self._driver(name)
+            self._pools[name] = BoxPool(made, self.leases, self._tell, warm=self.warm)
+        return self._pools[name]
+
+    async def close(self) -> None:
+        """Give every box back. May be called twice."""
+        for pool in self._pools.values():
+            await pool.close()
+        self.leases.close()
+
+    def _driver(self, name: str) -> Driver:
+        if name not in self._drivers:
+            self._drivers[name] = driver(name)
+        return self._drivers[name]
+
+    def _all_drivers(self) -> Mapping[str, Driver]:
+        """Those that can be had here: what is not installed has no boxes."""
+        for name in DRIVERS:
+            if name not in self._unknown:
+                try:
+                    self._driver(name)
+                except RollcallError as error:
+                    self._unknown.add(name)
+                    log.info("driver_not_here", driver=name, error=str(error))
+        return self._drivers
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBoxes:
+    """Fulfils `sandbox.host.Boxes` for one session."""
+
+    boxes: WorkerBoxes
+    whose: tuple[str, int]
+
+    async def lend(self, driver: str, spec: Spec, mode: Mode = "persistent") -> Box:
+        """A box in which nobody has been; to be given back. Raises WorkFailed."""
+        return await self.boxes.pool(driver).lend(spec, self.whose, mode)
+
+    async def give_back(self, driver: str, box: Box) -> None:
+        """Remove it. May be called twice."""
+        await self.boxes.pool(driver).give_back(box)

@@ -211,3 +211,4 @@ def test_a_judge_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
         judge.wait()
 
     until(lambda: not running(SLEEP), PATIENCE_S, lambda: f"left: {running(SLEEP)}")
+    assert judge.returncode == -signal.SIGKILL

@@ -15,6 +15,7 @@ from schemas.errors import ObjectLost, RoomBlocked, Unavailable, WorkFailed
 from schemas.messages import Claim, ScoredTrajectory, Trajectory
 from tests.support.rig import Rig, role_of, source_of
 from tests.support.scored_trajectories import ended
+from tests.support.waiting import holds
 
 HERE = __name__
 PATIENCE_S = 20.0
@@ -33,8 +34,7 @@ class Bench:
         self.gate = threading.Event()
 
     async def wait(self) -> float:
-        while not self.gate.is_set():
-            await asyncio.sleep(0.001)
+        await holds(self.gate.is_set)
         return 2.0
 
 

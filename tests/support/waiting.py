@@ -1,5 +1,6 @@
 """Waiting for a condition, with a deadline."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -10,3 +11,10 @@ def until(condition: Callable[[], bool], deadline_s: float, describe: Callable[[
     while not condition():
         assert time.monotonic() < deadline, f"after {deadline_s:g} s: {describe()}"
         time.sleep(0.02)  # the one pause of all tests that wait for other processes
+
+
+async def holds(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
+    """The same without stopping the loop; raises TimeoutError."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.002)  # and the one of those that wait for tasks

@@ -21,6 +21,7 @@ from sandbox.agents.agent_processes import AgentProcesses
 from sandbox.agents.shipped import check_agent
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest
+from tests.support.waiting import holds
 
 NUMBERS = range(2000)
 
@@ -143,9 +144,8 @@ def test_the_agents_of_a_worker_are_found_below_it_and_nothing_else(tmp_path: Pa
             agents = [
                 await processes.start("python", config, url=asleep[1], key="k") for _ in range(2)
             ]
-            async with asyncio.timeout(20):
-                while len(found := agents_below(os.getpid())) < len(agents):
-                    await asyncio.sleep(0.01)
+            await holds(lambda: len(agents_below(os.getpid())) >= len(agents))
+            found = agents_below(os.getpid())
             assert found == sorted(agent.pid for agent in agents)
             os.kill(found[0], signal.SIGKILL)
             ended = await next(agent for agent in agents if agent.pid == found[0]).wait()

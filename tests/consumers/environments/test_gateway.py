@@ -16,6 +16,7 @@ from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
 from schemas.errors import Refused
 from tests.support.raw_http import Answer, Raw, exchange, request
 from tests.support.served_line import TASK, Script, ServedLine, serving
+from tests.support.waiting import holds
 
 CHAT = "/v1/chat/completions"
 QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "how much?"}]}
@@ -48,12 +49,6 @@ def chat(served: ServedLine, body: Any = QUESTION, **headers: str) -> bytes:
 
 async def ask(served: ServedLine, body: Any = QUESTION, **headers: str) -> Answer:
     return await exchange(served.port, chat(served, body, **headers))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def test_a_question_is_asked_once_and_answered_in_the_vendors_form() -> None:
@@ -322,7 +317,7 @@ def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
         for raw in raws:
             await raw.send(chat(served))
-        await until(lambda: len(served.asks) == 3)
+        await holds(lambda: len(served.asks) == 3)
 
         refused = await ask(served)
 
@@ -341,7 +336,7 @@ def test_an_agent_that_opens_a_thousand_calls_at_once_has_64_and_takes_nobodys_p
     async def test(served: ServedLine) -> None:
         raws = await asyncio.gather(*(Raw.to(served.port) for _ in range(1000)))
         await asyncio.gather(*(raw.send(chat(served)) for raw in raws))
-        await until(lambda: len(served.gateway.connections()) == 64)
+        await holds(lambda: len(served.gateway.connections()) == 64)
         assert len(served.asks) == 64
 
         other = served.gateway.line(["policy"], {})
@@ -363,14 +358,14 @@ def test_an_agent_that_opens_a_thousand_calls_at_once_has_64_and_takes_nobodys_p
 def test_connections_beyond_so_many_are_closed_and_the_others_go_on() -> None:
     async def test(served: ServedLine) -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
-        await until(lambda: len(served.gateway.connections()) == 3)
+        await holds(lambda: len(served.gateway.connections()) == 3)
         with pytest.raises((ConnectionError, EOFError)):
             await ask(served)
 
         await raws[0].send(chat(served))
         assert (await raws[0].answer()).status == 200
         await raws[0].close()
-        await until(lambda: len(served.gateway.connections()) == 2)
+        await holds(lambda: len(served.gateway.connections()) == 2)
         assert (await ask(served)).status == 200
         for raw in raws[1:]:
             await raw.close()
@@ -382,7 +377,7 @@ def test_a_closed_line_is_404_for_who_waits_and_for_who_comes_later() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served))
-        await until(lambda: bool(served.asks))
+        await holds(lambda: bool(served.asks))
 
         await served.line.close()
 

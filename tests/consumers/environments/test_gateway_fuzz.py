@@ -21,6 +21,7 @@ from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
 from schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Answer, Raw, request
 from tests.support.served_line import ServedLine, serving
+from tests.support.waiting import holds
 
 REQUESTS = 10_000
 TOGETHER = 50
@@ -270,7 +271,5 @@ async def send_all(served: ServedLine, batch: list[Plan]) -> None:
 
 
 async def nothing_stays(served: ServedLine) -> None:
-    async with asyncio.timeout(120):
-        while served.gateway.connections() or served.line.asked():
-            await asyncio.sleep(0.01)
+    await holds(lambda: not (served.gateway.connections() or served.line.asked()), 120)
     assert served.gateway.open_calls.count == 0

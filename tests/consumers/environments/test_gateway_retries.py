@@ -16,6 +16,7 @@ from consumers.environments.exchange import GatewayLimits
 from schemas.asks import Ask, Choice, ModelReply, StepReply
 from tests.support.raw_http import Raw, exchange, request
 from tests.support.served_line import Script, ServedLine, serving
+from tests.support.waiting import holds
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -216,13 +217,9 @@ def test_a_question_that_was_cut_itself_is_not_asked(at: float) -> None:
 
 
 async def until_asked(served: ServedLine, number: int) -> None:
-    async with asyncio.timeout(30):
-        while len(served.asks) < number:
-            await asyncio.sleep(0.001)
+    await holds(lambda: len(served.asks) >= number)
 
 
 async def attached(served: ServedLine, number: int) -> None:
     """Wait until so many clients wait for the line's calls."""
-    async with asyncio.timeout(30):
-        while served.line.waiting() != number:
-            await asyncio.sleep(0.001)
+    await holds(lambda: served.line.waiting() == number)

@@ -223,6 +223,7 @@ def test_a_request_that_came_before_the_wait_ends_it_at_once() -> None:
         line.attach(QUESTION)
 
         await asyncio.wait_for(line.wait(None), 5)
+        assert line.waiting() == 1
 
     on_a_line(test)
 

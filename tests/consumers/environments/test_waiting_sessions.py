@@ -450,6 +450,8 @@ def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_i
     until(loop, lambda: ("busy", 0, 0) in answers(rig))
     until(loop, lambda: role_of(loop).waiting.rollouts == {})
 
+    assert [sitter.closed for sitter in sitters.made] == [1, 1]
+
 
 def test_sessions_leave_with_their_partition_whatever_they_are_at(
     sitters: Sitters, threads: int

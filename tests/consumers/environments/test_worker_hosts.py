@@ -15,6 +15,7 @@ from sandbox.host import Host, Line
 from schemas.errors import Refused, Unavailable
 from schemas.objects import ObjectStore
 from tests.support.raw_http import exchange, request
+from tests.support.waiting import holds
 
 
 class Ports:
@@ -91,9 +92,7 @@ def test_a_port_that_was_asked_for_is_served_before_anybody_needs_it(
     hosts.serve()
 
     async def answered() -> int:
-        async with asyncio.timeout(30):
-            while not ports.opened:
-                await asyncio.sleep(0.01)
+        await holds(lambda: bool(ports.opened))
         return (await exchange(ports.opened[0], request("/", method="GET"))).status
 
     assert asyncio.run(answered()) == 404

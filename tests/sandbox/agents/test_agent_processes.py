@@ -17,6 +17,7 @@ from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
 from compose.processes import holds_within
 from sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from schemas.errors import WorkFailed
+from tests.support.waiting import holds
 
 ROOT = Path(__file__).parents[3]
 ARGV = {"argv": ["named by the task"]}
@@ -428,13 +429,6 @@ def test_a_start_that_is_given_up_leaves_no_process_and_no_directory(tmp_path: P
 
     rigged(tmp_path, test)
     assert inside(tmp_path) == []
-
-
-async def holds(condition: Callable[[], bool]) -> None:
-    """Wait without stopping the loop."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def parent_of(pid: int) -> int:

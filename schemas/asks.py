@@ -11,7 +11,7 @@ journals stay readable when a later release names asks in another way.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -66,6 +66,17 @@ class Ask:
     def __post_init__(self) -> None:
         if not self.d:
             object.__setattr__(self, "d", _name_of(self))
+
+    def sharing(self, known: Sequence["Ask"]) -> "Ask":
+        """The same, which has in common with the closest known ask what is equal.
+
+        A client sends all of a conversation with every ask: each would hold a copy of its own.
+        """
+        like, same = _closest(self, known)
+        if like is None:
+            return self
+        tools = like.tools if like.tools == self.tools else self.tools
+        return replace(self, messages=(*like.messages[:same], *self.messages[same:]), tools=tools)
 
     def value(self, known: Sequence["Ask"] = ()) -> dict[str, Any]:
         """As JSON knows values, told by its difference to whichever known ask is closest."""

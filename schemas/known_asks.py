@@ -23,7 +23,8 @@ class KnownAsks:
 
     def see(self, ask: Ask) -> None:
         """It was asked; whether the other end knows it is told by the next action."""
-        self._asks[ask.d] = ask
+        if ask.d not in self._asks:
+            self._asks[ask.d] = ask.sharing(list(self._asks.values()))
 
     def act(self, action: AgentAction) -> None:
         """An action was told: what it names is known at both ends."""

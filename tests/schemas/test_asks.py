@@ -19,6 +19,7 @@ from schemas.asks import (
     asks_text,
 )
 from schemas.errors import WireError
+from schemas.known_asks import KnownAsks
 from schemas.messages import Message
 from tests.support.avro_messages import FEW
 
@@ -198,3 +199,18 @@ def test_more_messages_than_the_earlier_ask_has_are_refused() -> None:
 def test_what_is_no_action_is_refused(text: str) -> None:
     with pytest.raises(WireError, match="action does not fit"):
         AgentAction.of(text)
+
+
+def test_what_is_known_of_a_conversation_is_held_once_however_often_it_is_sent() -> None:
+    known = KnownAsks()
+    for turns in range(1, 9):
+        messages = [Message("user", f"turn {n} " + "x" * 100) for n in range(turns)]
+        ask = Ask("model", tuple(messages), tools=f"[{turns - turns}]")
+        known.see(ask)
+        known.act(AgentAction((ErrorReply(ask.d, 404, "over", "over"),)))
+
+    asks = known.at_both_ends()
+
+    assert [len(ask.messages) for ask in asks] == list(range(1, 9))
+    assert len({id(message) for ask in asks for message in ask.messages}) == 8
+    assert len({id(ask.tools) for ask in asks}) == 1

@@ -34,7 +34,7 @@ def down(
 ) -> None:
     """Stop the embedded broker and registry; leaves no process behind.
 
-    Workers of theirs on this machine leave too, within seconds.
+    Workers of theirs leave too, and end their agents first; what they had in hand stays in the log.
     """
     from compose.services.embedded import down as take_down
 

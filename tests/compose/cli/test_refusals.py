@@ -13,6 +13,7 @@ import pytest
 from compose.cli.app import PANELS, app
 from compose.cluster import Cluster
 from compose.extras import EXTRAS
+from consumers.environments.listener import bind
 from schemas.message_code import message_code
 from tests.support.command_line import ROOT, addresses, afresh, refused, rollcall
 
@@ -107,6 +108,20 @@ def test_a_worker_refuses_a_cluster_without_its_topics(untouched: Cluster, tmp_p
     done = rollcall("worker", "agents", cwd=tmp_path, **elsewhere)
 
     assert "rollcall topics apply" in refused(done)
+
+
+@pytest.mark.broker
+def test_a_worker_whose_gateway_has_no_port_names_it_and_what_to_set(
+    untouched: Cluster, tmp_path: Path
+) -> None:
+    with bind() as taken:
+        port = str(taken.getsockname()[1])
+        where = {**addresses(untouched), "ROLLCALL_ENVIRONMENTS__GATEWAY_PORT": port}
+
+        said = refused(rollcall("worker", "environments", cwd=tmp_path, **where))
+
+    assert f"port {port}" in said
+    assert "set environments.gateway_port to a port that is free" in said
 
 
 @pytest.mark.broker

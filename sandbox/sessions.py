@@ -35,7 +35,7 @@ RESET = "reset"
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class _OpenEnvironment:
     """One open environment, and how far it has come."""
 
     environment: AnyEnvironment
@@ -57,7 +57,7 @@ class _RolloutSessions:
     """The sessions of a rollout's newest attempt."""
 
     attempt: int
-    sessions: dict[str, _Session] = field(default_factory=dict)
+    sessions: dict[str, _OpenEnvironment] = field(default_factory=dict)
 
     def bound(self) -> bool:
         """Whether another thread must not touch them."""
@@ -157,7 +157,7 @@ class Sessions:
         self._kept.keep((session, RESET), opened)
         return self._hold(step, session, opened)
 
-    def _opened(self, step: EnvironmentStep, session: _Session) -> EnvironmentStepped:
+    def _opened(self, step: EnvironmentStep, session: _OpenEnvironment) -> EnvironmentStepped:
         """The answer to a reset that comes again."""
         opened = self._kept.get((session, RESET))
         if opened is None:
@@ -199,7 +199,7 @@ class Sessions:
             "", index=held.applied if held else step.index, session=step.session
         )
 
-    async def _build(self, step: EnvironmentStep) -> tuple[_Session, EnvironmentStepped]:
+    async def _build(self, step: EnvironmentStep) -> tuple[_OpenEnvironment, EnvironmentStepped]:
         """Open a session; for a step, bring it to where its history ends."""
         known = self._replayable(step.environment)
         if step.kind == "step" and known is not None:
@@ -216,14 +216,14 @@ class Sessions:
             raise
         return session, last
 
-    def _held(self, step: EnvironmentStep) -> _Session | None:
+    def _held(self, step: EnvironmentStep) -> _OpenEnvironment | None:
         rollout = self._rollouts.get(step.rollout_id)
         if rollout is None or rollout.attempt != step.attempt:
             return None
         return rollout.sessions.get(step.session)
 
     def _hold(
-        self, step: EnvironmentStep, session: _Session, last: EnvironmentStepped
+        self, step: EnvironmentStep, session: _OpenEnvironment, last: EnvironmentStepped
     ) -> EnvironmentStepped:
         rollout = self._rollouts.setdefault(step.rollout_id, _RolloutSessions(step.attempt))
         rollout.sessions[step.session] = session
@@ -244,7 +244,7 @@ class Sessions:
             await _shut(session.environment)
         return len(gone)
 
-    async def _forget_where(self, wanted: Callable[[_Session], bool]) -> int:
+    async def _forget_where(self, wanted: Callable[[_OpenEnvironment], bool]) -> int:
         closed = 0
         for rollout_id, rollout in tuple(self._rollouts.items()):
             names = [name for name, held in rollout.sessions.items() if wanted(held)]
@@ -254,14 +254,14 @@ class Sessions:
 
 async def _open(
     step: EnvironmentStep, environment: AnyEnvironment
-) -> tuple[_Session, EnvironmentStepped]:
+) -> tuple[_OpenEnvironment, EnvironmentStepped]:
     with foreign("raised", f"{place_of(step)} cannot be opened with seed {step.seed}"):
         shown = environment.open(step.seed)
         seen = await shown if isawaitable(shown) else shown
         opened = _answer(step, seen, index=0)
         replayable = bool(environment.replayable)
         bound = bool(getattr(environment, "thread_bound", False))
-    return _Session(
+    return _OpenEnvironment(
         environment, replayable, bound, over=opened.terminated or opened.truncated
     ), opened
 
@@ -285,7 +285,9 @@ def _history(step: EnvironmentStep, replayable: bool) -> tuple[str, ...]:
     return step.history
 
 
-async def _advance(step: EnvironmentStep, session: _Session, action: str) -> EnvironmentStepped:
+async def _advance(
+    step: EnvironmentStep, session: _OpenEnvironment, action: str
+) -> EnvironmentStepped:
     """Apply one action to a session whose turn it is."""
     if session.over:
         msg = f"{place_of(step)} ended after {session.applied} steps; reset it to go on"

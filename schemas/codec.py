@@ -82,7 +82,7 @@ class Registry(Protocol):
         ...
 
 
-class _Written(NamedTuple):
+class _WriterSchema(NamedTuple):
     """How values of a record were written, under one schema id."""
 
     schema: Schema
@@ -112,7 +112,7 @@ class Codec:
         self._lights: dict[bytes, None] = {}
         """Values that were read as light ones, the last of them."""
         self._prefixes: dict[str, bytes] = {}
-        self._written: dict[tuple[bytes, type], _Written] = {}
+        self._written: dict[tuple[bytes, type], _WriterSchema] = {}
         """By the prefix of a value and the message type that is expected there."""
 
     def encode(self, topic: str, message: Any) -> bytes:
@@ -216,7 +216,7 @@ class Codec:
         message: Any = self._decoded(value, expected)
         return tuple(attrgetter(path)(message) for path in paths)
 
-    def _writer(self, value: bytes | None, expected: type) -> tuple[bytes, _Written]:
+    def _writer(self, value: bytes | None, expected: type) -> tuple[bytes, _WriterSchema]:
         """A value that is one, and how it was written."""
         if value is None:
             msg = f"a null value where a {expected.__name__} belongs; tombstones mean nothing here"
@@ -224,7 +224,7 @@ class Codec:
         known = self._written.get((value[: PREFIX.size], expected))
         return value, known or self._learn(value[: PREFIX.size], expected)
 
-    def _learn(self, prefix: bytes, expected: type) -> _Written:
+    def _learn(self, prefix: bytes, expected: type) -> _WriterSchema:
         if len(prefix) < PREFIX.size or prefix[0] != 0:
             raise BadMagic(prefix)
         schema_id: int = PREFIX.unpack(prefix)[1]
@@ -241,7 +241,7 @@ class Codec:
             ours = to_parsing_canonical_form(parsed) == canonical(expected)
             schema = schema_of(expected) if ours else cast(Schema, parsed)
             check = avro_code.Readers(None).of(schema)
-            written = _Written(schema, check, self.code.reader(expected) if ours else None)
+            written = _WriterSchema(schema, check, self.code.reader(expected) if ours else None)
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise WrongSchema(msg) from error
@@ -249,7 +249,7 @@ class Codec:
         return written
 
 
-def _resolved(value: bytes, written: _Written, expected: type) -> Any:
+def _resolved(value: bytes, written: _WriterSchema, expected: type) -> Any:
     """Read a message that was written with another schema than ours."""
     _whole(value, expected, lambda value, begin: (None, written.check(value, begin)))
     schema, data = schema_of(expected), io.BytesIO(value)

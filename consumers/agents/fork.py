@@ -152,7 +152,7 @@ def _seeded(task: Task, seed: int) -> "Random":
 
 
 @dataclass(slots=True)
-class _Conversation:
+class _ParentSequence:
     """One of the parent's token sequences, as far as it is recorded."""
 
     policy_id: str | None
@@ -213,7 +213,7 @@ class Replay:
     recorded: dict[int, Recorded] = field(init=False)
     position: int = 0
     """The parent's own, for what is answered from the record takes none of the fork's."""
-    conversations: dict[int, _Conversation] = field(default_factory=dict)
+    conversations: dict[int, _ParentSequence] = field(default_factory=dict)
     completions: Completions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -275,7 +275,7 @@ class Replay:
             return ModelAnswer(message, recorded.finish_reason)
         begun = wish.begun.ids if wish.begun else b""
         known = self.conversations.setdefault(
-            recorded.sequence, _Conversation(wish.policy_id, [], begun, _told_first(wish))
+            recorded.sequence, _ParentSequence(wish.policy_id, [], begun, _told_first(wish))
         )
         if list(wish.messages[: len(known.messages)]) != known.messages:
             raise _diverged(position, "its program tells another conversation than then")
@@ -324,7 +324,7 @@ def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
         return [failed]
 
 
-def _extends(wish: CallModel, known: _Conversation) -> bool:
+def _extends(wish: CallModel, known: _ParentSequence) -> bool:
     """Whether a call would go on from there, as the fold has it."""
     count = len(known.messages)
     told = wish.tools is None or known.tools is None or wish.tools == known.tools

@@ -61,7 +61,7 @@ def hosted(task: Task) -> Agent:
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _OpenAsk:
     """One occurrence of an ask, and what has come of it so far."""
 
     ask: Ask
@@ -74,15 +74,15 @@ class HostedRollout:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.known = KnownAsks()
-        self.waiting: list[_Asked] = []
+        self.waiting: list[_OpenAsk] = []
         """Heard and not answered."""
         self.replies: list[Reply] = []
         """Ready to be told."""
         self.wishes: list[Reset | CallModel | Step] = []
         """To be opened next."""
-        self.calls: list[tuple[CallModel, _Asked, int]] = []
+        self.calls: list[tuple[CallModel, _OpenAsk, int]] = []
         """Those that are open, and which of an ask's choices each is."""
-        self.actions: deque[_Asked] = deque()
+        self.actions: deque[_OpenAsk] = deque()
         """For the task's environment, one after another; the first is open."""
         self.main_over = not task.environment
         self.turns = self.sampled = self.wished = 0
@@ -144,7 +144,7 @@ class HostedRollout:
         if code:
             self._refuse(ask, code)
             return
-        asked = _Asked(ask)
+        asked = _OpenAsk(ask)
         self.waiting.append(asked)
         sampling, self.turns = self._sampling(ask), self.turns + ask.n
         for number in range(ask.n):
@@ -171,7 +171,7 @@ class HostedRollout:
         if code := self._spent(replace(ask, n=1)) if self.turns < self.task.max_turns else "":
             self._refuse(ask, code)
             return
-        self.actions.append(_Asked(ask))
+        self.actions.append(_OpenAsk(ask))
         self.waiting.append(self.actions[-1])
         if len(self.actions) == 1:
             self.wishes.append(Step(ask.text, MAIN))
@@ -251,7 +251,7 @@ class HostedRollout:
         return Finish(self.result)
 
 
-def _reply(asked: _Asked) -> Reply:
+def _reply(asked: _OpenAsk) -> Reply:
     """What came of all choices of a model ask."""
     ask = asked.ask
     answers = [asked.outcomes[number] for number in range(ask.n)]

@@ -29,7 +29,7 @@ NAMES = (
 )
 
 
-class _Named(NamedTuple):
+class _ScoredEnd(NamedTuple):
     """What a record of `trajectories.scored` is about."""
 
     scoring_id: str
@@ -104,7 +104,7 @@ class Outcomes:
             self._compare(row, trajectory, record, self._encoded(trajectory))
         return row
 
-    def _row_of(self, trajectory: Trajectory | _Named, record: Record) -> int:
+    def _row_of(self, trajectory: Trajectory | _ScoredEnd, record: Record) -> int:
         """The row of the terminal event that a trajectory names; a breach where there is none."""
         ends = self.case.journal.ends
         named = place_of(trajectory.journal_partition, trajectory.last_offset)
@@ -156,7 +156,7 @@ class Outcomes:
         self.case.breach("I4", record, text, "doubled")
         return False
 
-    def _of_no_end(self, trajectory: Trajectory | _Named, record: Record) -> None:
+    def _of_no_end(self, trajectory: Trajectory | _ScoredEnd, record: Record) -> None:
         if self.case.after(record) or self.case.before(
             trajectory.rollout_id, trajectory.journal_partition
         ):
@@ -192,12 +192,12 @@ class Outcomes:
                 self.case.report.duplicate(record.topic, record.partition, record.offset)
             scores[row] = True
 
-    def _named(self, record: Record) -> _Named | None:
+    def _named(self, record: Record) -> _ScoredEnd | None:
         """What a scored record is about, read without the rest of it."""
         picked = self.case.picked(record, ScoredTrajectory, *NAMES)
-        return None if picked is None else _Named(*picked)
+        return None if picked is None else _ScoredEnd(*picked)
 
-    def _right(self, record: Record, named: _Named, row: int) -> bool:
+    def _right(self, record: Record, named: _ScoredEnd, row: int) -> bool:
         """Judge the trajectory inside; False where it cannot be read."""
         if self._holds(record, named.scoring_id, row):
             return True

@@ -72,7 +72,7 @@ class _Used:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _ToolResult:
     type: Literal["tool_result"]
     tool_use_id: str
     content: Content = None
@@ -86,11 +86,11 @@ class _Thought:
 @dataclass(frozen=True, slots=True)
 class _User:
     role: Literal["user"]
-    content: str | Many[Annotated[TextPart | _Result, Field(discriminator="type")]]
+    content: str | Many[Annotated[TextPart | _ToolResult, Field(discriminator="type")]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Assistant:
+class _AssistantTurn:
     role: Literal["assistant"]
     content: str | Many[Annotated[TextPart | _Used | _Thought, Field(discriminator="type")]]
 
@@ -104,7 +104,7 @@ class _Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
+class _MessagesTool:
     name: str
     input_schema: Value
     description: str | None = None
@@ -112,12 +112,12 @@ class _Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ToolMode:
     type: Literal["auto", "any", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class _NamedChoice:
+class _ChosenTool:
     type: Literal["tool"]
     name: str
 
@@ -129,17 +129,17 @@ class _Prompt:
     __pydantic_config__ = TAKEN
 
     messages: Annotated[
-        Many[Annotated[_User | _Assistant | _Instruction, Field(discriminator="role")]],
+        Many[Annotated[_User | _AssistantTurn | _Instruction, Field(discriminator="role")]],
         Field(min_length=1),
     ]
     model: str | None = None
     system: Content = None
-    tools: Many[_Tool] | None = None
-    tool_choice: Annotated[_Choice | _NamedChoice, Field(discriminator="type")] | None = None
+    tools: Many[_MessagesTool] | None = None
+    tool_choice: Annotated[_ToolMode | _ChosenTool, Field(discriminator="type")] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Body(_Prompt):
+class _MessagesBody(_Prompt):
     max_tokens: Tokens
     stop_sequences: Many[str] | None = None
     temperature: Temperature | None = None
@@ -148,7 +148,7 @@ class _Body(_Prompt):
 
 
 def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
-    taken = read_body(body, _Body)
+    taken = read_body(body, _MessagesBody)
     ask = Ask(
         "model",
         _messages(taken),
@@ -175,7 +175,7 @@ def _messages(taken: _Prompt) -> tuple[Message, ...]:
     system = joined(taken.system)
     said = [Message("system", system)] if system else []
     for message in taken.messages:
-        if isinstance(message, _Assistant):
+        if isinstance(message, _AssistantTurn):
             said.append(_assistant(message.content))
         elif isinstance(message, _Instruction):
             said.append(Message("system", joined(message.content)))
@@ -202,7 +202,7 @@ def _assistant(content: str | Sequence[Any]) -> Message:
     return Message("assistant", text, tool_calls_text(calls))
 
 
-def _user(blocks: Sequence[TextPart | _Result]) -> list[Message]:
+def _user(blocks: Sequence[TextPart | _ToolResult]) -> list[Message]:
     """Texts that stand together are one message; every result is one of its own."""
     said: list[Message] = []
     texts: list[str] = []
@@ -225,7 +225,7 @@ def _tools(taken: _Prompt) -> str:
 
 def _choice_of(taken: _Prompt) -> str:
     choice = taken.tool_choice
-    if isinstance(choice, _NamedChoice):
+    if isinstance(choice, _ChosenTool):
         return tool_choice_of("named", choice.name, [tool.name for tool in taken.tools or ()])
     return {"any": "required"}.get(choice.type, choice.type) if choice else "auto"
 

@@ -46,24 +46,24 @@ class _CalledFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _FunctionCalled:
     id: str
     function: _CalledFunction
     type: Literal["function"] = "function"
 
 
 @dataclass(frozen=True, slots=True)
-class _Spoken:
+class _PlainMessage:
     role: Literal["system", "developer", "user"]
     content: Content = None
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Assistant:
+class _AssistantMessage:
     role: Literal["assistant"]
     content: Content = None
-    tool_calls: Many[_Call] | None = None
+    tool_calls: Many[_FunctionCalled] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,20 @@ class _Function:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
+class _FunctionTool:
     type: Literal["function"]
     function: _Function
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _FunctionName:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class _NamedChoice:
+class _ChosenFunction:
     type: Literal["function"]
-    function: _Named
+    function: _FunctionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +104,18 @@ class _StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _ChatBody:
     __pydantic_config__ = TAKEN
 
     messages: Annotated[
-        Many[Annotated[_Spoken | _Assistant | _ToolResult, Field(discriminator="role")]],
+        Many[
+            Annotated[_PlainMessage | _AssistantMessage | _ToolResult, Field(discriminator="role")]
+        ],
         Field(min_length=1),
     ]
     model: str | None = None
-    tools: Many[_Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    tools: Many[_FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _ChosenFunction | None = None
     stop: str | Many[str] | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
@@ -129,7 +131,7 @@ class _Body:
 
 
 def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
-    taken = read_body(body, _Body)
+    taken = read_body(body, _ChatBody)
     if taken.logprobs:
         check_top_logprobs(taken.top_logprobs)
     tools = taken.tools or []
@@ -158,9 +160,9 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
     )
 
 
-def _message_of(message: _Spoken | _Assistant | _ToolResult) -> Message:
+def _message_of(message: _PlainMessage | _AssistantMessage | _ToolResult) -> Message:
     content = joined(message.content)
-    if isinstance(message, _Assistant):
+    if isinstance(message, _AssistantMessage):
         calls = [
             ToolCall(call.id, call.function.name, call.function.arguments)
             for call in message.tool_calls or ()
@@ -172,8 +174,8 @@ def _message_of(message: _Spoken | _Assistant | _ToolResult) -> Message:
     return Message(role, content, name=message.name or "")
 
 
-def _choice_of(choice: str | _NamedChoice | None, names: Sequence[str]) -> str:
-    if isinstance(choice, _NamedChoice):
+def _choice_of(choice: str | _ChosenFunction | None, names: Sequence[str]) -> str:
+    if isinstance(choice, _ChosenFunction):
         return tool_choice_of("named", choice.function.name, names)
     return choice or "auto"
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 
-class _First(FailFast):
+class _FirstFault(FailFast):
     """As an alternative of a union, a type must be hashable."""
 
     def __hash__(self) -> int:
@@ -34,7 +34,7 @@ MOST = 2**31 - 1
 Tokens = Annotated[int, Field(ge=1, le=MOST)]
 Temperature = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
-Many = Annotated[list[T], _First()]
+Many = Annotated[list[T], _FirstFault()]
 """One wrong item is told; a million are not collected."""
 FOUND_CHARS = 80
 WORDS_CHARS = 1000

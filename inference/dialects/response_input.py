@@ -28,7 +28,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _InputMessage:
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Many[_Part]
     type: Literal["message"] | None = None
@@ -43,7 +43,7 @@ class _Called:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _CallOutput:
     type: Literal["function_call_output"]
     call_id: str
     output: str | Many[_Part]
@@ -55,7 +55,7 @@ class _Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reference:
+class _ItemReference:
     type: Literal["item_reference"]
     id: str
 
@@ -66,11 +66,11 @@ def _type_of(item: object) -> str:
 
 
 Item = Annotated[
-    Annotated[_Said, Tag("message")]
+    Annotated[_InputMessage, Tag("message")]
     | Annotated[_Called, Tag("function_call")]
-    | Annotated[_Result, Tag("function_call_output")]
+    | Annotated[_CallOutput, Tag("function_call_output")]
     | Annotated[_Reasoning, Tag("reasoning")]
-    | Annotated[_Reference, Tag("item_reference")],
+    | Annotated[_ItemReference, Tag("item_reference")],
     Discriminator(_type_of),
 ]
 
@@ -92,7 +92,7 @@ def turns_of(items: str | Sequence[Any], earlier: Conversations) -> tuple[Messag
         return (Message("user", items),)
     turns: list[_Turn] = []
     for item in items:
-        _add(turns, _referred(item, earlier) if isinstance(item, _Reference) else item)
+        _add(turns, _referred(item, earlier) if isinstance(item, _ItemReference) else item)
     return tuple(
         Message(turn.role, turn.content, tool_calls_text(turn.calls), turn.call_id)
         for turn in turns
@@ -100,10 +100,10 @@ def turns_of(items: str | Sequence[Any], earlier: Conversations) -> tuple[Messag
 
 
 def _add(turns: list[_Turn], item: Any) -> None:
-    if isinstance(item, _Said):
+    if isinstance(item, _InputMessage):
         role = "system" if item.role == "developer" else item.role
         turns.append(_Turn(role, _joined(item.content), []))
-    elif isinstance(item, _Result):
+    elif isinstance(item, _CallOutput):
         turns.append(_Turn("tool", _joined(item.output), [], item.call_id))
     elif isinstance(item, _Called):
         if not turns or turns[-1].role != "assistant":
@@ -115,13 +115,13 @@ def _joined(content: str | Sequence[_Part]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _referred(reference: _Reference, earlier: Conversations) -> _Said | _Called:
+def _referred(reference: _ItemReference, earlier: Conversations) -> _InputMessage | _Called:
     """The item that `response_items` told under this id."""
     kind, _, name = reference.id.partition("_")
     name, _, number = name.rpartition("_") if kind == "fc" else (name, "", "")
     turns = earlier.get(f"resp_{name}")
     if turns and kind == "msg":
-        return _Said("assistant", turns[-1].content)
+        return _InputMessage("assistant", turns[-1].content)
     calls = tool_calls_of(turns[-1].tool_calls) if turns and kind == "fc" else ()
     at = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else len(calls)
     if at < len(calls):

@@ -51,7 +51,7 @@ NAME_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
+class _FlatTool:
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -60,7 +60,7 @@ class _Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class _NamedChoice:
+class _FlatChoice:
     type: Literal["function"]
     name: str
 
@@ -72,15 +72,15 @@ class _ReasoningWished:
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _ResponsesBody:
     __pydantic_config__ = TAKEN
 
     input: str | Many[Item]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: Many[_Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    tools: Many[_FlatTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _FlatChoice | None = None
     max_output_tokens: Tokens | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
@@ -96,7 +96,7 @@ class _Body:
 
 
 def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> AgentRequest:
-    taken = read_body(body, _Body)
+    taken = read_body(body, _ResponsesBody)
     _check_supported(taken)
     tools, logprobs = taken.tools or [], LOGPROBS in (taken.include or ())
     new = turns_of(taken.input, earlier)
@@ -122,7 +122,7 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Agent
     )  # fmt: skip
 
 
-def _check_supported(taken: _Body) -> None:
+def _check_supported(taken: _ResponsesBody) -> None:
     """Raises Declined for what would change what is asked, if it were not passed over."""
     if taken.conversation is not None:
         raise unsupported("conversation", "Use previous_response_id, or send the items.")
@@ -149,13 +149,13 @@ def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message
     return known[:same] + turns[same:]
 
 
-def _choice_of(choice: str | _NamedChoice | None, names: Sequence[str]) -> str:
-    if isinstance(choice, _NamedChoice):
+def _choice_of(choice: str | _FlatChoice | None, names: Sequence[str]) -> str:
+    if isinstance(choice, _FlatChoice):
         return tool_choice_of("named", choice.name, names)
     return choice or "auto"
 
 
-def _echo(taken: _Body) -> Value:
+def _echo(taken: _ResponsesBody) -> Value:
     choice, wished = taken.tool_choice, taken.reasoning or _ReasoningWished()
     return {
         "instructions": taken.instructions,
@@ -168,7 +168,7 @@ def _echo(taken: _Body) -> Value:
         "temperature": taken.temperature,
         "tool_choice": (
             {"type": "function", "name": choice.name}
-            if isinstance(choice, _NamedChoice)
+            if isinstance(choice, _FlatChoice)
             else choice or "auto"
         ),
         "tools": [

@@ -108,15 +108,15 @@ def examine(directory: Path) -> tuple[HarborTask | None, list[TaskFault]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _TaskFile:
     path: str
     mode: int
     size: int
 
 
-def _walk(directory: Path) -> tuple[list[_Entry], list[TaskFault]]:
+def _walk(directory: Path) -> tuple[list[_TaskFile], list[TaskFault]]:
     """All that is below a directory, in the order of its names' bytes."""
-    entries: list[_Entry] = []
+    entries: list[_TaskFile] = []
     faults: list[TaskFault] = []
     try:
         for entry in _entries(directory):
@@ -135,7 +135,7 @@ def _walk(directory: Path) -> tuple[list[_Entry], list[TaskFault]]:
     return entries, faults
 
 
-def _entries(directory: Path) -> Iterator[_Entry]:
+def _entries(directory: Path) -> Iterator[_TaskFile]:
     waiting = [(os.fspath(directory), "")]
     while waiting:
         place, above = waiting.pop()
@@ -145,12 +145,12 @@ def _entries(directory: Path) -> Iterator[_Entry]:
                 path = f"{above}{each.name}"
                 if stat.S_ISDIR(seen.st_mode):
                     waiting.append((each.path, f"{path}/"))
-                    yield _Entry(path, seen.st_mode, 0)
+                    yield _TaskFile(path, seen.st_mode, 0)
                 else:
-                    yield _Entry(path, seen.st_mode, seen.st_size)
+                    yield _TaskFile(path, seen.st_mode, seen.st_size)
 
 
-def _wrong(directory: Path, entry: _Entry) -> str:
+def _wrong(directory: Path, entry: _TaskFile) -> str:
     """What is wrong with one file, folder or link; empty where nothing is."""
     name = PurePosixPath(entry.path).name
     try:
@@ -221,7 +221,7 @@ def _missing(directory: Path, paths: set[str], file: TaskFile | None) -> list[Ta
     return faults
 
 
-def _digest(directory: Path, entries: list[_Entry]) -> str:
+def _digest(directory: Path, entries: list[_TaskFile]) -> str:
     """Sha256 of a line for each entry; where a name ends and a content begins is never in doubt."""
     whole = hashlib.sha256(b"rollcall task 1\n")
     for entry in entries:

@@ -7,11 +7,12 @@ was sent, the journal does not tell, and its heir counts its time from its first
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from consumers.agents.call_pacing import CallPacing
 from consumers.agents.control_state import ControlState
+from consumers.agents.fold.commands import Command
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.outbox import Outbox
@@ -117,13 +118,18 @@ class LateCommands:
             rollout.restart_clock(self._now_ms())
         self._send(rollout, lambda: self.hands.pacing.now(rollout.resend(), rollout))
 
-    def _ask_again(self, rollout: Rollout) -> None:
+    def send_rest(self, rollout: Rollout, sent: Iterable[Command]) -> None:
+        """What beside `sent` a rollout may lack that had begun, as its journal tells only now."""
+        self._ask_again(rollout, {command.position for command in sent})
+
+    def _ask_again(self, rollout: Rollout, but: Container[int] = ()) -> None:
         """Send again what may have waited: calls under a rate, and the rest of a first turn."""
         paced = self.hands.quotas.table.may_have_been_paced(rollout.request.user)
         unsure = [
             waits
             for waits in rollout.attempt.outstanding.values()
-            if (paced and isinstance(waits.wish, CallModel)) or _is_first(waits, rollout)
+            if waits.position not in but
+            and ((paced and isinstance(waits.wish, CallModel)) or _is_first(waits, rollout))
         ]
         for waits in unsure:
             waits.opened_ms = self._now_ms()

@@ -57,6 +57,8 @@ class OwnedJournal:
             self._started(event.body, offset, taken)
             if self._held_by_quota(taken, silent=silent):
                 taken.effects = ()
+        elif self.caught_up and taken.rollout is not None and not taken.rollout.admitted:
+            self._had_begun(taken.rollout, taken)
         if taken.effects:
             self._carry_out(taken, record, silent=silent)
         self.folded = self.folded or offset + 1 >= self.silent_until
@@ -88,6 +90,12 @@ class OwnedJournal:
         quotas.run(rollout)
         return False
 
+    def _had_begun(self, rollout: Rollout, taken: Taken) -> None:
+        """Whoever had the journal before had let begin what is held here: it is answered."""
+        if taken.ended is None:
+            self.late.count_running(rollout)
+            self.late.send_rest(rollout, taken.commands)
+
     def _carry_out(self, taken: Taken, record: Record, *, silent: bool) -> None:
         """Carry out what a read event gives rise to; below the commit that was done before."""
         rollout = taken.rollout
@@ -95,8 +103,6 @@ class OwnedJournal:
             if not self.caught_up:
                 self.late.note_begun(rollout, record.timestamp_ms)
             self.late.leave(rollout)
-        elif self.caught_up and rollout is not None and not rollout.admitted:
-            self.late.count_running(rollout)  # whoever had it before had let it begin
         effects = taken.effects
         if silent:
             effects = [effect for effect in effects if self._lacks(effect)]

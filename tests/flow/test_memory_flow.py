@@ -282,6 +282,11 @@ def test_a_first_command_that_died_with_its_owner_after_its_deadline_is_not_lost
     Chaos(204, small_batches=False, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
 
 
+def test_a_rollout_that_an_heir_holds_back_lacks_nothing_when_it_had_begun() -> None:
+    """One of two first commands died with its owner, the other one is answered later."""
+    Chaos(199, rollouts=8, limited=6.0, quotas=(0, 1, 2), most_live=(1, 2, 4000)).run().check()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_producer_that_asks_again_runs_every_rollout_once(seed: int) -> None:
     chaos = Chaos(seed, again=3.0).run()

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from consumers.agents.fold.outstanding import PATIENCE
 from consumers.agents.shares import Shares
+from consumers.agents.wishes import Agent, CallModel, Finish, Task
 from consumers.agents.worker import Capacity
 from consumers.audit.audit import audit
 from consumers.log.protocols import Record
@@ -19,6 +20,7 @@ from schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     Limits,
+    Message,
     ModelAnswered,
     ModelCall,
     Quota,
@@ -151,6 +153,41 @@ def test_an_heir_knows_how_many_began_in_this_hour_also_of_those_that_have_ended
     rig.clock.pass_by(HOUR_S)
     turn(rig, second)
     assert {"ann3", "ann4", "ann5"} <= set(sent(rig))
+
+
+def both(task: Task) -> Agent:
+    yield [CallModel([Message("user", way)]) for way in ("left", "right")]
+    yield Finish()
+
+
+def test_an_heir_that_holds_a_rollout_which_had_begun_sends_the_rest_of_its_first_turn(
+    rig: Rig,
+) -> None:
+    # Given an owner that dies when one of two first calls of a rollout is on its way
+    limit(rig, running=1)
+    owner = rig.agents("a1")
+    ask_many(rig, 2, agent=f"{__name__}:both")
+    rig.settle(owner)
+    rig.commit(owner)
+    limit(rig, running=2)
+    owner.turn(0.0)
+    rig.clock.pass_by(0.5)
+    while "ann1" not in sent(rig):
+        owner.turn(0.0)
+    killed(owner)
+    left, right = calls(rig)[2:]
+    rig.log.topics[rig.topics.calls("p")][0].records[3] = None
+
+    # When its heir holds that rollout back, and the one call is answered
+    limit(rig, running=1)
+    heir = rig.agents("a2")
+    rig.settle(heir)
+    assert right.command_id not in {call.command_id for call in calls(rig)}
+    answer(rig, left)
+    rig.settle(heir)
+
+    # Then the other one is sent, and not when its deadline has passed
+    assert calls(rig)[-1].command_id == right.command_id
 
 
 def test_what_ended_before_this_hour_takes_nothing_from_it(rig: Rig) -> None:

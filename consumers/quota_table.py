@@ -43,6 +43,8 @@ class QuotaTable:
         self.default = default
         self.records: dict[str, Quota] = {}
         """By user, without the default."""
+        self.since_ms: dict[str, int] = {}
+        """When each of them was written."""
         self.missing = False
         """Whether the topic is not there, so that nobody can have a record."""
         self.known = False
@@ -107,6 +109,7 @@ class QuotaTable:
     def _take(self, record: Record, found: Quota | WireError) -> str:
         user = (record.key or b"").decode(errors="replace")
         quota = self.records.pop(user, None)
+        self.since_ms[user] = record.timestamp_ms
         if record.value is None:
             self._paced.add(user)  # by what it takes back, for all one knows
             return user

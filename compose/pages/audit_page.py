@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -52,6 +53,31 @@ def print_report(report: Report, terminal: Console) -> None:
         terminal.print(f"and {more:,} more breaches; --json FILE lists them", highlight=False)
 
 
+def _quota_lines(report: Report) -> Iterator[str]:
+    """Who had more than a quota says, which may be right, and how many had not."""
+    for one in report.quotas:
+        if one.running and one.most_running > one.running:
+            ran = f"{one.most_running:,} ran at once at {_utc(one.running_at_ms)}"
+            yield f"quota of {one.user}: {ran}, {one.running:,} may"
+        if one.per_hour and one.most_begun > one.per_hour:
+            began = f"{one.most_begun:,} began in the hour from {_utc(one.begun_in_ms)}"
+            yield f"quota of {one.user}: {began}, {one.per_hour:,} may"
+    over = sum(one.over for one in report.quotas)
+    if over:
+        yield (
+            "  no breach: workers share a quota, each gives out one at least, and a lowered one "
+            "stops nobody"
+        )
+    within = len(report.quotas) - over
+    if within:
+        who = "1 user" if within == 1 else f"{within:,} users"
+        yield f"{who} had no more than the quota, since it was written"
+
+
+def _utc(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def _table(report: Report) -> Table:
     """What each invariant says, how much of it was checked, and how many breaches there are."""
     table = Table("", "invariant", "checked", "breaches")
@@ -84,6 +110,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"unreadable records: {counts}; the first: {report.first_unreadable[0]}"
     for scoring_id, why in sorted(report.retired.items()):
         yield f"scoring {scoring_id} owes no scores: retired {why}"
+    yield from _quota_lines(report)
     rate = report.records / report.seconds if report.seconds else 0.0
     verdict = "every invariant holds" if report.ok else f"{report.found.total():,} breaches"
     yield f"{verdict}; {report.records:,} records in {report.seconds:.1f} s ({rate:,.0f}/s)"

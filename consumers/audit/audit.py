@@ -15,6 +15,7 @@ from consumers.agents.programs import program_of
 from consumers.audit.case import Case
 from consumers.audit.columns import find_one, split
 from consumers.audit.journal_facts import JournalFacts
+from consumers.audit.quota_use import QuotaUse
 from consumers.audit.report import Breach, Report
 from consumers.audit.requests import Requests
 from consumers.audit.sent_commands import SentCommands
@@ -23,9 +24,11 @@ from consumers.audit.trajectories import Outcomes
 from consumers.audit.window import AuditedStretch, Window
 from consumers.history.history import History
 from consumers.history.local_programs import runs_as_recorded
+from consumers.history.quotas import read_quotas
 from consumers.log.protocols import Log, Record
 from consumers.loop.dead_letters import origin_of, passed_in_journal, skip_of
 from consumers.loop.loop import GC_THRESHOLDS
+from consumers.quota_table import UNLIMITED
 from schemas.codec import Codec
 from schemas.messages import RolloutStarted
 from schemas.topics import Topics
@@ -62,6 +65,7 @@ def audit(
         world,
         stretch.window,
         runnable=runs_as_recorded(world) if run_programs else lambda body: False,
+        quotas=_quotas(history, names),
         drained=drained,
         most_repeated=most_repeated,
         most_rewritten=most_rewritten,
@@ -82,6 +86,7 @@ class Audit:
     world: World
     window: Window
     runnable: Callable[[RolloutStarted], bool]
+    quotas: QuotaUse
     drained: bool
     most_repeated: int | None
     most_rewritten: int | None
@@ -90,7 +95,9 @@ class Audit:
     def __post_init__(self) -> None:
         what = self.codec, self.topics
         self.report = Report()
-        self.journal = JournalFacts(*what, self.world, self.runnable, self.window, self.report)
+        self.journal = JournalFacts(
+            *what, self.world, self.runnable, self.window, self.report, self.quotas
+        )
         given = self.drained, self.scorings
         self.case = Case(*what, self.window, self.journal, self.report, *given)
         self.lineage = Lineage(self.case)
@@ -160,6 +167,7 @@ class Audit:
         self._unburied()
         self._repeated()
         self._before_window()
+        self.report.quotas = self.quotas.figures()
         return self.report
 
     def _open(self) -> None:
@@ -243,6 +251,14 @@ class Audit:
             cut = (self.topics.events, split(first)[0]) in self.window.starts
             if cut and find_one(self.journal.starts.owners, owner) < 0:
                 self.report.before_window += 1
+
+
+def _quotas(history: History, names: Sequence[str]) -> QuotaUse:
+    """Those of now, however long ago they were written."""
+    if history.topics.quotas not in names:
+        return QuotaUse({}, {})
+    table = read_quotas(history, UNLIMITED)
+    return QuotaUse(table.records, table.since_ms)
 
 
 def _take_all(

@@ -13,6 +13,7 @@ from consumers.audit.columns import words
 from consumers.audit.ends import Ends
 from consumers.audit.implied import ImpliedCommands
 from consumers.audit.partition_facts import PartitionFacts
+from consumers.audit.quota_use import QuotaUse
 from consumers.audit.report import Report
 from consumers.audit.starts import Starts
 from consumers.audit.window import Horizons, Window
@@ -33,6 +34,7 @@ class JournalFacts:
     runnable: Callable[[RolloutStarted], bool]
     window: Window
     report: Report
+    quotas: QuotaUse
     owners_at_work: set[str] = field(default_factory=set)
     """Names under which somebody decided about rollouts."""
     minutes: set[int] = field(default_factory=set)

@@ -61,6 +61,10 @@ class OpenRollout:
     """Command ids that the journal implies, and what became of them."""
     dispute: Breach | None = None
     """Where law and fold differ; a new attempt settles it."""
+    limited: str = ""
+    """Its user, where that one has a quota."""
+    heard_ms: int = 0
+    """When the first answer came that counts, of a rollout that is limited."""
 
 
 class CommittedLow:
@@ -132,6 +136,8 @@ class PartitionFacts:
             self._answer(life, event, offset)
         elif isinstance(body, CallFailed) and self._was_implied(life, event):
             self.facts.implied.failure(life.implied, event, body)
+        if life.limited and not life.heard_ms and isinstance(body, PLACED) and not ignored:
+            life.heard_ms = at_ms
         if isinstance(body, PLACED) and not life.run_again:
             return
         taken = self.journal.take(event, offset, at_ms)
@@ -188,6 +194,8 @@ class PartitionFacts:
             return
         life = OpenRollout(facts.runnable(body), self.law.open[event.rollout_id])
         self.open[event.rollout_id] = life
+        if facts.quotas.watches(body.request.user):
+            life.limited = body.request.user
         if life.run_again:
             self._imply(life, taken.commands, offset, at_ms)
         else:
@@ -240,6 +248,9 @@ class PartitionFacts:
         facts.report.checked["I4"] += applied
         trajectory = taken.ended if life.run_again else None
         self._note_end(trajectory, event.rollout_id, applied, offset, at_ms)
+        if life.limited:
+            owner = word_of(event.rollout_id.encode())
+            facts.quotas.ended(life.limited, owner, life.heard_ms, at_ms)
         if life.run_again:
             self._imply(life, taken.commands, offset, at_ms)
         facts.implied.ended(life.implied)
@@ -266,6 +277,9 @@ class PartitionFacts:
         for rollout_id, life in self.open.items():
             rollout = self.journal.open[rollout_id]
             self.facts.implied.left(life.implied)
+            if life.limited:
+                owner = word_of(rollout_id.encode())
+                self.facts.quotas.ended(life.limited, owner, life.heard_ms)
             held = self.low.watermark is not None and self.low.watermark.quota
             if life.run_again and (held or rollout.at_first_command()):
                 self._excuse(rollout)  # a quota may hold its command back, or its calls

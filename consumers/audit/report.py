@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from consumers.audit.quota_use import QuotaFigure
 from schemas.errors import WireError
 
 INVARIANTS = {
@@ -71,6 +72,9 @@ class Report:
     dead_letters: int = 0
     retired: dict[str, str] = field(default_factory=dict)
     """Scorings that owe nothing any more: when that was said, and why."""
+    quotas: list[QuotaFigure] = field(default_factory=list)
+    """Of users who have one: what they may have, and what they had. No breach: a user may rightly
+    have had more (`consumers.audit.quota_use`)."""
     records: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     """Records that no schema can read, by topic."""
@@ -121,4 +125,6 @@ class Report:
             name: value for name, value in vars(self).items() if name not in ("kinds", "unread")
         }
         breaches = [asdict(breach) for breach in self.breaches]
-        return {**counted, **values, "found": dict(self.found), "breaches": breaches}
+        quotas = [asdict(figure) | {"over": figure.over} for figure in self.quotas]
+        found = {"found": dict(self.found), "breaches": breaches, "quotas": quotas}
+        return {**counted, **values, **found}

@@ -47,6 +47,8 @@ class SentCommands:
         if not read:
             return
         self.case.report.checked["I3"] += len(read)
+        if self.case.journal.quotas.quotas:
+            self._note_first(read)
         ids = np.fromiter((word_of_id(c.command_id) for c, _ in read), np.uint64, len(read))
         contents = np.fromiter((content_of(c) for c, _ in read), np.uint32, len(read))
         rows = find(self.implied.ids, ids)
@@ -62,6 +64,13 @@ class SentCommands:
         for at in np.flatnonzero(contents == UNKNOWN).tolist():
             self._note_abort(read[at][0])
         self._check_answered(topic, read, ids)
+
+    def _note_first(self, read: Sequence[tuple[Command, Record]]) -> None:
+        """When rollouts began, for the figures of quotas."""
+        for command, record in read:
+            if command.position == 0 and command.attempt == 1 and command.kind not in COURTESY:
+                owner = word_of(command.rollout_id.encode())
+                self.case.journal.quotas.sent(owner, record.timestamp_ms)
 
     def _not_implied(self, command: Command, record: Record) -> None:
         if self.case.after(record):

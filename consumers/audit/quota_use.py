@@ -1,0 +1,118 @@
+"""How much of their quotas users have had at most, as far as the log tells: figures, no invariant.
+
+A rollout runs from its first command, as that stands on its topic, else from its first answer that
+counts, to its end. Looked at is what began after the user's quota was written: for what was before,
+another one may have held, of which the topic tells nothing any more, nor of one that stands in
+settings. A user may rightly have had more than the quota: every worker gives out its share and at
+least one, workers hear of a quota one after another, a lowered one stops nobody, and where a
+partition moves its share moves at once, while what began elsewhere goes on. What a worker might let
+begin is told by no record. So what is found here is told, and breaks nothing.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.agents.begun_this_hour import HOUR_MS
+from consumers.audit.columns import find, sort_together, words
+from schemas.messages import Quota
+
+HEARD_MS = 5000
+"""So long after it was written every worker goes by a quota."""
+NEVER = (1 << 63) - 1
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaFigure:
+    """What one user may have, and what was had at most since the quota was written."""
+
+    user: str
+    running: int
+    """As the quota says; 0 is no limit."""
+    most_running: int
+    running_at_ms: int
+    """When so many ran; 0 where none began."""
+    per_hour: int
+    most_begun: int
+    begun_in_ms: int
+    """The beginning of the hour in which so many began."""
+
+    @property
+    def over(self) -> bool:
+        """Whether that is more than the quota."""
+        above_running = 0 < self.running < self.most_running
+        return above_running or 0 < self.per_hour < self.most_begun
+
+
+class QuotaUse:
+    """Fed with the rollouts of users who have a quota; 40 bytes each."""
+
+    def __init__(self, quotas: Mapping[str, Quota], since_ms: Mapping[str, int]) -> None:
+        """`since_ms`: when each quota was written."""
+        limited = {name: q for name, q in quotas.items() if q.running or q.per_hour}
+        self.quotas = [(quota, since_ms[name]) for name, quota in sorted(limited.items())]
+        self._numbers = {quota.user: number for number, (quota, _) in enumerate(self.quotas)}
+        self._rows = array("Q"), array("Q"), array("Q"), array("Q")
+        """Owner, number of the user, first answer, end."""
+        self._sent = array("Q"), array("Q")
+        """Owner and time of first commands."""
+
+    def watches(self, user: str) -> bool:
+        """Whether this user's rollouts are looked at."""
+        return user in self._numbers
+
+    def ended(self, user: str, owner: int, heard_ms: int, ended_ms: int = NEVER) -> None:
+        """A rollout has ended, or is open where the journal ends; `heard_ms` 0: unanswered."""
+        row = owner, self._numbers[user], heard_ms or NEVER, ended_ms
+        for column, word in zip(self._rows, row, strict=True):
+            column.append(word)
+
+    def sent(self, owner: int, at_ms: int) -> None:
+        """A first command stands on its topic, perhaps not for the first time."""
+        self._sent[0].append(owner)
+        self._sent[1].append(at_ms)
+
+    def figures(self) -> list[QuotaFigure]:
+        """One for each user who has a quota."""
+        owners, users, heard, ended = (column.astype(np.int64) for column in _columns(self._rows))
+        began = np.minimum(heard, self._sent_at(owners.astype(np.uint64)))
+        return [
+            _figure(quota, since_ms, began[users == number], ended[users == number])
+            for number, (quota, since_ms) in enumerate(self.quotas)
+        ]
+
+    def _sent_at(self, owners: NDArray[np.uint64]) -> Times:
+        """When each rollout's first command was sent first."""
+        at, sent = sort_together(*reversed(self._sent))
+        by_owner = np.argsort(sent, kind="stable")
+        rows = find(sent[by_owner], owners)
+        if not len(at):
+            return np.full(len(owners), NEVER)
+        return np.where(rows < 0, NEVER, at[by_owner].astype(np.int64)[rows])
+
+
+def _columns(rows: tuple["array[int]", ...]) -> list[NDArray[np.uint64]]:
+    return [words(column) for column in rows]
+
+
+def _figure(quota: Quota, since_ms: int, began: Times, ended: Times) -> QuotaFigure:
+    begun = np.sort(began[began != NEVER])
+    over = np.sort(ended[began != NEVER])
+    judged = begun[begun >= since_ms + HEARD_MS]
+    most_running, running_at, most_begun, begun_in = 0, 0, 0, 0
+    if len(judged):
+        running = begun.searchsorted(judged, "right") - over.searchsorted(judged, "right")
+        at = int(running.argmax())
+        most_running, running_at = int(running[at]), int(judged[at])
+        hours = judged // HOUR_MS * HOUR_MS
+        in_hour = begun.searchsorted(judged, "right") - begun.searchsorted(hours, "left")
+        at = int(in_hour.argmax())
+        most_begun, begun_in = int(in_hour[at]), int(hours[at])
+    return QuotaFigure(
+        quota.user, quota.running, most_running, running_at, quota.per_hour, most_begun, begun_in
+    )

@@ -11,6 +11,7 @@ from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import grouped, new_rollout_id
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment, make_plain
+from sandbox.tasks.task_names import named_task
 from schemas.bounds import check_request
 from schemas.errors import Refused, WireError, WorkFailed
 from schemas.messages import RolloutRequest, Task
@@ -25,6 +26,7 @@ class RequestChecks:
         self.codec = history.codec
         self.topic_names = set(history.log.topic_names())
         self.rollout_ids: set[str] = set()
+        self.named_tasks: set[str] = set()
 
     def check(self, request: RolloutRequest) -> None:
         """Raises Refused."""
@@ -34,9 +36,16 @@ class RequestChecks:
         self.rollout_ids.add(request.rollout_id)
         program_of(request.agent)
         self._check_policy(request.policy_id)
-        _check_task(request)
+        self._check_named_task(_check_task(request))
         check_request(request)
         self._check_size(request)
+
+    def _check_named_task(self, config: dict[str, Any]) -> None:
+        """Look at the directory that a config names, once for all requests."""
+        name = str(config.get("task", ""))
+        if name and name not in self.named_tasks:
+            named_task(config)
+            self.named_tasks.add(name)
 
     def _check_policy(self, policy_id: str) -> None:
         if self.topics.calls(checked(policy_id)) in self.topic_names:
@@ -62,7 +71,8 @@ class RequestChecks:
             raise Refused(msg)
 
 
-def _check_task(request: RolloutRequest) -> None:
+def _check_task(request: RolloutRequest) -> dict[str, Any]:
+    """The config of a `shell`, which may name a directory; raises Refused."""
     task = request.task
     if task.environment:
         check_environment(task.environment)
@@ -72,10 +82,11 @@ def _check_task(request: RolloutRequest) -> None:
     elif not task.prompt:
         msg = "the task has neither an environment nor a prompt"
         raise Refused(msg)
-    _check_object("task.environment_config", task.environment_config)
+    environment_config = _check_object("task.environment_config", task.environment_config)
     config = _check_object("agent_config", request.agent_config)
     if request.agent == "hosted":
         check_agent(config)
+    return environment_config if task.environment == "shell" else {}
 
 
 def _check_object(name: str, text: str) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from schemas.interrupts import is_from_outside
 from schemas.messages import ModelCall
 from schemas.packed import ids_of
 
-Speak = Callable[[str], str]
+Speak = Callable[..., str]
+"""Called with the conversation; and with the call's `seed`, if it has such a parameter."""
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>\n"
 ANSWER = f"{OPEN}assistant\n"
 
@@ -46,7 +47,7 @@ def load_script(reference: str) -> Speak:
         msg = f"script {reference!r} is `async def`; a script answers at once"
         raise Refused(msg)
     try:
-        inspect.signature(function).bind("")
+        inspect.signature(function).bind("", **_seeds(function, 0))
     except (TypeError, ValueError) as error:
         msg = f"script {reference!r} cannot be called with one text, the conversation: {error}"
         raise Refused(msg) from error
@@ -78,7 +79,7 @@ def text_script(speak: Speak, name: str) -> Script:
     def script(call: ModelCall) -> str:
         conversation = _known(call) + added_by(call)
         try:
-            said = speak(conversation)
+            said = speak(conversation, **_seeds(speak, call.seed))
         except BaseException as error:
             if is_from_outside(error):
                 raise
@@ -90,6 +91,11 @@ def text_script(speak: Speak, name: str) -> Script:
         return plain(said)
 
     return script
+
+
+def _seeds(speak: Speak, seed: int) -> dict[str, int]:
+    """What a function is given beside the conversation."""
+    return {"seed": seed} if "seed" in inspect.signature(speak).parameters else {}
 
 
 def _known(call: ModelCall) -> str:

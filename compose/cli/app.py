@@ -93,6 +93,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "tasks": _group(
             "Tasks as directories: checked, imported, built from releases.",
             check=tasks.check,
+            request=tasks.request,
             build=_group(
                 "Build tasks of releases in the package index.",
                 release_pair=tasks.build_release_pair,

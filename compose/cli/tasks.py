@@ -45,6 +45,33 @@ def check(directories: Directories, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+def request(
+    directories: Directories,
+    box: Annotated[str, typer.Option("--box", help="Where commands of agents run.")],
+    agent: Annotated[
+        str, typer.Option(help="A program, or the name of an agent that is hosted.")
+    ] = "react",
+    path: Programs = None,
+) -> None:
+    """Print a line for `rollcall submit` for each task.
+
+    Example: rollcall tasks request .rollcall/tasks --box bubblewrap > rollouts.jsonl
+    """
+    from compose.terminal import emit_json
+    from sandbox.boxes.box import DRIVERS
+    from sandbox.tasks.harbor import read_task
+    from sandbox.tasks.listing import task_directories
+    from sandbox.tasks.suite_runs import programs_first
+    from sandbox.tasks.task_names import request_of
+    from schemas.names import unknown
+
+    if box not in DRIVERS:
+        raise unknown("box", box, DRIVERS)
+    env = programs_first(path)
+    for task in [read_task(directory) for directory in task_directories(directories)]:
+        emit_json(request_of(task, box=box, agent=agent, env=env), one_line=True)
+
+
 def build_release_pair(
     name: Annotated[str, typer.Argument(help="A package of the index.")],
     old: Annotated[str, typer.Argument(help="The release whose code is to be mended.")],

@@ -69,11 +69,18 @@ def models(
     script: Annotated[
         str, typer.Option(help="... or the module:function that plays it: text in, text out.")
     ] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Tasks, for the scripts oracle and noisy.")
+    ] = None,
+    gold_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="How often noisy does as oracle does.")
+    ] = None,
     accept_truncation: Accept = False,
 ) -> None:
     """Serve one policy, adopting its versions as they are announced.
 
     A script sees the whole conversation as one text; `inference.text_script` shows its form.
+    Three ship: oracle applies the gold patch of its task, null never hands in, noisy is either.
 
     Example: rollcall worker models --policy helper --script my_script:answer
     """
@@ -85,7 +92,7 @@ def models(
     if bool(run) + bool(directory) + bool(script) != 1 or bool(run) == bool(policy):
         msg = "give --run, or --policy with --directory, or --policy with --script"
         raise Refused(msg)
-    scripted = scripted_engine(policy, script) if script else None
+    scripted = scripted_engine(policy, script, tasks, gold_share) if script else None
     if run:
         folder = run_folder.find(settings().state(), run)
         policy, directory = folder.policy_id, folder.policy

@@ -318,13 +318,32 @@ def _spec(text: str) -> "ScorerSpec":
         raise Refused(msg) from error
 
 
-def scripted_engine(policy_id: str, reference: str) -> "Engine":
-    """A policy without weights: `module:function` says what it answers. Raises Refused."""
+def scripted_engine(
+    policy_id: str, reference: str, tasks: Path | None = None, gold_share: float | None = None
+) -> "Engine":
+    """A policy without weights: `module:function` says what it answers, or one of ours does.
+
+    Those are asked for the solutions of the tasks in a folder. Raises Refused.
+    """
     from inference.scripted import ScriptedEngine
     from inference.text_script import added_by, load_script, text_script
+    from sandbox.tasks.listing import read_tasks
+    from sandbox.tasks.scripted_policies import NULL, POLICIES, scripted_policy
 
-    script = text_script(load_script(reference), reference)
-    return ScriptedEngine(policy_id, script, render=added_by)
+    if reference not in POLICIES and (tasks is not None or gold_share is not None):
+        msg = f"--tasks and --gold-share are for {', '.join(POLICIES)}; the script is {reference!r}"
+        raise Refused(msg)
+    if reference in (set(POLICIES) - {NULL}) and tasks is None:
+        msg = (
+            f"policy {reference!r} applies the gold patches of tasks; name their folder by --tasks"
+        )
+        raise Refused(msg)
+    speak = (
+        scripted_policy(reference, read_tasks(tasks) if tasks else [], gold_share)
+        if reference in POLICIES
+        else load_script(reference)
+    )
+    return ScriptedEngine(policy_id, text_script(speak, reference), render=added_by)
 
 
 def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -> "Engine":

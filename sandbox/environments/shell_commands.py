@@ -15,6 +15,7 @@ So the same actions show the same again, as long as the commands do: what they m
 chance, of process ids and of the host is theirs.
 """
 
+import asyncio
 import inspect
 import os
 from collections.abc import Mapping
@@ -27,8 +28,11 @@ from sandbox.boxes.box import DRIVERS, Box, BoxLimits, Ran, Spec, driver
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
 from sandbox.host import Host
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.task_names import TaskName
+from sandbox.tasks.testbed import lay_out
 from schemas import names
-from schemas.errors import WorkFailed
+from schemas.errors import Refused, WorkFailed
 
 FILES_BYTES = 16 << 20
 MOST_FILES = 10_000
@@ -53,6 +57,9 @@ class ShellConfig(BaseModel):
     """Of a worker's boxes: one that waits started where there is one, or one made for this."""
     instruction: str = ""
     """What the first observation begins with."""
+    task: TaskName | None = None
+    """A directory in Harbor's form: its files are there before `path` and `files`, committed as
+    `base`, and its instruction is told where none is given here."""
     files: dict[str, str] = {}
     """What the directory holds at the start, by path; executable where it begins with `#!`."""
     path: str = ""
@@ -156,14 +163,17 @@ class ShellEnvironment:
         del seed
         await self.close()
         config = self._config
+        task = await _task(config)
         box = self._box = await self._lend()
+        if task:
+            await lay_out(box, task)
         if config.path:
             await box.copy_in(Path(config.path))
         for name, content in config.files.items():
             await box.write(name, content.encode("utf-8", "replace"))
         self._shell = self._shell_in(box, stateful=config.stateful)
         self._steps = 0
-        return Observation(_opening(config))
+        return Observation(_opening(config, task))
 
     async def step(self, action: str) -> Observation:
         """Run a command, whatever it says. Raises WorkFailed(`box_died`)."""
@@ -211,8 +221,20 @@ class ShellEnvironment:
         )
 
 
-def _opening(config: ShellConfig) -> str:
+async def _task(config: ShellConfig) -> HarborTask | None:
+    """Looked at anew each time: a directory may have been changed meanwhile."""
+    if config.task is None:
+        return None
+    try:
+        return await asyncio.to_thread(config.task.find)
+    except Refused as error:
+        raise WorkFailed("bad_config", str(error), retriable=False) from error
+
+
+def _opening(config: ShellConfig, task: HarborTask | None) -> str:
     found = {name.partition("/")[0] for name in config.files}
+    if task and task.testbed:
+        found.update(os.listdir(task.testbed))
     if config.path:
         found.update(os.listdir(config.path))
     listed = [name.encode("utf-8", "replace").decode() for name in sorted(found)]
@@ -221,7 +243,8 @@ def _opening(config: ShellConfig) -> str:
     told = f"Each message is run as a command by /bin/sh in ~, which {holds}."
     if config.finish_word:
         told += f" To finish, print {config.finish_word} as the first line."
-    return f"{config.instruction}\n\n{told}" if config.instruction else told
+    instruction = config.instruction or (task.instruction.strip() if task else "")
+    return f"{instruction}\n\n{told}" if instruction else told
 
 
 def _how(ran: Ran, timeout_s: float) -> str:

@@ -58,18 +58,22 @@ def suite_box(name: str, image: str = "", programs: Path | None = None) -> Suite
             "isolates nothing, for tests that you trust"
         )
         raise Refused(msg)
-    env = {}
-    if programs is not None:
-        if not programs.is_dir():
-            msg = f"--path {programs} is no directory of programs"
-            raise Refused(msg)
-        env = {"PATH": f"{programs.absolute()}:{VARIABLES['PATH']}"}
-    return SuiteBox(driver(ISOLATES if name == "auto" else name), image, env)
+    return SuiteBox(driver(ISOLATES if name == "auto" else name), image, programs_first(programs))
+
+
+def programs_first(programs: Path | None) -> dict[str, str]:
+    """The variables of a box in which programs of a directory are found first. Raises Refused."""
+    if programs is None:
+        return {}
+    if not programs.is_dir():
+        msg = f"--path {programs} is no directory of programs"
+        raise Refused(msg)
+    return {"PATH": f"{programs.absolute()}:{VARIABLES['PATH']}"}
 
 
 async def passing_twice(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
     """The tests that pass, by two runs that agree. Raises Refused where they do not."""
-    first, second = [await _passing(box, tree, command) for _ in range(2)]
+    first, second = [await passing(box, tree, command) for _ in range(2)]
     if first != second:
         odd = sorted(first ^ second)
         msg = f"{len(odd)} tests of {tree.name} pass once and fail once: {', '.join(odd[:NAMED])}"
@@ -77,7 +81,8 @@ async def passing_twice(box: SuiteBox, tree: Path, command: str) -> frozenset[st
     return first
 
 
-async def _passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
+async def passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
+    """The tests that pass in one run. Raises Refused where it tells nothing."""
     ran = await box.run(tree, command)
     if ran.timed_out or ran.elided_chars or SUMMARY not in ran.output:
         why = f"exit code {ran.exit_code}: {_last(ran.output)}"

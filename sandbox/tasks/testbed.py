@@ -1,0 +1,44 @@
+"""A task's files in a box: a repository of one commit, called `base`, whatever the files say.
+
+What an agent has changed is the difference from there, with files that it added, without what
+Python and pytest leave behind. The files' own attributes for git count for nothing, so a patch
+holds their bytes as they are.
+"""
+
+from sandbox.boxes.box import Box
+from sandbox.tasks.harbor import HarborTask
+from schemas.errors import WorkFailed
+
+BASE = """\
+set -e
+git init -q .
+git config user.name agent
+git config user.email agent@localhost
+git config core.autocrlf false
+echo '* -text -eol -filter -ident -export-subst -working-tree-encoding' > .git/info/attributes
+printf '%s\\n' __pycache__/ '*.pyc' .pytest_cache/ >> .git/info/exclude
+git add -A -f .
+git commit -q --allow-empty --no-verify -m base
+git tag base
+"""
+# So the commit has the same name in every box.
+BORN = {
+    "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
+    "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
+    "GIT_CONFIG_NOSYSTEM": "1",
+}
+LONGEST_S = 120.0
+
+
+async def lay_out(box: Box, task: HarborTask) -> None:
+    """Put a task's files into the directory of a box, and commit them there.
+
+    Raises WorkFailed: `bad_config` where the box has no git, or what the box raises.
+    """
+    if task.testbed:
+        await box.copy_in(task.testbed)
+    ran = await box.run(("/bin/sh", "-c", BASE), env=BORN, timeout_s=LONGEST_S)
+    if ran.exit_code:
+        said = "it took too long" if ran.timed_out else ran.output.strip()[-500:]
+        msg = f"the files of task {task.name!r} cannot be committed in the box: {said}"
+        raise WorkFailed("bad_config", msg, retriable=False)

@@ -1,0 +1,130 @@
+"""Whole rollouts at a task in a directory: asked for by its name, solved or not by a script."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compose.workers.build import scripted_engine
+from consumers.request_checks import RequestChecks
+from producers.submit import requests_of
+from sandbox.tasks.harbor import HarborTask, read_task
+from sandbox.tasks.task_names import environment_config, request_of
+from schemas.errors import Refused
+from schemas.messages import Limits, RolloutRequest, Sampling, Task, Trajectory
+from tests.support.memory_cluster import POLICY, MemoryCluster
+from tests.support.rig import Rig
+from tests.support.task_directories import write_task
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> HarborTask:
+    return read_task(write_task(tmp_path / "sums"))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig(partitions=2)
+    yield rig
+    rig.close()
+
+
+def rollouts(
+    rig: Rig, task: HarborTask, script: str, share: float | None = None
+) -> list[Trajectory]:
+    """Four of them, with the code tested at the end of each, in its own box."""
+    check = "python3 -c 'import sums; assert sums.add(2, 3) == 5'"
+    config = {**environment_config(task, box="local"), "check": check}
+    for number in range(4):
+        request = RolloutRequest(
+            f"{script}{number}",
+            Task("shell", json.dumps(config)),
+            policy_id="p",
+            limits=Limits(max_turns=3),
+            sampling=Sampling(max_tokens=10_000),
+        )
+        rig.ask(request, partition=None)
+    engine = scripted_engine("p", script, task.directory)
+    loops = [rig.agents(), rig.models(engine), rig.environments(slots={"box": 4})]
+
+    def ended() -> bool:
+        for loop in loops:
+            loop.turn(0.0)
+        return len(rig.trajectories()) == 4
+
+    until(ended, 60, lambda: f"{len(rig.trajectories())} of 4 have ended")
+    return rig.trajectories()
+
+
+def rewards(ended: list[Trajectory]) -> list[float]:
+    return [sum(step.reward for step in each.steps or ()) for each in ended]
+
+
+def test_the_oracle_solves_it_and_null_does_not(rig: Rig, task: HarborTask) -> None:
+    solved = rollouts(rig, task, "oracle")
+
+    assert rewards(solved) == [1.0] * 4
+    assert {each.status for each in solved} == {"finished"}
+    opening = (solved[0].sequences or ())[0].messages[0].content
+    assert opening.startswith("Mend `add` in sums.py, which subtracts.\n\nEach message is run")
+    assert "which holds sums.py tests." in opening
+
+
+def test_null_never_hands_in(rig: Rig, task: HarborTask) -> None:
+    assert rewards(rollouts(rig, task, "null")) == [0.0] * 4
+
+
+def checked(line: dict[str, object]) -> RolloutRequest:
+    """A line of `tasks request` as `submit` reads it."""
+    cluster = MemoryCluster()
+    defaults = RolloutRequest("", Task(), policy_id=POLICY)
+    (request,) = requests_of(
+        [json.dumps(line).encode()], RequestChecks(cluster).check, defaults=defaults
+    )
+    return request
+
+
+@pytest.mark.parametrize("agent", ["react", "mini-swe-agent"])
+def test_a_task_becomes_a_line_that_submit_takes(task: HarborTask, agent: str) -> None:
+    request = checked(request_of(task, box="local", agent=agent))
+
+    assert request.agent == ("react" if agent == "react" else "hosted")
+    assert request.task.task_id == "sums"
+    assert request.task.prompt == task.instruction
+    assert request.limits.rollout_timeout_s == 3600
+
+
+def test_a_task_that_is_bad_or_another_is_refused_before_anything_is_published(
+    task: HarborTask,
+) -> None:
+    line = request_of(task, box="local", agent="react")
+    other = request_of(replace(task, digest="0" * 64), box="local", agent="react")
+    nameless = json.loads(json.dumps(line))
+    nameless["task"]["environment_config"]["task"] = {"directory": "sums"}
+
+    with pytest.raises(Refused, match="but 0000000000000000 is asked for; has it been changed"):
+        checked(other)
+    with pytest.raises(Refused, match=r"environment_config\.task\.directory"):
+        checked(nameless)
+    (task.directory / "tests" / "testbed" / "out").symlink_to("/etc")
+    with pytest.raises(Refused, match="which leads out of tests/testbed/"):
+        checked(line)
+
+
+@pytest.mark.parametrize(
+    ("script", "tasks", "share", "said"),
+    [
+        ("oracle", False, None, "name the folder of tasks by --tasks"),
+        ("noisy", True, None, "which needs one"),
+        ("oracle", True, 0.5, "the share of gold is for 'noisy'"),
+        ("my_module:speak", True, None, "--tasks and --gold-share are for oracle, null, noisy"),
+    ],
+)
+def test_a_script_of_ours_is_given_what_it_needs_and_nothing_else(
+    task: HarborTask, script: str, tasks: bool, share: float | None, said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        scripted_engine("p", script, task.directory if tasks else None, share)

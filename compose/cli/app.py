@@ -94,6 +94,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             "Tasks as directories: checked, imported, built from releases.",
             check=tasks.check,
             request=tasks.request,
+            **{"import": _group("Import tasks of data sets.", swe=tasks.import_swe)},
             build=_group(
                 "Build tasks of releases in the package index.",
                 release_pair=tasks.build_release_pair,

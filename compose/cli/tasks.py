@@ -72,6 +72,40 @@ def request(
         emit_json(request_of(task, box=box, agent=agent, env=env), one_line=True)
 
 
+def import_swe(
+    rows: Annotated[Path, typer.Argument(help="A JSON Lines file of SWE-bench-style rows.")],
+    into: Into = None,
+    repositories: Annotated[
+        Path | None, typer.Option(help="A folder of clones, as OWNER/NAME, OWNER__NAME or NAME.")
+    ] = None,
+) -> None:
+    """Turn rows into tasks where repository or image is at hand; say of the others why not.
+
+    Exit code 1 where a row was refused.
+
+    Example: rollcall tasks import swe rows.jsonl --repositories clones
+    """
+    require("tomli_w")
+    from compose.submission import lines_of
+    from sandbox.tasks.swe import import_rows
+    from schemas.errors import Refused
+
+    if repositories is not None and not repositories.is_dir():
+        msg = f"--repositories {repositories} is no directory"
+        raise Refused(msg)
+    done = refused = 0
+    for row in import_rows(lines_of(str(rows)), _into(into), repositories):
+        if row.task is None:
+            typer.echo(f"{row.instance}: {row.refused}", err=True)
+            refused += 1
+        else:
+            typer.echo(f"{row.task.name} {row.task.digest[:16]}")
+            done += 1
+    typer.echo(f"{done:,} of {done + refused:,} rows became tasks")
+    if refused:
+        raise typer.Exit(1)
+
+
 def build_release_pair(
     name: Annotated[str, typer.Argument(help="A package of the index.")],
     old: Annotated[str, typer.Argument(help="The release whose code is to be mended.")],

@@ -14,6 +14,7 @@ from schemas.errors import Refused
 SETTINGS = (
     "-c", "user.name=rollcall", "-c", "user.email=rollcall@localhost", "-c", "core.autocrlf=false",
     "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "gc.auto=0",
+    "-c", "safe.directory=*",
 )  # fmt: skip
 BORN = "2000-01-01T00:00:00Z"
 VARIABLES = {
@@ -24,7 +25,7 @@ VARIABLES = {
     "LC_ALL": "C.UTF-8",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
 }
-ATTRIBUTES = "* -text -eol -filter -ident -export-subst -working-tree-encoding\n"
+ATTRIBUTES = "* -text -eol -filter -ident -export-subst -export-ignore -working-tree-encoding\n"
 
 
 def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] = ()) -> bytes:
@@ -35,20 +36,34 @@ def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] 
     shutil.copytree(old, work, symlinks=True, ignore=_at_top(old, without))
     git(work, "init", "-q")
     (work / ".git" / "info" / "attributes").write_text(ATTRIBUTES)
-    before = _tree(work)
+    before = tree_of(work)
     _clear(work)
     shutil.copytree(new, work, symlinks=True, dirs_exist_ok=True, ignore=_at_top(new, without))
-    after = _tree(work)
+    after = tree_of(work)
     patch = git(work, "diff", "--binary", "--full-index", "--no-renames", before, after)
     git(work, "read-tree", before)
     _clear(work)
     git(work, "checkout-index", "-a", "-f")
     if patch:
         git(work, "apply", "-", stdin=patch)
-    if _tree(work) != after:
+    if tree_of(work) != after:
         msg = f"the patch from {old.name} to {new.name} does not lead there when it is applied"
         raise Refused(msg)
     return patch
+
+
+def tar_of_commit(clone: Path, commit: str, work: Path) -> bytes:
+    """All files of a commit as they are, also those that its author keeps out of archives.
+
+    `work` is a directory that is not there yet; the clone is only read. Raises Refused.
+    """
+    objects = git(clone, "rev-parse", "--path-format=absolute", "--git-path", "objects").strip()
+    work.mkdir()
+    git(work, "init", "-q", "--bare")
+    (work / "objects" / "info" / "alternates").write_bytes(objects + b"\n")
+    (work / "info").mkdir(exist_ok=True)
+    (work / "info" / "attributes").write_text(ATTRIBUTES)
+    return git(work, "archive", "--format=tar", commit)
 
 
 def git(directory: Path, *words: str, stdin: bytes = b"") -> bytes:
@@ -69,7 +84,7 @@ def git(directory: Path, *words: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
-def _tree(work: Path) -> str:
+def tree_of(work: Path) -> str:
     """Name what is there now.
 
     Not by an index of before: releases are packed with times that say nothing, and by them and its

@@ -117,7 +117,7 @@ def test_a_task_that_is_bad_or_another_is_refused_before_anything_is_published(
 @pytest.mark.parametrize(
     ("script", "tasks", "share", "said"),
     [
-        ("oracle", False, None, "name the folder of tasks by --tasks"),
+        ("oracle", False, None, "name their folder by --tasks"),
         ("noisy", True, None, "which needs one"),
         ("oracle", True, 0.5, "the share of gold is for 'noisy'"),
         ("my_module:speak", True, None, "--tasks and --gold-share are for oracle, null, noisy"),

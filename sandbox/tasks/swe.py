@@ -1,0 +1,232 @@
+"""SWE-bench-style rows, a task directory each where the code is at hand.
+
+The code comes from a clone in a folder of repositories, or out of an image that this machine's
+engine has; the test patch is applied to it here, and the files that it touches become the task's
+tests. SWE-rebench's `install_config` says how tests are run and what is installed.
+"""
+
+import io
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox.tasks.git_trees import git, tar_of_commit, tree_of
+from sandbox.tasks.harbor import (
+    DOCKERFILE,
+    GOLD,
+    INSTRUCTION,
+    TASK_FILE,
+    TEST_FILES,
+    TESTBED,
+    HarborTask,
+    read_task,
+)
+from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
+from schemas.errors import Refused
+from schemas.foreign_text import plain
+from schemas.whole_files import appearing
+
+PYTEST = "python3 -m pytest -rA -p no:cacheprovider -W ignore"
+PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
+"""Parsers of ours, by a word in the name of a row's own."""
+ENGINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRow:
+    """What became of one line."""
+
+    instance: str
+    task: HarborTask | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """The files of a row's base commit, and the image that holds them, if one does."""
+
+    tar: bytes
+    image: str = ""
+
+
+def import_rows(
+    lines: Sequence[bytes], into: Path, repositories: Path | None
+) -> Iterator[ImportedRow]:
+    """Each row as it is done; what is refused leaves nothing, and the next one comes."""
+    into.mkdir(parents=True, exist_ok=True)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name = f"line {number}"
+        try:
+            row = row_of(line)
+            name = row.instance_id
+            yield ImportedRow(name, _imported(row, into, repositories))
+        except Refused as error:
+            yield ImportedRow(name, refused=plain(str(error)))
+
+
+def _imported(row: SweRow, into: Path, repositories: Path | None) -> HarborTask:
+    """Raises Refused, with nothing left behind."""
+    place = into / row.instance_id
+    if place.exists():
+        msg = f"{place} is there already; remove it to import it anew"
+        raise Refused(msg)
+    says = _says(row)
+    with tempfile.TemporaryDirectory(prefix="rollcall-swe-") as scratch:
+        code = _code(row, repositories, Path(scratch) / "objects")
+        directory = Path(scratch) / row.instance_id
+        says["verifier"]["replace"] = _write_code(row, code, directory, Path(scratch))
+        says["environment"]["docker_image"] = code.image
+        _write_words(row, says, directory, dockerfile=not code.image)
+        read_task(directory)
+        with appearing(place) as hidden:
+            shutil.copytree(directory, hidden, symlinks=True)
+    return read_task(place)
+
+
+def _says(row: SweRow) -> dict[str, Any]:
+    """What `task.toml` says, but for what only the code tells. Raises Refused."""
+    how = row.install_config
+    named = all("::" in test for test in row.fail_to_pass)
+    command = " && ".join(as_lines(how.test_cmd)) or (PYTEST if named else "")
+    known = (ours for word, ours in PARSERS.items() if word in how.log_parser.lower())
+    parser = next(known, "" if how.log_parser else "pytest" if named else "")
+    if not command or not parser:
+        msg = (
+            "how its tests are run is not said in install_config.test_cmd and .log_parser (found "
+            f"{how.test_cmd!r:.80}, {how.log_parser!r}), and their names are not those of pytest"
+        )
+        raise Refused(msg)
+    both = set(row.fail_to_pass)
+    return {
+        "version": "1.0",
+        "metadata": {"source": "swe", "repo": row.repo, "base_commit": row.base_commit},
+        "environment": {"memory_mb": 4096},
+        "verifier": {
+            "command": " ".join([command, *_test_modules(row)]) if parser == "pytest" else command,
+            "parser": parser,
+            "timeout_sec": 1800.0,
+            "fail_to_pass": sorted(both),
+            "pass_to_pass": sorted(set(row.pass_to_pass) - both),
+        },
+    }
+
+
+def _test_modules(row: SweRow) -> list[str]:
+    """The files whose tests are named, as far as they are named as pytest does."""
+    tests = (*row.fail_to_pass, *row.pass_to_pass)
+    return sorted({shlex.quote(test.partition("::")[0]) for test in tests if "::" in test})
+
+
+def _code(row: SweRow, repositories: Path | None, work: Path) -> _Code:
+    """From the image, where tests can be run as well, else from a clone; raises Refused."""
+    if row.image and (tar := _from_image(row)):
+        return _Code(tar, row.image)
+    clone = _clone(row.repo, repositories) if repositories else None
+    if clone is None:
+        image = "it names no image"
+        if row.image:
+            image = f"image {row.image!r} is not in an engine of this machine"
+        where = f"in {repositories}" if repositories else "named by --repositories"
+        msg = f"its code is not at hand: no clone of {row.repo} is {where}, and {image}"
+        raise Refused(msg)
+    try:
+        return _Code(tar_of_commit(clone, row.base_commit, work))
+    except Refused as error:
+        msg = f"{clone} has no commit {row.base_commit[:12]}; fetch it there"
+        raise Refused(msg) from error
+
+
+def _clone(repo: str, repositories: Path) -> Path | None:
+    """A clone by one of the names that it may have there."""
+    owner, _, name = repo.rpartition("/")
+    for each in (repo, f"{owner}__{name}", name):
+        for path in (repositories / each, repositories / f"{each}.git"):
+            if (path / ".git").exists() or (path / "HEAD").is_file():
+                return path
+    return None
+
+
+def _from_image(row: SweRow) -> bytes:
+    """The base commit as the image has it; empty where there is no such image, or no engine."""
+    run = ["docker", "run", "--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL"]
+    run += ["--read-only", "--entrypoint", "git", row.image, "-c", "safe.directory=*"]
+    run += ["-C", "/testbed", "archive", "--format=tar", row.base_commit]
+    try:
+        done = subprocess.run(run, capture_output=True, check=False, timeout=ENGINE_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return b""
+    return b"" if done.returncode else done.stdout
+
+
+def _write_code(row: SweRow, code: _Code, directory: Path, scratch: Path) -> list[str]:
+    """Write the testbed and the tests; return the files that the test patch touches.
+
+    Raises Refused where a patch does not apply.
+    """
+    tree = scratch / "tree"
+    try:
+        with tarfile.open(fileobj=io.BytesIO(code.tar)) as archive:
+            archive.extractall(tree, filter="data")
+    except (tarfile.TarError, OSError) as error:
+        msg = f"the files of {row.base_commit[:12]} cannot be unpacked: {error}"
+        raise Refused(msg) from error
+    if not code.image:
+        shutil.copytree(tree, directory / TESTBED, symlinks=True)
+    git(tree, "init", "-q")
+    before = tree_of(tree)
+    _apply(tree, row.patch, "patch", only_checked=True)
+    _apply(tree, row.test_patch, "test_patch")
+    changed = git(tree, "diff", "--name-only", "--no-renames", "-z", before, tree_of(tree))
+    touched = [path for path in changed.decode("utf-8", "replace").split("\0") if path]
+    for path in touched:
+        if (tree / path).is_file():
+            target = directory / TEST_FILES / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / path, target, follow_symlinks=False)
+    return touched
+
+
+def _apply(tree: Path, patch: str, what: str, *, only_checked: bool = False) -> None:
+    words = ["apply", *(["--check"] if only_checked else []), "-"]
+    try:
+        git(tree, *words, stdin=patch.encode("utf-8", "replace"))
+    except Refused as error:
+        msg = f"its {what} does not apply to its base commit"
+        raise Refused(msg) from error
+
+
+def _write_words(
+    row: SweRow, says: Mapping[str, Any], directory: Path, *, dockerfile: bool
+) -> None:
+    import tomli_w
+
+    directory.mkdir(exist_ok=True)
+    (directory / TASK_FILE).write_text(tomli_w.dumps(says))
+    (directory / INSTRUCTION).write_text(row.problem_statement)
+    (directory / GOLD).parent.mkdir()
+    (directory / GOLD).write_text(row.patch)
+    if dockerfile:
+        (directory / DOCKERFILE).write_text(_dockerfile(row.install_config))
+
+
+def _dockerfile(how: InstallConfig) -> str:
+    """An image in which the row's tests can be run, for engines that can fetch its base."""
+    steps = as_lines(how.pre_install)
+    if how.pip_packages:
+        steps.append("python -m pip install " + " ".join(f"'{each}'" for each in how.pip_packages))
+    steps += as_lines(how.install)
+    return "\n".join([
+        f"FROM python:{how.python or '3.11'}",
+        "COPY testbed /testbed",
+        "WORKDIR /testbed",
+        *(f"RUN {step}" for step in steps),
+        "",
+    ])  # fmt: skip

@@ -53,6 +53,7 @@ TIME  1      finished     door 3  (by agents-1)
 finished after TIME: 3 turns, 6 tokens, 0 failures in attempt 1, 0 ignored events
 time    waiting for model TIME (tries without an answer), model TIME (queue and sampling), \
 environment TIME, overhead TIME
+phases  submission TIME, scheduling TIME, environment start TIME, execution TIME
 reward  +1 by environment_return, weight 1
 total   +1 by scoring 'default'
 

@@ -1,38 +1,60 @@
 """What an agent's process asks, as people are shown it: new messages, actions, its end."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import orjson
 
 from schemas.asks import AskDifference, differences_of
 from schemas.errors import WireError
 from schemas.messages import EnvironmentStepped
+from schemas.tool_calls import tool_calls_of
 
 AGENT = "agent"
 """The session that the program `hosted` opens for its process."""
+Said = tuple[str, str]
+"""The content and the tool calls of an answer."""
 
 
-def agent_words(step: EnvironmentStepped) -> str | None:
-    """What was asked, a line for each; None where this is no observation of a process."""
-    if step.session != AGENT:
+def spoken(content: str, tool_calls: str) -> str:
+    """What an assistant says and calls, a line for each call."""
+    try:
+        calls = [f"calls {call.name} {call.arguments}" for call in tool_calls_of(tool_calls)]
+    except WireError:  # of a client that nobody has read
+        calls = [tool_calls]
+    return "\n".join(filter(None, (content, *calls)))
+
+
+def agent_words(step: EnvironmentStepped, said: Collection[Said] = ()) -> str | None:
+    """What was asked, a line for each; None where this is no observation of a process.
+
+    What the policy has `said` and is only told again is left out.
+    """
+    asked = asked_words(step.session, step.text, said)
+    if asked is not None and step.terminated:
+        return "\n".join(filter(None, (asked, _end(step.info))))
+    return "asks nothing more yet" if asked == "" else asked
+
+
+def asked_words(session: str, text: str, said: Collection[Said] = ()) -> str | None:
+    """What an observation asks, as above; empty where it asks nothing."""
+    if session != AGENT:
         return None
     try:
-        told = differences_of(step.text)
+        told = differences_of(text)
     except WireError:
         return None
-    lines = [line for each in told for line in _lines(each)]
-    if step.terminated:
-        lines.append(_end(step.info))
-    return "\n".join(lines) or "asks nothing more yet"
+    return "\n".join(line for each in told for line in _lines(each, said))
 
 
-def _lines(told: AskDifference) -> Iterator[str]:
+def _lines(told: AskDifference, said: Collection[Said]) -> Iterator[str]:
     if told.kind != "model":
         yield f"{'acts' if told.kind == 'step' else 'hands in'}: {told.text}"
         return
     for message in told.new:
-        said = "; ".join(filter(None, (message.content, message.tool_calls)))
-        yield f"{message.role}: {said}"
+        if message.role != "assistant":
+            yield f"{message.role}: {spoken(message.content, message.tool_calls)}"
+        elif (message.content, message.tool_calls) not in said:
+            yield f"assistant, in the agent's words: {spoken(message.content, message.tool_calls)}"
     if not told.new:
         yield f"asks again what it asked in {told.like[:8]}"
 

@@ -6,6 +6,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from compose.pages.agent_lines import asked_words
 from compose.pages.rollout_page import counted, short
 from compose.terminal import printable
 from consumers.history.divergence import Moment, Parting
@@ -47,4 +48,6 @@ def _lived(moment: Moment) -> str:
         remarks.append(f"reward {moment.reward:+g}")
     remarks += ["ends"] * moment.ends + ["recorded"] * moment.recorded
     small = f"  ({', '.join(remarks)})" if remarks else ""
-    return f"{moment.kind}  {printable(short(moment.text))}{small}"
+    asked = asked_words(moment.session, moment.text)
+    kind, text = (moment.kind, moment.text) if asked is None else ("agent", asked)
+    return f"{kind}  {printable(short(text))}{small}"

@@ -1,6 +1,6 @@
 """A rollout's story, turn by turn on a page, and as plain values."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from compose.pages.agent_lines import agent_words
+from compose.pages.agent_lines import Said, agent_words, spoken
 from compose.pages.phase_lines import NAMES
 from compose.terminal import printable
 from consumers.history.rollout_story import Entry, Story
@@ -107,14 +107,21 @@ def _events(story: Story, *, tokens: bool) -> Table:
     for style in ("dim", "cyan", "bold"):
         table.add_column(style=style, no_wrap=True)
     table.add_column(overflow="fold")
+    said = _said(story)
     for entry, title in zip(story.entries, titles(story), strict=True):
         if title:
             table.add_row("", "", Text(title, style="bold magenta"), "")
-        table.add_row(*_row(entry, story))
+        table.add_row(*_row(entry, story, said))
         if tokens and entry.event is not None and isinstance(entry.event.body, ModelAnswered):
             for line in token_lines(entry.event.body):
                 table.add_row("", "", "", Text(line, style="dim"))
     return table
+
+
+def _said(story: Story) -> set[Said]:
+    """All that the model answered."""
+    bodies = (entry.event.body for entry in story.entries if entry.event)
+    return {(body.text, body.tool_calls) for body in bodies if isinstance(body, ModelAnswered)}
 
 
 def token_lines(answer: ModelAnswered) -> Iterator[str]:
@@ -145,11 +152,11 @@ def titles(story: Story) -> Iterator[str]:
         yield title
 
 
-def _row(entry: Entry, story: Story) -> tuple[Text, Text, Text, Text]:
+def _row(entry: Entry, story: Story, said: Collection[Said]) -> tuple[Text, Text, Text, Text]:
     since = Text(f"{(entry.at_ms - story.started_ms) / 1000:+.3f} s")
     if entry.event is None:
         return since, Text(""), Text("unreadable", style="red"), Text(printable(entry.ignored))
-    kind, words, remarks = _summary(entry.event, story)
+    kind, words, remarks = _summary(entry.event, story, said)
     if entry.ignored:
         remarks = f"{remarks}, {entry.ignored}" if remarks else entry.ignored
     text = Text(printable(words), style="dim" if entry.ignored else "")
@@ -166,7 +173,7 @@ def _placed(event: Event) -> str:
     return f"{event.attempt}/{event.position}/{event.tries}"
 
 
-def _summary(event: Event, story: Story) -> Summary:
+def _summary(event: Event, story: Story, said: Collection[Said] = ()) -> Summary:
     body = event.body
     by = f"by {event.written_by}"
     if isinstance(body, RolloutStarted):
@@ -176,9 +183,9 @@ def _summary(event: Event, story: Story) -> Summary:
     if isinstance(body, AttemptStarted):
         return "began anew", body.reason, by
     if isinstance(body, ModelAnswered):
-        return "model", body.text, answer_remarks(body)
+        return "model", spoken(body.text, body.tool_calls), answer_remarks(body)
     if isinstance(body, EnvironmentStepped):
-        asked = agent_words(body)
+        asked = agent_words(body, said)
         if asked is not None:
             return "agent", asked, ""
         return "environment", body.text, _step_remarks(body)

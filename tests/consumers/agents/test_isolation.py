@@ -266,7 +266,7 @@ def test_a_trajectory_that_is_too_large_twice_leaves_out_its_result_too() -> Non
 
 def test_a_trajectory_that_its_request_alone_fills_leaves_out_the_task() -> None:
     asked, rig = request("bad", ASKS, group_id="g", run_id="run"), Rig()
-    body = RolloutStarted(asked, 1, 1, program_digest(asks))
+    body = RolloutStarted(asked, 1, 1, program_digest(asks), int(rig.clock.now * 1000))
     start = rig.codec.encode("t", Event.decision("bad", 1, "a1", body))
     room = VALUE_LIMIT_BYTES - len(start)
 

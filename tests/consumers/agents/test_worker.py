@@ -27,7 +27,9 @@ def test_a_request_becomes_a_start_a_command_and_in_the_end_a_trajectory(rig: Ri
 
     start, _, finished = rig.read(rig.topics.events, Event)
     assert (start.rollout_id, start.written_by) == ("r7", "a1")
-    assert start.body == RolloutStarted(asked, 0, 0, program_digest(asks))
+    assert start.body == RolloutStarted(
+        asked, 0, 0, program_digest(asks), requested_ms=int(rig.clock.now * 1000)
+    )
     assert finished.body == RolloutFinished("finished", "", "", "yes", 1)
     trajectory = rig.trajectories()[0]
     assert (trajectory.rollout_id, trajectory.status) == ("r7", "finished")

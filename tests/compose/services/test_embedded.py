@@ -225,7 +225,7 @@ def test_wiping_takes_log_and_registry_and_nothing_else(machine: Machine) -> Non
     assert machine.down(wipe=True) == ["kafka", "registry"]
 
     left = {path.name for path in machine.state_dir.iterdir()}
-    assert left == {"services.lock", "of others"}
+    assert left == {"services.lock", "services.down", "of others"}
 
 
 @pytest.mark.broker

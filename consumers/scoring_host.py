@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from sandbox.boxes.box import Box, Driver, Spec, driver
+from sandbox.boxes.leased_box import open_leased
+from sandbox.boxes.leases import Leases
 from schemas.claims import Objects
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import Claim
@@ -16,9 +18,11 @@ T = TypeVar("T")
 class ScoringHosts:
     """Makes the host of each trajectory. All but the making belongs to the room."""
 
-    def __init__(self, *, box: str, objects: Objects | None) -> None:
+    def __init__(self, *, box: str, objects: Objects | None, leases: Leases | None = None) -> None:
+        """Without `leases` no reaper knows of its boxes."""
         self.box = box
         self.objects = objects
+        self.leases = leases
         self._driver: Driver | None = None
 
     def __call__(self) -> "TrajectoryHost":
@@ -31,7 +35,9 @@ class ScoringHosts:
             raise WorkFailed("bad_config", msg, retriable=False)
         if self._driver is None:
             self._driver = driver(self.box)
-        return await self._driver.open(spec)
+        if self.leases is None:
+            return await self._driver.open(spec)
+        return await open_leased(self._driver, spec, self.leases)
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from consumers.waiting_scorers import WaitingScorers
     from inference.engine import Engine
     from sandbox.boxes.box_removal import Tell
+    from sandbox.boxes.leases import Leases
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
 
@@ -121,12 +122,17 @@ class Workshop:
     def _boxes(self, name: str, room: "Room", note: "Tell") -> "WorkerBoxes":
         """Where the sessions of a worker borrow boxes; one directory of leases for this state."""
         from consumers.environments.worker_boxes import WorkerBoxes
+
+        warm = self.settings.environments.warm
+        return WorkerBoxes(room, self._leases(name), note, warm=warm)
+
+    def _leases(self, name: str) -> "Leases":
+        """Those of a worker, in the one directory that all workers of this state have."""
         from sandbox.boxes.leases import Leases, LeaseTimes
 
         settings = self.settings.environments
         times = LeaseTimes(settings.box_touch_s, settings.box_lapse_s, settings.box_reap_s)
-        leases = Leases(self.settings.leases(), name, times)
-        return WorkerBoxes(room, leases, note, warm=settings.warm)
+        return Leases(self.settings.leases(), name, times)
 
     def _hosts(self, room: "Room", boxes: "WorkerBoxes") -> "WorkerHosts":
         """What environments that wait are offered; raises Refused when the gateway's port is taken.
@@ -204,10 +210,10 @@ class Workshop:
             ),
             scoring_id=scoring_id,
             guard=self._guard("the scorer", settings.scorer_timeout_s),
-            waiting=self._waiting_scorers(specs),
+            waiting=self._waiting_scorers(name, specs),
         )
 
-    def _waiting_scorers(self, specs: "Sequence[ScorerSpec]") -> "WaitingScorers":
+    def _waiting_scorers(self, name: str, specs: "Sequence[ScorerSpec]") -> "WaitingScorers":
         """What drives those of the scorers that wait; nothing is begun before there is one."""
         from consumers.room import Room
         from consumers.scoring_host import ScoringHosts
@@ -217,7 +223,7 @@ class Workshop:
         return WaitingScorers(
             specs,
             Room(threaded=self.watched),
-            ScoringHosts(box=settings.box, objects=self.codec.objects),
+            ScoringHosts(box=settings.box, objects=self.codec.objects, leases=self._leases(name)),
             at_once=settings.boxes,
             timeout_s=settings.waiting_timeout_s,
         )

@@ -1,0 +1,44 @@
+"""A box that is opened with a lease of its own, as graders do."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sandbox.boxes.box import Spec
+from sandbox.boxes.leased_box import open_leased
+from sandbox.boxes.leases import Leases
+from sandbox.boxes.local import LocalDriver
+from schemas.errors import WorkFailed
+from tests.support.odd_driver import OddDriver
+
+
+def test_its_lease_begins_before_it_and_ends_with_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        leases = Leases(tmp_path, "grader")
+        box = await open_leased(LocalDriver(), Spec(), leases)
+        await box.write("note", b"seen")
+
+        assert (await box.run(["cat", "note"])).output == "seen"
+        assert [lease.ident for lease in leases.all()] == [box.ident]
+        await box.close()
+        await box.close()
+        assert list(leases.all()) == []
+        leases.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("trouble", ["failing", "clinging"])
+def test_what_cannot_be_started_or_removed_is_left_to_lapse(tmp_path: Path, trouble: str) -> None:
+    async def story() -> None:
+        driver, leases = OddDriver(), Leases(tmp_path, "grader")
+        getattr(driver, trouble).add(0)
+        with pytest.raises(WorkFailed):
+            await (await open_leased(driver, Spec(), leases)).close()
+
+        assert leases.held == {}
+        assert len(list(leases.all())) == 1
+        leases.close()
+
+    asyncio.run(story())

@@ -15,6 +15,11 @@ PYTEST = (
     " -p no:cacheprovider -o addopts= -W ignore --continue-on-collection-errors {tests}"
 )
 """Without plugins: a box has none of its own, and what a release brings along is not asked for."""
+NO_PYTEST = "No module named pytest"
+REMEDY = (
+    "install Debian's python3-pytest, name an image that holds it by --image, or for the box "
+    "local the directory of another python3 by --path"
+)
 SUMMARY = "short test summary info"
 PASSED = "PASSED "
 MOST_CHARS = 16 << 20
@@ -90,6 +95,8 @@ async def passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
             why = f"they take more than {box.timeout_s:g} s"
         elif ran.elided_chars:
             why = f"they print more than {MOST_CHARS:,} characters"
+        elif NO_PYTEST in ran.output:
+            why = f"the box has no pytest for its python3; {REMEDY}"
         msg = f"the tests of {tree.name} cannot be run: {why}"
         raise Refused(plain(msg))
     return passed_in(ran.output)

@@ -137,6 +137,7 @@ def test_an_index_that_does_not_answer_is_said_to_be_away(
     [
         (f"echo '{'=' * 9} short test summary info'; echo PASSED $(cat {{}})", "flaky results"),
         ("echo no tests ran; exit 5", "cannot be run: exit code 5: no tests ran"),
+        ("echo No module named pytest; exit 1", "the box has no pytest for its python3; install"),
         ("exit 3", "cannot be run: exit code 3: nothing was printed"),
     ],
 )

@@ -51,6 +51,7 @@ def request(
     agent: Annotated[
         str, typer.Option(help="A program, or the name of an agent that is hosted.")
     ] = "react",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Of each answer; 0: the usual.")] = 0,
     path: Programs = None,
 ) -> None:
     """Print a line for `rollcall submit` for each task.
@@ -69,7 +70,8 @@ def request(
         raise unknown("box", box, DRIVERS)
     env = programs_first(path)
     for task in [read_task(directory) for directory in task_directories(directories)]:
-        emit_json(request_of(task, box=box, agent=agent, env=env), one_line=True)
+        line = request_of(task, box=box, agent=agent, env=env, max_tokens=max_tokens)
+        emit_json(line, one_line=True)
 
 
 def import_swe(

@@ -67,14 +67,23 @@ def environment_config(
 
 
 def request_of(
-    task: HarborTask, *, box: str, agent: str, env: Mapping[str, str] | None = None
+    task: HarborTask,
+    *,
+    box: str,
+    agent: str,
+    env: Mapping[str, str] | None = None,
+    max_tokens: int = 0,
 ) -> dict[str, Any]:
-    """A line for `rollcall submit`; an agent that is no program of ours is a hosted one's name."""
+    """A line for `rollcall submit`; an agent that is no program of ours is a hosted one's name.
+
+    `max_tokens` is of each answer; 0 leaves it to what requests have by themselves.
+    """
     ours = agent in ("react", "single_turn") or ":" in agent
     hosted = {} if ours else {"agent_config": {"agent": agent}}
     return {
         "agent": agent if ours else "hosted",
         **hosted,
+        **({"sampling": {"max_tokens": max_tokens}} if max_tokens else {}),
         "task": {
             "task_id": task.name,
             "prompt": task.instruction,

@@ -14,6 +14,7 @@ from sandbox.tasks.harbor import HarborTask, read_task
 from sandbox.tasks.task_names import environment_config, request_of
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task, Trajectory
+from tests.support.engines import has, left_out
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import Rig
 from tests.support.task_directories import write_task
@@ -32,12 +33,10 @@ def rig() -> Iterator[Rig]:
     rig.close()
 
 
-def rollouts(
-    rig: Rig, task: HarborTask, script: str, share: float | None = None
-) -> list[Trajectory]:
+def rollouts(rig: Rig, task: HarborTask, script: str, box: str = "local") -> list[Trajectory]:
     """Four of them, with the code tested at the end of each, in its own box."""
     check = "python3 -c 'import sums; assert sums.add(2, 3) == 5'"
-    config = {**environment_config(task, box="local"), "check": check}
+    config = {**environment_config(task, box=box), "check": check}
     for number in range(4):
         request = RolloutRequest(
             f"{script}{number}",
@@ -73,6 +72,13 @@ def test_the_oracle_solves_it_and_null_does_not(rig: Rig, task: HarborTask) -> N
     assert "which holds sums.py tests." in opening
 
 
+def test_the_oracle_solves_it_in_a_box_that_isolates(rig: Rig, task: HarborTask) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "rollouts of the oracle in its boxes")
+
+    assert rewards(rollouts(rig, task, "oracle", "bubblewrap")) == [1.0] * 4
+
+
 def test_null_never_hands_in(rig: Rig, task: HarborTask) -> None:
     assert rewards(rollouts(rig, task, "null")) == [0.0] * 4
 
@@ -89,10 +95,11 @@ def checked(line: dict[str, object]) -> RolloutRequest:
 
 @pytest.mark.parametrize("agent", ["react", "mini-swe-agent"])
 def test_a_task_becomes_a_line_that_submit_takes(task: HarborTask, agent: str) -> None:
-    request = checked(request_of(task, box="local", agent=agent))
+    request = checked(request_of(task, box="local", agent=agent, max_tokens=9000))
 
     assert request.agent == ("react" if agent == "react" else "hosted")
     assert request.task.task_id == "sums"
+    assert request.sampling.max_tokens == 9000
     assert request.task.prompt == task.instruction
     assert request.limits.rollout_timeout_s == 3600
 

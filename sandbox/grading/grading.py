@@ -45,7 +45,6 @@ APPLY_S = 60.0
 SETTLE_S = 30.0
 """What a run may take beside its tests."""
 MOST_CHARS = 96 << 20
-SHELL_CHARS = 16 << 20
 KILLED = 128
 NO_PROGRAM = (126, 127)
 REMOVE = """for path do
@@ -191,6 +190,7 @@ class Grading:
         return {
             "nonce": nonce,
             "timeout_s": self.verifier.timeout_sec,
+            "output_bytes": self.reference.output_bytes,
             "env": env,
             "program": _source(pytest_witness),
             "witness": {
@@ -212,7 +212,7 @@ class Grading:
             cwd=self.workdir,
             env=dict(self.verifier.env),
             timeout_s=self.verifier.timeout_sec,
-            most_chars=SHELL_CHARS,
+            most_chars=self.reference.output_bytes,
         )
         if ran.timed_out:
             return self._ended_early("timeout")

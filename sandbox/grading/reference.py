@@ -20,6 +20,8 @@ class Reference:
     workdir: str = ""
     """Absolute; empty: the box's own directory."""
     spec: Spec = field(default_factory=Spec)
+    output_bytes: int = 16 << 20
+    """A run of tests that prints more is ended."""
 
 
 def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:

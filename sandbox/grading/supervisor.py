@@ -24,8 +24,7 @@ PR_SET_DUMPABLE = 4
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 20_000
 REPORT_BYTES = 32 << 20
-OUTPUT_BYTES = 16 << 20
-"""More than this is a flood, and its end."""
+"""More than this is a flood, and its end; so is more output than is planned for."""
 LOOK_S = 0.05
 
 
@@ -102,7 +101,7 @@ class Run:
             else:
                 self.output_bytes += len(chunk)
                 self.tail = (self.tail + chunk)[-TAIL_BYTES:]
-        if self.output_bytes > OUTPUT_BYTES or len(self.reports) > REPORT_BYTES:
+        if self.output_bytes > self.plan["output_bytes"] or len(self.reports) > REPORT_BYTES:
             self.wrong = "flood"
         return heard
 

@@ -12,6 +12,7 @@ import json
 import struct
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -44,6 +45,8 @@ M = TypeVar("M")
 
 LIGHTS = 10_000
 """Light values remembered as such."""
+SCHEMAS = 256
+"""Writers' schemas remembered as read; a process meets some dozens."""
 PREFIX = struct.Struct(">BI")
 TOO_SHORT = (EOFError, IndexError, struct.error)
 # What else is raised on bytes that are no record of the schema, found by fuzzing.
@@ -230,23 +233,40 @@ class Codec:
         schema_id: int = PREFIX.unpack(prefix)[1]
         text = self._ask_registry(lambda: self.registry.schema_of(schema_id))
         try:
-            parsed = fastavro.parse_schema(json.loads(text))
-            # A schema need not be a record: it may be a bare type or a union, as text or list.
-            found = parsed.get("name") if isinstance(parsed, dict) else parsed
-            wanted = f"{NAMESPACE}{expected.__name__}"
-            if found != wanted:
-                msg = f"schema {schema_id} is of {found!r}, but {wanted!r} belongs here"
+            found, known = _read_schema(text, expected)
+            if known is None:
+                msg = f"schema {schema_id} is of {found!r}, but {_name(expected)!r} belongs here"
                 raise WrongSchema(msg)
-            # Registries spell names their own way; what fixes the bytes is the canonical form.
-            ours = to_parsing_canonical_form(parsed) == canonical(expected)
-            schema = schema_of(expected) if ours else cast(Schema, parsed)
-            check = avro_code.Readers(None).of(schema)
+            schema, check, ours = known
             written = _WriterSchema(schema, check, self.code.reader(expected) if ours else None)
         except NOT_A_SCHEMA as error:
             msg = f"the registry's schema {schema_id} is no Avro schema: {error}"
             raise WrongSchema(msg) from error
         self._written[prefix, expected] = written
         return written
+
+
+def _name(expected: type) -> str:
+    return f"{NAMESPACE}{expected.__name__}"
+
+
+@lru_cache(maxsize=SCHEMAS)
+def _read_schema(
+    text: str, expected: type
+) -> tuple[object, tuple[Schema, avro_code.Check, bool] | None]:
+    """What a schema is of; where that is expected itself, its check and whether it is our own.
+
+    Once in a process: the check is code that is written and compiled. Raises what is not a schema.
+    """
+    parsed = fastavro.parse_schema(json.loads(text))
+    # A schema need not be a record: it may be a bare type or a union, as text or list.
+    found = parsed.get("name") if isinstance(parsed, dict) else parsed
+    if found != _name(expected):
+        return found, None
+    # Registries spell names their own way; what fixes the bytes is the canonical form.
+    ours = to_parsing_canonical_form(parsed) == canonical(expected)
+    schema = schema_of(expected) if ours else cast(Schema, parsed)
+    return found, (schema, avro_code.Readers(None).of(schema), ours)
 
 
 def _resolved(value: bytes, written: _WriterSchema, expected: type) -> Any:

@@ -33,6 +33,7 @@ class WorkerBoxes:
         self._pools: dict[str, BoxPool] = {}
         self._drivers: dict[str, Driver] = {}
         self._unknown: set[str] = set()
+        self._lent: dict[str, BoxPool] = {}
         self._reap_due = 0.0
         self._reaping: asyncio.Task[None] | None = None
 
@@ -63,14 +64,33 @@ class WorkerBoxes:
         except TimeoutError:
             log.warning("reaper_is_slow", after_s=REAP_S)
 
-    def pool(self, name: str) -> BoxPool:
-        """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
-        if name not in self._pools:
+    async def lend(self, name: str, spec: Spec, whose: tuple[str, int], mode: Mode) -> Box:
+        """Raises WorkFailed."""
+        pool = self._pool(name, spec)
+        box = await pool.lend(spec, whose, mode)
+        self._lent[box.ident] = pool
+        return box
+
+    async def give_back(self, box: Box) -> None:
+        """May be called twice."""
+        pool = self._lent.pop(box.ident, None)
+        if pool is not None:
+            await pool.give_back(box)
+
+    def _pool(self, name: str, spec: Spec) -> BoxPool:
+        """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`).
+
+        A driver that only chooses among others (`of`) has none.
+        """
+        chosen = self._driver(name)
+        if hasattr(chosen, "of"):
+            chosen = self._driver(chosen.of(spec).name)
+        if chosen.name not in self._pools:
             if not self._pools:
                 self.room.at_close(self.close)
-            made = self._driver(name)
-            self._pools[name] = BoxPool(made, self.leases, self._tell, warm=self.warm)
-        return self._pools[name]
+            pool = BoxPool(chosen, self.leases, self._tell, warm=self.warm)
+            self._pools[chosen.name] = pool
+        return self._pools[chosen.name]
 
     async def close(self) -> None:
         """Give every box back. May be called twice."""
@@ -92,7 +112,7 @@ class WorkerBoxes:
                 except RollcallError as error:
                     self._unknown.add(name)
                     log.info("driver_not_here", driver=name, error=str(error))
-        return self._drivers
+        return {name: each for name, each in self._drivers.items() if name in DRIVERS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +124,9 @@ class SessionBoxes:
 
     async def lend(self, driver: str, spec: Spec, mode: Mode = "persistent") -> Box:
         """A box in which nobody has been; to be given back. Raises WorkFailed."""
-        return await self.boxes.pool(driver).lend(spec, self.whose, mode)
+        return await self.boxes.lend(driver, spec, self.whose, mode)
 
     async def give_back(self, driver: str, box: Box) -> None:
         """Remove it. May be called twice."""
-        await self.boxes.pool(driver).give_back(box)
+        del driver
+        await self.boxes.give_back(box)

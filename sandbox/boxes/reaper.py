@@ -7,7 +7,7 @@ it has been seen so for as long as a lease lives: its lease may be about to be t
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import structlog
@@ -50,12 +50,16 @@ class Reaper:
             return 0
         bare, self._bare = self._bare, {}
         removed = 0
-        for driver in self._drivers().values():
+        silent: set[str] = set()
+        there: set[str] = set()
+        for name, driver in self._drivers().items():
             found = await self._found(driver)
+            if found is None:
+                silent.add(name)
             for ident in found or ():
+                there.add(ident)
                 removed += await self._judge(driver, ident, bare)
-            if found is not None:
-                self._forget(driver.name, found)
+        self._forget(there, silent)
         return removed
 
     async def _found(self, driver: Driver) -> list[str] | None:
@@ -88,11 +92,11 @@ class Reaper:
         log.warning("box_reaped", box_id=ident, driver=driver.name, reason=reason)
         return True
 
-    def _forget(self, driver: str, found: list[str]) -> None:
+    def _forget(self, there: Collection[str], silent: Collection[str]) -> None:
         """Remove lapsed leases on boxes that are gone."""
         for lease in self.leases.all():
-            gone = lease.driver == driver and lease.ident not in found
-            if gone and lease.ident not in self.leases.held and not self.leases.is_live(lease):
+            held = lease.ident in self.leases.held or self.leases.is_live(lease)
+            if not held and lease.ident not in there and lease.driver not in silent:
                 self.leases.give(lease.ident)
 
     def _say(self, event: str, *about: str) -> None:

@@ -22,6 +22,7 @@ from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
 from sandbox.boxes.box import DRIVERS, Spec, driver
 from sandbox.boxes.leases import Leases
+from sandbox.boxes.local import LocalDriver
 from schemas.errors import RollcallError, WorkFailed
 from schemas.messages import Instance, Limits, RolloutRequest, Task
 from tests.support import box_holder
@@ -263,3 +264,34 @@ def test_on_a_host_without_boxes_no_driver_is_asked_and_no_room_begins(tmp_path:
     boxes.tick()
 
     assert Counter(boxes.reaper.counts) == Counter()
+
+
+class Chooser(LocalDriver):
+    """Has no boxes of its own: it names the driver that has."""
+
+    name = "chooser"
+
+    def of(self, spec: Spec) -> LocalDriver:
+        del spec
+        return LocalDriver()
+
+
+def test_a_driver_that_chooses_among_others_has_no_pool(tmp_path: Path) -> None:
+    told: list[Instance] = []
+
+    async def story() -> None:
+        leases = Leases(tmp_path, "e1")
+        boxes = WorkerBoxes(Room(threaded=False), leases, told.append, warm=0)
+        boxes._drivers["chooser"] = Chooser()
+        mine = boxes.of("r", 1)
+        box = await mine.lend("chooser", Spec())
+        await mine.give_back("chooser", box)
+        await mine.give_back("chooser", box)
+        await boxes.close()
+
+        assert list(leases.all()) == []
+
+    asyncio.run(story())
+
+    assert {each.driver for each in told} == {"local"}
+    assert [each.kind for each in told] == ["starting", "ready", "lent", "returned", "removed"]

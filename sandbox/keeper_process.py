@@ -114,10 +114,10 @@ def take_place(request: dict[str, Any], parent: int) -> None:
     if box:
         with open("/proc/self/oom_score_adj", "wb") as file:
             file.write(DIES_FIRST)
-    if request.get("user"):
-        namespaces.become_user(request["user"])
     if box:
-        namespaces.enter(box)
+        namespaces.enter(box, request["user"])
+    elif request.get("user"):
+        namespaces.become_user(request["user"])
     process_tree.tied_to(parent, signal.SIGKILL)  # whoever changes users is tied no more
     if box:
         fork_inside()

@@ -46,20 +46,32 @@ def become_user(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def enter(namespaces: Mapping[str, int]) -> None:
-    """Enter them, our children also that of processes. Raises OSError."""
-    # Those of a box belong to a user namespace around the one that its processes live in.
+def enter(namespaces: Mapping[str, int], user: int) -> None:
+    """Enter them as a user, our children also that of processes. Raises OSError."""
+    # Those of a box belong to a user namespace around the one that its processes live in; those
+    # of a container to ours, which cannot be entered again.
     owner = fcntl.ioctl(namespaces["mnt"], NS_GET_USERNS)
-    for namespace in (owner, *(namespaces[kind] for kind in KINDS)):
-        _call("setns", namespace, 0)
+    with open("/proc/self/ns/user") as ours:
+        theirs_alone = not os.path.sameopenfile(owner, ours.fileno())
+    if not theirs_alone and not user:
+        msg = "a container is entered by root, to be another user in it"
+        raise PermissionError(msg)
+    if theirs_alone and user:
+        become_user(user)
+    if theirs_alone:
+        _call("setns", owner, CLONE_NEWUSER)
+    for kind in KINDS:
+        _call("setns", namespaces[kind], 0)
     if not os.path.sameopenfile(owner, namespaces["user"]):
         _call("setns", namespaces["user"], CLONE_NEWUSER)
+    if not theirs_alone:
+        _bound_by_none()
+        become_user(user)
 
 
 def give_up_rights(seccomp: str) -> None:
     """No right can be had from now on; the filter is BPF in base64, empty for none."""
-    for capability in range(CAPABILITIES):
-        process_tree.LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _bound_by_none()
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if seccomp:
         code = base64.b64decode(seccomp)
@@ -67,6 +79,12 @@ def give_up_rights(seccomp: str) -> None:
         address = ctypes.cast(instructions, ctypes.c_void_p)
         program = _Program(len(code) // INSTRUCTION_BYTES, address)
         _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+
+
+def _bound_by_none() -> None:
+    """Take every capability out of what a program may ever have, as far as we may."""
+    for capability in range(CAPABILITIES):
+        process_tree.LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import agents, dlq, objects, quota, runs, scorings, tasks, topics, workers
+from compose.cli import agents, dlq, images, objects, quota, runs, scorings, tasks, topics, workers
 from compose.cli.bench import bench
 from compose.cli.boxes import boxes
 from compose.cli.chaos import chaos
@@ -100,6 +100,12 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
                 release_pair=tasks.build_release_pair,
                 suite_b=tasks.build_suite_b,
             ),
+        ),
+        "images": _group(
+            "What boxes are made of.",
+            build=images.build,
+            list=images.list_images,
+            gc=images.gc,
         ),
         "submit": submit,
         "publish-policy": publish_policy,

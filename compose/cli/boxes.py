@@ -1,22 +1,28 @@
 """`rollcall boxes`."""
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compose.cli.connection import cluster
 
+if TYPE_CHECKING:
+    from sandbox.boxes.driver_survey import DriverReport
+
+Drivers = Annotated[
+    bool, typer.Option("--drivers", help="Instead: by what each driver holds boxes on this host.")
+]
 Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
 
 
-def boxes(json: Json = False) -> None:
+def boxes(drivers: Drivers = False, json: Json = False) -> None:
     """List boxes by owner, rollout, age and lease, and where log and host disagree.
 
     From the log what every worker told of its boxes and who stands in line for one; from the
     drivers of this host what is there.
 
-    Example: rollcall boxes
+    Example: rollcall boxes --drivers
     """
     import asyncio
     import time
@@ -28,6 +34,9 @@ def boxes(json: Json = False) -> None:
     from sandbox.boxes.host_boxes import on_this_host
     from sandbox.boxes.leases import Leases
 
+    if drivers:
+        _tell_drivers(json=json)
+        return
     at_hand = cluster()
     leases = Leases(at_hand.settings.leases(), "rollcall-boxes")
     here = asyncio.run(on_this_host())
@@ -35,3 +44,28 @@ def boxes(json: Json = False) -> None:
     rows = box_rows(box_lives(at_hand), here, leases, host_name(), now_ms)
     show = partial(print_boxes, rows, here.silent)
     emit({"boxes": rows, "silent": here.silent}, show, json=json)
+
+
+def _tell_drivers(*, json: bool) -> None:
+    import asyncio
+
+    from compose.terminal import emit_json
+    from sandbox.boxes.driver_survey import survey
+
+    reports = asyncio.run(survey())
+    if json:
+        emit_json(reports)
+        return
+    for report in reports:
+        _print_driver(report)
+
+
+def _print_driver(report: "DriverReport") -> None:
+    typer.echo(report.name)
+    if report.unavailable:
+        typer.echo(f"  opens no box here: {report.unavailable}")
+        return
+    for what, by in report.enforces.items():
+        typer.echo(f"  {what:<8} {by}")
+    for line in report.lacks:
+        typer.echo(f"  lacks    {line}")

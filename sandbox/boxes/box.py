@@ -21,9 +21,12 @@ from schemas.errors import WorkFailed
 
 DRIVERS: Mapping[str, str] = {
     "bubblewrap": "sandbox.boxes.bubblewrap:BubblewrapDriver",
+    "docker": "sandbox.boxes.docker_driver:DockerDriver",
     "local": "sandbox.boxes.local:LocalDriver",
 }
 """Short names, and the drivers behind them; these modules are imported when first asked for."""
+AUTO = "auto"
+"""Whichever of them isolates and has the image: `sandbox.boxes.auto_driver`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +243,9 @@ VARIABLES: Mapping[str, str] = {
 
 def driver(name: str) -> Driver:
     """The driver of a name, for the event loop that runs. Raises WorkFailed(`bad_config`)."""
-    if name not in DRIVERS:
-        msg = str(names.unknown("box", name, DRIVERS))
+    kinds = {**DRIVERS, AUTO: "sandbox.boxes.auto_driver:AutoDriver"}
+    if name not in kinds:
+        msg = str(names.unknown("box", name, kinds))
         raise WorkFailed("bad_config", msg, retriable=False)
-    made: Driver = names.load("box", DRIVERS[name])()
+    made: Driver = names.load("box", kinds[name])()
     return made

@@ -276,6 +276,8 @@ async def _first_process(info: ReadEnd, said: ReadEnd) -> tuple[int, int]:
 def _remedy(why: str) -> str:
     if "disable-userns" in why:
         return "; version 0.8 or newer is needed"
+    if "source path" in why:
+        return "; every user must be able to walk there, for boxes run as others than root"
     if "namespace" in why or "uid map" in why:
         return "; allow user namespaces: `sysctl user.max_user_namespaces=10000`, and see " + (
             "`kernel.unprivileged_userns_clone` and `kernel.apparmor_restrict_unprivileged_userns`"

@@ -72,14 +72,7 @@ class Cgroups:
 
     def usage(self, ident: str) -> Usage:
         """What a box has taken, as far as its folders tell."""
-        memory, pids = self._folder("memory", ident), self._folder("pids", ident)
-        used = "memory.current" if self._unified else "memory.usage_in_bytes"
-        events = "memory.events" if self._unified else "memory.oom_control"
-        return Usage(
-            memory_bytes=_number(memory / used) if memory else None,
-            processes=_number(pids / "pids.current") if pids else None,
-            oom_kills=_field(memory / events, "oom_kill") if memory else 0,
-        )
+        return folder_usage({name: place / ident for name, place in self._places.items()})
 
     async def remove(self, ident: str) -> None:
         """Kill all that runs in a box and remove its folders; silent where there are none."""
@@ -96,10 +89,6 @@ class Cgroups:
                 return
             # The last process is counted for some milliseconds after its end.
             await asyncio.sleep(AGAIN_S)
-
-    def _folder(self, controller: str, ident: str) -> Path | None:
-        place = self._places.get(controller)
-        return place / ident if place else None
 
     def _values(self, controller: str, limits: BoxLimits) -> Mapping[str, str]:
         """What is written where; what is not bound is left out."""
@@ -119,6 +108,33 @@ class Cgroups:
                 return {"cpu.max": f"{quota} {PERIOD_US}"}
             return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
         return {}
+
+
+def folder_usage(folders: Mapping[str, Path]) -> Usage:
+    """What a box has taken, as far as its folders tell, by controller; of either version."""
+    memory, pids = folders.get("memory"), folders.get("pids")
+    if memory is None or pids is None:
+        return Usage()
+    used = [_number(memory / name) for name in ("memory.current", "memory.usage_in_bytes")]
+    events = [_field(memory / name, "oom_kill") for name in ("memory.events", "memory.oom_control")]
+    return Usage(
+        memory_bytes=used[1] if used[0] is None else used[0],
+        processes=_number(pids / "pids.current"),
+        oom_kills=max(events),
+    )
+
+
+def folders_of(pid: int, root: Path = ROOT) -> dict[str, Path]:
+    """The folders that a process is in, by controller. Raises OSError where it is gone."""
+    found = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.removeprefix("name=").split(","):
+            below = root / name if name else root
+            place = below / path.lstrip("/")
+            if path != "/" and (place / "cgroup.procs").exists():
+                found.update(dict.fromkeys(CONTROLLERS, place) if not name else {name: place})
+    return found
 
 
 def _hierarchies(root: Path) -> dict[str, Path]:

@@ -1,11 +1,13 @@
 """What boxes are made of: the programs of this host, or a directory that holds a system's files."""
 
 import os
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import WorkFailed
+from sandbox.boxes.image_store import built, is_built
 
 HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
@@ -52,7 +54,21 @@ HOST = ImageTree()
 
 def image_tree(name: str) -> ImageTree:
     """The directory of an image; empty, or `host`, is this host. Raises WorkFailed(`image`)."""
-    if name in ("", "host"):
-        return HOST
-    msg = f"there is no image {name!r} on this host; `rollcall images list` names those that are"
-    raise WorkFailed("image", msg, retriable=False)
+    return HOST if name in ("", "host") else ImageTree(built(name).tree)
+
+
+def engine_image(client: Any, name: str) -> str:
+    """What an engine calls an image: one of ours is imported first where the engine has it not.
+
+    Raises what the library `docker` raises, and WorkFailed(`image`).
+    """
+    if not is_built(name):
+        return str(client.images.get(name).id)
+    image = built(name)
+    repository, tag = f"rollcall/{image.name}", image.digest[:12]
+    called = f"{repository}:{tag}"
+    if not client.images.list(called):
+        argv = ["tar", "-C", str(image.tree), "-c", "."]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as packing:
+            client.api.import_image(packing.stdout, repository=repository, tag=tag, stream_src=True)
+    return called

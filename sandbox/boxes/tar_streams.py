@@ -89,6 +89,17 @@ def of_directory(source: Path) -> bytes:
     return stream.getvalue()
 
 
+def of_own_directories(places: Iterable[str], user: int) -> bytes:
+    """A stream of directories that belong to a user, by their absolute names."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for place in places:
+            member = _member(place.strip("/"), tarfile.DIRTYPE, 0o755)
+            member.uid = member.gid = user
+            tar.addfile(member)
+    return stream.getvalue()
+
+
 def measure(source: Path) -> None:
     """Refuse what is too much, or is no file: reading from a pipe or a device may never end.
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sandbox.boxes.box import DRIVERS, Box, BoxLimits, Ran, Spec, driver
+from sandbox.boxes.box import AUTO, DRIVERS, Box, BoxLimits, Ran, Spec, driver
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
 from sandbox.host import Host
@@ -51,8 +51,10 @@ class ShellConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    box: str
+    box: str = AUTO
     """Where commands run: `local` isolates nothing, so nobody is given it who did not ask."""
+    image: str = ""
+    """What the box is made of, as `rollcall images list` or an engine names it; empty: the host."""
     mode: Literal["persistent", "ephemeral"] = "persistent"
     """Of a worker's boxes: one that waits started where there is one, or one made for this."""
     instruction: str = ""
@@ -88,8 +90,8 @@ class ShellConfig(BaseModel):
     @field_validator("box")
     @classmethod
     def _driver(cls, box: str) -> str:
-        if box not in DRIVERS:
-            raise ValueError(str(names.unknown("box", box, DRIVERS)))
+        if box not in (kinds := (AUTO, *DRIVERS)):
+            raise ValueError(str(names.unknown("box", box, kinds)))
         return box
 
     @field_validator("files")
@@ -153,7 +155,7 @@ class ShellEnvironment:
             raise WorkFailed("bad_config", msg, retriable=False) from error
         self.replayable = self._config.replay
         limits = BoxLimits(memory_bytes=self._config.memory_bytes)
-        self._spec = Spec(limits=limits, env=self._config.env)
+        self._spec = Spec(image=self._config.image, limits=limits, env=self._config.env)
         self._box: Box | None = None
         self._shell: Shell | None = None
         self._steps = 0

@@ -9,6 +9,9 @@ import pytest
 REQUIRED = "ROLLCALL_REQUIRED"
 """Engines whose want is a failure, by name: CI installs them, and says so here."""
 
+IMAGE = os.environ.get("ROLLCALL_BOX_IMAGE", "")
+"""What containers are made of where an engine is there for the tests: `.ci/docker` names it."""
+
 
 def has(program: str) -> bool:
     """Whether a program is installed."""

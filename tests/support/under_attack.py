@@ -20,8 +20,10 @@ from pathlib import Path
 from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
 from sandbox.boxes.cgroups import Cgroups
+from sandbox.boxes.docker_driver import DockerDriver
 from sandbox.boxes.shell import Shell
 from tests.support.attacks import ATTACKS, Attack
+from tests.support.engines import IMAGE
 
 LIMITS = BoxLimits(
     memory_bytes=128 << 20, processes=64, file_bytes=4 << 20, open_files=200, disk_bytes=8 << 20
@@ -42,6 +44,8 @@ def drivers() -> dict[str, Driver]:
             found["bubblewrap, user"] = BubblewrapDriver(cgroups=unbound, user=ORDINARY_USER)
         else:
             found["bubblewrap, user"] = BubblewrapDriver(cgroups=unbound)
+    if IMAGE:
+        found["docker"] = DockerDriver(IMAGE)
     return found
 
 

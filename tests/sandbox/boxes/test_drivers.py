@@ -5,6 +5,7 @@ Bubblewrap is taken where it is installed; elsewhere its half is left out, and s
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,20 @@ import pytest
 from sandbox.boxes import tar_streams
 from sandbox.boxes.box import ENFORCED, Box, Driver, Spec, driver
 from schemas.errors import WorkFailed
-from tests.support.engines import has, left_out
+from tests.support.engines import IMAGE, has, left_out
 
 
-@pytest.fixture(params=["local", "bubblewrap"])
+@pytest.fixture(params=["local", "bubblewrap", "docker"])
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "bubblewrap" and not has("bwrap"):
         left_out("bubblewrap", "what its boxes do as all do")
+    if request.param == "docker" and not IMAGE:
+        left_out("docker", "what its boxes do as all do; `.ci/docker` starts an engine")
     return str(request.param)
+
+
+def plain(kind: str) -> Spec:
+    return Spec(image=IMAGE) if kind == "docker" else Spec()
 
 
 def in_a_box(kind: str, episode: Callable[[Driver, Box], Awaitable[None]]) -> None:
@@ -27,7 +34,7 @@ def in_a_box(kind: str, episode: Callable[[Driver, Box], Awaitable[None]]) -> No
 
     async def whole() -> None:
         opener = driver(kind)
-        box = await opener.open(Spec())
+        box = await opener.open(plain(kind))
         try:
             await episode(opener, box)
         finally:
@@ -92,12 +99,12 @@ def test_tar_streams_go_in_and_come_out(kind: str) -> None:
 
 def test_a_box_is_found_by_its_name_and_removed_by_whoever_asks(kind: str) -> None:
     async def episode(opener: Driver, box: Box) -> None:
-        named = await opener.open(Spec(), "named0123")
+        named = await opener.open(plain(kind), "named0123")
         program = await named.start("/bin/sh", "-c", "sleep 9999 & sleep 9999")
         assert {named.ident, box.ident} <= set(await opener.found())
         for ident in ("named0123", "No", "../../etc"):
             with pytest.raises(WorkFailed):
-                await opener.open(Spec(), ident)
+                await opener.open(plain(kind), ident)
 
         await driver(kind).remove("named0123")
         await driver(kind).remove("named0123")
@@ -108,6 +115,20 @@ def test_a_box_is_found_by_its_name_and_removed_by_whoever_asks(kind: str) -> No
         await named.close()
 
     in_a_box(kind, episode)
+
+
+def test_places_that_are_to_be_writable_are_the_users_own(kind: str) -> None:
+    async def whole() -> None:
+        box = await driver(kind).open(replace(plain(kind), writable=("/testbed", "/opt/deep/er")))
+        try:
+            ran = await box.run(["sh", "-c", "echo 1 >/testbed/x && mkdir /opt/deep/er/y && id -u"])
+            assert (ran.output, ran.exit_code) == ("1000\n", 0)
+            assert (await box.run(["touch", "/usr/x"])).exit_code == 1
+        finally:
+            await box.close()
+
+    if kind != "local":
+        asyncio.run(whole())
 
 
 def test_a_driver_says_what_it_enforces_and_what_it_lacks(kind: str) -> None:

@@ -172,7 +172,6 @@ def test_a_step_before_the_opening_or_after_the_close_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "found"),
     [
-        ({}, "missing a required argument: 'box'"),
         ({"box": "lokal"}, "did you mean 'local'"),
         ({"box": ""}, "unknown box ''; known are"),
         ({"box": "local", "time_s": 3}, "'time_s'; it takes box"),

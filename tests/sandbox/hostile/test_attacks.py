@@ -21,6 +21,12 @@ def test_the_list_is_long_and_names_every_attack_once() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 40
 
 
+def test_the_docker_engine_that_was_promised_is_there() -> None:
+    if "docker" not in drivers():
+        left_out("docker", "every attack on a container; `.ci/docker` starts an engine")
+    assert asyncio.run(drivers()["docker"].unavailable()) == ""
+
+
 @pytest.mark.parametrize("name", drivers())
 def test_no_attack_reaches_anything_or_leaves_anything(name: str) -> None:
     driver = drivers()[name]

@@ -1,0 +1,220 @@
+"""Boxes that are containers: an image's files, held by an engine, hardened.
+
+The engine makes and removes them. Programs are entered by the worker's keeper, as into a box of
+namespaces, with a user of the container's and without rights. The first process only waits, for a
+day at most: what nobody is left to remove ends then.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sandbox.boxes import seccomp_filter, tar_streams
+from sandbox.boxes.box import VARIABLES, Spec, Usage, drawn_ident
+from sandbox.boxes.box_commands import BoxCommands
+from sandbox.boxes.cgroups import folder_usage, folders_of
+from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
+from sandbox.boxes.images import engine_image
+from sandbox.boxes.kept_program import KeptProgram, no_room, start_program
+from sandbox.keeper import Confinement, Keeper
+from schemas.errors import WorkFailed
+
+LABEL = "rollcall.box"
+HOME = "/w"
+USER = 1000
+TTL_S = 86_400
+FIRST = f"exec env --ignore-signal=CHLD sleep {TTL_S}"
+SHM_BYTES = 16 << 20
+
+
+class DockerBox(BoxCommands):
+    """One container; `DockerDriver.open` makes it."""
+
+    directory = HOME.encode()
+    shown: Mapping[bytes, bytes] = {}
+
+    def __init__(self, ident: str, engine: DockerEngine, keeper: Keeper, spec: Spec) -> None:
+        self.ident = ident
+        self._engine = engine
+        self._keeper = keeper
+        self._spec = spec
+        self._env = {**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
+        self._limits = {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_FSIZE": spec.limits.file_bytes,
+            "RLIMIT_NOFILE": spec.limits.open_files,
+        }
+        self._limits = {name: most for name, most in self._limits.items() if most or "CORE" in name}
+        self._confinement = Confinement()
+        self._folders: Mapping[str, Path] = {}
+        self._programs: list[KeptProgram] = []
+        self._open = True
+
+    async def begin(self, image: str) -> None:
+        """Start it. Raises WorkFailed: `box_unavailable`, `image`, `bad_config`."""
+        first = await self._engine.ask(
+            lambda client: _started(client, image, self.ident, self._spec)
+        )
+        self._folders = folders_of(first)
+        self._confinement = Confinement(
+            user=USER,
+            cgroups=tuple(sorted({f"{each}/cgroup.procs" for each in self._folders.values()})),
+            within=first,
+            mounts=os.stat(f"/proc/{first}/ns/mnt").st_ino,
+            seccomp=seccomp_filter.compiled(),
+        )
+
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
+        program = await start_program(
+            self._keeper,
+            argv,
+            env={**self._env, **(env or {})},
+            cwd=HOME,
+            limits=self._limits,
+            confinement=self._confinement,
+        )
+        self._programs = [each for each in self._programs if not each.ended()] + [program]
+        return program
+
+    async def usage(self) -> Usage:
+        return folder_usage(self._folders)
+
+    async def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            await self._engine.ask(lambda client: _removed(client, self.ident))
+            for program in self._programs:
+                await program.end()
+        finally:
+            await self._keeper.give_back()
+
+
+class DockerDriver:
+    """Opens containers."""
+
+    name = "docker"
+
+    def __init__(self, image: str = "base") -> None:
+        """`image` is taken where a box names none."""
+        self._image = image
+        self._engine = DockerEngine()
+
+    async def open(self, spec: Spec, ident: str = "") -> DockerBox:
+        """Raises WorkFailed: `box_unavailable` with the remedy, `image`, `bad_config`."""
+        if why := why_not_here():
+            raise WorkFailed("box_unavailable", why, retriable=False)
+        if spec.network or spec.mounts:
+            msg = "a box of driver 'docker' has no network, and no directory of the host"
+            raise WorkFailed("bad_config", msg, retriable=False)
+        ident = drawn_ident(ident)
+        name = spec.image or self._image
+        image = await self._engine.ask(lambda client: engine_image(client, name))
+        try:
+            keeper = Keeper.borrow()
+        except OSError as error:
+            raise no_room(error) from error
+        box = DockerBox(ident, self._engine, keeper, spec)
+        try:
+            await box.begin(image)
+        except BaseException as error:
+            taken = isinstance(error, WorkFailed) and error.code == "bad_config"
+            if taken:  # by somebody whose container it is
+                await keeper.give_back()
+            else:
+                await asyncio.shield(box.close())
+            raise
+        return box
+
+    def enforces(self) -> Mapping[str, str]:
+        by = {
+            "network": "namespace",
+            "memory": "control group",
+            "pids": "control group",
+            "disk": "tmpfs of a size; rlimits, of each file, where more is writable",
+        }
+        if seccomp_filter.compiled():
+            by |= {"seccomp": "libseccomp", "user": "a user without rights"}
+        return by
+
+    def lacks(self) -> Sequence[str]:
+        if seccomp_filter.compiled():
+            return []
+        remedy = "`pip install 'rollcall[docker]'`"
+        return [f"seccomp: every system call is allowed, also a user namespace; {remedy}"]
+
+    async def unavailable(self) -> str:
+        if why := why_not_here():
+            return why
+        try:
+            await self._engine.ask(lambda client: client.ping())
+        except WorkFailed as error:
+            return str(error)
+        return ""
+
+    async def found(self) -> Sequence[str]:
+        """Raises WorkFailed(`box_unavailable`) where an engine that is there does not answer."""
+        return sorted(await self._engine.ask(_idents)) if listens() else []
+
+    async def remove(self, ident: str) -> None:
+        """Raises WorkFailed as `found`."""
+        ident = drawn_ident(ident)
+        if listens():
+            await self._engine.ask(lambda client: _removed(client, ident))
+
+
+def _started(client: Any, image: str, ident: str, spec: Spec) -> int:
+    """The pid of a new container's first process, on this host."""
+    limits = spec.limits
+    places = {place: f"rw,exec,nosuid,nodev,size={limits.disk_bytes},uid={USER},gid={USER}"
+              for place in (HOME, "/tmp")}  # fmt: skip
+    try:
+        container = client.containers.create(
+            image,
+            ["/bin/sh", "-c", FIRST],
+            name=f"rollcall-box-{ident}",
+            labels={LABEL: ident},
+            hostname="box",
+            user=f"{USER}:{USER}",
+            working_dir=HOME,
+            environment={},
+            entrypoint=[],
+            network_mode="none",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            read_only=not spec.writable,
+            ipc_mode="private",
+            shm_size=min(SHM_BYTES, limits.disk_bytes),
+            tmpfs=places,
+            pids_limit=limits.processes or None,
+            mem_limit=limits.memory_bytes or None,
+            memswap_limit=limits.memory_bytes or None,
+            nano_cpus=int(limits.cpus * 1_000_000_000) or None,
+            stdin_open=False,
+        )
+    except Exception as error:
+        if getattr(getattr(error, "response", None), "status_code", 0) == 409:
+            msg = f"there is a box {ident!r} on this host already"
+            raise WorkFailed("bad_config", msg, retriable=False) from error
+        raise
+    container.start()
+    if spec.writable:
+        container.put_archive("/", tar_streams.of_own_directories(spec.writable, USER))
+    container.reload()
+    return int(container.attrs["State"]["Pid"])
+
+
+def _removed(client: Any, ident: str) -> None:
+    try:
+        client.containers.get(f"rollcall-box-{ident}").remove(force=True, v=True)
+    except Exception as error:
+        if not missing(error):
+            raise
+
+
+def _idents(client: Any) -> list[str]:
+    found = client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
+    return [str(container.labels[LABEL]) for container in found]

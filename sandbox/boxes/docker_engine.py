@@ -1,0 +1,85 @@
+"""The engine that containers are asked of, by the library `docker`; two threads wait for it.
+
+It must be this host's own and the worker root: programs are entered into a container as into any
+other box (`sandbox.namespaces`), which costs a tenth of an exec by the engine.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from schemas.errors import WorkFailed
+
+TIMEOUT_S = 60
+SOCKET = "/var/run/docker.sock"
+Answer = TypeVar("Answer")
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="docker")
+
+
+class DockerEngine:
+    """`DOCKER_HOST`, or the socket where an engine usually listens."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+
+    async def ask(self, question: Callable[[Any], Answer]) -> Answer:
+        """What a client answers, asked on a thread. Raises WorkFailed: `box_unavailable`.
+
+        Whoever is cancelled here leaves the question to be answered all the same.
+        """
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._asked, question)
+
+    def _asked(self, question: Callable[[Any], Answer]) -> Answer:
+        docker = _library()
+        try:
+            if self._client is None:
+                self._client = docker.from_env(timeout=TIMEOUT_S, version="auto")
+            return question(self._client)
+        except docker.errors.ImageNotFound as error:
+            raise WorkFailed("image", f"no such image: {_why(error)}", retriable=False) from error
+        except (docker.errors.DockerException, OSError) as error:
+            where = os.environ.get("DOCKER_HOST", "its usual socket")
+            msg = f"the docker engine at {where} (start one, or set DOCKER_HOST): {_why(error)}"
+            raise _unavailable(msg) from error
+
+
+def why_not_here() -> str:
+    """Why containers cannot be entered from this process; empty where they can."""
+    host = os.environ.get("DOCKER_HOST", "unix://")
+    if not host.startswith("unix://"):
+        return f"the docker engine at {host} is not known to be on this host; name its unix socket"
+    if os.getuid() != 0:
+        return "programs are entered into containers by root alone; start the worker as root"
+    return ""
+
+
+def listens() -> bool:
+    """Whether an engine may have containers for us: its socket is there, and our library."""
+    host = os.environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
+    there = not host.startswith("unix://") or os.path.exists(host.removeprefix("unix://"))
+    return there and find_spec("docker") is not None
+
+
+def missing(error: BaseException) -> bool:
+    """Whether an engine said that there is no such thing."""
+    return type(error).__name__ == "NotFound"
+
+
+def _library() -> Any:
+    try:
+        import docker
+    except ImportError as error:
+        msg = "the library docker is not installed; `pip install 'rollcall[docker]'`"
+        raise _unavailable(msg) from error
+    return docker
+
+
+def _why(error: BaseException) -> str:
+    return str(getattr(error, "explanation", None) or error)[:500]
+
+
+def _unavailable(message: str) -> WorkFailed:
+    return WorkFailed("box_unavailable", message, retriable=True)

@@ -1,0 +1,134 @@
+"""Images as directories: made whole or not at all, found by name, collected by age and size."""
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.boxes import image_store
+from sandbox.boxes.auto_driver import AutoDriver
+from sandbox.boxes.box import Spec
+from sandbox.boxes.bubblewrap import BubblewrapDriver
+from schemas.errors import Refused, WorkFailed
+from tests.support.engines import has, left_out
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where users of boxes can walk to, unlike pytest's own."""
+    place = Path(tempfile.mkdtemp(prefix="images-"))
+    place.chmod(0o755)
+    monkeypatch.setenv(image_store.DIRECTORY, str(place))
+    yield place
+    shutil.rmtree(place)
+
+
+def make(store: Path, name: str, size_bytes: int, idle_s: float) -> Path:
+    """An image that was used so long ago."""
+    place = store / name
+    (place / "tree").mkdir(parents=True)
+    fields = {"name": name, "digest": "d" * 64, "size_bytes": size_bytes, "made_ms": 0}
+    (place / "image.json").write_text(json.dumps(fields))
+    os.utime(place / "image.json", (time.time() - idle_s,) * 2)
+    return place
+
+
+def test_an_image_is_found_by_name_and_is_in_use_from_then_on(store: Path) -> None:
+    make(store, "old", 7, 3 * DAY_S)
+
+    assert [image.name for image in image_store.images()] == ["old"]
+    assert image_store.images()[0].idle_s() > 2 * DAY_S
+    assert image_store.built("old").tree == store / "old" / "tree"
+    assert image_store.images()[0].idle_s() < DAY_S
+
+
+@pytest.mark.parametrize("name", ["none", "../old", "old/", "", "python:3.11"])
+def test_a_name_that_is_none_of_ours_is_refused_with_the_remedy(store: Path, name: str) -> None:
+    make(store, "old", 7, 0)
+    with pytest.raises(WorkFailed, match="rollcall images") as refused:
+        image_store.built(name)
+    assert refused.value.code == "image"
+
+
+def test_what_was_not_used_for_long_goes_and_then_the_longest_unused(store: Path) -> None:
+    for name, size, days in (("a", 4, 2), ("b", 4, 5), ("c", 4, 9), ("d", 4, 30), ("e", 9, 0)):
+        make(store, name, size, days * DAY_S)
+
+    removed, in_use = image_store.collect(keep_bytes=17, older_than_s=14 * DAY_S)
+    assert ([each.name for each in removed], in_use) == (["c", "d"], [])
+    removed, in_use = image_store.collect(keep_bytes=0, older_than_s=14 * DAY_S)
+    assert [each.name for each in removed] == ["a", "b"]
+    assert [each.name for each in in_use] == ["e"]
+    assert [path.name for path in store.iterdir()] == ["e"]
+
+
+def test_a_build_that_fails_leaves_nothing_and_tells_the_end_of_its_words(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, body in (("debootstrap", "echo E: no mirror; exit 3"), ("apt-get", "")):
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+    said = "E: no mirror" if os.getuid() == 0 else "by root alone"
+    with pytest.raises(Refused, match=said):
+        image_store.build_base()
+    assert list(store.iterdir()) == []
+
+
+def test_a_box_is_made_of_a_directory_and_writes_a_copy_of_what_is_there(store: Path) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "a box of an image that is a directory")
+    tree = make(store, "small", 0, 0) / "tree"
+    (tree / "testbed" / "sub").mkdir(parents=True)
+    (tree / "testbed" / "sub" / "file").write_text("of the image\n")
+    (tree / "etc").mkdir()
+    (tree / "etc" / "passwd").write_text("")
+    for name in ("usr", "bin", "lib", "lib64"):
+        (tree / name).symlink_to(f"/lent/{name}" if name == "usr" else f"usr/{name}")
+
+    async def whole() -> None:
+        (tree / "usr").unlink()
+        (tree / "usr").mkdir()
+        spec = Spec(image="small", writable=("/testbed",), mounts={"/usr": "/usr"})
+        box = await BubblewrapDriver().open(spec)
+        try:
+            ran = await box.run(["sh", "-c", "cat sub/file; echo more >>sub/file; cat sub/file"],
+                                cwd="/testbed")  # fmt: skip
+            assert ran.output == "of the image\nof the image\nmore\n"
+            assert (await box.run(["whoami"])).output == "agent\n"
+        finally:
+            await box.close()
+        assert (tree / "testbed" / "sub" / "file").read_text() == "of the image\n"
+
+    asyncio.run(whole())
+
+
+def test_whoever_names_no_driver_is_given_one_that_isolates(store: Path) -> None:
+    make(store, "ours", 0, 0)
+    auto = AutoDriver()
+
+    assert auto.of(Spec()).name == auto.of(Spec(image="host")).name == "bubblewrap"
+    assert auto.of(Spec(image="ours")).name == "bubblewrap"
+    assert auto.of(Spec(image="python:3.11")).name == "docker"
+    assert asyncio.run(auto.found()) == []
+
+
+def test_where_no_engine_has_the_image_the_remedy_is_told(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{store}/no.socket")
+
+    with pytest.raises(WorkFailed, match="rollcall boxes --drivers") as refused:
+        asyncio.run(AutoDriver().open(Spec(image="python:3.11")))
+    assert refused.value.code == "box_unavailable"

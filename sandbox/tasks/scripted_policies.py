@@ -24,7 +24,9 @@ IN_VAIN = "echo 'nothing was found' > NOTES.txt"
 ANSWER = "<|im_start|>assistant\n"
 BARE = "Each message is run as a command by /bin/sh"
 """What environment `shell` tells whoever speaks to it without an agent in between."""
-TOOL = re.compile(r'"name": "(\w+)"[^\n]*"command"')
+TOOL = re.compile(r'"name": "(\w+)"[^\n]*?"(command|action)"')
+CODE = "<code>"
+DONE = "It is handed in."
 BLOCK = re.compile(r"```(mswea_bash_command|bash|sh)\n")
 
 ScriptedPolicy = Callable[..., str]
@@ -56,7 +58,10 @@ def gold_at_times(commands: Mapping[str, str], share: float) -> ScriptedPolicy:
     """Applies the gold patch of the task with that instruction; `share` 1 is always."""
 
     def speak(conversation: str, *, seed: int) -> str:
-        if conversation.count(ANSWER) > 1:
+        turns = conversation.count(ANSWER)
+        if turns > 2 and "<tools>" in conversation.partition(ANSWER)[0]:
+            return DONE
+        if turns > 1:
             return said_to(conversation, SUBMIT)
         gold = random.Random(seed).random() < share
         command = _told(commands, conversation)
@@ -66,13 +71,16 @@ def gold_at_times(commands: Mapping[str, str], share: float) -> ScriptedPolicy:
 
 
 def said_to(conversation: str, command: str) -> str:
-    """A command as whoever listens expects it: bare, as a call of a tool, or in a block."""
+    """A command as whoever listens expects it: bare, as a call of a tool, in a block, as code."""
     begin = conversation.partition(ANSWER)[0]
     if BARE in begin:
         return command
     if "<tools>" in begin and (tool := TOOL.search(begin)):
-        call = json.dumps({"name": tool[1], "arguments": {"command": command}})
+        call = json.dumps({"name": tool[1], "arguments": {tool[2]: command}})
         return f"<tool_call>\n{call}\n</tool_call>"
+    if CODE in begin:
+        end = "\nfinal_answer('done')" if command == SUBMIT else ""
+        return f"I run this.\n{CODE}\nprint(act({command!r})){end}\n</code>"
     if block := BLOCK.search(begin):
         return f"I run this.\n\n```{block[1]}\n{command}\n```"
     return command

@@ -1,0 +1,65 @@
+"""Agents as others have written them at a task in a directory, asked by policies of ours."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from compose.settings import Settings
+from compose.workers.build import Workshop, scripted_engine
+from producers.submit import requests_of
+from sandbox.tasks.harbor import read_task
+from sandbox.tasks.task_names import request_of
+from schemas.messages import RolloutRequest, Task, Trajectory
+from tests.support.hosted_rollout import model_calls_of
+from tests.support.memory_cluster import POLICY, MemoryCluster
+from tests.support.rig import PREFIX
+from tests.support.task_directories import write_task
+
+pytestmark = pytest.mark.agents
+
+PATIENCE_S = 120.0
+CHECK = "python3 -c 'import sums; assert sums.add(2, 3) == 5'"
+
+
+def played(agent: str, script: str, tmp_path: Path) -> tuple[Trajectory, int]:
+    """One rollout to its end, and how many calls it took."""
+    task = read_task(write_task(tmp_path / "sums"))
+    line = request_of(task, box="local", agent=agent, max_tokens=10_000)
+    line["rollout_id"] = "r"
+    line["task"]["environment_config"]["check"] = CHECK
+    line["limits"]["max_turns"] = 4
+    defaults = RolloutRequest("", Task(), policy_id=POLICY)
+    (request,) = requests_of([json.dumps(line)], lambda _: None, defaults=defaults)
+
+    settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state")
+    cluster = MemoryCluster(settings=settings)
+    shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
+    engine = scripted_engine(POLICY, script, task.directory)
+    cluster.log.crew = [shop.agents("a"), shop.models("m", engine), shop.environments("e")]
+    try:
+        cluster.ask(request)
+        until = time.monotonic() + PATIENCE_S
+        while not cluster.trajectories():
+            assert time.monotonic() < until
+            cluster.log.work()
+        return cluster.trajectories()[0], len(model_calls_of(cluster, "r"))
+    finally:
+        for loop in cluster.log.crew:
+            loop.stop(0.0)
+
+
+def reward(trajectory: Trajectory) -> float:
+    return sum(step.reward for step in trajectory.steps or ())
+
+
+@pytest.mark.parametrize(
+    ("agent", "calls"), [("mini-swe-agent", 2), ("openai-agents", 3), ("smolagents", 2)]
+)
+def test_the_oracle_solves_a_task_through_any_agent(agent: str, calls: int, tmp_path: Path) -> None:
+    trajectory, took = played(agent, "oracle", tmp_path)
+
+    assert (trajectory.status, reward(trajectory), took) == ("finished", 1.0, calls), (
+        trajectory.reason
+    )

@@ -51,10 +51,8 @@ def _lines(told: AskDifference, said: Collection[Said]) -> Iterator[str]:
         yield f"{'acts' if told.kind == 'step' else 'hands in'}: {told.text}"
         return
     for message in told.new:
-        if message.role != "assistant":
+        if message.role != "assistant" or (message.content, message.tool_calls) not in said:
             yield f"{message.role}: {spoken(message.content, message.tool_calls)}"
-        elif (message.content, message.tool_calls) not in said:
-            yield f"assistant, in the agent's words: {spoken(message.content, message.tool_calls)}"
     if not told.new:
         yield f"asks again what it asked in {told.like[:8]}"
 

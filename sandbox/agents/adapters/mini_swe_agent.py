@@ -55,6 +55,7 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
     given = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text())
     given["model"]["model_kwargs"] |= {"api_base": f"{url}/v1", "api_key": key}
     name = f"openai/{task['config'].get('model', 'policy')}"
-    agent_options = given["agent"] | {"cost_limit": 0.0}
-    agent = DefaultAgent(LitellmModel(model_name=name, **given["model"]), Steps(), **agent_options)
+    limits = {"cost_limit": 0.0, "step_limit": task["limits"].get("max_turns", 0)}
+    model = LitellmModel(model_name=name, **given["model"])
+    agent = DefaultAgent(model, Steps(), **given["agent"] | limits)
     return str(agent.run(task["prompt"]).get("submission", ""))

@@ -25,7 +25,12 @@ def prepare() -> None:
 
 
 def run(task: dict[str, Any], url: str, key: str) -> str:
-    return asyncio.run(played(task, url, key))
+    import agents
+
+    try:
+        return asyncio.run(played(task, url, key))
+    except agents.MaxTurnsExceeded:
+        return ""
 
 
 async def played(task: dict[str, Any], url: str, key: str) -> str:
@@ -44,13 +49,12 @@ async def played(task: dict[str, Any], url: str, key: str) -> str:
 
     api = task["config"].get("api", "responses")
     kind = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
-    client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
-    model = kind(task["config"].get("model", "policy"), client)
+    name = task["config"].get("model", "policy")
+    model = kind(name, AsyncOpenAI(base_url=f"{url}/v1", api_key=key))
     agent = agents.Agent("agent", instructions=task["system"] or None, model=model, tools=[act])
     turns = task["limits"].get("max_turns", 100)
     if api != "chat_stream":
         return str((await agents.Runner.run(agent, task["prompt"], max_turns=turns)).final_output)
     result = agents.Runner.run_streamed(agent, task["prompt"], max_turns=turns)
-    async for _ in result.stream_events():
-        pass
+    [None async for _ in result.stream_events()]
     return str(result.final_output)

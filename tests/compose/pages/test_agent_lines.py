@@ -28,9 +28,7 @@ def test_what_the_policy_has_said_is_not_shown_again_with_what_follows() -> None
     step = stepped(Ask("model", (*FIRST.messages, SAID, SEEN)))
 
     assert agent_words(step, {("I look.", CALLS)}) == "tool: notes.txt"
-    assert agent_words(step) == (
-        'assistant, in the agent\'s words: I look.\ncalls bash {"command":"ls"}\ntool: notes.txt'
-    )
+    assert agent_words(step) == ('assistant: I look.\ncalls bash {"command":"ls"}\ntool: notes.txt')
 
 
 @pytest.mark.parametrize(

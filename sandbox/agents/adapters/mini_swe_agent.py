@@ -55,7 +55,6 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
     given = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text())
     given["model"]["model_kwargs"] |= {"api_base": f"{url}/v1", "api_key": key}
     name = f"openai/{task['config'].get('model', 'policy')}"
-    limits = {"cost_limit": 0.0, "step_limit": task["limits"].get("max_turns", 0)}
-    model = LitellmModel(model_name=name, **given["model"])
-    agent = DefaultAgent(model, Steps(), **given["agent"] | limits)
+    given["agent"] |= {"cost_limit": 0.0, "step_limit": task["limits"].get("max_turns", 0)}
+    agent = DefaultAgent(LitellmModel(model_name=name, **given["model"]), Steps(), **given["agent"])
     return str(agent.run(task["prompt"]).get("submission", ""))

@@ -5,11 +5,9 @@ engine has; the test patch is applied to it here, and the files that it touches 
 tests. SWE-rebench's `install_config` says how tests are run and what is installed.
 """
 
-import io
 import shlex
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +25,9 @@ from sandbox.tasks.harbor import (
     HarborTask,
     read_task,
 )
+from sandbox.tasks.sdists import unpack_tar
 from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
-from schemas.errors import Refused
+from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 from schemas.whole_files import appearing
 
@@ -173,9 +172,8 @@ def _write_code(row: SweRow, code: _Code, directory: Path, scratch: Path) -> lis
     """
     tree = scratch / "tree"
     try:
-        with tarfile.open(fileobj=io.BytesIO(code.tar)) as archive:
-            archive.extractall(tree, filter="data")
-    except (tarfile.TarError, OSError) as error:
+        unpack_tar(code.tar, tree)
+    except (WorkFailed, OSError) as error:
         msg = f"the files of {row.base_commit[:12]} cannot be unpacked: {error}"
         raise Refused(msg) from error
     if not code.image:

@@ -63,3 +63,9 @@ def test_the_oracle_solves_a_task_through_any_agent(agent: str, calls: int, tmp_
     assert (trajectory.status, reward(trajectory), took) == ("finished", 1.0, calls), (
         trajectory.reason
     )
+
+
+def test_null_earns_nothing_through_an_agent_and_uses_up_its_turns(tmp_path: Path) -> None:
+    trajectory, took = played("mini-swe-agent", "null", tmp_path)
+
+    assert (reward(trajectory), took) == (0.0, 4), (trajectory.status, trajectory.reason)

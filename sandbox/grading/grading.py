@@ -11,6 +11,7 @@ A fault of the box is no verdict: `true` is run in it before the patch is blamed
 WorkFailed, those that may be retried among them.
 """
 
+import asyncio
 import inspect
 import json
 import secrets
@@ -25,7 +26,7 @@ from sandbox.boxes.frame import Frame
 from sandbox.grading import pytest_witness, supervisor
 from sandbox.grading.controls import Controls, controls
 from sandbox.grading.parsers import parse
-from sandbox.grading.patches import complaint
+from sandbox.grading.patches import complaint, renamed_away
 from sandbox.grading.pytest_command import PytestCommand, pytest_command
 from sandbox.grading.reference import Reference
 from sandbox.grading.verdict import TestLog, Verdict, verdict
@@ -85,10 +86,9 @@ class Grading:
         """Apply, put the tests in place, run, judge."""
         if self.reference.base is not None:
             await self.box.put(self.reference.base, self.workdir)
-        wrong = await self._apply(patch) or await self._clear()
+        wrong = await self._apply(patch) or await self._clear() or await self._lay()
         if wrong:
             return wrong
-        await self.box.put(self.reference.tests, self.workdir)
         command = pytest_command(self.verifier.command)
         if self.verifier.parser == "pytest" and command:
             judged = await self._by_witness(command)
@@ -100,6 +100,9 @@ class Grading:
 
     async def _apply(self, patch: bytes) -> Verdict | None:
         """Why a patch is not applied; None when it is."""
+        moved = renamed_away(patch, GUARDED) if self._guards() else ""
+        if moved:
+            return Verdict("guarded", f"it renames {moved}, which says how tests are run")
         left_out = [f"--exclude={pattern}" for pattern in self._excluded()]
         listed = await self._git(patch, "--numstat", *left_out)
         if listed.exit_code == 0 and not listed.output.strip():
@@ -118,11 +121,15 @@ class Grading:
         for path in self.verifier.replace:
             plain = "".join(f"[{each}]" if each in "*?[" else each for each in path)
             yield from (plain, f"{plain}/*")
-        if self.verifier.parser in ("pytest", "unittest"):
+        if self._guards():
             for name in GUARDED:
                 yield from (name, f"*/{name}")
             for folder in GUARDED_FOLDERS:
                 yield f"{folder}/*"
+
+    def _guards(self) -> bool:
+        """Whether Python runs the tests."""
+        return self.verifier.parser in ("pytest", "unittest")
 
     async def _git(self, patch: bytes, *words: str) -> Ran:
         ran = await self.box.run(
@@ -148,6 +155,18 @@ class Grading:
         if ran.exit_code:
             await self._probe()
             return Verdict("invalid", f"the tests cannot be replaced: {ran.output[:300]}")
+        return None
+
+    async def _lay(self) -> Verdict | None:
+        """Put the tests in place, wherever the patch lets them be put."""
+        await asyncio.to_thread(tar_streams.checked, self.reference.tests)  # their own faults first
+        try:
+            await self.box.put(self.reference.tests, self.workdir)
+        except WorkFailed as error:
+            if error.code != "bad_archive":
+                raise
+            await self._probe()
+            return Verdict("invalid", f"the tests cannot be put in place: {error}")
         return None
 
     async def _by_witness(self, command: PytestCommand) -> TestLog | Verdict:
@@ -240,7 +259,7 @@ class Grading:
 
     async def _altered(self) -> Verdict | None:
         """Whether the tests that were run are still those that were put there."""
-        if self.verifier.parser not in ("pytest", "unittest"):
+        if not self._guards():
             return None
         put = tar_streams.files(self.reference.tests)
         for folder in sorted({name.partition("/")[0] for name in put if name.endswith(".py")}):

@@ -5,7 +5,7 @@ which refuses `..`, absolute paths, `.git` and whatever lies beyond a link.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from sandbox.grading.verdict import Verdict
 
@@ -14,6 +14,7 @@ LINK = re.compile(rb"^(?:new file mode|new mode) 120000\r?$", re.MULTILINE)
 SUBMODULE = re.compile(rb"^(?:new file mode|new mode) 160000\r?$", re.MULTILINE)
 SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 BEGINS = re.compile(rb"^(?:diff --git |--- \S)", re.MULTILINE)
+RENAMED = re.compile(rb"^rename from (.*?)\r?$", re.MULTILINE)
 TARGET = re.compile(rb"^\+(?!\+\+ )(.*)$", re.MULTILINE)
 
 
@@ -32,6 +33,15 @@ def complaint(patch: bytes) -> Verdict | None:
             shown = "whose end cannot be told" if target is None else f"to {target[:100]!r}"
             return Verdict("link", f"it makes a link {shown}")
     return None
+
+
+def renamed_away(patch: bytes, names: Collection[str]) -> str:
+    """The first file of one of these names that a patch renames; empty where there is none."""
+    for found in RENAMED.findall(patch):
+        path = found.strip(b'"').decode(errors="replace")
+        if path.rpartition("/")[2] in names:
+            return path
+    return ""
 
 
 def too_large(size_bytes: int) -> Verdict:

@@ -20,7 +20,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 DECIDE = (
-    "_pytest.runner", "_pytest.main", "_pytest.reports", "_pytest.python", "_pytest.unittest",
+    "__main__", "_pytest.runner", "_pytest.main", "_pytest.reports", "_pytest.python",
+    "_pytest.unittest",
     "_pytest.skipping", "_pytest.nodes", "_pytest.outcomes", "_pytest.fixtures",
     "_pytest.assertion.rewrite", "_pytest.config", "pluggy._callers", "pluggy._hooks",
     "pluggy._manager", "unittest.case", "builtins",

@@ -19,7 +19,7 @@ from sandbox.grading.reference import Reference
 from sandbox.grading.verdict import Verdict
 from tests.support.bare_interpreter import SYSTEMS, bare_interpreter, usable
 from tests.support.processes_left import running
-from tests.support.tiny_package import Patches, reference
+from tests.support.tiny_package import TESTS, Patches, reference, tar_of
 
 SLEEP = "7654321.125"
 """What sleepers of this module sleep, so that they can be found."""
@@ -173,6 +173,15 @@ RUNS: dict[str, Attack] = {
         {name: "import os; os._exit(0)\n" for name in ("pytest.py", "_pytest/__init__.py",
          "pluggy.py", "iniconfig.py", "unittest.py", "json.py", "sitecustomize.pth")},
     ),
+    "the witness's own words are replaced": Attack(
+        "invalid", "was changed while it ran: __main__",
+        at_import(
+            "import __main__ as m\nold = m.Witness.tell\n"
+            "def tell(self, *words):\n"
+            "    old(self, *['passed' if w == 'failed' else w for w in words])\n"
+            "m.Witness.tell = tell\n"
+        ),
+    ),
     "a plugin by an entry point": Attack(
         "failed", "test_adds FAILED",
         {
@@ -279,6 +288,11 @@ BY_HAND: dict[str, tuple[bytes, str, str]] = {
     "50 MB": (b"diff --git a/x b/x\n" + b"+x\n" * (50 << 20 >> 2), "too_large", "can be"),
     "a path above": (made_up("../../etc/evil"), "path", "invalid path"),
     "a path deep below that climbs": (made_up("tiny/../../evil"), "path", "invalid path"),
+    "an ini file renamed away": (
+        b"diff --git a/setup.cfg b/x.cfg\nsimilarity index 100%\nrename from setup.cfg\n"
+        b"rename to x.cfg\n",
+        "guarded", "renames setup.cfg",
+    ),
     ".git": (made_up(".git/hooks/post-applypatch"), "path", "invalid path '.git/"),
     ".git by another name": (made_up(".GIT/config"), "path", "invalid path"),
     "a submodule": (
@@ -330,6 +344,19 @@ def test_a_link_where_the_tests_belong_is_refused(judge: Judge, patches: Patches
     verdict = judge.once(patches.made(), replace=("suite/tests",))
 
     assert (verdict.code, "where the tests" in verdict.reason) == ("link", True)
+
+
+def test_a_file_where_the_tests_belong_gives_a_verdict_all_the_same(judge: Judge) -> None:
+    given = judge.reference(replace=("deep/tests",))
+    tests = {f"deep/{name}": text for name, text in TESTS.items()}
+
+    async def whole() -> Verdict:
+        return await grade(judge.open, replace(given, tests=tar_of(tests)), made_up("deep"))
+
+    verdict = asyncio.run(whole())
+
+    assert not verdict.resolved
+    assert verdict.code in ("invalid", "failed")
 
 
 def test_other_line_ends_binary_and_mode_changes_mend_nothing(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.patches import complaint, link_targets
+from sandbox.grading.patches import complaint, link_targets, renamed_away
 
 LINES = st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8)
 
@@ -49,6 +49,13 @@ def test_a_link_that_is_removed_is_nobodys_affair() -> None:
     patch = link(b"x").replace(b"new file mode", b"deleted file mode")
 
     assert code(patch) == ""
+
+
+def test_what_is_renamed_away_is_found_by_its_name() -> None:
+    patch = b'diff --git a/x b/y\nrename from "a/conftest.py"\nrename to b\n-rename from z.py\n'
+
+    assert renamed_away(patch, {"conftest.py"}) == "a/conftest.py"
+    assert renamed_away(patch, {"z.py", "test.py"}) == ""
 
 
 @given(st.binary(max_size=200))

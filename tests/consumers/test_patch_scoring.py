@@ -1,6 +1,7 @@
 """Recorded patches, judged by the rewards group, and judged anew from the object store alone."""
 
 import json
+import secrets
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from tests.support.tiny_package import Patches, write_task
 from tests.support.waiting import until
 
 PATIENCE_S = 120.0
-SLEEP = "7654322.125"
+SLEEP = f"{100_000 + secrets.randbelow(800_000)}.{secrets.randbelow(10**9):09d}"
 PATCHES = ("gold", "idle", "exits", "empty", "none", "gone")
 
 

@@ -5,6 +5,7 @@ host, and in namespaces where bubblewrap is installed; elsewhere that half is le
 """
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,8 @@ from tests.support.bare_interpreter import SYSTEMS, bare_interpreter, usable
 from tests.support.processes_left import running
 from tests.support.tiny_package import TESTS, Patches, reference, tar_of
 
-SLEEP = "7654321.125"
-"""What sleepers of this module sleep, so that they can be found."""
+SLEEP = f"{100_000 + secrets.randbelow(800_000)}.{secrets.randbelow(10**9):09d}"
+"""What sleepers of this module sleep, so that they are found; other runs have others."""
 
 
 class Judge:

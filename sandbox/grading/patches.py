@@ -38,7 +38,7 @@ def complaint(patch: bytes) -> Verdict | None:
 def renamed_away(patch: bytes, names: Collection[str]) -> str:
     """The first file of one of these names that a patch renames; empty where there is none."""
     for found in RENAMED.findall(patch):
-        path = found.strip(b'"').decode(errors="replace")
+        path: str = found.strip(b'"').decode(errors="replace")
         if path.rpartition("/")[2] in names:
             return path
     return ""

@@ -122,11 +122,14 @@ def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "code_of_the_pages"
 
 
-def test_the_program_the_environment_and_the_scorer_of_the_pages_work(users_module: str) -> None:
+def test_the_program_the_environment_and_the_scorer_of_the_pages_work(
+    users_module: str, tmp_path: Path
+) -> None:
     # Given workers that know no more of them than their names
     topics = Topics("m.")
     log = MemoryLog(wanted("m.", ["p"], partitions=2))
-    shop = Workshop(log, Codec(LocalRegistry()), topics, Settings(), watched=False)
+    settings = Settings(state_dir=tmp_path / "state")
+    shop = Workshop(log, Codec(LocalRegistry()), topics, settings, watched=False)
     loops = [
         shop.agents("a"),
         shop.models("m", ScriptedEngine("p", lambda call: "3" if call.position == 1 else "33")),

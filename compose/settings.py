@@ -114,8 +114,8 @@ class RewardsSettings(StrictTable):
     """How long a scorer that waits, such as a grading, may take before it is cancelled."""
     boxes: Annotated[int, Field(ge=1)] = 2
     """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
-    box: str = ""
-    """The driver of those boxes; a scorer that wants one is told so where none is named."""
+    box: str = "auto"
+    """The driver of those boxes: `auto` is one that isolates, `local` isolates nothing."""
 
 
 class Settings(BaseSettings):

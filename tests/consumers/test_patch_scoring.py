@@ -153,9 +153,11 @@ def test_a_task_that_is_not_the_one_that_was_worked_on_judges_nobody(
     assert all(each.total is None for each in scored(rig).values())
 
 
-def test_recorded_patches_are_judged_anew_from_the_store_alone(recorded: Recorded) -> None:
+def test_recorded_patches_are_judged_anew_from_the_store_alone(
+    recorded: Recorded, tmp_path: Path
+) -> None:
     rewards = RewardsSettings(box="local", boxes=2)
-    settings = Settings(prefix=PREFIX, rewards=rewards)
+    settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", rewards=rewards)
     cluster = MemoryCluster(settings=settings, objects=recorded.store)
     for name in ("gold", "idle", "none"):
         cluster.write(cluster.topics.trajectories, name, recorded.trajectory(name), 0)

@@ -1,7 +1,7 @@
 """The engine that containers are asked of, by the library `docker`; two threads wait for it.
 
 It must be this host's own and the worker root: programs are entered into a container as into any
-other box (`sandbox.namespaces`), which costs a tenth of an exec by the engine.
+other box (`sandbox.namespaces`), without an exec of the engine's.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from consumers.agents.call_pacing import CallPacing
 from consumers.agents.control_state import ControlState
-from consumers.agents.fold.commands import Command
+from consumers.agents.fold.commands import Command, place
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.outbox import Outbox
@@ -20,6 +20,7 @@ from consumers.agents.rollout_quotas import RolloutQuotas
 from consumers.agents.wishes import CallModel
 from consumers.clock import LogClock
 from consumers.time_guard import Bar
+from producers.publisher import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +143,25 @@ class LateCommands:
         rollout.attempt.due_ms = min(rollout.attempt.due_ms, call.deadline_ms())
         self._send(rollout, lambda: rollout.effects([call], silent=False))
 
-    def _send(self, rollout: Rollout, make: Callable[[], Sequence[Effect]]) -> None:
+    def send_unanswered(self, rollout: Rollout, ids: Container[bytes], cause: Cause) -> None:
+        """Send of these commands what is still waited for, as outputs of a record in hand."""
+        attempt = rollout.attempt
+        waiting = attempt.outstanding.values()
+        unanswered = [waits for waits in waiting if place(attempt, waits)[4] in ids]
+
+        def make() -> Sequence[Effect]:
+            return self.hands.pacing.now(rollout.effects(unanswered, silent=False), rollout)
+
+        self._send(rollout, make, cause)
+
+    def _send(
+        self, rollout: Rollout, make: Callable[[], Sequence[Effect]], cause: Cause | None = None
+    ) -> None:
         try:
             effects = make()
         except Exception as error:
             effects = [rollout.give_up(error)]
-        self.hands.outbox.carry_out(effects, self.partition, self)
+        self.hands.outbox.carry_out(effects, self.partition, cause or self)
 
 
 def _is_first(waits: Outstanding, rollout: Rollout) -> bool:

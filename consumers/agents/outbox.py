@@ -96,10 +96,10 @@ class Outbox:
             for event, cause in events:
                 if not self.write(event, partition, cause):
                     self._write_refusal(event, partition, cause)
-                _pay(cause)
+                pay(cause)
         for effect, partition, cause in self._unsent.drain():
             self.carry_out([effect], partition, cause)
-            _pay(cause)
+            pay(cause)
 
     def write(self, event: Event, partition: int, cause: Cause | None = None) -> bool:
         """Write an entry of the journal; False where it is too large for its topic.
@@ -126,7 +126,7 @@ class Outbox:
         return True
 
     def _write_later(self, event: Event, partition: int, cause: Cause | None) -> None:
-        _owe(cause)
+        owe(cause)
         self._unwritten.setdefault(partition, []).append((event, cause))
 
     def _write_refusal(self, event: Event, partition: int, cause: Cause | None) -> None:
@@ -167,7 +167,7 @@ class Outbox:
     def _send_later(
         self, effect: Effect, partition: int, cause: Cause | None, error: Unavailable
     ) -> None:
-        _owe(cause)
+        owe(cause)
         self._unsent.add((effect, partition, cause), error, kind=type(effect).__name__)
 
     def _calls_topic(self, policy_id: str) -> str:
@@ -257,13 +257,13 @@ def _check_call(call: ModelCall) -> None:
     check_sampling(call.sampling)
 
 
-def _owe(cause: Cause | None) -> None:
+def owe(cause: Cause | None) -> None:
     """Have a record wait for what is sent later."""
     if cause is not None:
         cause.sent += 1
 
 
-def _pay(cause: Cause | None) -> None:
+def pay(cause: Cause | None) -> None:
     """It was sent; the record waits for the acks of that instead."""
     if cause is not None:
         cause.acked += 1

@@ -1,13 +1,16 @@
 """One journal partition in this worker's hands: folded, carried out, and held against the clock."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from consumers.agents.fold.commands import Command
 from consumers.agents.fold.journal import START, START_AFTER_GAP, Journal, Taken
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.late_commands import Hands, LateCommands
 from consumers.agents.lookback import Written
+from consumers.agents.outbox import COURTESY, owe, pay
 from consumers.clock import LogClock
 from consumers.log.protocols import Record
 from consumers.loop.partition_progress import PartitionProgress
@@ -42,6 +45,9 @@ class OwnedJournal:
     """What lies below has been folded."""
     written: Written | None = None
     """After a reset, the trajectories that are there."""
+    unsure: list[tuple[Record, Rollout, set[bytes]]] = field(default_factory=list)
+    """Records read on the way to the end, and the commands that they gave rise to: whether these
+    were sent, and answered, the rest of the journal tells."""
     deadly: dict[int, str] = field(default_factory=dict)
     """Offsets of events that no program may learn of any more, and why."""
 
@@ -106,8 +112,28 @@ class OwnedJournal:
         effects = taken.effects
         if silent:
             effects = [effect for effect in effects if self._lacks(effect)]
+        elif not self.caught_up and rollout is not None:
+            effects = self._at_once(effects, rollout, record)
         effects = self.hands.pacing.now(effects, rollout)
         self.hands.outbox.carry_out(effects, record.partition, record)
+
+    def _at_once(self, effects: Sequence[Effect], rollout: Rollout, record: Record) -> list[Effect]:
+        """Keep commands back, and the record with them: their answers may be further on."""
+        kept = {e.command_id for e in effects if isinstance(e, Command) and e.kind not in COURTESY}
+        if kept:
+            owe(record)
+            self.unsure.append((record, rollout, kept))
+        return [e for e in effects if not (isinstance(e, Command) and e.command_id in kept)]
+
+    def _send_unanswered(self) -> None:
+        """Send what was kept back and is still waited for, each once."""
+        sent: set[bytes] = set()
+        for record, rollout, kept in self.unsure:
+            if self.journal.open.get(rollout.request.rollout_id) is rollout:
+                self.late.send_unanswered(rollout, kept - sent, record)
+            sent |= kept
+            pay(record)
+        self.unsure.clear()
 
     def _lacks(self, effect: Effect) -> bool:
         """Whether an effect of what was folded again has to be carried out."""
@@ -135,6 +161,7 @@ class OwnedJournal:
         for rollout in rollouts:
             if not rollout.admitted:
                 self._begin(rollout)
+        self._send_unanswered()
         self.hands.quotas.changed()
         log.info("journal_folded", partition=self.journal.partition, open=len(rollouts))
 

@@ -42,6 +42,26 @@ def test_a_restart_goes_on_where_the_journal_ends(rig: Rig) -> None:
     assert [e.written_by for e in rig.events(RolloutStarted)] == ["a1"]
 
 
+def test_an_heir_asks_for_nothing_that_was_answered_after_the_last_commit(rig: Rig) -> None:
+    ask(rig, agent=WALKS)
+    first = rig.agents("a1")
+    rig.settle(first)
+    rig.commit(first)
+    for _ in range(2):
+        answer(rig, steps(rig)[-1])
+        rig.settle(first)
+    killed(first)
+    before = steps(rig)
+
+    second = rig.agents("a2")
+    rig.settle(second)
+    again = steps(rig)[len(before) :]
+    rig.commit(second)
+
+    assert again == [before[-1]]  # it may never have been sent; what came before it was answered
+    assert rig.committed("t.agents", rig.topics.events) == rig.log.bounds(rig.topics.events)[0][1]
+
+
 def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(rig: Rig) -> None:
     ask(rig, "open")
     ask(rig, "ended")

@@ -30,18 +30,24 @@ from tests.support.waiting import until
 class Crew:
     """Worker processes of one cluster; all are ended by `close`."""
 
-    def __init__(self, cluster: Cluster, logs: Path, policy_id: str = "p") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        logs: Path,
+        policy_id: str = "p",
+        script: str = "tests.support.scripted_models:word",
+    ) -> None:
         self.cluster = cluster
         self.logs = logs
         self.policy_id = policy_id
+        self.script = script
         self.processes: dict[str, Command] = {}
 
     def start(self, role: str, number: int = 1, *words: str) -> str:
         """Start one worker; a name that was used before is a restart."""
         name = f"{role}-{number}"
-        if role == "models":
-            script = "tests.support.scripted_models:word"
-            words = (*words, "--policy", self.policy_id, "--script", script)
+        if role == "models" and "--policy" not in words:
+            words = (*words, "--policy", self.policy_id, "--script", self.script)
         log = self.logs / f"{name}.log"
         log.touch()
         self.processes[name] = Command(

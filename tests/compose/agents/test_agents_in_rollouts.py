@@ -13,6 +13,7 @@ from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
 from schemas.messages import Limits, RolloutRequest, Task, Trajectory
+from tests.support import agent_policies
 from tests.support.hosted_rollout import model_calls_of
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
@@ -20,36 +21,9 @@ from tests.support.rig import PREFIX
 pytestmark = pytest.mark.agents
 
 PATIENCE_S = 120.0
-LOOK = "grep -c red notes.txt"
-SUBMIT = "echo 2 > answer; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 2"
-SHELL = {"box": "local", "files": {"notes.txt": "red\ngreen\nred\n"}, "check": "grep 2 answer"}
+SHELL = agent_policies.SHELL | {"check": "grep 2 answer"}
 
-
-def by_tool(tool: str, argument: str) -> Callable[[str], str]:
-    """A policy that counts by one call of a tool, tells what it found by another, and is done."""
-
-    def speak(conversation: str) -> str:
-        said = conversation.count("<|im_start|>assistant\n") - 1
-        if said == 2:
-            return "done"
-        arguments = {argument: (LOOK, SUBMIT)[said]}
-        return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
-
-    return speak
-
-
-def by_code(conversation: str) -> str:
-    if "Observation:\nExecution logs:" not in conversation:
-        return f"I look.\n<code>\nprint(act({LOOK!r}))\n</code>"
-    return f"I write it down.\n<code>\nact({SUBMIT!r})\nfinal_answer('done')\n</code>"
-
-
-POLICIES: dict[str, tuple[Callable[[str], str], int]] = {
-    "mini-swe-agent": (by_tool("bash", "command"), 2),
-    "openai-agents": (by_tool("act", "action"), 3),
-    "smolagents": (by_code, 2),
-}
-"""With how many calls each takes."""
+CALLS = {"mini-swe-agent": 2, "openai-agents": 3, "smolagents": 2}
 
 
 class Town:
@@ -92,13 +66,13 @@ class Town:
 
 @pytest.fixture
 def town(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Town]:
-    town = Town(tmp_path, POLICIES[request.getfixturevalue("agent")][0])
+    town = Town(tmp_path, agent_policies.policies()[request.getfixturevalue("agent")])
     yield town
     for loop in town.cluster.log.crew:
         loop.stop(0.0)
 
 
-@pytest.mark.parametrize("agent", POLICIES)
+@pytest.mark.parametrize("agent", CALLS)
 @pytest.mark.parametrize("lost_at", [None, 1, 2])
 def test_an_agent_solves_a_task_and_no_call_is_repeated_where_its_worker_is_lost(
     town: Town, agent: str, lost_at: int | None
@@ -107,7 +81,7 @@ def test_an_agent_solves_a_task_and_no_call_is_repeated_where_its_worker_is_lost
     town.cluster.ask(
         RolloutRequest(
             "r",
-            Task("shell", json.dumps(SHELL), prompt="How often does red stand in notes.txt?"),
+            Task("shell", json.dumps(SHELL), prompt=agent_policies.PROMPT),
             agent="hosted",
             agent_config=config,
             policy_id=POLICY,
@@ -123,7 +97,7 @@ def test_an_agent_solves_a_task_and_no_call_is_repeated_where_its_worker_is_lost
     assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
     assert sum(step.reward for step in trajectory.steps or ()) == 1.0
     actions = [step.action for step in trajectory.steps or () if step.session == "main"]
-    assert actions[-2:] == [LOOK, SUBMIT]
-    assert len(model_calls_of(town.cluster, "r")) == POLICIES[agent][1]
+    assert actions[-2:] == agent_policies.commands(0)
+    assert len(model_calls_of(town.cluster, "r")) == CALLS[agent]
     report = audit(town.cluster, drained=True)
     assert (report.breaches, report.repeated) == ([], 0)

@@ -156,7 +156,12 @@ class ImpliedCommands:
             self.unanswered.discard(word)
 
     def ended(self, implied: dict[bytes, int]) -> None:
-        """A rollout has ended: only what was not done, or not answered, is remembered."""
+        """A rollout has ended: only what was not done, or not answered, is remembered.
+
+        What nobody had said a word about by then, not even a deadline, may never have been sent:
+        whoever goes on with a journal sends only what is still waited for.
+        """
+        self.excused.update(word_of_id(i) for i, state in implied.items() if state == IMPLIED)
         self._undone.update(word_of_id(i) for i, state in implied.items() if state != DONE)
         self.left(implied)
 

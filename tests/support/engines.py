@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import pytest
 
-REQUIRED = "ROLLCALL_REQUIRED"
+REQUIRED = "REQUIRED_ENGINES"
 """Engines whose want is a failure, by name: CI installs them, and says so here."""
 
-IMAGE = os.environ.get("ROLLCALL_BOX_IMAGE", "")
+IMAGE = os.environ.get("BOX_TEST_IMAGE", "")
 """What containers are made of where an engine is there for the tests: `.ci/docker` names it."""
 
 

@@ -45,7 +45,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.agents, pytest.mark.broker, pytest.mark.timeout(3600)]
 
 SEED = int(os.environ.get("SIEGE_SEED", "2026"))
-KILLS = int(os.environ.get("SIEGE_KILLS", "20"))
+KILLS = int(os.environ.get("SIEGE_KILLS", "5"))
 """Of each kind."""
 KINDS = ("processes", "environments", "agents", "models")
 AGENTS = tuple(agent_policies.CHORE_POLICIES)

@@ -6,6 +6,7 @@ other box (`sandbox.namespaces`), without an exec of the engine's.
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -36,6 +37,7 @@ class DockerEngine:
         docker = _library()
         try:
             if self._client is None:
+                _reach(_host())
                 self._client = docker.from_env(timeout=TIMEOUT_S, version="auto")
             return question(self._client)
         except docker.errors.ImageNotFound as error:
@@ -58,7 +60,7 @@ def why_not_here() -> str:
 
 def listens() -> bool:
     """Whether an engine may have containers for us: its socket is there, and our library."""
-    host = os.environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
+    host = _host()
     there = not host.startswith("unix://") or os.path.exists(host.removeprefix("unix://"))
     return there and find_spec("docker") is not None
 
@@ -66,6 +68,18 @@ def listens() -> bool:
 def missing(error: BaseException) -> bool:
     """Whether an engine said that there is no such thing."""
     return type(error).__name__ == "NotFound"
+
+
+def _host() -> str:
+    return os.environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
+
+
+def _reach(host: str) -> None:
+    """Raises OSError where nobody listens: the library would leave its socket open then."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(TIMEOUT_S)
+            probe.connect(host.removeprefix("unix://"))
 
 
 def _library() -> Any:

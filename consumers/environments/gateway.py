@@ -88,6 +88,14 @@ class Gateway:
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:
         connection = cast(Connection, request.protocol)
         connection.client = None  # it asks again, so what it was told last did arrive
+        response = await self._answer_or_decline(request, connection)
+        if "Upgrade" in request.headers and not response.prepared:
+            response.force_close()  # what of its body is not read would pass for a request
+        return response
+
+    async def _answer_or_decline(
+        self, request: BaseRequest, connection: Connection
+    ) -> web.StreamResponse:
         try:
             return await self._answer(request, connection)
         except TooManyOpen as error:

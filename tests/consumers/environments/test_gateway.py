@@ -264,6 +264,24 @@ def test_what_is_no_http_is_answered_in_json_and_the_connection_ended(data: byte
     on_a_gateway(test)
 
 
+def test_a_connection_whose_upgrade_was_declined_is_ended_with_the_answer() -> None:
+    async def test(served: ServedLine) -> None:
+        wishes = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        data = request(served.path("/v1/nowhere"), QUESTION, key=served.line.key, **wishes)
+        raw = await Raw.to(served.port)
+        for at in range(0, len(data), 100):
+            await raw.send(data[at : at + 100])
+            await asyncio.sleep(0)
+
+        answer = await raw.answer()
+
+        assert (answer.status, answer.headers["connection"]) == (404, "close")
+        assert await raw.reader.read() == b""
+        await raw.close()
+
+    on_a_gateway(test)
+
+
 def test_one_connection_carries_one_request_after_the_other() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)

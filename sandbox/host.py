@@ -83,7 +83,7 @@ class Boxes(Protocol):
         """
         ...
 
-    async def give_back(self, driver: str, box: "Box") -> None:
+    async def give_back(self, box: "Box") -> None:
         """Remove a box: nobody is given a used one. May be called twice."""
         ...
 

@@ -126,7 +126,6 @@ class SessionBoxes:
         """A box in which nobody has been; to be given back. Raises WorkFailed."""
         return await self.boxes.lend(driver, spec, self.whose, mode)
 
-    async def give_back(self, driver: str, box: Box) -> None:
+    async def give_back(self, box: Box) -> None:
         """Remove it. May be called twice."""
-        del driver
         await self.boxes.give_back(box)

@@ -29,9 +29,8 @@ from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import Cgroups
 from sandbox.boxes.images import ImageTree, image_tree
-from sandbox.boxes.kept_program import KeptProgram, no_room, start_program
+from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, no_room, rlimits
 from sandbox.boxes.pipes import ReadEnd
-from sandbox.boxes.usage import of_trees
 from sandbox.keeper import Confinement, Keeper, KeptProcess
 from schemas.errors import WorkFailed
 
@@ -71,9 +70,12 @@ class BubblewrapBox(BoxCommands):
         self._spec = spec
         self._holder: KeptProcess | None = None
         self._confinement = Confinement(user=user, seccomp=seccomp_filter.compiled())
-        self._limits = _rlimits(spec.limits, cgroups)
-        self._env = {**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
-        self._programs: list[KeptProgram] = []
+        self._programs = KeptPrograms(
+            keeper,
+            env={**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env},
+            cwd=HOME,
+            limits=_rlimits(spec.limits, cgroups),
+        )
         self._open = True
         self._grouped = False
 
@@ -111,22 +113,12 @@ class BubblewrapBox(BoxCommands):
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         if self._holder is None or self._holder.ended.done():
             _died("its first process has ended")
-        program = await start_program(
-            self._keeper,
-            argv,
-            env={**self._env, **(env or {})},
-            cwd=HOME,
-            limits=self._limits,
-            confinement=self._confinement,
-        )
-        self._programs = [each for each in self._programs if not each.ended()] + [program]
-        return program
+        return await self._programs.start(argv, env, self._confinement)
 
     async def usage(self) -> Usage:
         if self._cgroups:
             return self._cgroups.usage(self.ident)
-        running = [each.pid for each in self._programs if not each.ended()]
-        return await asyncio.to_thread(of_trees, running)
+        return await self._programs.usage()
 
     async def close(self) -> None:
         if not self._open:
@@ -135,8 +127,7 @@ class BubblewrapBox(BoxCommands):
         try:
             if self._holder:
                 await self._holder.end()
-            for program in self._programs:
-                await program.end()
+            await self._programs.end()
             if self._grouped:
                 await self._cgroups.remove(self.ident)
         finally:
@@ -165,10 +156,7 @@ class BubblewrapDriver:
         image = image_tree(spec.image)
         ident = drawn_ident(ident)
         argv, data = command(self._program, spec, image)
-        try:
-            keeper = Keeper.borrow()
-        except OSError as error:
-            raise no_room(error) from error
+        keeper = borrowed_keeper()
         box = BubblewrapBox(ident, keeper, self._cgroups, spec, self.user_of(ident))
         try:
             await box.begin(argv, data)
@@ -309,13 +297,13 @@ def _holders() -> dict[str, list[int]]:
 
 
 def _rlimits(limits: BoxLimits, cgroups: Cgroups) -> dict[str, int]:
-    """As the kernel calls them; what control groups bind is left to them."""
-    by_name = {"RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files}
-    if not cgroups.holds("memory"):
-        by_name["RLIMIT_AS"] = limits.memory_bytes
-    if not cgroups.holds("pids"):
-        by_name["RLIMIT_NPROC"] = limits.processes
-    return {"RLIMIT_CORE": 0} | {name: most for name, most in by_name.items() if most}
+    """What control groups bind is left to them."""
+    return rlimits(
+        RLIMIT_AS=0 if cgroups.holds("memory") else limits.memory_bytes,
+        RLIMIT_NPROC=0 if cgroups.holds("pids") else limits.processes,
+        RLIMIT_FSIZE=limits.file_bytes,
+        RLIMIT_NOFILE=limits.open_files,
+    )
 
 
 def _died(why: str) -> NoReturn:

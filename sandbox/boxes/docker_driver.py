@@ -17,7 +17,7 @@ from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
 from sandbox.boxes.images import engine_image
-from sandbox.boxes.kept_program import KeptProgram, no_room, start_program
+from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
 from sandbox.keeper import Confinement, Keeper
 from schemas.errors import WorkFailed
 
@@ -40,16 +40,16 @@ class DockerBox(BoxCommands):
         self._engine = engine
         self._keeper = keeper
         self._spec = spec
-        self._env = {**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
-        self._limits = {
-            "RLIMIT_CORE": 0,
-            "RLIMIT_FSIZE": spec.limits.file_bytes,
-            "RLIMIT_NOFILE": spec.limits.open_files,
-        }
-        self._limits = {name: most for name, most in self._limits.items() if most or "CORE" in name}
+        self._programs = KeptPrograms(
+            keeper,
+            env={**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env},
+            cwd=HOME,
+            limits=rlimits(
+                RLIMIT_FSIZE=spec.limits.file_bytes, RLIMIT_NOFILE=spec.limits.open_files
+            ),
+        )
         self._confinement = Confinement()
         self._folders: Mapping[str, Path] = {}
-        self._programs: list[KeptProgram] = []
         self._open = True
 
     async def begin(self, image: str) -> None:
@@ -67,16 +67,7 @@ class DockerBox(BoxCommands):
         )
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
-        program = await start_program(
-            self._keeper,
-            argv,
-            env={**self._env, **(env or {})},
-            cwd=HOME,
-            limits=self._limits,
-            confinement=self._confinement,
-        )
-        self._programs = [each for each in self._programs if not each.ended()] + [program]
-        return program
+        return await self._programs.start(argv, env, self._confinement)
 
     async def usage(self) -> Usage:
         return folder_usage(self._folders)
@@ -87,8 +78,7 @@ class DockerBox(BoxCommands):
         self._open = False
         try:
             await self._engine.ask(lambda client: _removed(client, self.ident))
-            for program in self._programs:
-                await program.end()
+            await self._programs.end()
         finally:
             await self._keeper.give_back()
 
@@ -113,10 +103,7 @@ class DockerDriver:
         ident = drawn_ident(ident)
         name = spec.image or self._image
         image = await self._engine.ask(lambda client: engine_image(client, name))
-        try:
-            keeper = Keeper.borrow()
-        except OSError as error:
-            raise no_room(error) from error
+        keeper = borrowed_keeper()
         box = DockerBox(ident, self._engine, keeper, spec)
         try:
             await box.begin(image)

@@ -1,9 +1,12 @@
-"""A program that the worker's keeper starts, spoken to by two pipes."""
+"""Programs that the worker's keeper starts, each spoken to by two pipes."""
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 
+from sandbox.boxes.box import Usage
 from sandbox.boxes.pipes import ReadEnd, WriteEnd
+from sandbox.boxes.usage import of_trees
 from sandbox.keeper import Confinement, Keeper, KeptProcess
 from schemas.errors import WorkFailed
 
@@ -69,6 +72,62 @@ async def start_program(
         os.close(theirs_in)
         os.close(theirs_out)
     return KeptProgram(keeper, kept, stdin, output)
+
+
+class KeptPrograms:
+    """The programs of one box: what they share, and their end with it."""
+
+    def __init__(
+        self, keeper: Keeper, *, env: Mapping[str, str], cwd: str, limits: Mapping[str, int]
+    ) -> None:
+        self._keeper = keeper
+        self._env = env
+        self._cwd = cwd
+        self._limits = limits
+        self._programs: list[KeptProgram] = []
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        confinement: Confinement | None = None,
+    ) -> KeptProgram:
+        """Raises WorkFailed, as `start_program`."""
+        program = await start_program(
+            self._keeper,
+            argv,
+            env={**self._env, **(env or {})},
+            cwd=self._cwd,
+            limits=self._limits,
+            confinement=confinement,
+        )
+        self._programs = [*self._running(), program]
+        return program
+
+    async def usage(self) -> Usage:
+        """What those take that run, where no control group tells of all."""
+        return await asyncio.to_thread(of_trees, [each.pid for each in self._running()])
+
+    async def end(self) -> None:
+        """May be called twice."""
+        for program in self._programs:
+            await program.end()
+
+    def _running(self) -> list[KeptProgram]:
+        return [each for each in self._programs if not each.ended()]
+
+
+def rlimits(**most: int) -> dict[str, int]:
+    """As the kernel calls them, and without cores; 0 is no limit."""
+    return {"RLIMIT_CORE": 0} | {name: number for name, number in most.items() if number}
+
+
+def borrowed_keeper() -> Keeper:
+    """The one that all boxes of this event loop share. Raises WorkFailed(`box_unavailable`)."""
+    try:
+        return Keeper.borrow()
+    except OSError as error:
+        raise no_room(error) from error
 
 
 def no_room(error: OSError) -> WorkFailed:

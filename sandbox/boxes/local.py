@@ -24,8 +24,7 @@ from sandbox import process_tree
 from sandbox.boxes import tar_streams
 from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.kept_program import KeptProgram, no_room, start_program
-from sandbox.boxes.usage import of_trees
+from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
 from sandbox.keeper import Keeper, remove
 from schemas.errors import WorkFailed
 
@@ -45,24 +44,19 @@ class LocalBox(BoxCommands):
         self._place = place
         self._home = place / "w"
         self._tmp = place / "tmp"
-        self._programs: list[KeptProgram] = []
         self._open = True
-        self._env = {**VARIABLES, "HOME": str(self._home), "TMPDIR": str(self._tmp), **spec.env}
-        self._limits = _rlimits(spec.limits)
+        self._programs = KeptPrograms(
+            keeper,
+            env={**VARIABLES, "HOME": str(self._home), "TMPDIR": str(self._tmp), **spec.env},
+            cwd=str(self._home),
+            limits=_rlimits(spec.limits),
+        )
         self.directory = os.fsencode(self._home)
         self.shown = {self.directory: b"~", os.fsencode(place): b"~/.."}
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         self._make_home()
-        program = await start_program(
-            self._keeper,
-            argv,
-            env={**self._env, **(env or {})},
-            cwd=str(self._home),
-            limits=self._limits,
-        )
-        self._programs = [each for each in self._programs if not each.ended()] + [program]
-        return program
+        return await self._programs.start(argv, env)
 
     async def write(self, name: str, content: bytes) -> None:
         """Raises WorkFailed(`bad_config`) where the system refuses it."""
@@ -83,16 +77,14 @@ class LocalBox(BoxCommands):
         await asyncio.to_thread(_copy, source, self._home)
 
     async def usage(self) -> Usage:
-        running = [each for each in self._programs if not each.ended()]
-        return await asyncio.to_thread(of_trees, [each.pid for each in running])
+        return await self._programs.usage()
 
     async def close(self) -> None:
         if not self._open:
             return
         self._open = False
         try:
-            for program in self._programs:
-                await program.end()
+            await self._programs.end()
             await asyncio.to_thread(remove, self._place)
         finally:
             await self._keeper.give_back()
@@ -122,10 +114,7 @@ class LocalDriver:
             _warned.add("local")
             log.warning("box_isolates_nothing", driver="local", user=os.getuid())
         ident = drawn_ident(ident)
-        try:
-            keeper = Keeper.borrow()
-        except OSError as error:
-            raise no_room(error) from error
+        keeper = borrowed_keeper()
         place = keeper.directory / (ident + SUFFIX)
         box = LocalBox(spec, keeper, place)
         try:
@@ -181,14 +170,12 @@ def _at_home_in(place: Path) -> list[int]:
 
 
 def _rlimits(limits: BoxLimits) -> dict[str, int]:
-    """As the kernel calls them; what they cannot say is left out."""
-    by_name = {
-        "RLIMIT_AS": limits.memory_bytes,
-        "RLIMIT_NPROC": limits.processes,
-        "RLIMIT_FSIZE": limits.file_bytes,
-        "RLIMIT_NOFILE": limits.open_files,
-    }
-    return {"RLIMIT_CORE": 0} | {name: most for name, most in by_name.items() if most}
+    return rlimits(
+        RLIMIT_AS=limits.memory_bytes,
+        RLIMIT_NPROC=limits.processes,
+        RLIMIT_FSIZE=limits.file_bytes,
+        RLIMIT_NOFILE=limits.open_files,
+    )
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -251,8 +251,7 @@ class BoxPool:
 
     def _started(self, shelf: _Shelf | None, wanted: _Wanted | None, box: Box) -> None:
         """Hand it to whoever waits longest for one like it."""
-        waiting = [wanted] if shelf is None and wanted else self._of(shelf)
-        first = next((each for each in waiting if not each.box.done()), None)
+        first = self._first(shelf, wanted)
         if first is not None:
             first.box.set_result(box)
         else:
@@ -260,16 +259,17 @@ class BoxPool:
 
     def _failed(self, shelf: _Shelf | None, wanted: _Wanted | None, error: Exception) -> None:
         """Tell whoever waits; for nobody in particular it is not tried again until it is wanted."""
-        waiting = [wanted] if shelf is None and wanted else self._of(shelf)
-        first = next((each for each in waiting if not each.box.done()), None)
+        first = self._first(shelf, wanted)
         if first is not None:
             first.box.set_exception(error)
         elif shelf is not None:
             shelf.peak = 0
         log.warning("box_not_started", driver=self.driver.name, error=str(error))
 
-    def _of(self, shelf: _Shelf | None) -> list[_Wanted]:
-        return [wanted for wanted in self._line if wanted.shelf is shelf and shelf is not None]
+    def _first(self, shelf: _Shelf | None, wanted: _Wanted | None) -> _Wanted | None:
+        """Who waits longest for a box off this shelf, or for the one that is started for him."""
+        waiting = [each for each in self._line if each.shelf is shelf] if shelf else [wanted]
+        return next((each for each in waiting if each and not each.box.done()), None)
 
     def _put_away(self, shelf: _Shelf | None, box: Box) -> None:
         """Onto its shelf; one that nobody else can have is removed."""

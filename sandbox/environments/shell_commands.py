@@ -196,7 +196,7 @@ class ShellEnvironment:
     async def close(self) -> None:
         box, self._box, self._shell = self._box, None, None
         if box and self._host:
-            await self._host.boxes.give_back(self._config.box, box)
+            await self._host.boxes.give_back(box)
         elif box:
             await box.close()
 

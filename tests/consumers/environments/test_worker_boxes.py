@@ -285,8 +285,8 @@ def test_a_driver_that_chooses_among_others_has_no_pool(tmp_path: Path) -> None:
         boxes._drivers["chooser"] = Chooser()
         mine = boxes.of("r", 1)
         box = await mine.lend("chooser", Spec())
-        await mine.give_back("chooser", box)
-        await mine.give_back("chooser", box)
+        await mine.give_back(box)
+        await mine.give_back(box)
         await boxes.close()
 
         assert list(leases.all()) == []

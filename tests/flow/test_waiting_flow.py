@@ -38,22 +38,14 @@ def waiting(request: RolloutRequest) -> RolloutRequest:
 class Few(Rig):
     """Its environments workers hold only so many sessions each."""
 
-    slots = SLOTS
-
     def environments(self, name: str = "e1", *args: Any, **options: Any) -> Loop:
-        return super().environments(name, *args, **({"slots": self.slots} | options))
-
-
-class Enough(Few):
-    slots = ENOUGH
+        return super().environments(name, *args, **({"slots": SLOTS} | options))
 
 
 class Waiting(Chaos):
     """Every rollout is in a lake that waits."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.rig.__class__ = Enough
+    slots = ENOUGH
 
     def _request(self, number: int) -> RolloutRequest:
         return waiting(super()._request(number))

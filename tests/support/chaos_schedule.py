@@ -7,7 +7,7 @@ come later still. Everything random comes from one seed.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -209,6 +209,10 @@ class Member:
 class Chaos:
     """One schedule, drawn from one seed."""
 
+    slots: Mapping[str, int] = {"hosted": 2}
+    """Of each environments worker: enough for all sessions that live at once, since who holds one
+    and waits for another is let go by deadlines only."""
+
     def __init__(
         self,
         seed: int,
@@ -297,7 +301,7 @@ class Chaos:
             loop = self.rig.agents(name, make=self.agents, make_outbox=self.outbox, capacity=most)
         elif kind == "environments":
             hosts = CoroutineHost(AGENTS_OF_OTHERS).at
-            loop = self.rig.environments(name, hosts=hosts, slots={"hosted": 2})
+            loop = self.rig.environments(name, hosts=hosts, slots=self.slots)
         else:
             loop = getattr(self.rig, kind)(name)
         self.members.append(Member(kind, name, life, loop))

@@ -36,6 +36,7 @@ from schemas.messages import (
     Trajectory,
 )
 from schemas.topics import Topics, wanted
+from tests.support.waiting import give_way
 
 M = TypeVar("M")
 PREFIX = "t."
@@ -78,6 +79,15 @@ class Fickle(LocalRegistry):
             raise Unavailable(msg)
 
 
+class BesideARoom(Loop):
+    """Turned by a test that waits for what happens on another thread."""
+
+    def turn(self, timeout_s: float = 0.0) -> int:
+        moved = super().turn(timeout_s)
+        give_way()
+        return moved
+
+
 class Rig:
     """One log, and workers on it; `log` may be given to make members that can be harmed."""
 
@@ -103,10 +113,12 @@ class Rig:
 
     # Workers
 
-    def loop(self, role: Any, publisher: Any, group: str, **options: Any) -> Loop:
+    def loop(
+        self, role: Any, publisher: Any, group: str, *, make: type[Loop] = Loop, **options: Any
+    ) -> Loop:
         letters = getattr(role, "letters", None) or self.letters(publisher, group)
         publishers = [publisher, *([role.outbox.trajectories] if isinstance(role, Agents) else [])]
-        return Loop(self.log, role, self.codec, publishers, letters, clock=self.clock, **options)
+        return make(self.log, role, self.codec, publishers, letters, clock=self.clock, **options)
 
     def letters(self, publisher: Any, group: str) -> DeadLetters:
         return DeadLetters(publisher, self.topics, group, self.clock, self.log)
@@ -155,7 +167,8 @@ class Rig:
         letters = self.letters(publisher, "t.environments")
         role = Environments(answers, letters, threads=threads, make=make, **options)
         self._roles.append(role)
-        return self.loop(role, publisher, "t.environments")
+        make_loop = BesideARoom if threads else Loop
+        return self.loop(role, publisher, "t.environments", make=make_loop)
 
     def close(self) -> None:
         """End what its workers left running."""
@@ -199,7 +212,8 @@ class Rig:
         )
         role = Rewards(name, self.codec, self.topics, publisher, judge, waiting=waiting, **options)
         self._roles.append(role)
-        return self.loop(role, publisher, "t.rewards.s")
+        make_loop = BesideARoom if threaded else Loop
+        return self.loop(role, publisher, "t.rewards.s", make=make_loop)
 
     # Words
 

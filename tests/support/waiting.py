@@ -18,3 +18,9 @@ async def holds(condition: Callable[[], bool], deadline_s: float = 30.0) -> None
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.002)  # and the one of those that wait for tasks
+
+
+def give_way() -> None:
+    """Between two turns of a loop whose room has a thread: who spins keeps the interpreter's lock,
+    and where others want the cores as well the room gets it every few seconds."""
+    time.sleep(0.0005)

@@ -18,6 +18,7 @@ from schemas.errors import RoomBlocked
 from schemas.ids import command_id
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
 from tests.support.rig import Rig, role_of, source_of
+from tests.support.waiting import give_way
 
 FAR_MS = 2_000_000_000_000
 PATIENCE_S = 20.0
@@ -198,6 +199,7 @@ def test_steps_are_done_in_order_in_one_task_for_each_session(
         send(rig, step_of(name, 9, "close"))
 
     until(loop, lambda: len(answers(rig)) == 12 and not loop.role.in_flight())
+    until(loop, lambda: sum(sitter.closed for sitter in sitters.made) == 3)
     rig.commit(loop)
 
     assert answers(rig)["b", 0, 0].text == "seed 4"
@@ -307,7 +309,7 @@ def test_whatever_it_raises_fails_its_step_and_closes_its_session_alone(
     assert (failed.code, failed.retriable) == ("raised", False)
     assert answers(rig)["bad", 1, 1].code == "history_needed"
     assert answers(rig)["good", 1, 0].text == "a"
-    assert sorted(sitter.closed for sitter in sitters.made) == [0, 1]
+    until(loop, lambda: sorted(sitter.closed for sitter in sitters.made) == [0, 1])
 
 
 def test_a_task_of_its_own_that_ends_the_interpreter_ends_nothing(
@@ -435,7 +437,7 @@ def test_an_episode_that_is_over_gives_its_session_back(
     until(loop, lambda: len(rig.log.all(rig.topics.events)) == 3)
 
     assert [e.body.terminated for e in rig.read(rig.topics.events, Event)] == [False, True, True]
-    assert sitters.made[0].closed == 1
+    until(loop, lambda: sitters.made[0].closed == 1)
 
 
 def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_it_waits(
@@ -449,6 +451,7 @@ def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_i
     sitters.go_on()
     until(loop, lambda: ("busy", 0, 0) in answers(rig))
     until(loop, lambda: role_of(loop).waiting.rollouts == {})
+    until(loop, lambda: sum(sitter.closed for sitter in sitters.made) > 1)
 
     assert [sitter.closed for sitter in sitters.made] == [1, 1]
 
@@ -469,8 +472,8 @@ def test_sessions_leave_with_their_partition_whatever_they_are_at(
     until(loop, lambda: not loop.role.in_flight())
     until(heir, lambda: sitters.waiting() == 1)
 
+    until(heir, lambda: sum(sitter.closed for sitter in sitters.made) == 2)
     assert ("waits", 0, 0) not in answers(rig)
-    assert sum(sitter.closed for sitter in sitters.made) == 2
     rig.close()
 
 
@@ -590,6 +593,7 @@ def until_ticked(loop: Loop, condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         loop.role.tick()
+        give_way()
 
 
 def test_a_worker_leaves_though_an_environment_clings(rig: Rig, sitters: Sitters) -> None:

@@ -157,7 +157,7 @@ def _build(
     from sandbox.tasks.suite_runs import suite_box
 
     async def each() -> None:
-        where = suite_box(box, image, path)
+        where = await suite_box(box, image, path)
         for pair in pairs:
             task = await build_pair(pair, _into(into), where, typer.echo)
             tests = task.file.verifier

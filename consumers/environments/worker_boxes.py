@@ -78,13 +78,8 @@ class WorkerBoxes:
             await pool.give_back(box)
 
     def _pool(self, name: str, spec: Spec) -> BoxPool:
-        """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`).
-
-        A driver that only chooses among others (`of`) has none.
-        """
-        chosen = self._driver(name)
-        if hasattr(chosen, "of"):
-            chosen = self._driver(chosen.of(spec).name)
+        """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
+        chosen = self._driver(self._driver(name).of(spec).name)
         if chosen.name not in self._pools:
             if not self._pools:
                 self.room.at_close(self.close)

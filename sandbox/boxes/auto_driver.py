@@ -10,7 +10,7 @@ from sandbox.boxes.image_store import is_built
 from schemas.errors import WorkFailed
 
 
-class AutoDriver:
+class AutoDriver(Driver):
     """Opens boxes of one of the two."""
 
     name = "auto"
@@ -19,7 +19,7 @@ class AutoDriver:
         self._namespaces, self._containers = driver("bubblewrap"), driver("docker")
 
     def of(self, spec: Spec) -> Driver:
-        """The one for a box."""
+        """The one for a box of this image."""
         if spec.image in ("", "host") or is_built(spec.image):
             return self._namespaces
         return self._containers

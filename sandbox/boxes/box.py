@@ -183,6 +183,11 @@ class Driver(Protocol):
 
     name: str
 
+    def of(self, spec: Spec) -> "Driver":
+        """Whose boxes these are: its own, but for a driver that only chooses among others."""
+        del spec
+        return self
+
     async def open(self, spec: Spec, ident: str = "") -> Box:
         """A box in which nobody has been; one without a name is given one.
 

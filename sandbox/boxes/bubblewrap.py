@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from sandbox import process_tree
 from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
+from sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import Cgroups
 from sandbox.boxes.images import ImageTree, image_tree
@@ -134,7 +134,7 @@ class BubblewrapBox(BoxCommands):
             await self._keeper.give_back()
 
 
-class BubblewrapDriver:
+class BubblewrapDriver(Driver):
     """Opens boxes of namespaces."""
 
     name = "bubblewrap"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import VARIABLES, Spec, Usage, drawn_ident
+from sandbox.boxes.box import VARIABLES, Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
@@ -83,7 +83,7 @@ class DockerBox(BoxCommands):
             await self._keeper.give_back()
 
 
-class DockerDriver:
+class DockerDriver(Driver):
     """Opens containers."""
 
     name = "docker"

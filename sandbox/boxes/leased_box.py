@@ -29,7 +29,7 @@ class LeasedBox:
 async def open_leased(driver: Driver, spec: Spec, leases: Leases) -> Box:
     """A box in which nobody has been; whoever opens it closes it. Raises WorkFailed."""
     ident = leases.draw()
-    leases.take(ident, driver.name)
+    leases.take(ident, driver.of(spec).name)
     try:
         box = await driver.open(spec, ident)
     except BaseException:

@@ -22,7 +22,7 @@ import structlog
 
 from sandbox import process_tree
 from sandbox.boxes import tar_streams
-from sandbox.boxes.box import VARIABLES, BoxLimits, Spec, Usage, drawn_ident
+from sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
 from sandbox.keeper import Keeper, remove
@@ -99,7 +99,7 @@ class LocalBox(BoxCommands):
                 raise WorkFailed("box_died", msg, retriable=True) from error
 
 
-class LocalDriver:
+class LocalDriver(Driver):
     """Opens boxes that are directories."""
 
     name = "local"

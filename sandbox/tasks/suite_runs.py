@@ -1,11 +1,10 @@
 """Runs the tests of a release in a box, twice, and says which pass."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.boxes.box import DRIVERS, VARIABLES, BoxLimits, Driver, Ran, Spec, driver
+from sandbox.boxes.box import AUTO, DRIVERS, VARIABLES, BoxLimits, Driver, Ran, Spec, driver
 from schemas import names
 from schemas.errors import Refused
 from schemas.foreign_text import plain
@@ -24,7 +23,6 @@ SUMMARY = "short test summary info"
 PASSED = "PASSED "
 MOST_CHARS = 16 << 20
 LONGEST_S = 900.0
-ISOLATES, ISOLATING_PROGRAM = "bubblewrap", "bwrap"
 NAMED = 5
 
 
@@ -50,20 +48,20 @@ class SuiteBox:
             await box.close()
 
 
-def suite_box(name: str, image: str = "", programs: Path | None = None) -> SuiteBox:
-    """Boxes of a driver; `auto` is one that isolates. For the event loop that runs.
+async def suite_box(name: str, image: str = "", programs: Path | None = None) -> SuiteBox:
+    """Boxes of a driver that can open some here. For the event loop that runs.
 
     `programs` is a directory that is put before the others of the box's PATH. Raises Refused.
     """
-    if name != "auto" and name not in DRIVERS:
-        raise names.unknown("box", name, ["auto", *DRIVERS])
-    if name == "auto" and not shutil.which(ISOLATING_PROGRAM):
-        msg = (
-            "no box that isolates is here; install bubblewrap, or choose `--box local`, which "
-            "isolates nothing, for tests that you trust"
-        )
-        raise Refused(msg)
-    return SuiteBox(driver(ISOLATES if name == "auto" else name), image, programs_first(programs))
+    if name not in (kinds := (AUTO, *DRIVERS)):
+        raise names.unknown("box", name, kinds)
+    variables = programs_first(programs)
+    chosen = driver(name).of(Spec(image=image))
+    if why := await chosen.unavailable():
+        msg = f"no box of driver {chosen.name!r} can be had here: {why}; `--box local` isolates "
+        msg += "nothing, and is for tests that you trust"
+        raise Refused(plain(msg))
+    return SuiteBox(chosen, image, variables)
 
 
 def programs_first(programs: Path | None) -> dict[str, str]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from sandbox.boxes.box import Box, Ran, Spec, drawn_ident
+from sandbox.boxes.box import Box, Driver, Ran, Spec, drawn_ident
 from schemas.errors import WorkFailed
 
 
@@ -36,7 +36,7 @@ class OddBox:
         self.driver.there.pop(self.ident, None)
 
 
-class OddDriver:
+class OddDriver(Driver):
     """Numbers its boxes from 0, in the order in which they begin to start."""
 
     def __init__(self, name: str = "odd") -> None:

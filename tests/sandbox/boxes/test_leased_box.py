@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import Spec
+from sandbox.boxes.box import Box, Driver, Spec
 from sandbox.boxes.leased_box import open_leased
 from sandbox.boxes.leases import Leases
 from sandbox.boxes.local import LocalDriver
@@ -39,6 +39,29 @@ def test_what_cannot_be_started_or_removed_is_left_to_lapse(tmp_path: Path, trou
 
         assert leases.held == {}
         assert len(list(leases.all())) == 1
+        leases.close()
+
+    asyncio.run(story())
+
+
+class Chooser(OddDriver):
+    """Has no boxes of its own: it names the driver that has."""
+
+    def of(self, spec: Spec) -> Driver:
+        del spec
+        return LocalDriver()
+
+    async def open(self, spec: Spec, ident: str = "") -> Box:
+        return await self.of(spec).open(spec, ident)
+
+
+def test_a_lease_names_the_driver_whose_box_it_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        leases = Leases(tmp_path, "grader")
+        box = await open_leased(Chooser("chooser"), Spec(), leases)
+
+        assert [lease.driver for lease in leases.all()] == ["local"]
+        await box.close()
         leases.close()
 
     asyncio.run(story())

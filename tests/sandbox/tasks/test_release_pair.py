@@ -37,7 +37,7 @@ def build(pair: ReleasePair, into: Path, index: Path | None = None) -> HarborTas
         return Sdist(Path(index or folder) / f"{name}-{version}.tar.gz", "0" * 64)
 
     async def whole() -> HarborTask:
-        box = suite_box("local", programs=PROGRAMS)
+        box = await suite_box("local", programs=PROGRAMS)
         return await build_pair(pair, into, box, print, get=get if index else fetch)
 
     return asyncio.run(whole())
@@ -45,7 +45,7 @@ def build(pair: ReleasePair, into: Path, index: Path | None = None) -> HarborTas
 
 def twice(tree: Path, command: str) -> frozenset[str]:
     async def whole() -> frozenset[str]:
-        return await passing_twice(suite_box("local", programs=PROGRAMS), tree, command)
+        return await passing_twice(await suite_box("local", programs=PROGRAMS), tree, command)
 
     return asyncio.run(whole())
 
@@ -150,7 +150,7 @@ def test_runs_that_tell_nothing_are_refused(tmp_path: Path, command: str, said: 
 
 def test_tests_that_take_too_long_are_refused(tmp_path: Path) -> None:
     async def whole() -> None:
-        box = suite_box("local")
+        box = await suite_box("local")
         await passing_twice(SuiteBox(box.driver, timeout_s=0.2), tmp_path, "sleep 60")
 
     with pytest.raises(Refused, match=r"they take more than 0\.2 s"):
@@ -208,9 +208,24 @@ def test_a_patch_leads_from_one_tree_to_the_other_whatever_they_hold(tmp_path: P
 
 def test_boxes_are_chosen_by_name(tmp_path: Path) -> None:
     async def box(name: str, programs: Path | None = None) -> SuiteBox:
-        return suite_box(name, programs=programs)
+        return await suite_box(name, programs=programs)
 
     with pytest.raises(RollcallError, match="unknown box 'locl'; did you mean 'local'"):
         asyncio.run(box("locl"))
     with pytest.raises(Refused, match="is no directory of programs"):
         asyncio.run(box("local", tmp_path / "nothing"))
+
+
+def test_where_no_box_can_be_had_that_is_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def box(image: str) -> SuiteBox:
+        return await suite_box("auto", image)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.socket")
+
+    with pytest.raises(Refused, match=r"not installed.*`--box local` isolates nothing"):
+        asyncio.run(box(""))
+    with pytest.raises(Refused, match="no box of driver 'docker' can be had here"):
+        asyncio.run(box("python:3.11"))

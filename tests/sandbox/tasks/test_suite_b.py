@@ -27,7 +27,7 @@ def test_a_real_pair_has_the_counts_that_are_written_down(tmp_path: Path) -> Non
     pair = next(pair for pair in SUITE_B if pair.name == "pathspec")
 
     async def whole() -> None:
-        box = suite_box("local", programs=Path(sys.executable).parent)
+        box = await suite_box("local", programs=Path(sys.executable).parent)
         await build_pair(pair, tmp_path, box, print)
 
     asyncio.run(whole())

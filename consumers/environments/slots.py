@@ -5,7 +5,7 @@ cancelled beside others in line.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import WorkFailed
@@ -37,39 +37,34 @@ class Slots:
         """How many stand in line."""
         return len(self._line)
 
-    def check(self, names: Sequence[str]) -> None:
-        """Raises WorkFailed for a class that nobody set, or of which there are never so many."""
+    def _check(self, names: Sequence[str]) -> None:
         for name in names:
             if name not in self.most:
                 msg = f"no setting says how many {name!r} this worker may hold: put {name} = 64, "
                 msg += f"say, into environments.slots; {hint(name, self.most)}"
                 raise WorkFailed("bad_config", msg, retriable=False)
 
-    def taken_at_once(self, names: Sequence[str]) -> bool:
-        """Take one of each now, if they are free and nobody waits for any of them."""
-        waited_for = {name for place in self._line for name in place.names}
-        if waited_for.isdisjoint(names) and all(self._free[name] > 0 for name in names):
-            self._take(names)
-            return True
-        return False
+    async def take(self, names: Sequence[str], stands: Callable[[], None] | None = None) -> None:
+        """Wait for one of each; to be given back once.
 
-    async def take(self, names: Sequence[str]) -> None:
-        """Wait for one of each; to be given back once. Raises WorkFailed, see `check`."""
-        self.check(names)
-        names = tuple(dict.fromkeys(names))
-        if self.taken_at_once(names):
-            return
-        place = _Place(names, asyncio.get_running_loop().create_future())
+        `stands` is called where they are not to be had at once, before anything is waited for.
+        Raises WorkFailed for a class that nobody set.
+        """
+        self._check(names)
+        place = _Place(tuple(dict.fromkeys(names)), asyncio.get_running_loop().create_future())
         self._line.append(place)
         self._deal()
         try:
-            await place.taken
-        except asyncio.CancelledError:
+            if not place.taken.done():
+                if stands is not None:
+                    stands()
+                await place.taken
+        except BaseException:
             if place in self._line:
                 self._line.remove(place)
                 self._deal()
             else:  # it was dealt just before
-                self.give(names)
+                self.give(place.names)
             raise
 
     def give(self, names: Sequence[str]) -> None:

@@ -216,31 +216,33 @@ class WaitingSession:
         wanted = self.around.slots_of(name)
         if wanted != self._slots:
             self._give_slots()
-            self.around.slots.check(wanted)
-            if not self.around.slots.taken_at_once(wanted):
-                await self._stand_in_line(wanted)
-            self._slots = wanted
+            await self._take_slots(wanted)
         return self.around.make(name, config_json, self.place)
 
-    async def _stand_in_line(self, wanted: tuple[str, ...]) -> None:
-        self._in_line, since = wanted, time.monotonic()
-        self._count_standing()
-        turn = partial(self._note_turn, secrets.token_hex(8), ", ".join(wanted))
-        turn("waiting")
+    async def _take_slots(self, wanted: tuple[str, ...]) -> None:
+        turn, since = secrets.token_hex(8), time.monotonic()
         became = "failed"
         try:
-            await self.around.slots.take(wanted)
-            became = "lent"
+            await self.around.slots.take(wanted, partial(self._stand_in_line, wanted, turn))
+            self._slots, became = wanted, "lent"
         finally:
-            took_s = time.monotonic() - since
-            self._in_line = ()
-            self._in_line_s += took_s
-            self._count_standing()
-            turn(became, took_s)
+            if self._in_line:
+                took_s = time.monotonic() - since
+                self._in_line = ()
+                self._in_line_s += took_s
+                self._count_standing()
+                self._note_turn(turn, wanted, became, took_s)
 
-    def _note_turn(self, ident: str, classes: str, kind: str, took_s: float = 0.0) -> None:
-        whose = self.rollout_id, self.attempt
-        self.around.note(Instance(ident, "", kind, "", "", "", "unknown", *whose, classes, took_s))
+    def _stand_in_line(self, wanted: tuple[str, ...], turn: str) -> None:
+        self._in_line = wanted
+        self._count_standing()
+        self._note_turn(turn, wanted, "waiting")
+
+    def _note_turn(
+        self, turn: str, wanted: tuple[str, ...], kind: str, took_s: float = 0.0
+    ) -> None:
+        whose, classes = (self.rollout_id, self.attempt), ", ".join(wanted)
+        self.around.note(Instance(turn, "", kind, "", "", "", "unknown", *whose, classes, took_s))
 
     def _count_standing(self) -> None:
         """Nothing of a session that stands in line has begun."""

@@ -343,6 +343,29 @@ def test_two_classes_are_taken_together_or_not_at_all() -> None:
     assert holds(Slots(one_each), ("box", "box"), ("hosted",)) == [True, True]
 
 
+async def stood(slots: Slots, name: str) -> list[str]:
+    """The class, where it is not to be had at once; who would have to wait for it leaves."""
+    told: list[str] = []
+    taking = asyncio.create_task(slots.take((name,), lambda: told.append(name)))
+    await asyncio.sleep(0)
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+    return told
+
+
+def test_whoever_is_told_that_he_must_wait_and_fails_at_that_stands_in_no_line() -> None:
+    async def live() -> None:
+        slots = Slots({"box": 1})
+        await slots.take(("box", "box"))
+        with pytest.raises(ZeroDivisionError):
+            await slots.take(("box",), lambda: print(1 // 0))
+        assert slots.waiting == 0
+        slots.give(("box",))
+        assert await stood(slots, "box") == []
+
+    asyncio.run(live())
+
+
 NEEDS = st.sampled_from([("box",), ("hosted",), BOTH, ("hosted", "box")])
 
 
@@ -385,7 +408,7 @@ def test_slots_of_two_classes_are_exact_whoever_comes_and_goes(
         assert slots.waiting == 0
         for name, number in most.items():
             for _ in range(number):
-                assert slots.taken_at_once((name,)), "none is lost"
-            assert not slots.taken_at_once((name,)), "none is dealt twice"
+                assert await stood(slots, name) == [], "none is lost"
+            assert await stood(slots, name) == [name], "none is dealt twice"
 
     asyncio.run(live())

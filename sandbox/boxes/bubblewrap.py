@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -84,31 +84,22 @@ class BubblewrapBox(BoxCommands):
         groups = self._cgroups.make(self.ident, self._spec.limits)
         self._grouped = True
         self._confinement = replace(self._confinement, cgroups=groups)
+        with ExitStack() as ours:
+            with ExitStack() as theirs:
+                info, said = (_pipe(ours, theirs) for _ in range(2))
+                given = [_memory(content, theirs) for content in data]
+                await self._hold(argv, (given[0], info[1], said[1], *given[1:]))
+            first, mounts = await _first_process(info[0], said[0])
+        self._confinement = replace(self._confinement, within=first, mounts=mounts)
+
+    async def _hold(self, argv: Sequence[str], standard: tuple[int, ...]) -> None:
         held = replace(self._confinement, name=MARK + self.ident)
-        info, info_end = os.pipe()
-        said, said_end = os.pipe()
-        given = [_memory(content) for content in data]
-        info_pipe, said_pipe = ReadEnd(info), ReadEnd(said)
         try:
             self._holder = await self._keeper.spawn(
-                argv,
-                env={},
-                cwd="/",
-                standard=(given[0], info_end, said_end, *given[1:]),
-                confinement=held,
+                argv, env={}, cwd="/", standard=standard, confinement=held
             )
-        finally:
-            for end in (info_end, said_end, *given):
-                os.close(end)
-            if self._holder is None:
-                info_pipe.close()
-                said_pipe.close()
-        try:
-            first, mounts = await _first_process(info_pipe, said_pipe)
-        finally:
-            info_pipe.close()
-            said_pipe.close()
-        self._confinement = replace(self._confinement, within=first, mounts=mounts)
+        except WorkFailed as error:
+            raise WorkFailed("box_unavailable", str(error), retriable=True) from error
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         if self._holder is None or self._holder.ended.done():
@@ -273,12 +264,25 @@ def _remedy(why: str) -> str:
     return ""
 
 
-def _memory(content: bytes) -> int:
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[ReadEnd, int]:
+    """A pipe whose ends each are closed by their stack. Raises WorkFailed(`box_unavailable`)."""
+    try:
+        read, write = os.pipe()
+    except OSError as error:
+        raise no_room(error) from error
+    theirs.callback(os.close, write)
+    end = ReadEnd(read)
+    ours.callback(end.close)
+    return end, write
+
+
+def _memory(content: bytes, theirs: ExitStack) -> int:
     """A file of this content that lies nowhere. Raises WorkFailed(`box_unavailable`)."""
     try:
         fd = os.memfd_create("box")
     except OSError as error:
         raise no_room(error) from error
+    theirs.callback(os.close, fd)
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd

@@ -41,6 +41,38 @@ async def work():
 
 asyncio.run(work())
 """
+CRAMPED = """
+import asyncio, os, resource
+from sandbox.boxes.box import Spec
+from sandbox.boxes.bubblewrap import BubblewrapDriver
+from schemas.errors import WorkFailed
+
+def used():
+    return sorted(os.listdir("/proc/self/fd"))
+
+async def work():
+    driver, most = BubblewrapDriver(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = await driver.open(Spec())  # and the worker's keeper with it
+    before, failed = used(), 0
+    for room in range(40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + room, most[1]))
+        try:
+            box = await driver.open(Spec())
+        except WorkFailed as error:
+            box = None
+            failed += 1
+            assert (error.code, error.retriable) == ("box_unavailable", True), error
+            assert "Too many open files" in str(error), error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        if box:
+            await box.close()
+        assert used() == before, (room, before, used())
+    print(failed, (await held.run(["echo", "alive"])).output, end="")
+    await held.close()
+
+asyncio.run(work())
+"""
 
 
 def in_a_box(episode: Callable[[BubblewrapBox], Awaitable[None]], **spec: object) -> None:
@@ -222,3 +254,14 @@ def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_pa
 
     assert (usage.memory_bytes, usage.processes, usage.oom_kills) == (4096, 2, 3)
     assert groups.found() == {"somebody"}
+
+
+def test_wherever_the_room_for_open_files_ends_none_is_lost() -> None:
+    """Also where a pipe or a file is there already, and the next one is not."""
+    done = subprocess.run(
+        [sys.executable, "-c", CRAMPED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    failed, alive = done.stdout.split()
+    assert (int(failed) > 10, alive) == (True, "alive")

@@ -25,10 +25,11 @@ from typing import NoReturn
 
 from sandbox import process_tree
 from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
+from sandbox.boxes.box import BoxLimits, Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import Cgroups
 from sandbox.boxes.images import ImageTree, image_tree
+from sandbox.boxes.interior import HOME, USER, WAIT, variables
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, no_room, rlimits
 from sandbox.boxes.pipes import ReadEnd
 from sandbox.keeper import Confinement, Keeper, KeptProcess
@@ -36,18 +37,13 @@ from schemas.errors import WorkFailed
 
 MARK = "rollcall-box-"
 """Begins the command line of what holds a box on its host."""
-HOME = "/w"
-USER = 1000
-"""Who a program in a box is, to itself."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 28
 """Numbers of users that no system hands out; a box's is a digest of its name."""
-TTL_S = 86_400
 START_S = 30.0
 INFO_BYTES = 1 << 16
 READY = b"ready\n"
 CONTROL = "control group"
-# Waits without a child, and without one that is dead: those that it inherits are gone at once.
-FIRST = f"echo ready >&2; exec >/dev/null 2>&1 </dev/null env --ignore-signal=CHLD sleep {TTL_S}"
+FIRST = f"echo ready >&2; exec >/dev/null 2>&1 </dev/null {WAIT}"
 PASSWD = f"root:x:0:0::/root:/usr/sbin/nologin\nagent:x:{USER}:{USER}::{HOME}:/bin/sh\n"
 ETC: Mapping[str, str] = {
     "passwd": PASSWD,
@@ -72,7 +68,7 @@ class BubblewrapBox(BoxCommands):
         self._confinement = Confinement(user=user, seccomp=seccomp_filter.compiled())
         self._programs = KeptPrograms(
             keeper,
-            env={**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env},
+            env=variables(spec),
             cwd=HOME,
             limits=_rlimits(spec.limits, cgroups),
         )

@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import VARIABLES, Driver, Spec, Usage, drawn_ident
+from sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
 from sandbox.boxes.images import engine_image
+from sandbox.boxes.interior import HOME, USER, WAIT, variables
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
 from sandbox.keeper import Confinement, Keeper
 from schemas.errors import WorkFailed
 
 LABEL = "rollcall.box"
-HOME = "/w"
-USER = 1000
-TTL_S = 86_400
-FIRST = f"exec env --ignore-signal=CHLD sleep {TTL_S}"
 SHM_BYTES = 16 << 20
 
 
@@ -42,7 +39,7 @@ class DockerBox(BoxCommands):
         self._spec = spec
         self._programs = KeptPrograms(
             keeper,
-            env={**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env},
+            env=variables(spec),
             cwd=HOME,
             limits=rlimits(
                 RLIMIT_FSIZE=spec.limits.file_bytes, RLIMIT_NOFILE=spec.limits.open_files
@@ -161,7 +158,7 @@ def _started(client: Any, image: str, ident: str, spec: Spec) -> int:
     try:
         container = client.containers.create(
             image,
-            ["/bin/sh", "-c", FIRST],
+            ["/bin/sh", "-c", f"exec {WAIT}"],
             name=f"rollcall-box-{ident}",
             labels={LABEL: ident},
             hostname="box",

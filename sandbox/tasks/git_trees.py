@@ -26,6 +26,7 @@ VARIABLES = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
 }
 ATTRIBUTES = "* -text -eol -filter -ident -export-subst -export-ignore -working-tree-encoding\n"
+"""For `info/attributes`, where it goes before what a tree brings along."""
 
 
 def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] = ()) -> bytes:

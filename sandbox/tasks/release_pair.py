@@ -25,7 +25,7 @@ from sandbox.tasks.harbor import (
 )
 from sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
 from sandbox.tasks.statement import statement
-from sandbox.tasks.suite_runs import PYTEST, SuiteBox, passing, passing_twice
+from sandbox.tasks.suite_runs import RELEASE_TESTS, SuiteBox, passing, passing_twice
 from schemas.errors import Refused
 from schemas.whole_files import appearing, refuse_used
 
@@ -142,7 +142,7 @@ async def discovered(
     releases: Releases, directory: Path, box: SuiteBox, say: Say
 ) -> tuple[list[str], list[str]]:
     """The tests to be mended, and those to go on passing. Raises Refused where it is no task."""
-    pair, command = releases.pair, PYTEST.format(tests=releases.tests)
+    pair, command = releases.pair, RELEASE_TESTS.format(tests=releases.tests)
     before = releases.old.with_name(f"{releases.old.name} with newer tests")
     shutil.copytree(directory / TESTBED, before, symlinks=True)
     shutil.rmtree(before / releases.tests, ignore_errors=True)
@@ -173,7 +173,7 @@ async def _proven(
     if patch := gold.read_bytes():
         git(before, "apply", "-", stdin=patch)
     shutil.rmtree(before / ".git")
-    failing = tests - await passing(box, before, PYTEST.format(tests=releases.tests))
+    failing = tests - await passing(box, before, RELEASE_TESTS.format(tests=releases.tests))
     if failing:
         msg = (
             f"{releases.pair.title} is no task: with what the newer release changes outside "
@@ -199,7 +199,7 @@ def write_words(
         },
         "environment": {"docker_image": image, "memory_mb": 2048},
         "verifier": {
-            "command": PYTEST.format(tests=releases.tests),
+            "command": RELEASE_TESTS.format(tests=releases.tests),
             "parser": "pytest",
             "timeout_sec": 600.0,
             "replace": [releases.tests],

@@ -9,9 +9,11 @@ from schemas import names
 from schemas.errors import Refused
 from schemas.foreign_text import plain
 
-PYTEST = (
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src:. python3 -m pytest -q -rA"
-    " -p no:cacheprovider -o addopts= -W ignore --continue-on-collection-errors {tests}"
+PYTEST = "python3 -m pytest -q -rA -p no:cacheprovider -o addopts= -W ignore"
+"""Tells of every test, whatever options a project gives to itself."""
+RELEASE_TESTS = (
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src:. "
+    f"{PYTEST} --continue-on-collection-errors {{tests}}"
 )
 """Without plugins: a box has none of its own, and what a release brings along is not asked for."""
 NO_PYTEST = "No module named pytest"

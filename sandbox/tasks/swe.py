@@ -26,12 +26,12 @@ from sandbox.tasks.harbor import (
     read_task,
 )
 from sandbox.tasks.sdists import unpack_tar
+from sandbox.tasks.suite_runs import PYTEST
 from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 from schemas.whole_files import appearing
 
-PYTEST = "python3 -m pytest -rA -p no:cacheprovider -W ignore"
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
 """Parsers of ours, by a word in the name of a row's own."""
 ENGINE_S = 300.0

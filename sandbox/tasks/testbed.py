@@ -6,16 +6,17 @@ holds their bytes as they are.
 """
 
 from sandbox.boxes.box import Box
+from sandbox.tasks.git_trees import ATTRIBUTES
 from sandbox.tasks.harbor import HarborTask
 from schemas.errors import WorkFailed
 
-BASE = """\
+BASE = f"""\
 set -e
 git init -q .
 git config user.name agent
 git config user.email agent@localhost
 git config core.autocrlf false
-echo '* -text -eol -filter -ident -export-subst -working-tree-encoding' > .git/info/attributes
+echo '{ATTRIBUTES.strip()}' > .git/info/attributes
 printf '%s\\n' __pycache__/ '*.pyc' .pytest_cache/ >> .git/info/exclude
 git add -A -f .
 git commit -q --allow-empty --no-verify -m base

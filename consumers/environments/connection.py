@@ -1,8 +1,8 @@
 """One HTTP connection of an agent's process, and the server that accepts it.
 
-Here is what aiohttp must be told to do otherwise: a request that is no HTTP is answered in JSON, a
-bug is logged with its place, and the one whose answer was written last is told when the connection
-is lost, and how.
+Here is what aiohttp must be told to do otherwise: a request that is no HTTP is answered in JSON,
+who reads a body learns that it broke off, a bug is logged with its place, and the one whose answer
+was written last is told when the connection is lost, and how.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.web_request import BaseRequest
 
 from consumers.environments.line import Client
@@ -30,6 +31,20 @@ class Connection(web.RequestHandler):
         super().__init__(*args, **kwargs)
         self.client: Client | None = None
         self._complain = complain
+        self._latest_body: StreamReader | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """What is no HTTP in the middle of a body ends that body: aiohttp queues the error behind
+        the request, which waits for the rest of its body and so would never be answered."""
+        super().data_received(data)
+        if not self._messages:
+            return
+        message, body = self._messages[-1]
+        if isinstance(message, RawRequestMessage):
+            self._latest_body = body
+        elif self._latest_body is not None and not self._latest_body.is_eof():
+            self._latest_body.set_exception(web.RequestPayloadError(message.message))
+            self._latest_body = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)

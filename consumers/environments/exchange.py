@@ -23,8 +23,11 @@ from inference.dialects.routes import (
     rest_of_stream,
 )
 from schemas.asks import ModelReply, Reply, StepReply
+from schemas.foreign_text import plain
 
 LARGE_BYTES = 256 * 1024
+SAID_CHARS = 500
+"""Of what is wrong with a request that is no HTTP; a parser quotes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ class Exchange:
                     msg = f"the body is larger than {self.limits.body_bytes:,} bytes"
                     raise Declined(413, "request_too_large", msg)
         except web.RequestPayloadError as error:
-            msg = f"the body cannot be read: {error}"
+            msg = f"the body cannot be read: {plain(str(error), SAID_CHARS)}"
             raise Declined(400, "invalid_request_error", msg) from error
         return bytes(body)
 

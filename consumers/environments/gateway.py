@@ -19,7 +19,13 @@ from aiohttp.web_request import BaseRequest
 
 from consumers.environments.adapter_dialect import ADAPTER_ROUTES
 from consumers.environments.connection import Connection, GatewayServer
-from consumers.environments.exchange import Exchange, GatewayLimits, over, response_of
+from consumers.environments.exchange import (
+    SAID_CHARS,
+    Exchange,
+    GatewayLimits,
+    over,
+    response_of,
+)
 from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
 from consumers.environments.listener import BACKLOG, address_of
 from inference.dialects.dialect import Declined
@@ -33,7 +39,6 @@ from inference.dialects.routes import (
 )
 from schemas.foreign_text import plain
 
-SAID_CHARS = 500
 CLOSE_S = 1.0
 """What the last answers may take to be written."""
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
@@ -89,8 +94,8 @@ class Gateway:
         connection = cast(Connection, request.protocol)
         connection.client = None  # it asks again, so what it was told last did arrive
         response = await self._answer_or_decline(request, connection)
-        if "Upgrade" in request.headers and not response.prepared:
-            response.force_close()  # what of its body is not read would pass for a request
+        if not response.prepared and _leaves_rubbish(request):
+            response.force_close()
         return response
 
     async def _answer_or_decline(
@@ -143,6 +148,12 @@ def _place(request: BaseRequest) -> tuple[str, str]:
     if len(parts) == 4 and parts[:2] == ["", "r"] and parts[2]:
         return parts[2], f"/{parts[3]}"
     return "", ""
+
+
+def _leaves_rubbish(request: BaseRequest) -> bool:
+    """Whether what comes after a declined request may be anything but the next one: the body broke
+    off, or what of it is not read would pass for a request."""
+    return "Upgrade" in request.headers or request.content.exception() is not None
 
 
 def _credential(request: BaseRequest) -> str:

@@ -264,6 +264,79 @@ def test_what_is_no_http_is_answered_in_json_and_the_connection_ended(data: byte
     on_a_gateway(test)
 
 
+def whole(body: bytes) -> dict[str, str]:
+    return {"Content-Encoding": "deflate", "Content-Length": str(len(body))}
+
+
+IN_CHUNKS = {"Transfer-Encoding": "chunked"}
+UNREADABLE: list[tuple[dict[str, str], bytes]] = [
+    (whole(b"{}{}"), b"{}{}"),  # deflated, it would have to go on
+    (IN_CHUNKS, b"2\r\n{}\r\nzz\r\n"),
+    (IN_CHUNKS, b"2\r\n{}\r\n\x00\x00"),
+    (IN_CHUNKS, b"2\r\n{}{}\r\n"),
+    (IN_CHUNKS, b"2\r\n{}\r\n0\r\nbad\x00: x\r\n"),
+    (IN_CHUNKS, b"2\r\n{}\r\n" + b"x" * 5_000 + b"\r\n"),
+]
+
+
+def head_of(served: ServedLine, route: str, headers: dict[str, str]) -> bytes:
+    lines = {"Host": "x", "Authorization": f"Bearer {served.line.key}", **headers}
+    fields = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST {served.path(route)} HTTP/1.1\r\n{fields}\r\n".encode()
+
+
+@pytest.mark.parametrize(("headers", "body"), UNREADABLE)
+def test_a_body_that_breaks_while_it_is_read_is_answered(
+    headers: dict[str, str], body: bytes
+) -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(head_of(served, CHAT, {**headers, "Expect": "100-continue"}))
+        assert (await raw.answer()).status == 100  # it is read from now on
+        await raw.send(body)
+
+        answer = await raw.answer()
+
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert len(answer.json()["error"]["message"]) < 600
+        assert await raw.reader.read() == b""
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+@pytest.mark.parametrize(("headers", "body"), UNREADABLE)
+def test_a_body_that_breaks_after_the_answer_ends_its_connection(
+    headers: dict[str, str], body: bytes
+) -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(head_of(served, "/v1/nowhere", headers))
+        assert (await raw.answer()).status == 404
+        await raw.send(body)
+
+        async with asyncio.timeout(5):  # no lingering for what cannot come
+            assert await raw.reader.read() == b""
+        await raw.close()
+
+    on_a_gateway(test)
+
+
+def test_a_body_that_breaks_behind_an_open_request_is_answered_after_it() -> None:
+    async def test(served: ServedLine) -> None:
+        raw = await Raw.to(served.port)
+        await raw.send(chat(served) + head_of(served, CHAT, IN_CHUNKS) + b"2\r\n{}\r\n")
+        await holds(lambda: len(served.asks) == 1)
+        await raw.send(b"zz\r\n")
+        served.tell(told(served.asks[0]))
+
+        assert [(await raw.answer()).status for _ in range(2)] == [200, 400]
+        assert await raw.reader.read() == b""
+        await raw.close()
+
+    on_a_gateway(test, script=lambda _: None)
+
+
 def test_a_connection_whose_upgrade_was_declined_is_ended_with_the_answer() -> None:
     async def test(served: ServedLine) -> None:
         wishes = {"Connection": "Upgrade", "Upgrade": "websocket"}

@@ -27,6 +27,8 @@ REQUESTS = 10_000
 TOGETHER = 50
 """Requests of one example, which share connections."""
 BODY_BYTES = 20_000
+ANSWERED_S = 120
+"""After which a request counts as never answered."""
 USER = [{"role": "user", "content": "x"}]
 TOOL = {"name": "f", "parameters": {"type": "object"}}
 BODIES: dict[str, dict[str, Any]] = {
@@ -155,9 +157,12 @@ class Client:
     def __init__(self, served: ServedLine) -> None:
         self.served = served
         self.raw: Raw | None = None
+        self.carried: list[Plan] = []
+        """By this connection, the latest last."""
 
     async def carry_out(self, plan: Plan) -> None:
         raw = self.raw = self.raw or await Raw.to(self.served.port)
+        self.carried.append(plan)
         data = plan.data(self.served)
         sent = data[: int(len(data) * plan.sent)]
         try:
@@ -168,10 +173,16 @@ class Client:
                 await raw.reader.read(plan.read or 1)
                 self.leave()
             else:
-                await self._check(plan, await asyncio.wait_for(raw.answer(), 120))
+                await self._check(plan, await self._answer(raw, plan))
         except (ConnectionError, asyncio.IncompleteReadError):
-            assert plan.broken, f"the connection of {plan} was cut"
+            assert plan.broken, f"the connection of {plan} was cut; it carried {self.carried}"
             self.leave()
+
+    async def _answer(self, raw: Raw, plan: Plan) -> Answer:
+        try:
+            return await asyncio.wait_for(raw.answer(), ANSWERED_S)
+        except TimeoutError:
+            pytest.fail(f"{plan} is not answered; its connection carried {self.carried}")
 
     async def _send(self, raw: Raw, data: bytes, pieces: int) -> None:
         size = len(data) // pieces + 1
@@ -183,7 +194,7 @@ class Client:
     async def _check(self, plan: Plan, answer: Answer) -> None:
         if answer.status == 100:
             assert self.raw is not None
-            answer = await self.raw.answer()
+            answer = await self._answer(self.raw, plan)
         well_formed(plan, answer)
         if answer.headers.get("connection") == "close" or answer.status == 413 or plan.broken:
             self.leave()
@@ -192,6 +203,7 @@ class Client:
         if self.raw is not None:
             self.raw.writer.close()
             self.raw = None
+            self.carried = []
 
     async def works(self) -> None:
         """The gateway still tells its models."""

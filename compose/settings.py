@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from compose.strict_table import StrictTable, unknown_key
+from sandbox.boxes.box import AUTO, check_box
 from schemas import names
 from schemas.errors import Refused
 from schemas.messages import Quota
@@ -28,6 +29,7 @@ PREFIX = "ROLLCALL_"
 FILE = Path("rollcall.toml")
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+BoxDriver = Annotated[str, AfterValidator(check_box)]
 
 
 class KafkaSettings(StrictTable):
@@ -81,6 +83,9 @@ class EnvironmentsSettings(StrictTable):
     slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 32, "hosted": 64}
     """How many sessions one worker holds of environments that wait and take a slot of this name;
     whoever comes when all are taken waits in line. A name that is not here is refused."""
+    box: BoxDriver = AUTO
+    """The driver of boxes of whoever names none: `auto` is one that isolates, `local` isolates
+    nothing."""
     warm: Count = 4
     """How many boxes one worker keeps started that nobody has asked for yet."""
     box_touch_s: Positive = 5.0
@@ -114,7 +119,7 @@ class RewardsSettings(StrictTable):
     """How long a scorer that waits, such as a grading, may take before it is cancelled."""
     boxes: Annotated[int, Field(ge=1)] = 2
     """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
-    box: str = "auto"
+    box: BoxDriver = AUTO
     """The driver of those boxes: `auto` is one that isolates, `local` isolates nothing."""
 
 

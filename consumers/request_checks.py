@@ -11,6 +11,7 @@ from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import grouped, new_rollout_id
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment, make_plain
+from sandbox.environments.shell_config import check_shell
 from sandbox.tasks.task_names import named_task
 from schemas.bounds import check_request
 from schemas.errors import Refused, WireError, WorkFailed
@@ -36,16 +37,19 @@ class RequestChecks:
         self.rollout_ids.add(request.rollout_id)
         program_of(request.agent)
         self._check_policy(request.policy_id)
-        self._check_named_task(_check_task(request))
+        self._check_shell(_check_task(request))
         check_request(request)
         self._check_size(request)
 
-    def _check_named_task(self, config: dict[str, Any]) -> None:
-        """Look at the directory that a config names, once for all requests."""
-        name = str(config.get("task", ""))
+    def _check_shell(self, config: dict[str, Any] | None) -> None:
+        """Look at the config, and at the directory that it names, once for all requests."""
+        if config is None:
+            return
+        name = str(config.get("task") or "")
         if name and name not in self.named_tasks:
             named_task(config)
             self.named_tasks.add(name)
+        check_shell(config)
 
     def _check_policy(self, policy_id: str) -> None:
         if self.topics.calls(checked(policy_id)) in self.topic_names:
@@ -71,8 +75,8 @@ class RequestChecks:
             raise Refused(msg)
 
 
-def _check_task(request: RolloutRequest) -> dict[str, Any]:
-    """The config of a `shell`, which may name a directory; raises Refused."""
+def _check_task(request: RolloutRequest) -> dict[str, Any] | None:
+    """The config of a `shell`, None where it is for another environment; raises Refused."""
     task = request.task
     if task.environment:
         check_environment(task.environment)
@@ -86,7 +90,7 @@ def _check_task(request: RolloutRequest) -> dict[str, Any]:
     config = _check_object("agent_config", request.agent_config)
     if request.agent == "hosted":
         check_agent(config)
-    return environment_config if task.environment == "shell" else {}
+    return environment_config if task.environment == "shell" else None
 
 
 def _check_object(name: str, text: str) -> dict[str, Any]:

@@ -75,9 +75,10 @@ class Processes(Protocol):
 class Boxes(Protocol):
     """What lends boxes to one session."""
 
-    async def lend(self, driver: str, spec: "Spec", mode: "Mode" = "persistent") -> "Box":
+    async def lend(self, driver: str | None, spec: "Spec", mode: "Mode" = "persistent") -> "Box":
         """A started box in which nobody has been; whoever borrows it gives it back.
 
+        `driver`: None is the worker's own choice.
         `persistent`: one that waits started, where there is one; `ephemeral`: made for this.
         Raises WorkFailed.
         """

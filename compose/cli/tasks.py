@@ -47,7 +47,9 @@ def check(directories: Directories, json: Json = False) -> None:
 
 def request(
     directories: Directories,
-    box: Annotated[str, typer.Option("--box", help="Where commands of agents run.")],
+    box: Annotated[
+        str, typer.Option("--box", help="Where commands run; else what its worker is set to.")
+    ] = "",
     agent: Annotated[
         str, typer.Option(help="A program, or the name of an agent that is hosted.")
     ] = "react",
@@ -59,15 +61,15 @@ def request(
     Example: rollcall tasks request .rollcall/tasks --box bubblewrap > rollouts.jsonl
     """
     from compose.terminal import emit_json
-    from sandbox.boxes.box import DRIVERS
+    from sandbox.boxes.box import AUTO, DRIVERS
     from sandbox.tasks.harbor import read_task
     from sandbox.tasks.listing import task_directories
     from sandbox.tasks.suite_runs import programs_first
     from sandbox.tasks.task_names import request_of
     from schemas.names import unknown
 
-    if box not in DRIVERS:
-        raise unknown("box", box, DRIVERS)
+    if box and box not in (kinds := (AUTO, *DRIVERS)):
+        raise unknown("box", box, kinds)
     env = programs_first(path)
     for task in [read_task(directory) for directory in task_directories(directories)]:
         line = request_of(task, box=box, agent=agent, env=env, max_tokens=max_tokens)

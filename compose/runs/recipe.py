@@ -16,6 +16,7 @@ from compose.strict_table import StrictTable, unknown_key
 from consumers.agents.programs import program_of
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment
+from sandbox.environments.shell_config import check_shell
 from sandbox.scorers import check_scorer
 from schemas import names
 from schemas.bounds import check_request
@@ -156,6 +157,8 @@ def _require_known(recipe: Recipe) -> None:
         check_scorer(scorer.partition("*")[0])
     if recipe.task.environment:
         check_environment(recipe.task.environment)
+    if recipe.task.environment == "shell":
+        check_shell(recipe.task.environment_config)
     program_of(recipe.task.agent)
     if recipe.task.agent == "hosted":
         check_agent(recipe.task.agent_config)

@@ -123,8 +123,8 @@ class Workshop:
         """Where the sessions of a worker borrow boxes; one directory of leases for this state."""
         from consumers.environments.worker_boxes import WorkerBoxes
 
-        warm = self.settings.environments.warm
-        return WorkerBoxes(room, self._leases(name), note, warm=warm)
+        settings = self.settings.environments
+        return WorkerBoxes(room, self._leases(name), note, warm=settings.warm, box=settings.box)
 
     def _leases(self, name: str) -> "Leases":
         """Those of a worker, in the one directory that all workers of this state have."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from consumers.room import Room
-from sandbox.boxes.box import DRIVERS, Box, Driver, Spec, driver
+from sandbox.boxes.box import AUTO, DRIVERS, Box, Driver, Spec, driver
 from sandbox.boxes.box_removal import Tell
 from sandbox.boxes.leases import Leases
 from sandbox.boxes.pool import BoxPool, Mode
@@ -24,8 +24,12 @@ log = structlog.get_logger()
 class WorkerBoxes:
     """All but the making and `tick` belongs to the room."""
 
-    def __init__(self, room: Room, leases: Leases, tell: Tell, *, warm: int) -> None:
+    def __init__(
+        self, room: Room, leases: Leases, tell: Tell, *, warm: int, box: str = AUTO
+    ) -> None:
+        """`box` is the driver of whoever names none."""
         self.room = room
+        self.box = box
         self.leases = leases
         self.warm = warm
         self.reaper = Reaper(leases, self._all_drivers, tell)
@@ -64,9 +68,9 @@ class WorkerBoxes:
         except TimeoutError:
             log.warning("reaper_is_slow", after_s=REAP_S)
 
-    async def lend(self, name: str, spec: Spec, whose: tuple[str, int], mode: Mode) -> Box:
+    async def lend(self, name: str | None, spec: Spec, whose: tuple[str, int], mode: Mode) -> Box:
         """Raises WorkFailed."""
-        pool = self._pool(name, spec)
+        pool = self._pool(name or self.box, spec)
         box = await pool.lend(spec, whose, mode)
         self._lent[box.ident] = pool
         return box
@@ -117,7 +121,7 @@ class SessionBoxes:
     boxes: WorkerBoxes
     whose: tuple[str, int]
 
-    async def lend(self, driver: str, spec: Spec, mode: Mode = "persistent") -> Box:
+    async def lend(self, driver: str | None, spec: Spec, mode: Mode = "persistent") -> Box:
         """A box in which nobody has been; to be given back. Raises WorkFailed."""
         return await self.boxes.lend(driver, spec, self.whose, mode)
 

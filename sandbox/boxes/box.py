@@ -246,11 +246,19 @@ VARIABLES: Mapping[str, str] = {
 """What every command finds in its environment; of the worker's own it finds nothing."""
 
 
+def check_box(name: str) -> str:
+    """The name of a driver, or ValueError for what is none."""
+    if name not in (kinds := (AUTO, *DRIVERS)):
+        raise ValueError(str(names.unknown("box", name, kinds)))
+    return name
+
+
 def driver(name: str) -> Driver:
     """The driver of a name, for the event loop that runs. Raises WorkFailed(`bad_config`)."""
     kinds = {**DRIVERS, AUTO: "sandbox.boxes.auto_driver:AutoDriver"}
-    if name not in kinds:
-        msg = str(names.unknown("box", name, kinds))
-        raise WorkFailed("bad_config", msg, retriable=False)
+    try:
+        check_box(name)
+    except ValueError as error:
+        raise WorkFailed("bad_config", str(error), retriable=False) from error
     made: Driver = names.load("box", kinds[name])()
     return made

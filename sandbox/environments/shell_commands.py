@@ -18,115 +18,20 @@ chance, of process ids and of the host is theirs.
 import asyncio
 import inspect
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
-from sandbox.boxes.box import AUTO, DRIVERS, Box, BoxLimits, Ran, Spec, driver
+from sandbox.boxes.box import AUTO, Box, Ran, Spec, driver
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
+from sandbox.environments.shell_config import ShellConfig, read_config
 from sandbox.host import Host
 from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.task_names import TaskName
 from sandbox.tasks.testbed import lay_out
-from schemas import names
 from schemas.errors import Refused, WorkFailed
 
-FILES_BYTES = 16 << 20
-MOST_FILES = 10_000
 LISTED = 40
 """So many names of the directory are shown at the start."""
-NAME_BYTES, PATH_BYTES = 255, 1024
-"""The longest part of a path that file systems take, and less than the longest path."""
-ENV_CHARS = 16_384
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Chars = Annotated[int, Field(ge=0, le=1_000_000)]
-
-
-class ShellConfig(BaseModel):
-    """What an episode begins with, and how it ends."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    box: str = AUTO
-    """Where commands run: `local` isolates nothing, so nobody is given it who did not ask."""
-    image: str = ""
-    """What the box is made of, as `rollcall images list` or an engine names it; empty: the host."""
-    mode: Literal["persistent", "ephemeral"] = "persistent"
-    """Of a worker's boxes: one that waits started where there is one, or one made for this."""
-    instruction: str = ""
-    """What the first observation begins with."""
-    task: TaskName | None = None
-    """A directory in Harbor's form: its files are there before `path` and `files`, committed as
-    `base`, and its instruction is told where none is given here."""
-    files: dict[str, str] = {}
-    """What the directory holds at the start, by path; executable where it begins with `#!`."""
-    path: str = ""
-    """A directory of the worker's host whose content is copied in before `files`."""
-    env: dict[str, str] = {}
-    """Variables beside those of `sandbox.boxes.box.VARIABLES`, or in their place."""
-    memory_bytes: Annotated[int, Field(ge=0)] = BoxLimits().memory_bytes
-    """Of each process, address space and all; 0 is no bound."""
-    timeout_s: Seconds = 30.0
-    """How long one command may take; keep it below the rollout's `step_timeout_s`."""
-    stateful: bool = True
-    """Whether directory, variables and functions stay from command to command."""
-    head_chars: Chars = 5000
-    tail_chars: Chars = 5000
-    """Of each output so much of its beginning and end is shown."""
-    max_steps: Annotated[int, Field(ge=0)] = 0
-    """The episode is cut off after so many commands; 0: it goes on as long as the agent does."""
-    finish_word: str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-    """A command with exit code 0 whose first line of output this is ends the episode."""
-    check: str = ""
-    """Run in a shell of its own at the end of the episode: exit code 0 is a reward of 1."""
-    check_timeout_s: Seconds = 60.0
-    replay: bool = True
-    """Whether a lost episode may be rebuilt by running its commands again."""
-
-    @field_validator("box")
-    @classmethod
-    def _driver(cls, box: str) -> str:
-        if box not in (kinds := (AUTO, *DRIVERS)):
-            raise ValueError(str(names.unknown("box", box, kinds)))
-        return box
-
-    @field_validator("files")
-    @classmethod
-    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
-        size = sum(len(name) + len(content) for name, content in files.items())
-        if size > FILES_BYTES or len(files) > MOST_FILES:
-            msg = f"{len(files):,} files of {size:,} characters; "
-            msg += f"{MOST_FILES:,} of {FILES_BYTES:,} can be, and `path` names a directory"
-            raise ValueError(msg)
-        for name in files:
-            if wrong := _wrong(name):
-                msg = f"file {name[:100]!r} {wrong}"
-                raise ValueError(msg)
-        return files
-
-    @field_validator("env")
-    @classmethod
-    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if not name or "=" in name or "\0" in name + value:
-                msg = f"variable {name[:100]!r} is none: a name without '=', and no NUL"
-                raise ValueError(msg)
-        if (size := sum(map(len, (*env, *env.values())))) > ENV_CHARS:
-            msg = f"variables of {size:,} characters; {ENV_CHARS:,} can be"
-            raise ValueError(msg)
-        return env
-
-    @field_validator("path")
-    @classmethod
-    def _directory(cls, path: str) -> str:
-        if path and not (os.path.isabs(path) and "\0" not in path and os.path.isdir(path)):
-            msg = f"{path!r} is no absolute path of a directory on the worker's host"
-            raise ValueError(msg)
-        return path
 
 
 def _signature() -> inspect.Signature:
@@ -148,14 +53,10 @@ class ShellEnvironment:
         """Boxes are the host's, else of its own. Raises WorkFailed(`bad_config`)."""
         self._host = host
         try:
-            self._config = ShellConfig(**config)
-        except ValidationError as error:
-            wrong = "; ".join(_complaint(dict(item)) for item in error.errors())
-            msg = f"the config of environment 'shell' does not fit: {wrong}"
-            raise WorkFailed("bad_config", msg, retriable=False) from error
+            self._config = read_config(config)
+        except Refused as error:
+            raise WorkFailed("bad_config", str(error), retriable=False) from error
         self.replayable = self._config.replay
-        limits = BoxLimits(memory_bytes=self._config.memory_bytes)
-        self._spec = Spec(image=self._config.image, limits=limits, env=self._config.env)
         self._box: Box | None = None
         self._shell: Shell | None = None
         self._steps = 0
@@ -166,7 +67,7 @@ class ShellEnvironment:
         await self.close()
         config = self._config
         task = await _task(config)
-        box = self._box = await self._lend()
+        box = self._box = await self._lend(config.spec(task))
         if task:
             await lay_out(box, task)
         if config.path:
@@ -200,10 +101,11 @@ class ShellEnvironment:
         elif box:
             await box.close()
 
-    async def _lend(self) -> Box:
+    async def _lend(self, spec: Spec) -> Box:
+        name = self._config.box
         if self._host:
-            return await self._host.boxes.lend(self._config.box, self._spec, self._config.mode)
-        return await driver(self._config.box).open(self._spec)
+            return await self._host.boxes.lend(name, spec, self._config.mode)
+        return await driver(name or AUTO).open(spec)
 
     async def _judge(self, info: dict[str, object]) -> float:
         """The reward of an episode that ends: what its commands left running is ended first."""
@@ -264,24 +166,3 @@ def _finishes(ran: Ran, word: str) -> bool:
     if not word or ran.exit_code != 0:
         return False
     return ran.output.lstrip().partition("\n")[0].strip() == word
-
-
-def _wrong(name: str) -> str:
-    """Why a file cannot have this name; empty where it can."""
-    parts = name.split("/")
-    if name.startswith("/"):
-        return "is an absolute path; files lie below the directory"
-    if {"", ".", ".."} & set(parts):
-        return "leads nowhere below the directory: write plain names parted by '/'"
-    try:
-        size, longest = len(name.encode()), max(len(part.encode()) for part in parts)
-    except UnicodeEncodeError:
-        return "has characters that UTF-8 cannot carry"
-    if "\0" in name or longest > NAME_BYTES or size > PATH_BYTES:
-        return f"is no name: no NUL, at most {NAME_BYTES} bytes in each part, {PATH_BYTES} in all"
-    return ""
-
-
-def _complaint(error: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in error["loc"])
-    return f"{place}: {error['msg']}, found {str(error['input'])[:200]!r}"

@@ -49,6 +49,15 @@ class EnvironmentPart(StrictPart):
     """Boxes have no network."""
     env: dict[str, str] = {}
 
+    def stated_limits(self) -> dict[str, float]:
+        """Of `sandbox.boxes.box.BoxLimits` those that it writes down."""
+        limits = {
+            "memory_mb": ("memory_bytes", self.memory_mb * MEBIBYTE),
+            "storage_mb": ("disk_bytes", self.storage_mb * MEBIBYTE),
+            "cpus": ("cpus", self.cpus),
+        }
+        return dict(limits[key] for key in limits if key in self.model_fields_set)
+
     @field_validator("workdir")
     @classmethod
     def _absolute(cls, workdir: str) -> str:

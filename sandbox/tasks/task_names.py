@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_file import MEBIBYTE
 from schemas.errors import Refused
 
 STEP_TIMEOUT_S = 120.0
@@ -40,7 +39,7 @@ class TaskName(BaseModel):
 
 def named_task(config: Mapping[str, Any]) -> HarborTask | None:
     """The task that a config of `shell` names, None where it names none. Raises Refused."""
-    if "task" not in config:
+    if config.get("task") is None:
         return None
     try:
         return TaskName.model_validate(config["task"]).find()
@@ -52,16 +51,17 @@ def named_task(config: Mapping[str, Any]) -> HarborTask | None:
 
 
 def environment_config(
-    task: HarborTask, *, box: str, env: Mapping[str, str] | None = None
+    task: HarborTask, *, box: str = "", env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The config of environment `shell` in which an agent works at a task."""
-    environment = task.file.environment
+    """The config of environment `shell` in which an agent works at a task.
+
+    Image, limits and variables are the task's; without `box` it is the worker's.
+    """
     return {
-        "box": box,
-        "mode": environment.mode,
+        **({"box": box} if box else {}),
+        "mode": task.file.environment.mode,
         "task": {"directory": str(task.directory), "digest": task.digest},
-        "env": {**environment.env, **(env or {})},
-        "memory_bytes": environment.memory_mb * MEBIBYTE,
+        **({"env": dict(env)} if env else {}),
         "timeout_s": COMMAND_TIMEOUT_S,
     }
 
@@ -69,8 +69,8 @@ def environment_config(
 def request_of(
     task: HarborTask,
     *,
-    box: str,
     agent: str,
+    box: str = "",
     env: Mapping[str, str] | None = None,
     max_tokens: int = 0,
 ) -> dict[str, Any]:

@@ -176,6 +176,8 @@ def test_an_unknown_option_of_the_command_line_is_refused_too() -> None:
         ("[kafka.client]\n'linger.ms' = 5", "kafka.client.linger.ms", "5"),
         ("[rewards]\nscorers = [1]", "rewards.scorers.0", "1"),
         ("state_dir = 5", "state_dir", "5"),
+        ("[environments]\nbox = 'lokal'", "environments.box", "'lokal'"),
+        ("[rewards]\nbox = ''", "rewards.box", "''"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named_with_what_was_found(

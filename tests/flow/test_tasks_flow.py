@@ -4,16 +4,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from compose.workers.build import scripted_engine
+from consumers.environments.worker_boxes import WorkerBoxes
+from consumers.environments.worker_hosts import WorkerHosts
 from consumers.request_checks import RequestChecks
+from consumers.room import Room
 from producers.submit import requests_of
+from sandbox.boxes.leases import Leases
 from sandbox.tasks.harbor import HarborTask, read_task
 from sandbox.tasks.task_names import environment_config, request_of
 from schemas.errors import Refused
-from schemas.messages import Limits, RolloutRequest, Sampling, Task, Trajectory
+from schemas.messages import Instance, Limits, RolloutRequest, Sampling, Task, Trajectory
 from tests.support.engines import has, left_out
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import Rig
@@ -33,7 +38,9 @@ def rig() -> Iterator[Rig]:
     rig.close()
 
 
-def rollouts(rig: Rig, task: HarborTask, script: str, box: str = "local") -> list[Trajectory]:
+def rollouts(
+    rig: Rig, task: HarborTask, script: str, box: str = "local", **worker: Any
+) -> list[Trajectory]:
     """Four of them, with the code tested at the end of each, in its own box."""
     check = "python3 -c 'import sums; assert sums.add(2, 3) == 5'"
     config = {**environment_config(task, box=box), "check": check}
@@ -47,7 +54,7 @@ def rollouts(rig: Rig, task: HarborTask, script: str, box: str = "local") -> lis
         )
         rig.ask(request, partition=None)
     engine = scripted_engine("p", script, task.directory)
-    loops = [rig.agents(), rig.models(engine), rig.environments(slots={"box": 4})]
+    loops = [rig.agents(), rig.models(engine), rig.environments(slots={"box": 4}, **worker)]
 
     def ended() -> bool:
         for loop in loops:
@@ -77,6 +84,22 @@ def test_the_oracle_solves_it_in_a_box_that_isolates(rig: Rig, task: HarborTask)
         left_out("bubblewrap", "rollouts of the oracle in its boxes")
 
     assert rewards(rollouts(rig, task, "oracle", "bubblewrap")) == [1.0] * 4
+
+
+def test_without_a_word_boxes_are_of_the_kind_that_the_worker_is_set_to(
+    rig: Rig, task: HarborTask, tmp_path: Path
+) -> None:
+    room = Room(threaded=False)
+    told: list[Instance] = []
+    boxes = WorkerBoxes(room, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="local")
+    hosts = WorkerHosts(room, listen=_never, processes=_never, boxes=boxes)
+
+    assert rewards(rollouts(rig, task, "oracle", "", room=room, hosts=hosts)) == [1.0] * 4
+    assert {each.driver for each in told} == {"local"}
+
+
+def _never() -> NoReturn:
+    pytest.fail("this is not asked for")
 
 
 def test_null_never_hands_in(rig: Rig, task: HarborTask) -> None:
@@ -118,6 +141,26 @@ def test_a_task_that_is_bad_or_another_is_refused_before_anything_is_published(
         checked(nameless)
     (task.directory / "tests" / "testbed" / "out").symlink_to("/etc")
     with pytest.raises(Refused, match="which leads out of tests/testbed/"):
+        checked(line)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("box", "lokal", "unknown box 'lokal'; did you mean 'local'"),
+        ("limits", {"memory": 1}, "'limits.memory' is no key"),
+        ("mode", "once", "'persistent' or 'ephemeral'"),
+        ("replay", 1, "replay: "),
+    ],
+)
+def test_a_box_that_nobody_could_have_is_refused_before_anything_is_published(
+    task: HarborTask, key: str, value: object, said: str
+) -> None:
+    line = request_of(task, agent="react")
+    checked(line)
+    line["task"]["environment_config"][key] = value
+
+    with pytest.raises(Refused, match=said):
         checked(line)
 
 

@@ -39,3 +39,14 @@ def test_a_recipe_names_an_agent_that_can_be_hosted(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="unknown agent 'smolagent'; did you mean 'smolagents'"):
         load_recipe(str(file))
+
+
+def test_a_recipe_names_a_box_that_can_be_had(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.toml"
+    known = 'environment = "gymnasium"', "[task.environment_config]"
+    shell = 'environment = "shell"', '[task.environment_config]\nbox = "lokal"'
+    text = RECIPE.replace(known[0], shell[0]).replace(known[1], shell[1])
+    file.write_text(text)
+
+    with pytest.raises(Refused, match="unknown box 'lokal'; did you mean 'local'"):
+        load_recipe(str(file))

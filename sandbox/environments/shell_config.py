@@ -1,0 +1,237 @@
+"""What a rollout says of its shell: where commands run, by what they are bound, how it ends.
+
+It is read twice: by whoever submits it (`check_shell`), and by the worker that opens it.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from sandbox.boxes.box import BoxLimits, Spec, check_box
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.task_names import TaskName
+from schemas import names
+from schemas.errors import Refused
+
+FILES_BYTES = 16 << 20
+MOST_FILES = 10_000
+NAME_BYTES, PATH_BYTES = 255, 1024
+"""The longest part of a path that file systems take, and less than the longest path."""
+ENV_CHARS = 16_384
+IMAGE_CHARS = 255
+MOST_SAID = 5
+ELSEWHERE = "elsewhere"
+"""In the context of a validation: paths are of another host than this."""
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Chars = Annotated[int, Field(ge=0, le=1_000_000)]
+MOST_BYTES = 1 << 50
+Mode = Literal["persistent", "ephemeral"]
+
+
+class ShellLimits(BaseModel):
+    """Those of `sandbox.boxes.box.BoxLimits` that are to be others; 0 is no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    memory_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
+    processes: Annotated[int | None, Field(ge=0, le=1 << 22)] = None
+    file_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
+    open_files: Annotated[int | None, Field(ge=0, le=1 << 20)] = None
+    disk_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
+    cpus: Annotated[float | None, Field(ge=0, le=4096)] = None
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        for name, least in LEAST.items():
+            found = getattr(self, name)
+            if found and found < least:
+                msg = f"{name} is {found}, and no shell starts below {least:,}; 0 is no limit"
+                raise ValueError(msg)
+        return self
+
+    def within(self, task: HarborTask | None) -> BoxLimits:
+        """With those that a task states, of which no request is given more."""
+        given: dict[str, Any] = self.model_dump(exclude_none=True)
+        for name, most in (task.file.environment.stated_limits() if task else {}).items():
+            given[name] = min(given.get(name) or most, most)
+        return BoxLimits(**given)
+
+
+LEAST: Mapping[str, float] = {
+    "memory_bytes": 16 << 20,
+    "processes": 8,
+    "open_files": 16,
+    "disk_bytes": 1 << 20,
+    "cpus": 0.01,
+}
+"""With less a box does not come to its first command."""
+
+
+class ShellConfig(BaseModel):
+    """What an episode begins with, and how it ends."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    box: str | None = None
+    """Where commands run; None is what the worker's `environments.box` says."""
+    image: Annotated[str, Field(max_length=IMAGE_CHARS, pattern="^[!-~]*$")] = ""
+    """What the box is made of, as `rollcall images list` or an engine names it; empty: the task's,
+    else the host's programs."""
+    limits: ShellLimits = ShellLimits()
+    """What the box may take; of what its task states it is given no more."""
+    mode: Mode = "persistent"
+    """Of a worker's boxes: one that waits started where there is one, or one made for this."""
+    instruction: str = ""
+    """What the first observation begins with."""
+    task: TaskName | None = None
+    """A directory in Harbor's form: its files are there before `path` and `files`, committed as
+    `base`, and its instruction is told where none is given here."""
+    files: dict[str, str] = {}
+    """What the directory holds at the start, by path; executable where it begins with `#!`."""
+    path: str = ""
+    """A directory of the worker's host whose content is copied in before `files`."""
+    env: dict[str, str] = {}
+    """Variables beside those of `sandbox.boxes.box.VARIABLES`, or in their place."""
+    memory_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
+    """`limits.memory_bytes`, as releases before it call it."""
+    timeout_s: Seconds = 30.0
+    """How long one command may take; keep it below the rollout's `step_timeout_s`."""
+    stateful: bool = True
+    """Whether directory, variables and functions stay from command to command."""
+    head_chars: Chars = 5000
+    tail_chars: Chars = 5000
+    """Of each output so much of its beginning and end is shown."""
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """The episode is cut off after so many commands; 0: it goes on as long as the agent does."""
+    finish_word: str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    """A command with exit code 0 whose first line of output this is ends the episode."""
+    check: str = ""
+    """Run in a shell of its own at the end of the episode: exit code 0 is a reward of 1."""
+    check_timeout_s: Seconds = 60.0
+    replay: bool = True
+    """Whether a lost episode may be rebuilt by running its commands again."""
+
+    @field_validator("box")
+    @classmethod
+    def _driver(cls, box: str | None) -> str | None:
+        if box is not None:
+            check_box(box)
+        return box
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        size = sum(len(name) + len(content) for name, content in files.items())
+        if size > FILES_BYTES or len(files) > MOST_FILES:
+            msg = f"{len(files):,} files of {size:,} characters; "
+            msg += f"{MOST_FILES:,} of {FILES_BYTES:,} can be, and `path` names a directory"
+            raise ValueError(msg)
+        for name in files:
+            if wrong := _wrong(name):
+                msg = f"file {name[:100]!r} {wrong}"
+                raise ValueError(msg)
+        return files
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                msg = f"variable {name[:100]!r} is none: a name without '=', and no NUL"
+                raise ValueError(msg)
+        if (size := sum(map(len, (*env, *env.values())))) > ENV_CHARS:
+            msg = f"variables of {size:,} characters; {ENV_CHARS:,} can be"
+            raise ValueError(msg)
+        return env
+
+    @field_validator("path")
+    @classmethod
+    def _directory(cls, path: str, info: ValidationInfo) -> str:
+        there = os.path.isabs(path) and "\0" not in path
+        if there and not (info.context or {}).get(ELSEWHERE):
+            there = os.path.isdir(path)
+        if path and not there:
+            msg = f"{path!r} is no absolute path of a directory on the worker's host"
+            raise ValueError(msg)
+        return path
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.box == "local" and self.image:
+            msg = f"box 'local' is a directory, which has no image; {self.image!r} is asked for"
+            raise ValueError(msg)
+        if self.memory_bytes is not None and self.limits.memory_bytes is not None:
+            msg = "memory_bytes and limits.memory_bytes are one limit; name the latter alone"
+            raise ValueError(msg)
+        return self
+
+    def spec(self, task: HarborTask | None) -> Spec:
+        """The box that it asks for, with what its task says of its own."""
+        limits = self.limits
+        if self.memory_bytes is not None:
+            limits = limits.model_copy(update={"memory_bytes": self.memory_bytes})
+        environment = task.file.environment if task else None
+        image = self.image or (environment.docker_image if environment else "")
+        own = environment.env if environment else {}
+        return Spec(image=image, limits=limits.within(task), env={**own, **self.env})
+
+
+def read_config(config: Mapping[str, Any], *, elsewhere: bool = False) -> ShellConfig:
+    """Raises Refused, in one line that names every key that is wrong.
+
+    What is `elsewhere` is opened on another host, whose directories cannot be looked at.
+    """
+    try:
+        return ShellConfig.model_validate(config, context={ELSEWHERE: elsewhere})
+    except ValidationError as error:
+        wrong = "; ".join(_complaint(dict(item)) for item in error.errors()[:MOST_SAID])
+        if (more := error.error_count() - MOST_SAID) > 0:
+            wrong += f"; and {more:,} more"
+        msg = f"the config of environment 'shell' does not fit: {wrong}"
+        raise Refused(msg) from error
+
+
+def check_shell(config: Mapping[str, Any]) -> None:
+    """Refuse what every worker would refuse, wherever it is. Raises Refused."""
+    read_config(config, elsewhere=True)
+
+
+def _wrong(name: str) -> str:
+    """Why a file cannot have this name; empty where it can."""
+    parts = name.split("/")
+    if name.startswith("/"):
+        return "is an absolute path; files lie below the directory"
+    if {"", ".", ".."} & set(parts):
+        return "leads nowhere below the directory: write plain names parted by '/'"
+    try:
+        size, longest = len(name.encode()), max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:
+        return "has characters that UTF-8 cannot carry"
+    if "\0" in name or longest > NAME_BYTES or size > PATH_BYTES:
+        return f"is no name: no NUL, at most {NAME_BYTES} bytes in each part, {PATH_BYTES} in all"
+    return ""
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = [
+            *ShellConfig.model_fields,
+            *(f"limits.{name}" for name in ShellLimits.model_fields),
+        ]
+        return f"{place!r} is no key of it; {names.hint(place, known)}"
+    said = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error" and place in ("", "limits"):
+        return f"{place}: {said}".removeprefix(": ")  # it names what it found
+    return f"{place}: {said}, found {str(error['input'])[:200]!r}"

@@ -54,6 +54,7 @@ def _log(lines: Lines, counts: Mapping[str, int] | None = None, wrong: str = "")
     return TestLog(outcomes, counts=counts, wrong=wrong)
 
 
+PYTEST_SUMMARY = "short test summary info"
 PYTEST_LINE = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
 PYTEST_NAME = re.compile(r"([^\[]*?(?:\[.*?\])?)(?= - |$)")
 """What stands before the reason; in brackets there may be anything."""
@@ -66,11 +67,14 @@ PYTEST_WORDS = {
 
 
 def pytest_summary(text: str) -> TestLog:
-    """The lines of `pytest -rA`, below the last `short test summary info`.
+    """The lines of `pytest -rA`, below the last `short test summary info`; none without one.
 
-    What is skipped is named by file and line there, so it is counted and cannot be a test to pass.
+    A test that passes and whose teardown fails has two lines, and has not passed. What is skipped
+    is named by file and line there, so it is counted and cannot be a test to pass.
     """
-    _, _, summary = text.rpartition("short test summary info")
+    _, begins, summary = text.rpartition(PYTEST_SUMMARY)
+    if not begins:
+        return TestLog()
     lines: list[tuple[str, str]] = []
     skipped = 0
     counts: Counter[str] | None = None

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.boxes.box import AUTO, DRIVERS, VARIABLES, BoxLimits, Driver, Ran, Spec, driver
+from sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
+from sandbox.grading.verdict import PASSED
 from schemas import names
 from schemas.errors import Refused
 from schemas.foreign_text import plain
@@ -21,8 +23,6 @@ REMEDY = (
     "install Debian's python3-pytest, name an image that holds it by --image, or for the box "
     "local the directory of another python3 by --path"
 )
-SUMMARY = "short test summary info"
-PASSED = "PASSED "
 MOST_CHARS = 16 << 20
 LONGEST_S = 900.0
 NAMED = 5
@@ -89,7 +89,7 @@ async def passing_twice(box: SuiteBox, tree: Path, command: str) -> frozenset[st
 async def passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
     """The tests that pass in one run. Raises Refused where it tells nothing."""
     ran = await box.run(tree, command)
-    if ran.timed_out or ran.elided_chars or SUMMARY not in ran.output:
+    if ran.timed_out or ran.elided_chars or PYTEST_SUMMARY not in ran.output:
         why = f"exit code {ran.exit_code}: {_last(ran.output)}"
         if ran.timed_out:
             why = f"they take more than {box.timeout_s:g} s"
@@ -99,13 +99,8 @@ async def passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
             why = f"the box has no pytest for its python3; {REMEDY}"
         msg = f"the tests of {tree.name} cannot be run: {why}"
         raise Refused(plain(msg))
-    return passed_in(ran.output)
-
-
-def passed_in(output: str) -> frozenset[str]:
-    """The tests that pytest's short summary (`-rA`) lists as passed."""
-    lines = output[output.rindex(SUMMARY) :].splitlines()
-    return frozenset(line.removeprefix(PASSED) for line in lines if line.startswith(PASSED))
+    outcomes = pytest_summary(ran.output).outcomes
+    return frozenset(test for test, outcome in outcomes.items() if outcome == PASSED)
 
 
 def _last(output: str) -> str:

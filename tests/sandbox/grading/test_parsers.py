@@ -102,6 +102,12 @@ def test_pytest() -> None:
     assert "counts 4 PASSED" in contradiction(TestLog(more.outcomes, 1, more.counts))
 
 
+def test_pytest_says_nothing_without_its_summary_and_of_two_only_the_last_counts() -> None:
+    assert outcomes("pytest", "PASSED a\nFAILED b - no\n1 passed, 1 failed in 0.1s\n") == {}
+    second = "== short test summary info ==\nPASSED c\nPASSED d\nERROR d - torn down\n"
+    assert outcomes("pytest", PYTEST + second) == {"c": "PASSED", "d": "ERROR"}
+
+
 def test_unittest() -> None:
     log = parse("unittest", UNITTEST)
 

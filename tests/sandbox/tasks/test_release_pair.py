@@ -12,7 +12,7 @@ from sandbox.tasks.harbor import HarborTask
 from sandbox.tasks.release_pair import ReleasePair, build_pair
 from sandbox.tasks.sdists import Sdist, fetch
 from sandbox.tasks.statement import in_words
-from sandbox.tasks.suite_runs import SuiteBox, passed_in, passing_twice, suite_box
+from sandbox.tasks.suite_runs import PYTEST, SuiteBox, passing, passing_twice, suite_box
 from schemas.errors import Refused, RollcallError, Unavailable
 from tests.support import local_index
 from tests.support.source_releases import BUG, FIX, RIGHT, source_release
@@ -157,10 +157,18 @@ def test_tests_that_take_too_long_are_refused(tmp_path: Path) -> None:
         asyncio.run(whole())
 
 
-def test_only_the_lines_of_the_last_summary_count() -> None:
-    output = "PASSED a\n== short test summary info ==\nPASSED b[x - y]\nFAILED c - no\n1 passed\n"
+def test_a_test_whose_teardown_fails_does_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "test_ends.py").write_text(
+        "import pytest\n@pytest.fixture\ndef ends():\n    yield\n    assert False\n"
+        "def test_torn(ends):\n    print('PASSED tests/test_of_nobody.py::test')\n"
+        "@pytest.mark.parametrize('x', ['a - b'])\ndef test_whole(x):\n    pass\n"
+    )
 
-    assert passed_in(f"short test summary info\nPASSED d\n{output}") == {"b[x - y]"}
+    async def whole() -> frozenset[str]:
+        box = suite_box("local", programs=PROGRAMS)
+        return await passing(box, tmp_path, PYTEST.format(tests="."))
+
+    assert asyncio.run(whole()) == {"test_ends.py::test_whole[a - b]"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ what a parser looks for gives no tests: every test is missing then, and nothing 
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 
@@ -58,8 +58,12 @@ PYTEST_SUMMARY = "short test summary info"
 PYTEST_LINE = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
 PYTEST_NAME = re.compile(r"([^\[]*?(?:\[.*?\])?)(?= - |$)")
 """What stands before the reason; in brackets there may be anything."""
-PYTEST_SKIP = re.compile(r"SKIPPED \[(\d+)\] (\S+)")
-PYTEST_COUNTS = re.compile(r"(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s(?: \([\d:]+\))?(?: =+)?")
+PYTEST_PART = re.compile(r"SUB(FAILED|XFAIL)([\[(].*)")
+"""A subtest, and after what describes it the test that it is a part of."""
+WORD = re.compile(r"[^ \n]+")
+PYTEST_SKIP = re.compile(r"(?:SKIPPED|SUBSKIPPED[\[(].*?) \[(\d+)\] \S+")
+"""Of all that is skipped the first one gives the word."""
+PYTEST_COUNTS = re.compile(r"(?:=+ )?((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s(?: \([\d:]+\))?(?: =+)?")
 PYTEST_WORDS = {
     "passed": PASSED, "failed": FAILED, "error": ERROR, "errors": ERROR, "skipped": SKIPPED,
     "xfailed": XFAIL, "xpassed": XPASS,
@@ -69,13 +73,15 @@ PYTEST_WORDS = {
 def pytest_summary(text: str) -> TestLog:
     """The lines of `pytest -rA`, below the last `short test summary info`; none without one.
 
-    A test that passes and whose teardown fails has two lines, and has not passed. What is skipped
-    is named by file and line there, so it is counted and cannot be a test to pass.
+    A test has more than one line where its teardown fails after it passed, and where a part of it
+    is a subtest that fails: the worst counts. What is skipped is named by file and line there, so
+    it is counted and cannot be a test to pass.
     """
     _, begins, summary = text.rpartition(PYTEST_SUMMARY)
     if not begins:
         return TestLog()
     lines: list[tuple[str, str]] = []
+    parts: list[tuple[str, str]] = []
     skipped = 0
     counts: Counter[str] | None = None
     for line in summary.splitlines():
@@ -83,14 +89,33 @@ def pytest_summary(text: str) -> TestLog:
             outcome, rest = found.groups()
             name = rest if outcome == PASSED else PYTEST_NAME.match(rest)[1]  # type: ignore[index]
             lines.append((name, outcome))
+        elif found := PYTEST_PART.fullmatch(line.rstrip()):
+            parts.append((f"{found[2]}\n", found[1]))
         elif found := PYTEST_SKIP.match(line):
             skipped += int(found[1])
         elif found := PYTEST_COUNTS.fullmatch(line.strip()):
             counts = _counted(found[1].split(", "))
-    log = _log(lines, counts)
-    if counts is not None:  # the names of what is skipped are not there
-        counts[SKIPPED] -= skipped
-    return log
+    log = _log([*lines, *_of_their_tests(parts, {name for name, _ in lines})])
+    if counts is None:
+        return log
+    counts[SKIPPED] -= skipped
+    # By test, not by line
+    counts.subtract(outcome for _, outcome in (*lines, *parts))
+    counts.update(log.outcomes.values())
+    return TestLog(log.outcomes, counts=counts)
+
+
+def _of_their_tests(parts: Lines, tests: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Subtests, by the tests that they belong to: whatever describes one may hold any words."""
+    by_word = defaultdict[str, list[str]](list)
+    for test in tests:
+        by_word[test.partition(" ")[0]].append(test)
+    for line, outcome in parts:
+        for word in WORD.finditer(line):
+            begin = word.start()
+            for test in by_word.get(word[0], ()):
+                if line.startswith((f"{test} - ", f"{test}\n"), begin):
+                    yield test, outcome
 
 
 def _counted(words: Iterable[str]) -> Counter[str]:

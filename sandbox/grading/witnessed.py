@@ -30,7 +30,7 @@ class Account:
     token: str
     collected: list[str] = field(default_factory=list)
     phases: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
-    """By test, its phases and what was said of each; of a test with subtests one phase often."""
+    """By test, its phases and what was said of each; `subtest` comes as often as there are any."""
     unread: list[str] = field(default_factory=list)
     failures: int = 0
     end: list[Any] | None = None
@@ -96,6 +96,8 @@ def outcome_of(phases: Iterable[tuple[str, str]]) -> str:
 
 
 def _phase_outcome(phase: str, said: str) -> str:
+    if phase == "subtest":  # the others of its test go on
+        return FAILED if said == "failed" else PASSED
     if said == "failed":
         return FAILED if phase == "call" else ERROR
     return {"skipped": SKIPPED, "xskipped": XFAIL, "xpassed": XPASS, "xfailed": FAILED}.get(

@@ -36,7 +36,7 @@ SUITE_B = (
         ),
     ),
     ReleasePair(
-        "more-itertools", "10.1.0", "10.2.0", counts=(26, 600),
+        "more-itertools", "10.1.0", "10.2.0", counts=(28, 598),
         sha256=(
             "626c369fa0eb37bac0291bce8259b332fd59ac792fa5497b59837309cd5b114a",
             "8fccb480c43d3e99a00087634c06dd02b0d50fbf088b380de5a41a015ec239e1",

@@ -86,6 +86,54 @@ def test_pytest_that_needs_a_shell_is_read_from_what_it_prints(gold: bytes) -> N
     assert judged(given, gold).resolved
 
 
+ODD_TESTS = """
+@pytest.mark.parametrize("n", [1, 2])
+def test_parts(subtests, n):
+    with subtests.test("of n - [x]"):
+        assert n == 1
+
+
+@pytest.fixture
+def ends():
+    yield
+    assert False
+
+
+def test_torn(ends):
+    pass
+
+
+class PartsTest(unittest.TestCase):
+    def test_bad(self):
+        for n in (1, 2):
+            with self.subTest(n=n):
+                self.assertEqual(n, 1)
+
+    def test_left_out(self):
+        with self.subTest(n=1):
+            self.skipTest("no")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "cd . && "])
+def test_subtests_and_teardowns_that_fail_are_failures_and_contradict_nothing(
+    gold: bytes, before: str
+) -> None:
+    """Those of subtests and of a teardown, with the witness and read from what is printed."""
+    given = reference(command=f"{before}PYTHONPATH=. {sys.executable} -m pytest -q -rA tests")
+    tests = {name: text + ODD_TESTS for name, text in TESTS.items()}
+    bad = tuple(f"tests/test_sums.py::{test}" for test in ("test_torn", "PartsTest::test_bad"))
+    asked = given.verifier.model_copy(update={"pass_to_pass": bad})
+
+    verdict = judged(replace(given, verifier=asked, tests=tar_of(tests)), gold)
+
+    assert verdict.code == "failed"
+    assert verdict.reason == (
+        "2 of 2 pass-to-pass do not pass: tests/test_sums.py::test_torn ERROR, "
+        "tests/test_sums.py::PartsTest::test_bad FAILED"
+    )
+
+
 def test_a_command_that_never_ends_is_ended(gold: bytes) -> None:
     given = by_unittest(command="sleep 100", timeout_sec=0.2)
 

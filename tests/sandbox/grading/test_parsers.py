@@ -108,6 +108,38 @@ def test_pytest_says_nothing_without_its_summary_and_of_two_only_the_last_counts
     assert outcomes("pytest", PYTEST + second) == {"c": "PASSED", "d": "ERROR"}
 
 
+PARTS = """=========================== short test summary info ============================
+PASSED tests/test_a.py::T::test_parts
+PASSED tests/test_a.py::test_p[a - b]
+PASSED tests/test_a.py::test_ends
+PASSED tests/test_a.py::test_a
+SUBSKIPPED(n=1) [2] tests/test_a.py:9: a part
+SUBFAILED[of tests/test_a.py - a] (n=1) tests/test_a.py::T::test_parts - AssertionError: 1 !...
+SUBFAILED(n=2) tests/test_a.py::T::test_parts
+SUBFAILED(<subtest>) tests/test_a.py::test_p[a - b] - assert False
+SUBXFAIL(n=1) tests/test_a.py::test_a - later
+FAILED tests/test_a.py::test_f - contains 1 failed subtest
+ERROR tests/test_a.py::test_ends - OSError: it is gone
+4 failed, 4 passed, 2 skipped, 1 xfailed, 1 error, 7 subtests passed in 20.00s
+"""
+
+
+def test_a_test_of_pytest_fails_with_a_subtest_and_errs_with_its_teardown() -> None:
+    log = parse("pytest", PARTS)
+
+    assert log.outcomes == {
+        "tests/test_a.py::T::test_parts": "FAILED",
+        "tests/test_a.py::test_p[a - b]": "FAILED",
+        "tests/test_a.py::test_ends": "ERROR",
+        "tests/test_a.py::test_a": "XFAIL",
+        "tests/test_a.py::test_f": "FAILED",
+    }
+    assert contradiction(TestLog(log.outcomes, 1, log.counts)) == ""
+    for more in ("5 failed, 4", "4 failed, 5"):
+        odd = parse("pytest", PARTS.replace("4 failed, 4", more))
+        assert "its summary counts" in contradiction(TestLog(odd.outcomes, 1, odd.counts))
+
+
 def test_unittest() -> None:
     log = parse("unittest", UNITTEST)
 

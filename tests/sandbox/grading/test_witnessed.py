@@ -52,6 +52,18 @@ def test_a_run_that_agrees_is_believed_and_controls_are_not_in_it() -> None:
     assert log.outcomes == {"a": "PASSED", "s": "SKIPPED", "e": "ERROR", "x": "XFAIL"}
 
 
+def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> None:
+    lines = [
+        *RUN[:-1],
+        [TOKEN, "test", "a", "subtest", "failed", False],
+        [TOKEN, "test", "x", "subtest", "skipped", False],
+        [TOKEN, "end", 1, 3, []],
+    ]
+
+    log = witnessed(seen(lines), TOKEN, CONTROLS)
+    assert (log.wrong, log.outcomes["a"], log.outcomes["x"]) == ("", "FAILED", "XFAIL")
+
+
 def test_a_module_that_cannot_be_read_is_an_error() -> None:
     lines = [[TOKEN, "unread", "tests/test_b.py"], *RUN[:-1], [TOKEN, "end", 1, 3, []]]
 

@@ -165,7 +165,7 @@ def test_a_test_whose_teardown_fails_does_not_pass(tmp_path: Path) -> None:
     )
 
     async def whole() -> frozenset[str]:
-        box = suite_box("local", programs=PROGRAMS)
+        box = await suite_box("local", programs=PROGRAMS)
         return await passing(box, tmp_path, PYTEST.format(tests="."))
 
     assert asyncio.run(whole()) == {"test_ends.py::test_whole[a - b]"}

@@ -11,6 +11,7 @@ function that sees the whole conversation.
 from collections.abc import Callable, Sequence
 
 from inference.engine import EngineAnswer
+from inference.stream_text import cut_at, first_stop_ends
 from inference.tools import NONE, calls_in
 from inference.waiting_calls import WaitingCalls
 from schemas.errors import WorkFailed
@@ -103,11 +104,13 @@ class ScriptedEngine:
         return self._script(call) if call.sampling.max_tokens else ""
 
     def _answer_of(self, call: ModelCall, text: str) -> ModelAnswered:
+        sampling, limit = call.sampling, call.sampling.max_tokens
+        text = text[: first_stop_ends(text, sampling.stop)]
         ids = list(self._encode(text))
-        limit = call.sampling.max_tokens
         added = self._encode(self._render(call))
         if len(ids) > limit and self._encode is utf8:
             text = bytes(ids[:limit]).decode(errors="ignore")
+        text, stopped_by = cut_at(text, sampling.stop if len(ids) <= limit else ())
         content, calls = calls_in(TOOLS if call.tools else NONE, text, call.command_id)
         count = min(len(ids), limit)
         return ModelAnswered(
@@ -116,5 +119,5 @@ class ScriptedEngine:
             logprobs=pack_logprobs([LOGPROB] * count), versions=pack_ids([self.version] * count),
             finish_reason="stop" if len(ids) <= limit > 0 else "length", policy_id=call.policy_id,
             sequence=call.sequence, engine="scripted", precision="float32",
-            template_digest=self._template_digest,
+            template_digest=self._template_digest, stopped_by=stopped_by,
         )  # fmt: skip

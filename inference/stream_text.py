@@ -32,7 +32,17 @@ class Spoken:
         return new
 
 
-def cut_at(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop string in it; the whole when there is none."""
-    places = [at for at in (text.find(stop) for stop in stops if stop) if at >= 0]
-    return text[: min(places)] if places else text
+def cut_at(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """The text before the first stop string in it, and that string; the whole where none is.
+
+    Where several begin at one place it is the shortest, for that one was complete first.
+    """
+    found = [(at, len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
+    at, _, stop = min(found, default=(len(text), 0, ""))
+    return text[:at], stop
+
+
+def first_stop_ends(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop string that comes to its end does so, as text grows; None for none."""
+    ends = (at + len(stop) for stop in stops if stop and (at := text.find(stop)) >= 0)
+    return min(ends, default=None)

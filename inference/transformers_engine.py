@@ -249,21 +249,24 @@ class TransformersEngine:
     def _body(self, row: Slot) -> ModelAnswered:
         sampled = row.sampled()
         tools = self.policy.template.tool_format if row.call.tools else NONE
-        text, calls = calls_in(tools, self._text(row, sampled), row.call.command_id)
+        said, stopped_by = self._said(row, sampled)
+        text, calls = calls_in(tools, said, row.call.command_id)
         return ModelAnswered(
             text=text, tool_calls=calls, added_ids=pack_ids(row.added),
             token_ids=pack_ids(sampled), logprobs=pack_logprobs(row.logprobs),
             versions=pack_ids(row.versions), finish_reason=row.finish,
             policy_id=row.call.policy_id, sequence=row.call.sequence, engine="transformers",
             precision=self.policy.precision, template_digest=self.policy.template.digest,
+            stopped_by=stopped_by,
         )  # fmt: skip
 
-    def _text(self, row: Slot, sampled: Sequence[int]) -> str:
+    def _said(self, row: Slot, sampled: Sequence[int]) -> tuple[str, str]:
+        """The text, and the stop string that ended it."""
         words = sampled[:-1] if sampled and sampled[-1] in self.policy.end_ids else sampled
         decode = self._decode_short if len(words) <= 2 else self._decode
-        text = cut_at(decode(tuple(words)), row.call.sampling.stop)
+        text, stopped_by = cut_at(decode(tuple(words)), row.call.sampling.stop)
         # A cut answer may end within a character.
-        return text.rstrip(UNFINISHED) if row.finish == "length" else text
+        return text.rstrip(UNFINISHED) if row.finish == "length" else text, stopped_by
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(

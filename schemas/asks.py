@@ -152,6 +152,8 @@ class Choice:
     """What was sampled, where the ask wanted it or the log-probabilities."""
     logprobs: tuple[float, ...] | None = None
     """Natural, of each sampled token, where the ask wanted them."""
+    stopped_by: str = ""
+    """The stop string that ended it; empty where none did."""
 
 
 @dataclass(frozen=True, slots=True)

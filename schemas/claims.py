@@ -91,6 +91,7 @@ LIGHT: dict[type, Lighten] = {
         logprobs=b"",
         versions=b"",
         tool_calls="",
+        stopped_by="",
         claim=claim,
     ),
     EnvironmentStepped: lambda stepped, claim: replace(stepped, text="", info="", claim=claim),

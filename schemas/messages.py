@@ -242,6 +242,7 @@ class ModelAnswered:
     precision: str = ""
     template_digest: str = ""
     claim: Claim | None = None
+    stopped_by: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions):

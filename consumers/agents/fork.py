@@ -51,6 +51,7 @@ class Said:
     finish_reason: str
     added_ids: bytes
     token_ids: bytes
+    stopped_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,12 @@ class Past:
 
 
 def _plain(recorded: Recorded) -> dict[str, Any]:
+    values = asdict(recorded)
+    if not values.get("stopped_by"):  # which older readers do not know
+        values.pop("stopped_by", None)
     return {
         key: b64encode(value).decode() if isinstance(value, bytes) else value
-        for key, value in asdict(recorded).items()
+        for key, value in values.items()
     }
 
 
@@ -272,7 +276,7 @@ class Replay:
             raise _diverged(position, "its program calls the model where it stepped then")
         message = Message("assistant", recorded.text, recorded.tool_calls)
         if wish.sampling and not wish.sampling.max_tokens:  # it extended no conversation
-            return ModelAnswer(message, recorded.finish_reason)
+            return ModelAnswer(message, recorded.finish_reason, stopped_by=recorded.stopped_by)
         begun = wish.begun.ids if wish.begun else b""
         known = self.conversations.setdefault(
             recorded.sequence, _ParentSequence(wish.policy_id, [], begun, _told_first(wish))
@@ -281,7 +285,7 @@ class Replay:
             raise _diverged(position, "its program tells another conversation than then")
         known.messages = [*wish.messages, message]
         known.ids += recorded.added_ids + recorded.token_ids
-        return ModelAnswer(message, recorded.finish_reason)
+        return ModelAnswer(message, recorded.finish_reason, stopped_by=recorded.stopped_by)
 
     def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
         """The wish as it is made; a call that extends a recorded conversation brings its tokens."""

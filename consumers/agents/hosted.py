@@ -270,8 +270,10 @@ def _reply(asked: _OpenAsk) -> Reply:
 def _choice(ask: Ask, said: ModelAnswer) -> Choice:
     token_ids = tuple(ids_of(said.token_ids).tolist()) if ask.logprobs or ask.token_ids else None
     logprobs = tuple(logprobs_of(said.logprobs).tolist()) if ask.logprobs else None
-    calls, sampled = said.message.tool_calls, said.sampled_tokens
-    return Choice(said.text, said.finish_reason, calls, sampled, token_ids, logprobs)
+    return Choice(
+        said.text, said.finish_reason, said.message.tool_calls, said.sampled_tokens,
+        token_ids, logprobs, said.stopped_by,
+    )  # fmt: skip
 
 
 def _lost(failed: WishFailed) -> ProgramFailed:

@@ -111,6 +111,8 @@ class ModelAnswer:
     """As `logprobs` and `token_ids`: packed, and only where they were wished for."""
     token_ids: bytes = b""
     logprobs: bytes = b""
+    stopped_by: str = ""
+    """The stop string that ended it, which is not in its text; empty where none did."""
 
     @property
     def text(self) -> str:

@@ -172,6 +172,7 @@ def _recorded(event: Event) -> Recorded:
             body.finish_reason,
             body.added_ids,
             body.token_ids,
+            body.stopped_by,
         )
     if isinstance(body, EnvironmentStepped):
         return Saw(event.position, body.text, body.reward, body.terminated, body.truncated)

@@ -4,10 +4,8 @@ A message there holds blocks: a turn of the user with several results is several
 here, in order, and text beside them is the user's. `input` is an object; arguments that are none
 are told as text. Thinking of others is passed over.
 
-An answer that a stop string ended is told as `end_turn`, never as `stop_sequence`. The log has one
-word for both, `stop`, and the text without the string. The last token would tell, by whether it is
-one of the policy's end tokens; which those are stands in the policy's directory, and neither the
-program that replies nor the gateway reads that.
+A stop string that ended an answer is named if the request asked for it; one of the rollout's own is
+an end of the turn.
 """
 
 from collections.abc import Sequence
@@ -61,6 +59,7 @@ KINDS = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
+STOPPED = "stop_sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +239,16 @@ def _events(request: AgentRequest, reply: ModelReply) -> bytes:
 
 def _message(request: AgentRequest, reply: ModelReply) -> Value:
     choice = reply.choices[0]
+    stop = STOPPED if choice.stopped_by in request.ask.stop else "end_turn"
+    reason = finish_word(choice, length="max_tokens", calls="tool_use", stop=stop)
     return {
         "id": f"msg_{reply.id}",
         "type": "message",
         "role": "assistant",
         "model": request.ask.policy,
         "content": _blocks(choice),
-        "stop_reason": finish_word(choice, length="max_tokens", calls="tool_use", stop="end_turn"),
-        "stop_sequence": None,
+        "stop_reason": reason,
+        "stop_sequence": choice.stopped_by if reason == STOPPED else None,
         "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.sampled_tokens},
     }
 

@@ -32,6 +32,18 @@ def test_a_text_longer_than_max_tokens_is_cut() -> None:
     assert answered.finish_reason == "length"
 
 
+def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay() -> None:
+    engine = ScriptedEngine("policy", lambda call: "one two three")
+
+    answered, late = (
+        body(engine, call(max_tokens=most, stop=("three", "two t", "wo"))) for most in (99, 6)
+    )
+
+    assert (answered.text, answered.finish_reason, answered.stopped_by) == ("one t", "stop", "wo")
+    assert tokens(answered.token_ids) == list(b"one two")
+    assert (late.text, late.finish_reason, late.stopped_by) == ("one tw", "length", "")
+
+
 def test_where_nothing_is_sampled_the_script_is_not_asked() -> None:
     answered = body(ScriptedEngine("policy", refuses), call(said="hi", max_tokens=0))
 

@@ -25,5 +25,6 @@ def test_text_grows_to_the_whole_and_never_shows_half_a_character(text: str) -> 
 
 
 def test_the_earliest_stop_cuts() -> None:
-    assert cut_at("one two three", ("three", "two", "")) == "one "
-    assert cut_at("one two three", ("four",)) == "one two three"
+    assert cut_at("one two three", ("three", "two", "")) == ("one ", "two")
+    assert cut_at("one two three", ("two", "t")) == ("one ", "t")
+    assert cut_at("one two three", ("four",)) == ("one two three", "")

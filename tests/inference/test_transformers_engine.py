@@ -408,6 +408,7 @@ def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay(writer: Path) ->
     end = whole.text.index(stop)
     assert answered.finish_reason == "stop"
     assert answered.text == whole.text[:end]
+    assert (whole.stopped_by, answered.stopped_by) == ("", stop)
     assert whole.token_ids.startswith(answered.token_ids)
     decoded = engine.policy.tokenizer.decode(tokens(answered.token_ids), skip_special_tokens=True)
     assert decoded == whole.text[:end] + stop

@@ -13,6 +13,7 @@ from consumers.agents.programs import SHIPPED
 from consumers.agents.watermark import Watermark
 from consumers.agents.wishes import Program
 from consumers.answers import event_of
+from inference.stream_text import cut_at
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
 from schemas.messages import (
@@ -74,6 +75,7 @@ def request(rollout_id: str = "r", agent: str = "react", **fields: object) -> Ro
 def said(call: ModelCall, text: str, version: int = 7) -> ModelAnswered:
     """One token per character, so that tokens can be told apart by eye; none where it counts."""
     text = text if call.sampling.max_tokens else ""
+    text, stopped_by = cut_at(text, call.sampling.stop)
     added = "".join(message.content for message in call.messages)
     return ModelAnswered(
         text,
@@ -85,6 +87,7 @@ def said(call: ModelCall, text: str, version: int = 7) -> ModelAnswered:
         call.policy_id,
         call.sequence,
         engine="by hand",
+        stopped_by=stopped_by,
     )
 
 

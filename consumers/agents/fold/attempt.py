@@ -248,11 +248,11 @@ class Attempt:
         sampled = 0 if counted else len(body.token_ids) // 4
         self.sampled_tokens += sampled
         prompt = sequence.length - len(body.token_ids) // 4
-        tokens: tuple[bytes, ...] = ()
+        tokens = b"", b"", b""
         if cast(CallModel, waits.wish).with_tokens:
             tokens = sequence.packed()[: 4 * prompt], body.token_ids, body.logprobs
         return make_model_answer(
-            reply, body.finish_reason, command_id, now_ms, prompt, sampled, *tokens
+            reply, body.finish_reason, command_id, now_ms, prompt, sampled, *tokens, body.stopped_by
         )
 
     def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:

@@ -456,6 +456,17 @@ def test_what_a_fork_knows_of_its_parent_survives_its_config(cluster: MemoryClus
     ]
 
 
+def test_a_recorded_answer_names_its_stop_string_where_one_ended_it() -> None:
+    plain = Said(0, 0, "one ", "", "stop", b"", b"")
+    stopped = replace(plain, position=1, stopped_by="two")
+    past = Past("react", "{}", 0, 2, (plain, stopped))
+
+    config = json.loads(past.config())
+
+    assert Past.of(config) == past
+    assert ["stopped_by" in each for each in config["recorded"]] == [False, True]
+
+
 def test_environments_are_rebuilt_by_the_recorded_actions_with_the_same_seed(
     cluster: MemoryCluster,
 ) -> None:

@@ -1,5 +1,6 @@
 """Messages, as Anthropic's client sends and reads them."""
 
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -78,6 +79,29 @@ def test_a_stream_adds_up_to_the_message(choice: Choice) -> None:
 
     strip: Any = {"exclude_unset": True, "exclude": {"content": {"__all__": {"parsed_output"}}}}
     assert got.model_dump(**strip) == whole.model_dump(**strip) | {"stop_details": None}
+
+
+@pytest.mark.parametrize(
+    ("choice", "found"),
+    [
+        (Choice("one ", stopped_by="two"), ("stop_sequence", "two")),
+        (Choice("one ", stopped_by="the rollout's own"), ("end_turn", None)),
+        (Choice("one ", "length", stopped_by="two"), ("max_tokens", None)),
+        (replace(CALLING, stopped_by="two"), ("tool_use", None)),
+    ],
+)
+def test_the_stop_string_that_ended_an_answer_is_named(
+    choice: Choice, found: tuple[str, str | None]
+) -> None:
+    asked: Any = {"model": "p", "max_tokens": 50, "messages": USER, "stop_sequences": ["x", "two"]}
+    client = DialectServer(says(choice)).anthropic()
+
+    got = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+
+    assert (got.stop_reason, got.stop_sequence) == found
+    assert (streamed.stop_reason, streamed.stop_sequence) == found
 
 
 def test_arguments_that_are_no_object_are_told_as_text() -> None:

@@ -54,6 +54,20 @@ def test_an_agents_asks_become_calls_and_its_replies_steps() -> None:
     assert run.host.tasks[0]["prompt"] == "do it"
 
 
+async def stopping(ask: Asks) -> int:
+    reply = await ask(model_ask("count", stop=("never", "two")))
+    assert isinstance(reply, ModelReply)
+    said = reply.choices[0]
+    await ask(Ask("finish", text=f"{said.text!r} ended by {said.stopped_by!r}"))
+    return 0
+
+
+def test_an_agent_hears_which_of_its_stop_strings_ended_an_answer() -> None:
+    run = HostedRun(stopping, say=lambda _: "one two three")
+
+    assert lived(run).result == "'one ' ended by 'two'"
+
+
 @pytest.mark.parametrize("agent", [sequential, parallel])
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), moves=st.sets(st.integers(1, 30), max_size=4), kills=st.sets(

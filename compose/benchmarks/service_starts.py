@@ -19,6 +19,7 @@ from compose.services import embedded
 from compose.services.kafka_broker import KafkaBroker
 from compose.services.ports import free_port
 from compose.services.schema_registry import SchemaRegistry
+from compose.services.service_process import Service
 from compose.settings import Settings
 
 TIMES = 3
@@ -81,7 +82,7 @@ def _alone(state: Path, cache: Path) -> float:
     )
 
 
-def _start(service: embedded.Service) -> float:
+def _start(service: Service) -> float:
     """Seconds from one process's start to its first answer."""
     command = service.prepare()
     began = time.monotonic()

@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from compose.processes import holds_within, spawn, started
+from compose.services.aot_training import train_beside
 from compose.services.artifacts import exclusive, require_space
 from compose.services.kafka_broker import KafkaBroker
 from compose.services.ports import is_free, kept_or_free
 from compose.services.schema_registry import SchemaRegistry
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
-from compose.services.service_process import ServiceProcess, on_record
+from compose.services.service_process import Service, ServiceProcess, on_record
 
 STATE_BYTES = 1 << 30
 READY_DEADLINE_S = 60.0
@@ -56,15 +56,6 @@ class StoppedService:
     killed: bool
 
 
-class Service(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def home(self) -> Path: ...
-    def prepare(self) -> list[str]: ...
-    def is_ready(self) -> bool: ...
-
-
 def up(
     state_dir: Path,
     cache_dir: Path,
@@ -95,6 +86,12 @@ def up(
         with ThreadPoolExecutor(max_workers=len(services)) as pool:
             raised = [pool.submit(_raise, *each) for each in services]
         _all_or_none(raised)
+        began = [
+            service
+            for (service, _), new in zip(services, raised, strict=True)
+            if new.result().is_new
+        ]
+        train_beside(cache_dir, [service.name for service in began if service.aot.is_due()])
     both = endpoints(state_dir)
     if both is None:
         msg = f"a service ended just after it had answered; see the logs below {state_dir}"

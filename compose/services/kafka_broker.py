@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compose.services.artifacts import LOCKS, fetch, locate_java
+from compose.services.aot_cache import AotCache
+from compose.services.artifacts import LOCKS, fetch, locate_java, read_lock
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
 from schemas.whole_files import write_whole
 
@@ -92,6 +93,11 @@ class KafkaBroker:
 
     name = "kafka"
 
+    @property
+    def aot(self) -> AotCache:
+        jars = [each.path(self.cache_dir) for each in read_lock(LOCKS / "kafka.lock")]
+        return AotCache(self.cache_dir, self.name, self.java, jars)
+
     def prepare(self) -> list[str]:
         """Fetch the jars, write the settings, format the data directory once in its life; return
         the command that runs the broker.
@@ -103,7 +109,7 @@ class KafkaBroker:
         write_whole(self.home / "server.properties", "".join(lines))
         write_whole(self.home / "log4j2.xml", LOGGING)
         self._format_once(jars)
-        return java_command(self.java, jars, "kafka.Kafka", "server.properties")
+        return self._java(jars, "kafka.Kafka", "server.properties")
 
     def _format_once(self, jars: list[Path]) -> None:
         """A format that was killed half-way is thrown away: no broker has ever run on it. Where
@@ -123,7 +129,7 @@ class KafkaBroker:
     def _format(self, jars: list[Path]) -> None:
         log = self.home / "kafka.log"
         options = ["--standalone", "-t", cluster_id(), "-c", "server.properties"]
-        command = java_command(self.java, jars, "kafka.tools.StorageTool", "format", *options)
+        command = self._java(jars, "kafka.tools.StorageTool", "format", *options)
         with log.open("ab") as output:
             since = output.tell()
             try:
@@ -136,6 +142,10 @@ class KafkaBroker:
                 f"the end of {log}:\n{last_lines(log, since=since)}"
             )
             raise ServicesError(msg)
+
+    def _java(self, jars: list[Path], main: str, *arguments: str) -> list[str]:
+        java, *rest = java_command(self.java, jars, main, *arguments)
+        return [java, *self.aot.flags(), *rest]
 
     def is_ready(self) -> bool:
         try:

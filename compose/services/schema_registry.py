@@ -12,9 +12,12 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from compose.services.aot_cache import AotCache
 from compose.services.artifacts import LOCKS, exclusive, fetch, locate_java, mark, read_lock
 from compose.services.service_errors import ServicesError
 from schemas.whole_files import appearing, write_whole
+
+JAR = "quarkus-run.jar"
 
 
 def unpack(lock: Path, cache_dir: Path) -> Path:
@@ -23,8 +26,7 @@ def unpack(lock: Path, cache_dir: Path) -> Path:
     The folder appears in one step, so what is there is whole. Its files bear marks as downloads
     do (see jars): a tree in which a file was altered since is unpacked again.
     """
-    (archive,), (artifact,) = fetch(lock, cache_dir), read_lock(lock)
-    folder = cache_dir / "unpacked" / artifact.sha256[:16]
+    (archive,), folder = fetch(lock, cache_dir), _folder(lock, cache_dir)
     with exclusive(cache_dir / "cache.lock"):
         if not _is_as_unpacked(folder):
             for rest in (folder, *folder.parent.glob(f".{folder.name}.*")):
@@ -32,6 +34,11 @@ def unpack(lock: Path, cache_dir: Path) -> Path:
             with appearing(folder) as hidden:
                 _extract(archive, hidden)
     return folder
+
+
+def _folder(lock: Path, cache_dir: Path) -> Path:
+    (artifact,) = read_lock(lock)
+    return cache_dir / "unpacked" / artifact.sha256[:16]
 
 
 def _extract(archive: Path, folder: Path) -> None:
@@ -68,6 +75,12 @@ class SchemaRegistry:
 
     name = "registry"
 
+    @property
+    def aot(self) -> AotCache:
+        """The jar that is started names all others; the folder bears the digest of the whole."""
+        lock = LOCKS / "registry.lock"
+        return AotCache(self.cache_dir, self.name, self.java, [_folder(lock, self.cache_dir) / JAR])
+
     def prepare(self) -> list[str]:
         """Fetch and unpack the program, which all state directories share and none writes to;
         return the command that runs it.
@@ -87,8 +100,8 @@ class SchemaRegistry:
             "apicurio.datasource.jdbc.min-size": 1,
         }
         properties = [f"-D{key}={value}" for key, value in settings.items()]
-        jar = str(app / "quarkus-run.jar")
-        return [str(self.java), *flags, "-XX:+ExitOnOutOfMemoryError", *properties, "-jar", jar]
+        flags += ["-XX:+ExitOnOutOfMemoryError", *self.aot.flags()]
+        return [str(self.java), *flags, *properties, "-jar", str(app / JAR)]
 
     def is_ready(self) -> bool:
         # Not urllib: it would send a loopback address through a configured proxy

@@ -9,13 +9,28 @@ import os
 import signal
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from compose.processes import holds_within, started
+from compose.services.aot_cache import AotCache
 from compose.services.service_errors import ServicesError
 from schemas.whole_files import write_whole
 
 GRACE_S = 20.0
 RECORD = "process.json"
+
+
+class Service(Protocol):
+    """What it takes to run one of them in its folder."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def home(self) -> Path: ...
+    @property
+    def aot(self) -> AotCache: ...
+    def prepare(self) -> list[str]: ...
+    def is_ready(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,139 @@
+"""Caches of a JVM's classes: made once, beside the starts, and read only as they were made."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from compose.services.aot_cache import KEPT, AotCache
+from compose.services.aot_training import train
+from compose.services.service_errors import ServicesError
+
+
+@pytest.fixture
+def aot(tmp_path: Path) -> AotCache:
+    """Of a Java runtime that writes what it is told to, when it is told to end."""
+    java = tmp_path / "jre" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        "#!/bin/sh\n"
+        "trap 'printf classes > \"${1#*=}\"; exit 143' TERM\n"
+        "mkfifo never; touch ready; read line < never\n"
+    )
+    java.chmod(0o755)
+    modules = tmp_path / "jre" / "lib" / "modules"
+    modules.parent.mkdir()
+    modules.write_text("runtime")
+    (tmp_path / "a.jar").write_text("program")
+    return AotCache(tmp_path / "cache", "kafka", java, [tmp_path / "a.jar"])
+
+
+@dataclass
+class Stub:
+    """A service that is ready when its program says so."""
+
+    home: Path
+    aot: AotCache
+    name = "kafka"
+
+    def prepare(self) -> list[str]:
+        return [str(self.aot.java), *self.aot.flags()]
+
+    def is_ready(self) -> bool:
+        return (self.home / "ready").exists()
+
+
+def trained(aot: AotCache) -> AotCache:
+    aot.folder.mkdir(parents=True, exist_ok=True)
+    train(aot.cache_dir, lambda home: Stub(home, aot))
+    return aot
+
+
+def test_of_all_starts_on_a_machine_one_makes_the_cache_and_it_is_not_the_first(
+    aot: AotCache,
+) -> None:
+    assert not aot.is_due()
+
+    with ThreadPoolExecutor(8) as pool:
+        due = list(pool.map(lambda _: aot.is_due(), range(32)))
+
+    assert sum(due) == 1
+    assert aot.flags() == []
+
+
+def test_a_service_starts_with_what_its_training_wrote(aot: AotCache) -> None:
+    trained(aot)
+
+    assert aot.flags()[0] == f"-XX:AOTCache={aot.file()}"
+    assert aot.file().read_text() == "classes"
+    assert sorted(path.suffix for path in aot.folder.iterdir()) == [".aot", ".lock", ".mark"]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [lambda file: file.write_text("clasSes"), Path.touch, Path.unlink, lambda f: os.truncate(f, 3)],
+    ids=["altered", "touched", "removed", "cut short"],
+)
+def test_a_cache_that_was_altered_since_is_not_read(
+    aot: AotCache, harm: Callable[[Path], object]
+) -> None:
+    harm(trained(aot).file())
+
+    assert aot.flags() == []
+
+
+def test_another_runtime_another_jar_or_another_order_asks_for_another_cache(
+    aot: AotCache, tmp_path: Path
+) -> None:
+    (tmp_path / "b.jar").write_text("library")
+    both = [tmp_path / "a.jar", tmp_path / "b.jar"]
+    names = {aot.file(), replace(aot, class_path=both).file()}
+    names.add(replace(aot, class_path=both[::-1]).file())
+    (tmp_path / "a.jar").write_text("program, mended")
+    names.add(aot.file())
+    (tmp_path / "jre" / "lib" / "modules").write_text("next runtime")
+    names.add(aot.file())
+
+    assert len(names) == 5
+
+
+def test_without_a_java_runtime_there_is_no_cache_and_none_is_due(tmp_path: Path) -> None:
+    aot = AotCache(tmp_path, "kafka", tmp_path / "java-of-yore", [])
+
+    assert not aot.is_due()
+    assert aot.flags() == []
+
+
+@pytest.mark.parametrize("says", ["echo no such option; exit 1", "touch ready; exec sleep 60"])
+def test_a_runtime_that_makes_none_is_asked_once(aot: AotCache, says: str) -> None:
+    aot.java.write_text(f"#!/bin/sh\n{says}\n")
+    aot.is_due()
+    assert aot.is_due()
+
+    with pytest.raises(ServicesError, match="no cache was made for kafka"):
+        trained(aot)
+
+    assert aot.flags() == []
+    assert not aot.is_due()
+    assert not list(aot.folder.glob(".training-*"))
+
+
+def test_what_a_killed_training_left_is_removed_by_the_next(aot: AotCache) -> None:
+    left = aot.folder / ".training-of-yore"
+    left.mkdir(parents=True)
+
+    trained(aot)
+
+    assert not left.exists()
+
+
+def test_caches_of_runtimes_that_are_long_gone_are_removed(aot: AotCache) -> None:
+    for number in range(KEPT + 1):
+        aot.class_path[0].write_text("program" * number)
+        trained(aot)
+
+    assert len(list(aot.folder.glob("*.aot"))) == len(list(aot.folder.glob("*.mark"))) == KEPT
+    assert aot.flags()

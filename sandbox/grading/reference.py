@@ -25,14 +25,19 @@ class Reference:
 
 
 def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:
-    """The reference of a task; blocks. Raises OSError, and WorkFailed for what is too much."""
+    """The reference of a task; blocks. Raises OSError, and WorkFailed for what is too much.
+
+    Where the image has the code that is judged in its place there, else in the box's own directory.
+    """
     environment, verifier = task.file.environment, task.file.verifier
     image = verifier.image or environment.docker_image
     testbed = task.testbed
+    workdir = environment.workdir if image and not testbed else ""
+    writable = (workdir,) if workdir else ()
     return Reference(
         verifier,
         tests=tar_streams.of_directory(task.test_files),
         base=tar_streams.of_directory(testbed) if testbed else None,
-        workdir=environment.workdir if image else "",
-        spec=spec or Spec(image=image, env=environment.env),
+        workdir=workdir,
+        spec=spec or Spec(image=image, env=environment.env, writable=writable),
     )

@@ -1,6 +1,7 @@
 """Gradings that are none of the patch's fault, runners other than pytest, and what a task lacks."""
 
 import asyncio
+import shutil
 import sys
 import venv
 from dataclasses import replace
@@ -212,6 +213,23 @@ def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) ->
 
     assert (raised.value.code, raised.value.retriable) == ("box_died", True)
     assert dying[0].closed
+
+
+def test_code_that_an_image_has_is_judged_in_its_place_and_other_code_in_the_boxs_own(
+    tmp_path: Path,
+) -> None:
+    task = write_task(tmp_path / "sums")
+    text = (task / "task.toml").read_text()
+    (task / "task.toml").write_text(f'[environment]\ndocker_image = "base"\n{text}')
+
+    given = reference_of(read_task(task))
+    assert (given.workdir, given.spec.image, given.spec.writable) == ("", "base", ())
+    assert given.base is not None
+
+    shutil.rmtree(task / "environment")
+    given = reference_of(read_task(task))
+    assert (given.workdir, given.spec.writable) == ("/testbed", ("/testbed",))
+    assert given.base is None
 
 
 def test_a_task_on_disk_is_a_reference(gold: bytes, tmp_path: Path) -> None:

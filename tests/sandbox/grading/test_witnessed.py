@@ -64,6 +64,14 @@ def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> 
     assert (log.wrong, log.outcomes["a"], log.outcomes["x"]) == ("", "FAILED", "XFAIL")
 
 
+def test_tests_that_are_run_twice_are_told_of_twice() -> None:
+    twice = [*RUN[:1], *RUN[1:-1], *RUN[-4:-1], [TOKEN, "end", 1, 3, []]]
+    twice[0] = [TOKEN, "collected", ["a", "s", "e", "x", "c1", "c2", "c2"]]
+
+    log = witnessed(seen(twice), TOKEN, CONTROLS)
+    assert (log.wrong, log.outcomes["a"]) == ("", "PASSED")
+
+
 def test_a_module_that_cannot_be_read_is_an_error() -> None:
     lines = [[TOKEN, "unread", "tests/test_b.py"], *RUN[:-1], [TOKEN, "end", 1, 3, []]]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.boxes.image_store import built, is_built
+from schemas.errors import WorkFailed
 
 HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
@@ -71,4 +72,8 @@ def engine_image(client: Any, name: str) -> str:
         argv = ["tar", "-C", str(image.tree), "-c", "."]
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as packing:
             client.api.import_image(packing.stdout, repository=repository, tag=tag, stream_src=True)
+        if packing.returncode:
+            client.images.remove(called, force=True)
+            msg = f"image {name!r} cannot be packed: tar ended with {packing.returncode}"
+            raise WorkFailed("image", msg, retriable=False)
     return called

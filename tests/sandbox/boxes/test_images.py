@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import shutil
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -15,6 +17,7 @@ from sandbox.boxes import image_store
 from sandbox.boxes.auto_driver import AutoDriver
 from sandbox.boxes.box import Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
+from sandbox.boxes.images import engine_image
 from schemas.errors import Refused, WorkFailed
 from tests.support.engines import has, left_out
 
@@ -132,3 +135,46 @@ def test_where_no_engine_has_the_image_the_remedy_is_told(
     with pytest.raises(WorkFailed, match="rollcall boxes --drivers") as refused:
         asyncio.run(AutoDriver().open(Spec(image="python:3.11")))
     assert refused.value.code == "box_unavailable"
+
+
+class Engine:
+    """What an engine's client is asked of here: it takes images, and lists those it has."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[str]] = {}
+        self.api = self.images = self
+
+    def list(self, name: str) -> list[str]:
+        return [each for each in self.taken if each == name]
+
+    def import_image(
+        self, stream: BinaryIO, *, repository: str, tag: str, stream_src: bool
+    ) -> None:
+        assert stream_src
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            self.taken[f"{repository}:{tag}"] = archive.getnames()
+
+    def remove(self, name: str, *, force: bool) -> None:
+        assert force
+        del self.taken[name]
+
+
+def test_an_engine_is_given_the_same_directory_once_by_its_digest(store: Path) -> None:
+    (make(store, "ours", 0, 0) / "tree" / "file").write_text("")
+    engine = Engine()
+
+    for _ in range(2):
+        assert engine_image(engine, "ours") == f"rollcall/ours:{'d' * 12}"
+    assert engine.taken == {f"rollcall/ours:{'d' * 12}": [".", "./file"]}
+
+
+def test_an_engine_keeps_no_part_of_a_directory_that_cannot_be_packed(store: Path) -> None:
+    shutil.rmtree(make(store, "ours", 0, 0) / "tree")
+    engine = Engine()
+    engine.import_image = lambda stream, repository, tag, stream_src: engine.taken.update(  # type: ignore[method-assign]
+        {f"{repository}:{tag}": []}
+    )
+
+    with pytest.raises(WorkFailed, match="image 'ours' cannot be packed: tar ended") as refused:
+        engine_image(engine, "ours")
+    assert (refused.value.code, engine.taken) == ("image", {})

@@ -84,8 +84,11 @@ class Boxes(Protocol):
         """
         ...
 
-    async def give_back(self, box: "Box") -> None:
-        """Remove a box: nobody is given a used one. May be called twice."""
+    async def give_back(self, box: "Box", reason: str = "") -> None:
+        """Remove a box: nobody is given a used one. May be called twice.
+
+        `reason`: why, where that is not the end of an episode.
+        """
         ...
 
 

@@ -24,6 +24,8 @@ from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
 """From an environment's name and its config as JSON."""
+BOX_DIED = "box_died"
+"""The code of what fails with its box, through no fault of whoever works there."""
 LEASE_S = 3600.0
 """As long as a rollout may take unless it says otherwise: after that nobody can ask any more."""
 
@@ -118,6 +120,8 @@ class Environments(WorkRole):
             return
         if isinstance(body, EnvironmentStepped):
             self.kept.keep(step.command_id, body)
+        elif body.code == BOX_DIED:
+            self.counts[BOX_DIED] += 1
         self.answers.give(step, body, record)
         self.counts["answered"] += 1
 

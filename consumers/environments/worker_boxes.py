@@ -75,11 +75,11 @@ class WorkerBoxes:
         self._lent[box.ident] = pool
         return box
 
-    async def give_back(self, box: Box) -> None:
+    async def give_back(self, box: Box, reason: str) -> None:
         """May be called twice."""
         pool = self._lent.pop(box.ident, None)
         if pool is not None:
-            await pool.give_back(box)
+            await pool.give_back(box, reason)
 
     def _pool(self, name: str, spec: Spec) -> BoxPool:
         """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
@@ -125,6 +125,6 @@ class SessionBoxes:
         """A box in which nobody has been; to be given back. Raises WorkFailed."""
         return await self.boxes.lend(driver, spec, self.whose, mode)
 
-    async def give_back(self, box: Box) -> None:
+    async def give_back(self, box: Box, reason: str = "") -> None:
         """Remove it. May be called twice."""
-        await self.boxes.give_back(box)
+        await self.boxes.give_back(box, reason)

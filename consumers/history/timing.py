@@ -24,8 +24,8 @@ WAITING = "waiting_for_model"
 OVERHEAD = "overhead"
 OF_MODELS = {"prefix_needed", "too_long", "bad_sampling", "bad_prefix", "not_renderable"}
 OF_ENVIRONMENTS = {
-    "bad_config", "bad_history", "episode_over", "history_needed", "raised", "session_lost",
-    "stale_attempt", "unknown_environment", "unknown_kind",
+    "bad_config", "bad_history", "box_died", "box_unavailable", "episode_over", "history_needed",
+    "raised", "session_lost", "stale_attempt", "unknown_environment", "unknown_kind",
 }  # fmt: skip
 """Codes that tell whose failure it was where nothing was ever answered at its position."""
 

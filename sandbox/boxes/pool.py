@@ -110,7 +110,7 @@ class BoxPool:
         self._pump()
         return box
 
-    async def give_back(self, box: Box) -> None:
+    async def give_back(self, box: Box, reason: str = "") -> None:
         """Remove a box that was lent. May be called twice; goes on when its caller is cancelled."""
         lent = self._lent.pop(box.ident, None)
         if lent is None:
@@ -118,7 +118,7 @@ class BoxPool:
         _, shelf, mode, whose = lent
         if shelf is not None:
             shelf.lent -= 1
-        self._notes.note("returned", box.ident, None, mode, whose=whose)
+        self._notes.note("returned", box.ident, None, mode, whose=whose, reason=reason)
         await asyncio.shield(self._removal.begin(box.ident, box))
 
     async def close(self) -> None:

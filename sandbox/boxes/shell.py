@@ -2,6 +2,8 @@
 
 A command that overstays its time is killed with all that it started, and so is the shell; the next
 command begins in a new one. So it does where a command ends the shell (`exit`, `exec`, `kill $$`).
+That one is opened at once: where it does not answer it was the box that ended, and no command is
+blamed for it.
 """
 
 import asyncio
@@ -9,14 +11,19 @@ import time
 
 from sandbox.boxes.box import Box, BoxProgram, Ran
 from sandbox.boxes.frame import Frame, HeadAndTail
+from sandbox.boxes.probe import probe
 from schemas.errors import WorkFailed
 
 CHUNK_BYTES = 1 << 16
 OPEN_S = 20.0
 """A shell that does not answer in this time is in a box that is dead."""
 TIMED_OUT = -1
+LONGEST_BYTES = 1 << 20
 NUL = "the command holds a NUL character, which no shell can be given; nothing was run\n"
+TOO_LONG = "the command has {:,} bytes, and {:,} can be; nothing was run\n"
+REFUSED = 2
 SIGNALLED = 128
+KILLED = SIGNALLED + 9
 
 
 class Shell:
@@ -47,8 +54,8 @@ class Shell:
         Whoever is cancelled here finds a new shell next time; what ran is killed.
         """
         began = time.perf_counter()
-        if "\0" in command:
-            return Ran(NUL, exit_code=2)
+        if wrong := _refused(command):
+            return Ran(wrong, exit_code=REFUSED)
         program = self._program or await self._open()
         kept = HeadAndTail(self._head_chars, self._tail_chars, self._box.shown)
         frame = Frame()
@@ -58,19 +65,21 @@ class Shell:
         finally:
             if frame.exit_code is None:
                 await program.end()
-        if frame.exit_code is not None:
-            self._program = program
-        self._status = code if self._program else 0
         kept.add(frame.rest())
         output, elided = kept.text()
-        return Ran(
+        ran = Ran(
             output,
             code,
             timed_out=code == TIMED_OUT,
             elided_chars=elided,
             ms=(time.perf_counter() - began) * 1000,
-            fresh=self._program is None,
+            fresh=frame.exit_code is None,
         )
+        if code == KILLED and not ran.fresh:
+            await probe(self._box)  # what kills a box may come to the shell last
+        self._program = await self._open() if ran.fresh else program
+        self._status = 0 if ran.fresh else code
+        return ran
 
     async def close(self) -> None:
         """End the shell and what it left running. May be called twice."""
@@ -117,3 +126,11 @@ class Shell:
         except TimeoutError:
             return TIMED_OUT
         return frame.exit_code
+
+
+def _refused(command: str) -> str:
+    """Why no shell is given a command; empty where one is."""
+    if "\0" in command:
+        return NUL
+    size = len(command.encode("utf-8", "replace"))
+    return TOO_LONG.format(size, LONGEST_BYTES) if size > LONGEST_BYTES else ""

@@ -18,10 +18,13 @@ chance, of process ids and of the host is theirs.
 import asyncio
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sandbox.boxes.box import AUTO, Box, Ran, Spec, driver
+from sandbox.boxes.probe import probe
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
 from sandbox.environments.shell_config import ShellConfig, read_config
@@ -60,6 +63,9 @@ class ShellEnvironment:
         self._box: Box | None = None
         self._shell: Shell | None = None
         self._steps = 0
+        self._half_done = False
+        self._died = ""
+        """Why its box is given back before its time."""
 
     async def open(self, seed: int) -> Observation:
         """The seed changes nothing: what a command draws is its own affair."""
@@ -68,22 +74,37 @@ class ShellEnvironment:
         config = self._config
         task = await _task(config)
         box = self._box = await self._lend(config.spec(task))
-        if task:
-            await lay_out(box, task)
-        if config.path:
-            await box.copy_in(Path(config.path))
-        for name, content in config.files.items():
-            await box.write(name, content.encode("utf-8", "replace"))
+        with self._mourned():
+            try:
+                await self._furnish(box, task)
+            except WorkFailed:
+                await probe(box)  # in one that has died nothing can be put anywhere
+                raise
         self._shell = self._shell_in(box, stateful=config.stateful)
         self._steps = 0
+        self._half_done = False
         return Observation(_opening(config, task))
 
     async def step(self, action: str) -> Observation:
-        """Run a command, whatever it says. Raises WorkFailed(`box_died`)."""
+        """Run a command, whatever it says.
+
+        Raises WorkFailed(`box_died`), and `history_needed` after a step that was cancelled: nobody
+        knows how far that came.
+        """
         if self._shell is None or self._box is None:
             msg = "environment 'shell' is asked for a step before it was opened"
             raise WorkFailed("raised", msg, retriable=False)
-        ran = await self._shell.run(action, timeout_s=self._config.timeout_s)
+        if self._half_done:
+            msg = "the step before was cancelled while it ran; send this one with its history"
+            raise WorkFailed("history_needed", msg, retriable=True)
+        self._half_done = True
+        with self._mourned():
+            seen = await self._seen(self._shell, action)
+        self._half_done = False
+        return seen
+
+    async def _seen(self, shell: Shell, action: str) -> Observation:
+        ran = await shell.run(action, timeout_s=self._config.timeout_s)
         self._steps += 1
         finished = _finishes(ran, self._config.finish_word)
         cut = not finished and 0 < self._config.max_steps <= self._steps
@@ -94,12 +115,31 @@ class ShellEnvironment:
         reward = await self._judge(info) if finished or cut else 0.0
         return Observation(text, reward, finished, cut, info)
 
+    @contextmanager
+    def _mourned(self) -> Iterator[None]:
+        """Note why a box has died in here."""
+        try:
+            yield
+        except WorkFailed as error:
+            self._died = str(error) if error.code == "box_died" else ""
+            raise
+
     async def close(self) -> None:
         box, self._box, self._shell = self._box, None, None
+        reason, self._died = self._died, ""
         if box and self._host:
-            await self._host.boxes.give_back(box)
+            await self._host.boxes.give_back(box, reason)
         elif box:
             await box.close()
+
+    async def _furnish(self, box: Box, task: HarborTask | None) -> None:
+        """Put into a box what is to be there at the start."""
+        if task:
+            await lay_out(box, task)
+        if self._config.path:
+            await box.copy_in(Path(self._config.path))
+        for name, content in self._config.files.items():
+            await box.write(name, content.encode("utf-8", "replace"))
 
     async def _lend(self, spec: Spec) -> Box:
         name = self._config.box

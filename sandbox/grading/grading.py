@@ -23,6 +23,7 @@ from sandbox import process_tree
 from sandbox.boxes import tar_streams
 from sandbox.boxes.box import VARIABLES, Box, Ran, Spec
 from sandbox.boxes.frame import Frame
+from sandbox.boxes.probe import probe
 from sandbox.grading import pytest_witness, supervisor
 from sandbox.grading.controls import Controls, controls
 from sandbox.grading.parsers import parse
@@ -278,10 +279,7 @@ class Grading:
 
     async def _probe(self) -> None:
         """Raises WorkFailed(`box_died`) where the box cannot even do nothing."""
-        ran = await self.box.run(["/bin/sh", "-c", ":"], timeout_s=SETTLE_S)
-        if ran.exit_code:
-            msg = f"the box died while a patch was judged: {ran.output.strip()[:300]}"
-            raise WorkFailed("box_died", msg, retriable=True)
+        await probe(self.box, timeout_s=SETTLE_S)
 
 
 def _tests_directory(test: str) -> str:

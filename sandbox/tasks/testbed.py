@@ -34,12 +34,15 @@ LONGEST_S = 120.0
 async def lay_out(box: Box, task: HarborTask) -> None:
     """Put a task's files into the directory of a box, and commit them there.
 
-    Raises WorkFailed: `bad_config` where the box has no git, or what the box raises.
+    Raises WorkFailed: `bad_config` where the box has no git, `deadline`, or what the box raises.
     """
     if task.testbed:
         await box.copy_in(task.testbed)
     ran = await box.run(("/bin/sh", "-c", BASE), env=BORN, timeout_s=LONGEST_S)
+    if ran.timed_out:
+        msg = f"the files of task {task.name!r} are not committed within {LONGEST_S:g} s"
+        raise WorkFailed("deadline", msg, retriable=True)
     if ran.exit_code:
-        said = "it took too long" if ran.timed_out else ran.output.strip()[-500:]
+        said = ran.output.strip()[-500:]
         msg = f"the files of task {task.name!r} cannot be committed in the box: {said}"
         raise WorkFailed("bad_config", msg, retriable=False)

@@ -9,9 +9,19 @@ import pytest
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
-from schemas.messages import Limits, ModelCall, RolloutRequest, Task, Trajectory
+from sandbox.boxes.box import Box
+from schemas.messages import (
+    Limits,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+)
+from tests.support.mortal_boxes import MortalHost, kill
 from tests.support.rig import Rig
 from tests.support.shell_page import count_red, shell_task
+from tests.support.waiting import until
 
 TASK = shell_task()
 
@@ -70,4 +80,43 @@ def test_a_rollout_lives_its_commands_again_where_its_worker_was_lost(rig: Rig) 
     (trajectory,) = finish(rig, 1, agents, models, rig.environments("e2", slots={"box": 2}))
 
     assert [step.reward for step in trajectory.steps or ()] == [0.0, 0.0, 1.0]
+    assert len(rig.read(rig.topics.calls("p"), ModelCall)) == 2
+
+
+def test_a_rollout_whose_boxes_all_die_fails_for_that_and_is_judged_by_nobody(rig: Rig) -> None:
+    host = MortalHost(lambda box, number, nth, started: kill(box) if started else None)
+    environments = rig.environments(slots={"box": 2}, hosts=lambda place: host)
+    rewards = rig.rewards(scorers=("environment_return", "no_submission"))
+    ask(rig, 0)
+
+    (trajectory,) = finish(rig, 1, rig.agents(), rig.models(policy()), environments, rewards)
+
+    def scored() -> list[ScoredTrajectory]:
+        rewards.turn(0.0)
+        return rig.read(rig.topics.scored, ScoredTrajectory)
+
+    until(lambda: bool(scored()), 60, lambda: "it is not scored")
+
+    assert (trajectory.status, trajectory.code) == ("failed", "box_died")
+    assert environments.role.counts["box_died"] == host.lent == 3
+    assert [(each.total, each.reason) for each in scored()] == [(None, "failed/box_died")]
+
+
+def test_a_rollout_whose_box_died_once_is_solved_as_any_other(rig: Rig) -> None:
+    deaths: list[int] = []
+
+    def once(box: Box, number: int, nth: int, started: bool) -> None:
+        if number == 0 and nth == 1 and started:
+            deaths.append(number)
+            kill(box)
+
+    host = MortalHost(once)
+    environments = rig.environments(slots={"box": 2}, hosts=lambda place: host)
+    ask(rig, 0)
+
+    (trajectory,) = finish(rig, 1, rig.agents(), rig.models(policy()), environments)
+
+    assert deaths == [0]
+    assert [step.reward for step in trajectory.steps or ()] == [0.0, 0.0, 1.0]
+    assert environments.role.counts["box_died"] == 1
     assert len(rig.read(rig.topics.calls("p"), ModelCall)) == 2

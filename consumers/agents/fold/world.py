@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from consumers.agents.wishes import Program
+from consumers.agents.wishes import Program, WishFailed
 from schemas.errors import ProgramFailed
 from schemas.foreign_text import shown
 from schemas.interrupts import is_from_outside
@@ -28,14 +28,14 @@ class World:
     def failure(self, program_name: str, error: BaseException) -> ProgramFailed:
         """What was raised inside the guard, as the end of its rollout alone.
 
-        A user's program may raise anything, also what ends a process. Raises what came from
-        outside again.
+        A user's program may raise anything, also what ends a process. A wish that failed and was
+        not caught ends it by the wish's own code. Raises what came from outside again.
         """
         if isinstance(error, ProgramFailed):
             return error
         if is_from_outside(error):
             raise error
+        code = getattr(error, "code", None) if type(error) is WishFailed else None
+        code = code if type(code) is str else "raised"
         kind = type(error).__name__
-        return ProgramFailed(
-            "raised", f"program {program_name!r} raised {kind}: {shown(error, str)}"
-        )
+        return ProgramFailed(code, f"program {program_name!r} raised {kind}: {shown(error, str)}")

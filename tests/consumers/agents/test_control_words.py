@@ -107,7 +107,7 @@ def test_a_call_without_an_answer_is_failed_and_asked_again(rig: Rig) -> None:
     rig.settle(loop)
 
     assert [e.body.code for e in rig.events(CallFailed)] == ["deadline", "deadline"]
-    assert rig.trajectories()[0].code == "raised"
+    assert rig.trajectories()[0].code == "deadline"
 
 
 def test_a_rollout_without_an_end_is_ended(rig: Rig) -> None:

@@ -417,8 +417,8 @@ def test_a_program_that_does_not_forgive_fails_with_the_reason() -> None:
 
     decision = one(hand.fail(one(hand.start("asks_once")), "too_long", retriable=False))
 
-    assert (decision.body.status, decision.body.code) == ("failed", "raised")
-    assert "too_long" in decision.body.reason
+    assert (decision.body.status, decision.body.code) == ("failed", "too_long")
+    assert "raised WishFailed: too_long" in decision.body.reason
 
 
 def test_in_a_list_a_failure_stands_in_the_place_of_its_answer() -> None:
@@ -495,7 +495,7 @@ def test_history_asked_for_after_it_was_sent_is_a_failure() -> None:
     decision = one(hand.fail(again, "history_needed"))
 
     assert again.tries == 2
-    assert decision.body.code == "raised"
+    assert decision.body.code == "history_needed"
 
 
 LONG = "word " * 220
@@ -706,7 +706,7 @@ def test_a_session_lost_in_the_last_attempt_is_the_programs_affair() -> None:
 
     decision = one(hand.fail(step, "session_lost", retriable=False))
 
-    assert (decision.body.status, decision.body.code) == ("failed", "raised")
+    assert (decision.body.status, decision.body.code) == ("failed", "session_lost")
 
 
 def test_a_new_attempt_forgets_what_the_old_one_learned() -> None:
@@ -867,10 +867,26 @@ def raises_unwritable(task: Task) -> Agent:
     raise ValueError(msg)
 
 
+def raises_a_wish(code: object) -> Any:
+    def program(task: Task) -> Agent:
+        yield from ()
+        failed = WishFailed("box_died", "it was not")
+        failed.code = code  # type: ignore[assignment]
+        if code is None:
+            del failed.code
+        raise failed
+
+    program.__name__ = f"raises_a_wish_{type(code).__name__}"
+    return program
+
+
 @pytest.mark.parametrize(
     "program",
-    [raises_at_once, leaves, closes_itself, pretends, raises_mute, raises_unwritable],
-)
+    [
+        raises_at_once, leaves, closes_itself, pretends, raises_mute, raises_unwritable,
+        raises_a_wish(None), raises_a_wish(3), raises_a_wish(object()),
+    ],
+)  # fmt: skip
 def test_a_program_that_raises_ends_its_rollout_only(program: Any) -> None:
     hand = Hand(program, asks_once)
     call = one(hand.start("asks_once", rollout_id="other"))

@@ -251,7 +251,7 @@ def test_a_call_for_a_policy_without_a_topic_fails_and_the_program_sees_it(rig: 
 
     failed = rig.events(CallFailed)[0].body
     assert (failed.code, failed.retriable) == ("unknown_policy", False)
-    assert rig.trajectories()[0].code == "raised"
+    assert rig.trajectories()[0].code == "unknown_policy"
 
 
 def test_a_command_that_is_too_large_fails_and_the_program_sees_it(rig: Rig) -> None:
@@ -264,7 +264,7 @@ def test_a_command_that_is_too_large_fails_and_the_program_sees_it(rig: Rig) -> 
     rig.settle(loop)
 
     assert rig.events(CallFailed)[0].body.code == "too_large"
-    assert rig.trajectories()[0].code == "raised"
+    assert rig.trajectories()[0].code == "too_large"
 
 
 def test_a_trajectory_that_is_too_large_goes_bare(rig: Rig) -> None:

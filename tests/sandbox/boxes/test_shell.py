@@ -100,6 +100,8 @@ def test_without_state_every_command_begins_where_the_first_one_began() -> None:
         ("\0", "the command holds a NUL.*\n", 2),
         ("\ud800", r".*\?: not found\n", 127),
         (f"echo {'x' * 1_000_000} | wc -c", "1000001\n", 0),
+        (f": {'x' * (1 << 20)}", "the command has 1,048,578 bytes.*nothing was run\n", 2),
+        (f": {'☃' * 400_000}", "the command has 1,200,002 bytes.*nothing was run\n", 2),
         ("echo " + "'" * 3, r".*Unterminated quoted string\n", 2),
     ],
     ids=lambda value: repr(value)[:30],

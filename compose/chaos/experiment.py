@@ -15,6 +15,7 @@ import structlog
 from rich.console import Console
 
 from compose.chaos import workload
+from compose.chaos.box_victims import BoxVictim, EngineVictim
 from compose.chaos.faults import KILL, SERVICES, Fault
 from compose.chaos.plan import processes_of
 from compose.chaos.stage import Stage
@@ -24,6 +25,7 @@ from compose.services.service_errors import ServicesError
 from compose.workers.supervisor import GRACE_S
 from producers.publisher import flush_all
 from producers.submit import Submitter
+from sandbox.boxes.leases import Leases
 from schemas.messages import Control, RolloutRequest
 
 OPEN = 200
@@ -36,6 +38,8 @@ STUCK_S = 60.0
 """A group without progress for so long is harmed again."""
 DRAIN_S = 180.0
 FLUSH_S = 120.0
+REAP_S = 60.0
+"""What a dead worker held lapses after half of it, and is looked for every few seconds."""
 LINE_EVERY_S = 10.0
 AHEAD = 12
 """A soak's fault may overtake so many that come before it; a service that is back at once would
@@ -92,8 +96,19 @@ class Conductor:
         cluster.codec.prepare(cluster.topics.control, Control)
         self.workers = stage.workers()
         self.pool = ThreadPoolExecutor(max_workers=2)
+        self.leases = Leases(state.leases(), "chaos")
+        self.boxes = BoxVictim(self.leases, stage.engine)
         stack = Stack(state.state(), state.cache(), self.pool)
-        victims: Sequence[Victim] = [
+        self.lanes = {victim.name: Lane(victim) for victim in self._victims(stack)}
+        self.watch = Watch(cluster)
+        self.publisher = cluster.log.publisher()
+        self.submitter = Submitter(self.publisher, cluster.codec, cluster.topics, "chaos")
+        self.published = 0
+        self._said = 0.0
+
+    def _victims(self, stack: Stack) -> Sequence[Victim]:
+        engine = self.stage.engine
+        return [
             *self.workers,
             *(ServiceVictim(name, stack) for name in SERVICES),
             *(
@@ -101,13 +116,9 @@ class Conductor:
                 for worker in self.workers
                 if worker.group == "environments"
             ),
+            self.boxes,
+            *([EngineVictim(engine)] if engine else []),
         ]
-        self.lanes = {victim.name: Lane(victim) for victim in victims}
-        self.watch = Watch(cluster)
-        self.publisher = cluster.log.publisher()
-        self.submitter = Submitter(self.publisher, cluster.codec, cluster.topics, "chaos")
-        self.published = 0
-        self._said = 0.0
 
     def run(self) -> None:
         """All of it; what did not work in time is for `verify` to tell."""
@@ -187,6 +198,12 @@ class Conductor:
         self._until(
             lambda: self.watch.all_scored(ends), DRAIN_S, "draining", feed=False, must=False
         )
+        self._until(self._reaped, REAP_S, "reaping", feed=False, must=False)
+
+    def _reaped(self) -> bool:
+        """Whether every lease has been told of late: what the dead held has been removed."""
+        told_s = 3 * self.leases.times.touch_s
+        return all(lease.age_s < told_s for lease in self.leases.all())
 
     def _until(
         self,
@@ -235,7 +252,8 @@ class Conductor:
         ended = self.watch.scored_of(workload.run_id(self.plan.seed))
         while self.published < most and self.published - ended < OPEN:
             seed, number = self.plan.seed, self.published
-            self.submitter.publish(workload.request(seed, number, hosts=self.plan.hosts))
+            hosts, boxes = self.plan.hosts, self.stage.boxes
+            self.submitter.publish(workload.request(seed, number, hosts=hosts, boxes=boxes))
             word = workload.cancel(seed, number)
             if word is not None:
                 topic, key = self.stage.cluster.topics.control, word.rollout_id or word.group_id

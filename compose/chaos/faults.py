@@ -16,8 +16,14 @@ WORKERS = ("agents", "models", "environments", "rewards")
 SERVICES = ("broker", "registry")
 PROCESSES = "processes"
 """Those of hosted agents; each belongs to an environments worker."""
-ROLES = (*WORKERS, PROCESSES, "training", *SERVICES)
+BOXES = "boxes"
+"""Of agents that act in a shell: any that a worker holds just now."""
+ENGINE = "engine"
+"""A docker engine of the run's own, in whose containers half of those shells are."""
+ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES)
 """What `--kill` may name."""
+USUAL = tuple(role for role in ROLES if role != ENGINE)
+"""Who is harmed where nobody is named: an engine takes root, and docker installed."""
 
 KILL, PAUSE = "kill", "pause"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
@@ -28,14 +34,19 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     **{role: {KILL: 4, PAUSE: 2, **dict.fromkeys(CUTS, 1)} for role in WORKERS},
     **{role: {KILL: 2, PAUSE: 1} for role in ("training", *SERVICES)},
     PROCESSES: {KILL: 1},
+    BOXES: {KILL: 1},
+    ENGINE: {KILL: 2, PAUSE: 1},
 }
 """What may happen to whom, by weight."""
-WEIGHTS = {**dict.fromkeys((*WORKERS, PROCESSES), 10), "training": 2, "broker": 2, "registry": 10}
+WEIGHTS = {
+    **dict.fromkeys((*WORKERS, PROCESSES, BOXES, "registry"), 10),
+    **dict.fromkeys((ENGINE, "training", "broker"), 2),
+}
 """How often a role is hit, whatever the number of its processes."""
-KILL_WEIGHTS = {**WEIGHTS, "training": 0.5, "broker": 0.5, "registry": 4}
+KILL_WEIGHTS = {**WEIGHTS, ENGINE: 0.5, "training": 0.5, "broker": 0.5, "registry": 4}
 """The same for a soak of kills. Broker and trainer take seconds to come back; so does the registry,
 which is killed as often as a single worker."""
-DOWN_S = {"broker": 10.0, "registry": 5.0}
+DOWN_S = {"broker": 10.0, "registry": 5.0, ENGINE: 5.0}
 """A killed service is started again after at most so long; a worker at once."""
 SHORTEST_S = 1.0
 SESSIONS = 2.0

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from compose.chaos.box_figures import BoxFigures
 from compose.chaos.faults import ROLES, Fault
 from compose.chaos.hosted_figures import HostedFigures
 
@@ -28,12 +29,13 @@ class ChaosOutcome:
     fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Workers that ended by themselves, with their exit codes."""
     hosted: HostedFigures = field(default_factory=HostedFigures)
+    boxes: BoxFigures = field(default_factory=BoxFigures)
 
     @property
     def ok(self) -> bool:
-        """Nothing was lost, doubled, breached or asked again, and every accepted rollout ended."""
+        """Nothing was lost, doubled, breached, asked again or left behind, and all have ended."""
         wrong = self.lost or self.doubled or self.breaches or self.hosted.asked_again
-        return not wrong and self.ended == self.accepted
+        return not wrong and self.boxes.ok and self.ended == self.accepted
 
     def times(self) -> list[float]:
         return [took for _, took in self.harmed if took is not None]
@@ -56,6 +58,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "repeated": outcome.repeated,
         "breaches": outcome.breaches,
         "hosted": asdict(outcome.hosted),
+        "boxes": asdict(outcome.boxes),
         "recovery_p50_s": p50,
         "recovery_max_s": longest,
         "ended_by_themselves": {name: list(codes) for name, codes in outcome.fell.items()},
@@ -82,6 +85,7 @@ def table(outcome: ChaosOutcome) -> Table:
         "breaches": outcome.breaches,
         "external work repeated": outcome.repeated,
         **_hosted_rows(outcome.hosted),
+        **_box_rows(outcome.boxes),
     }
     if outcome.fell:
         rows["ended by themselves"] = sum(map(len, outcome.fell.values()))
@@ -100,6 +104,21 @@ def _hosted_rows(hosted: HostedFigures) -> dict[str, int]:
         "answered asks called again": hosted.asked_again,
     }
     return rows if hosted.rollouts else {}
+
+
+def _box_rows(boxes: BoxFigures) -> dict[str, int]:
+    """Nothing where no rollout was in a shell."""
+    rows = {
+        "rollouts in a shell": boxes.rollouts,
+        "boxes killed": boxes.killed,
+        "commands whose box died": boxes.died,
+        "of these tried again": boxes.again,
+        "rollouts given up": boxes.given_up,
+        "shells gone wrong": boxes.wrong,
+        "boxes left": boxes.boxes_left,
+        "leases left": boxes.leases_left,
+    }
+    return rows if boxes.rollouts else {}
 
 
 def _by_kind(outcome: ChaosOutcome) -> dict[tuple[str, str], list[float | None]]:

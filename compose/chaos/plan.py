@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.chaos.faults import PROCESSES, SERVICES, Fault, kills, mixed
+from compose.chaos.faults import BOXES, ENGINE, PROCESSES, SERVICES, Fault, kills, mixed
 from schemas.errors import Refused
 
 WORKERS = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
@@ -13,7 +13,7 @@ SERVER = "trained-1"
 """The model server of the training run; it is harmed as one with its trainer."""
 EVERY_S = 4.0
 """Between two faults, on average; less where the run is short, so that every kind has its turn."""
-ROUND = 18
+ROUND = 21
 SOAK_EVERY_S = 0.2
 
 
@@ -34,7 +34,7 @@ class ChaosPlan:
     """None: as many as keep the workers busy."""
     beside: Path | None = None
     """A wheel of another release: half of the workers are of it, and whoever is killed comes back
-    as one of the other kind. Without hosted rollouts, which an older one does not know."""
+    as one of the other kind. Without hosted rollouts and boxes, which older ones do not know."""
 
     def __post_init__(self) -> None:
         lengths = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
@@ -45,9 +45,10 @@ class ChaosPlan:
         if self.beside is not None and not self.beside.is_file():
             msg = f"--beside {self.beside}: there is no such file"
             raise Refused(msg)
-        if not self.hosts and set(self.roles) == {PROCESSES}:
+        if not self.hosts and set(self.roles) <= {PROCESSES, BOXES, ENGINE}:
             msg = (
-                f"--beside WHEEL goes without hosted rollouts, so there are no {PROCESSES} to kill"
+                "--beside WHEEL goes without hosted rollouts and without boxes, so there are no "
+                f"{', '.join(self.roles)} to kill"
             )
             raise Refused(msg)
         if (self.minutes is None) == (self.kills is None):
@@ -65,8 +66,13 @@ class ChaosPlan:
 
     @property
     def hosts(self) -> bool:
-        """Whether some of the rollouts are hosted."""
+        """Whether some of the rollouts are hosted, and some act in a box."""
         return self.beside is None
+
+    @property
+    def containers(self) -> bool:
+        """Whether a docker engine is put up, and harmed."""
+        return self.hosts and ENGINE in self.roles
 
     @property
     def trains(self) -> bool:
@@ -94,6 +100,7 @@ class ChaosPlan:
         if self.hosts:
             hosts = everybody["environments"]
             everybody[PROCESSES] = [processes_of(host) for host in hosts]
+            everybody |= {BOXES: [BOXES], ENGINE: [ENGINE]}
         return {role: everybody[role] for role in self.roles if role in everybody}
 
     def faults(self) -> list[Fault]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from compose.chaos import workload
+from compose.chaos.box_figures import box_figures
+from compose.chaos.box_victims import boxes_left
 from compose.chaos.experiment import Conductor
 from compose.chaos.hosted_figures import figures_of
 from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
-from compose.chaos.stage import staged
+from compose.chaos.stage import Stage, no_namespaces, refuse_no_boxes, staged
 from compose.conductor.conductor import Stopped, interruptible
 from compose.files import refuse_no_folder, write_json
 from compose.log_setup import set_up
@@ -31,6 +33,7 @@ def run_chaos(
 ) -> bool:
     """Run it all and print the table; True when nothing was lost, doubled or breached."""
     refuse_no_folder(json)
+    refuse_no_boxes(plan)
     with interruptible() as check, _directory(keep, terminal) as directory:
         with (directory / "conductor.log").open("a") as log:
             set_up("conductor", "conductor", log)
@@ -78,9 +81,10 @@ def _conduct(
     terminal: Console,
     check: Callable[[], None],
 ) -> tuple[ChaosOutcome, Report]:
-    """Leaves no process behind."""
+    """Leaves no process and no box behind."""
     began = time.monotonic()
     with staged(plan, settings, directory) as stage:
+        _say_boxes(stage, terminal)
         conductor = Conductor(stage, terminal, check)
         try:
             conductor.run()
@@ -89,6 +93,8 @@ def _conduct(
         most = conductor.most_repeated()
         report = audit_with_bar(stage.cluster, terminal, drained=True, most_repeated=most)
         hosted = figures_of(stage.cluster, workload.POLICY, stage.logs)
+        left = boxes_left(conductor.leases, stage.engine)
+        boxes = box_figures(stage.cluster, conductor.boxes.killed, left)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
     outcome = ChaosOutcome(
         seed=plan.seed,
@@ -102,5 +108,16 @@ def _conduct(
         seconds=time.monotonic() - began,
         fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},
         hosted=hosted,
+        boxes=boxes,
     )
     return outcome, report
+
+
+def _say_boxes(stage: Stage, terminal: Console) -> None:
+    """Say where the workload's shells are, and what is not killed for want of it."""
+    names = [each["box"] for each in stage.boxes]
+    if names:
+        terminal.print(f"shells are in boxes of {' and '.join(names)}", highlight=False)
+    if names == ["local"]:
+        why = f"no box is killed: a directory has no first process, and {no_namespaces()}"
+        terminal.print(why, highlight=False, soft_wrap=True)

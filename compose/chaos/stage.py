@@ -1,5 +1,6 @@
 """Where a chaos run takes place: a broker and a registry of its own, and its workers' processes."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from compose.chaos import beside, workload
+from compose.chaos.faults import BOXES
+from compose.chaos.own_engine import IMAGE, OwnEngine, refuse_no_engine
 from compose.chaos.plan import SERVER, ChaosPlan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import WorkerVictim, to_registry
@@ -22,11 +25,15 @@ from compose.runs.run_folder import RunFolder
 from compose.services import embedded
 from compose.services.ports import free_port
 from compose.settings import KafkaSettings, RegistrySettings, Settings
+from sandbox.boxes.box import driver
+from schemas.errors import Refused
 
 SCORER = "environment_return"
 RECIPE = "training.toml"
-SLOTS = 8
-"""Agents' processes of one environments worker at a time, on a machine that has much to do."""
+SLOTS = {"hosted": 8, "box": 16}
+"""Agents' processes and boxes of one environments worker, on a machine that has much to do."""
+WARM = 1
+"""Most of the boxes that are killed have somebody in them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,9 @@ class Stage:
     """The training run, where there is one."""
     releases: Sequence[str] = ("",)
     """Where the modules of each release are; empty for ours."""
+    boxes: Sequence[Mapping[str, str]] = ()
+    """What a shell of the workload may be in, as its config says it."""
+    engine: OwnEngine | None = None
 
     @property
     def logs(self) -> Path:
@@ -72,7 +82,10 @@ class Stage:
             "ROLLCALL_PREFIX": self.cluster.settings.prefix,
         }
         if len(self.releases) == 1:  # another release may not know the setting
-            environment["ROLLCALL_ENVIRONMENTS__SLOTS"] = json.dumps({"hosted": SLOTS})
+            environment["ROLLCALL_ENVIRONMENTS__SLOTS"] = json.dumps(SLOTS)
+            environment["ROLLCALL_ENVIRONMENTS__WARM"] = str(WARM)
+        if self.engine is not None:
+            environment["DOCKER_HOST"] = self.engine.host
         log = self.logs / f"{name}.log"
         return WorkerVictim(
             name,
@@ -105,6 +118,58 @@ class Stage:
 @contextmanager
 def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Stage]:
     """Put up what is needed in the directory; take it down at the end, its log stays."""
+    with (
+        _engine(plan, directory) as engine,
+        _cluster(plan, settings, directory) as (cluster, proxy, releases),
+    ):
+        run = _training_run(cluster, plan.seed, releases[-1]) if plan.trains else None
+        boxes = _boxes(plan, engine)
+        yield Stage(plan, cluster, proxy, run, releases, boxes, engine)
+
+
+def refuse_no_boxes(plan: ChaosPlan) -> None:
+    """Raise Refused where nothing of what is to be killed can be had on this host."""
+    if plan.containers:
+        refuse_no_engine()
+    elif set(plan.roles) == {BOXES} and (why := no_namespaces()):
+        msg = f"there are no {BOXES} to kill: {why}"
+        raise Refused(msg)
+
+
+@contextmanager
+def _engine(plan: ChaosPlan, directory: Path) -> Iterator[OwnEngine | None]:
+    """An engine of the run's own, where containers are asked for."""
+    if not plan.containers:
+        yield None
+        return
+    engine = OwnEngine(directory / "engine.log")
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.close()
+
+
+def _boxes(plan: ChaosPlan, engine: OwnEngine | None) -> list[dict[str, str]]:
+    """Namespaces, and containers where there is an engine; directories where there is neither."""
+    if not plan.hosts:
+        return []
+    boxes = [{"box": "docker", "image": IMAGE}] if engine else []
+    if not no_namespaces():
+        boxes.append({"box": "bubblewrap"})
+    return boxes or [{"box": "local"}]
+
+
+def no_namespaces() -> str:
+    """Why bubblewrap makes no box here; empty where it does."""
+    return asyncio.run(driver("bubblewrap").unavailable())
+
+
+@contextmanager
+def _cluster(
+    plan: ChaosPlan, settings: Settings, directory: Path
+) -> Iterator[tuple[Cluster, Proxy, Sequence[str]]]:
+    """Broker, registry and links, and the releases that take part."""
     names = [name for names in plan.workers().values() for name in names]
     other = beside.unpack(plan.beside, directory / "beside") if plan.beside else None
     links = _links(names)
@@ -133,9 +198,8 @@ def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Sta
         registry = urlsplit(endpoints.registry_url).port or 0
         proxy.open(_links(map(to_registry, names), links, registry))
         _provision(cluster, workload.POLICY, other)
-        run = _training_run(cluster, plan.seed, other) if plan.trains else None
         try:
-            yield Stage(plan, cluster, proxy, run, ["", str(other)] if other else [""])
+            yield cluster, proxy, ["", str(other)] if other else [""]
         finally:
             cluster.close()
     finally:
@@ -150,15 +214,15 @@ def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
     complete_topics(cluster, policy_id)
 
 
-def _training_run(cluster: Cluster, seed: int, other: Path | None) -> RunFolder:
-    """A run of the recipe beside this module."""
+def _training_run(cluster: Cluster, seed: int, release: str) -> RunFolder:
+    """A run of the recipe beside this module, its topics made as by this release first."""
     text = (files("compose.chaos") / RECIPE).read_text()
     # In a process of its own: what makes a policy holds half a gigabyte of libraries
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
         recipe = parse_recipe(text, RECIPE)
         creation = elsewhere.submit(run_folder.create, cluster.settings.state(), recipe, text, seed)
         folder = creation.result()
-    _provision(cluster, folder.policy_id, other)
+    _provision(cluster, folder.policy_id, Path(release) if release else None)
     return run_folder.begin(folder, cluster)
 
 

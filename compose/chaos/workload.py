@@ -3,14 +3,15 @@
 Several turns, calls side by side, failures that are asked again, answers that come after their
 deadline, sessions that cannot be rebuilt, rollouts whose own deadline is short, cancels of rollouts
 and of groups, agents in processes of their own. Every model server says something else, so that it
-matters whose answer counts.
+matters whose answer counts. What they say in a shell are commands, whose output tells all that was
+run in it before.
 """
 
 import heapq
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
@@ -33,6 +34,7 @@ from consumers.agents.wishes import (
 from inference.engine import EngineAnswer
 from inference.scripted import Script, ScriptedEngine
 from sandbox.environment import Observation
+from sandbox.tasks.scripted_policies import BARE
 from schemas import messages
 from schemas.errors import WorkFailed
 from schemas.messages import Control, Limits, ModelCall, RolloutRequest
@@ -41,6 +43,7 @@ POLICY = "chaos"
 HERE = __name__
 GROUP = 4
 AGENTS = ("react", f"{HERE}:side_by_side", f"{HERE}:forgiving")
+SHELL = "shell"
 AGENT_OF_OTHERS = "hosted"
 FUNCTIONS = ("sequential", "side_by_side", "noisy")
 """Of `compose.chaos.hosted_agents`."""
@@ -48,6 +51,10 @@ HOSTED = 0.05
 """So many of the rollouts have a process each, as a function or, one in `COMMANDS`, a command."""
 COMMANDS = 4
 CATCH_UP_S = 2.0
+BOXED = 0.1
+"""So many act in a shell, each in a box of its own."""
+BOX_TIMEOUT_S = 60.0
+"""Of a command and of a step: longer than any pause, so that none is cut off in the middle."""
 STEP_S = 0.005
 """What a decode step takes, whatever is in the batch."""
 WORDS = ("left", "right", "on", "back", "wait")
@@ -123,9 +130,26 @@ def script(server: str) -> Script:
         if dice.random() < 0.03:
             code = "overloaded"
             raise WorkFailed(code, "too much to do", retriable=True)
-        return f"{dice.choice(WORDS)} {server} {next(spoken)}"
+        said = f"{dice.choice(WORDS)} {server} {next(spoken)}"
+        return SHELL_COMMAND.format(said) if _is_shell(call) else said
 
     return say
+
+
+SHELL_COMMAND = "echo {} >> path; cat path"
+
+
+def _is_shell(call: ModelCall) -> bool:
+    """Whether what was shown last is a shell's: how it begins, or how a command ended."""
+    shown = call.messages[-1].content if call.messages else ""
+    return BARE in shown or shown.startswith("exit code ")
+
+
+def shown_by_shell(commands: Sequence[str]) -> str:
+    """What the last of some commands shows when all have run, each once and in this order."""
+    before, after = SHELL_COMMAND.split("{}")
+    said = (command.removeprefix(before).removesuffix(after) for command in commands)
+    return "exit code 0\n" + "".join(f"{each}\n" for each in said)
 
 
 def delay_s(call: ModelCall) -> float:
@@ -194,11 +218,34 @@ def run_id(seed: int) -> str:
     return f"chaos-{seed}"
 
 
-def request(seed: int, number: int, *, hosts: bool = True) -> RolloutRequest:
-    """The rollout of this number; without `hosts` none has a process of its own."""
-    dice = Random(f"hosted/{seed}/{number}")
+def request(
+    seed: int, number: int, *, hosts: bool = True, boxes: Sequence[Mapping[str, str]] = ()
+) -> RolloutRequest:
+    """The rollout of this number; without `hosts` none has a process of its own.
+
+    `boxes` are what a shell may be in, as its config says it; without any there are no shells.
+    """
+    dice, boxed = Random(f"hosted/{seed}/{number}"), Random(f"boxed/{seed}/{number}")
     asked = _request(seed, number)
-    return _hosted(asked, dice) if hosts and dice.random() < HOSTED else asked
+    if hosts and dice.random() < HOSTED:
+        return _hosted(asked, dice)
+    return _boxed(asked, boxed, boxes) if boxes and boxed.random() < BOXED else asked
+
+
+def _boxed(
+    asked: RolloutRequest, dice: Random, boxes: Sequence[Mapping[str, str]]
+) -> RolloutRequest:
+    """The same as a talk with a shell, which may be rebuilt and begun anew."""
+    mode = dice.choice(("persistent", "persistent", "ephemeral"))
+    config = {
+        **dice.choice(boxes),
+        "mode": mode,
+        "max_steps": dice.randint(3, 8),
+        "timeout_s": BOX_TIMEOUT_S,
+    }
+    limits = replace(asked.limits, max_tries=4, max_attempts=4, step_timeout_s=BOX_TIMEOUT_S)
+    task = replace(asked.task, environment=SHELL, environment_config=json.dumps(config))
+    return replace(asked, agent="react", task=task, limits=limits)
 
 
 def _hosted(asked: RolloutRequest, dice: Random) -> RolloutRequest:

@@ -33,7 +33,7 @@ Keep = Annotated[
 def chaos(
     minutes: Minutes = None,
     seed: Seed = 7,
-    kill: Kill = "agents,models,environments,rewards,processes,training,broker,registry",
+    kill: Kill = "agents,models,environments,rewards,processes,boxes,training,broker,registry",
     kills: Kills = None,
     rollouts: Rollouts = None,
     beside: Beside = None,
@@ -42,8 +42,9 @@ def chaos(
 ) -> None:
     """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
 
-    Exit code 0 when nothing was lost, doubled or breached, and no agent's answered ask was made a
-    model call again, else 1.
+    Exit code 0 when nothing was lost, doubled or breached, no agent's answered ask was made a model
+    call again, every shell ran what it was told, and no box is left; else 1. `engine` is a docker
+    engine of the run's own, for half of the shells; root alone can start one.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 

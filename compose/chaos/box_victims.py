@@ -1,0 +1,150 @@
+"""Boxes that are killed where they are, and the engine that holds containers.
+
+A box ends with its first process, as when the host runs out of memory or somebody kills by pid: its
+worker is told nothing. Which boxes there are is known by their leases, those that wait started and
+are nobody's yet among them.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from compose.chaos.faults import BOXES, ENGINE, KILL, Fault
+from compose.chaos.own_engine import LOOK_EVERY_S, OwnEngine
+from sandbox.boxes.box import driver
+from sandbox.boxes.bubblewrap import MARK
+from sandbox.boxes.leases import Leases
+from sandbox.process_tree import children
+
+GROUP = "environments"
+"""Whose progress shows that boxes are lost to nobody."""
+
+
+@dataclass
+class BoxVictim:
+    """Any box of the workers, by a draw from the fault's time."""
+
+    leases: Leases
+    engine: OwnEngine | None = None
+    name: str = BOXES
+    group: str = GROUP
+    killed: int = 0
+    _looked: float = 0.0
+    _seen: list[int] = field(default_factory=list)
+
+    def fit(self) -> bool:
+        """Whether there is one, looked for now and then."""
+        if time.monotonic() > self._looked + LOOK_EVERY_S:
+            self._seen, self._looked = self._first_processes(), time.monotonic()
+        return bool(self._seen)
+
+    def back(self) -> bool:
+        """None comes back: another one takes its place where one is needed."""
+        return True
+
+    def partitions(self) -> set[int]:
+        return set()
+
+    def begin(self, fault: Fault) -> None:
+        """SIGKILL to the first process of one; nothing where all have just ended."""
+        first = self._first_processes()
+        if first and _killed(Random(f"box/{fault.at_s}").choice(first)):
+            self.killed += 1
+
+    def during(self, fault: Fault, since_s: float) -> None:
+        """Nothing changes meanwhile."""
+
+    def end(self, fault: Fault) -> None:
+        """Whoever acts in it asks for another one."""
+
+    def look(self) -> None:
+        """Nobody waits for it."""
+
+    def _first_processes(self) -> list[int]:
+        """Those of all boxes that a worker holds, in the order of their names."""
+        there = first_processes() | (self.engine.first_processes() if self.engine else {})
+        held = [lease.ident for lease in self.leases.all() if self.leases.is_live(lease)]
+        return [there[ident] for ident in held if there.get(ident)]
+
+
+@dataclass
+class EngineVictim:
+    """The engine of this run; its containers end when it comes back."""
+
+    engine: OwnEngine
+    name: str = ENGINE
+    group: str = GROUP
+
+    def fit(self) -> bool:
+        return self.engine.answers()
+
+    def back(self) -> bool:
+        return self.fit()
+
+    def partitions(self) -> set[int]:
+        return set()
+
+    def begin(self, fault: Fault) -> None:
+        if fault.kind == KILL:
+            self.engine.kill()
+        else:
+            self.engine.send(signal.SIGSTOP)
+
+    def during(self, fault: Fault, since_s: float) -> None:
+        """Nothing changes meanwhile."""
+
+    def end(self, fault: Fault) -> None:
+        if fault.kind == KILL:
+            self.engine.begin()
+        else:
+            self.engine.send(signal.SIGCONT)
+
+    def look(self) -> None:
+        """Raises ServicesError where it has ended by itself."""
+        self.engine.look()
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesLeft:
+    """What is still there when every worker has ended."""
+
+    boxes: Sequence[str] = ()
+    leases: Sequence[str] = field(default=())
+
+    def __bool__(self) -> bool:
+        return bool(self.boxes or self.leases)
+
+
+def boxes_left(leases: Leases, engine: OwnEngine | None) -> BoxesLeft:
+    """Boxes of these leases on this host, and leases without a box."""
+    found = set(first_processes()) | set(asyncio.run(driver("bubblewrap").found()))
+    found |= set(asyncio.run(driver("local").found()))
+    found |= set(engine.first_processes()) if engine else set()
+    ours = sorted(ident for ident in found if leases.is_of_here(ident))
+    return BoxesLeft(ours, sorted(lease.ident for lease in leases.all()))
+
+
+def first_processes() -> dict[str, int]:
+    """Those of all boxes of namespaces on this host, as it numbers them."""
+    found: dict[str, int] = {}
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            name = cmdline.read_bytes().partition(b"\0")[0].decode(errors="replace")
+            if name.startswith(MARK):
+                below = children(int(cmdline.parent.name))
+                found |= {name.removeprefix(MARK): pid for pid in below[:1]}
+    return found
+
+
+def _killed(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""A docker engine for one run: its own data, socket and containers, and no rule of the machine's.
+
+Nobody else's engine is ever harmed. What its containers are made of are the few programs of this
+host that a shell needs: no image is fetched from anywhere.
+"""
+
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from compose.extras import require
+from compose.processes import ChildProcess, end, holds_within, spawn
+from compose.services.service_errors import ServicesError
+from sandbox.boxes.docker_driver import LABEL
+from sandbox.process_tree import kill_tree
+from schemas.errors import Refused
+
+PROGRAM, HOLDER = "dockerd", "containerd"
+"""The engine, and what holds its containers while it is down."""
+IMAGE = "rollcall-chaos"
+PROGRAMS = ("sh", "env", "sleep", "cat", "true")
+"""Of this host, with the libraries that they load."""
+LIBRARY = re.compile(r"(/\S+) \(0x")
+READY_S = 60.0
+GRACE_S = 20.0
+ANSWER_S = 2.0
+LOOK_EVERY_S = 0.5
+
+
+def refuse_no_engine() -> None:
+    """Raise Refused where no engine can be put up here."""
+    for program in (PROGRAM, HOLDER):
+        if shutil.which(program) is None:
+            msg = (
+                f"there is no engine to kill: {program} is not installed; leave `engine` out of "
+                "--kill, or `apt-get install docker.io`"
+            )
+            raise Refused(msg)
+    if os.getuid() != 0:
+        msg = "there is no engine to kill: only root starts one; leave `engine` out of --kill"
+        raise Refused(msg)
+    require("docker")
+
+
+class OwnEngine:
+    """`start` once, then `kill` and `begin` as often as one likes, and `close`."""
+
+    def __init__(self, log: Path) -> None:
+        # Not below the run's directory: the path of a socket may have 107 characters
+        self.directory = Path(tempfile.mkdtemp(prefix="rollcall-engine-"))
+        self.host = f"unix://{self.directory}/docker.sock"
+        self._log = log
+        self._process: ChildProcess | None = None
+        self._holder: ChildProcess | None = None
+        self._asked, self._answers = 0.0, False
+
+    def start(self) -> None:
+        """Until it answers and has the image. Raises ServicesError."""
+        at = self.directory / HOLDER
+        places = {"root": "data", "state": "state", "address": "socket"}
+        words = [f"--{name}={at / place}" for name, place in places.items()]
+        self._holder = spawn([HOLDER, *words], self._log)
+        self.begin()
+        if not holds_within(self._answers_now, READY_S, every_s=0.1):
+            msg = f"the docker engine of this run does not answer; see {self._log}"
+            raise ServicesError(msg)
+        with closing(self._client()) as client:
+            client.api.import_image_from_data(image_of_programs(), repository=IMAGE)
+
+    def begin(self) -> None:
+        """Start its process, and wait for nothing."""
+        at = self.directory
+        places = {"data-root": "data", "exec-root": "exec", "pidfile": "dockerd.pid"}
+        words = [f"--{name}={at / place}" for name, place in places.items()]
+        bare = ["--bridge=none", "--iptables=false", "--ip-forward=false"]
+        holder = f"--containerd={at / HOLDER / 'socket'}"
+        command = [PROGRAM, f"--host={self.host}", holder, *words, *bare]
+        self._process = spawn(command, self._log)
+
+    def kill(self) -> None:
+        """SIGKILL, and nothing else: what runs in containers goes on until it is back."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def send(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def look(self) -> None:
+        """Raises ServicesError where it has ended and nobody killed it."""
+        if self._process is not None and self._process.poll() is not None:
+            msg = f"the docker engine ended by itself; see {self._log}"
+            raise ServicesError(msg)
+
+    def answers(self) -> bool:
+        """Whether it does, asked now and then."""
+        if time.monotonic() > self._asked + LOOK_EVERY_S:
+            self._answers = self._process is not None and self._answers_now()
+            self._asked = time.monotonic()
+        return self._answers
+
+    def first_processes(self) -> dict[str, int]:
+        """Those of all boxes that it has, as this host numbers them; 0 for one that does not run.
+
+        Nothing where it does not answer.
+        """
+        if not self.answers():
+            return {}
+        with closing(self._client()) as client:
+            found = client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
+            return {str(each.labels[LABEL]): int(each.attrs["State"]["Pid"]) for each in found}
+
+    def close(self) -> None:
+        """End it with all that it holds, and remove its data. May be called twice."""
+        self.send(signal.SIGCONT)
+        for process in (self._process, self._holder):
+            if process is not None:
+                end([process], GRACE_S)
+        self._process = self._holder = None
+        for pid in _speaking_of(self.directory):
+            kill_tree(pid)
+        for place in sorted(_mounted_below(self.directory), reverse=True):
+            subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _answers_now(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(ANSWER_S)
+            try:
+                client.connect(self.host.removeprefix("unix://"))
+                client.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                return b" 200 " in client.recv(64)
+            except OSError:
+                return False
+
+    def _client(self) -> Any:
+        import docker
+
+        return docker.DockerClient(base_url=self.host, timeout=30, version="auto")
+
+
+def image_of_programs() -> bytes:
+    """A tar stream with the programs and what they load, each where this host has it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in PROGRAMS:
+            program = shutil.which(name)
+            if program is None:
+                msg = f"program {name!r} is not on this host; containers are made of it"
+                raise Refused(msg)
+            tar.add(os.path.realpath(program), f"bin/{name}")
+            for library in _libraries(program):
+                if library.lstrip("/") not in tar.getnames():
+                    tar.add(os.path.realpath(library), library.lstrip("/"))
+    return packed.getvalue()
+
+
+def _libraries(program: str) -> list[str]:
+    told = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return LIBRARY.findall(told)
+
+
+def _speaking_of(directory: Path) -> Iterator[int]:
+    """Processes in whose command lines a directory stands: those that watch a container each."""
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if os.fsencode(directory) in cmdline.read_bytes():
+                yield int(cmdline.parent.name)
+
+
+def _mounted_below(directory: Path) -> Iterator[str]:
+    for line in Path("/proc/mounts").read_text().splitlines():
+        place = line.split()[1]
+        if place.startswith(f"{directory}/"):
+            yield place

@@ -1,0 +1,207 @@
+"""The workload's shells on the in-memory log, in boxes that are killed meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.chaos import own_engine, workload
+from compose.chaos.box_figures import BoxFigures, BoxTally, box_figures
+from compose.chaos.box_victims import BoxVictim, boxes_left
+from compose.chaos.faults import BOXES, ENGINE, KILL, ROLES, USUAL, Fault
+from compose.chaos.own_engine import image_of_programs
+from compose.chaos.plan import ChaosPlan
+from compose.settings import EnvironmentsSettings, Settings
+from consumers.audit.audit import audit
+from sandbox.boxes.leases import Leases
+from schemas.errors import Refused
+from schemas.messages import EnvironmentStepped, Limits, RolloutRequest, StepTaken, Trajectory
+from tests.support.command_line import call
+from tests.support.engines import has, left_out
+from tests.support.memory_cluster import POLICY, MemoryCluster
+from tests.support.rig import PREFIX
+from tests.support.waiting import until
+
+NAMESPACES = ({"box": "bubblewrap"},)
+KILLED = Fault(1.0, KILL, BOXES, BOXES, 0.0)
+
+
+def of_shells(count: int) -> list[RolloutRequest]:
+    """Requests of the workload that act in a shell, with time to end."""
+    requests = (workload.request(7, number, boxes=NAMESPACES) for number in range(2000))
+    shells = [each for each in requests if each.task.environment == workload.SHELL]
+    return [replace(each, policy_id=POLICY, limits=Limits(max_tries=4)) for each in shells[:count]]
+
+
+def test_about_one_in_ten_is_in_a_box_where_there_are_boxes() -> None:
+    boxes = [{"box": "docker", "image": "i"}, {"box": "bubblewrap"}]
+    requests = [workload.request(7, number, boxes=boxes) for number in range(2000)]
+    shells = [each for each in requests if each.task.environment == workload.SHELL]
+    configs = [json.loads(each.task.environment_config) for each in shells]
+
+    assert 0.5 < len(shells) / (workload.BOXED * len(requests)) < 2
+    assert {(c["box"], c["mode"]) for c in configs} == {
+        (box, mode) for box in ("docker", "bubblewrap") for mode in ("persistent", "ephemeral")
+    }
+    assert [workload.request(7, number) for number in range(2000)] == [
+        workload.request(7, number, boxes=()) for number in range(2000)
+    ]
+
+
+def test_an_engine_is_harmed_only_where_it_is_named() -> None:
+    assert set(USUAL) == set(ROLES) - {ENGINE}
+    assert not ChaosPlan(3, USUAL, minutes=1).containers
+    assert ENGINE not in {fault.role for fault in ChaosPlan(3, USUAL, minutes=9).faults()}
+    assert ChaosPlan(3, [BOXES, ENGINE], minutes=1).containers
+
+
+@pytest.mark.parametrize("roles", [[BOXES], [BOXES, ENGINE]])
+def test_beside_another_release_there_are_no_boxes_to_kill(
+    tmp_path: Path, roles: list[str]
+) -> None:
+    wheel = tmp_path / "older.whl"
+    wheel.touch()
+
+    assert BOXES not in ChaosPlan(3, ROLES, minutes=1, beside=wheel).victims()
+    assert not ChaosPlan(3, ROLES, minutes=1, beside=wheel).containers
+    with pytest.raises(Refused, match="and without boxes, so there are no boxes"):
+        ChaosPlan(3, roles, minutes=1, beside=wheel)
+
+
+def test_an_engine_that_cannot_be_put_up_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(Refused, match="there is no engine to kill: dockerd is not installed"):
+        call(None, "chaos", "--minutes", "1", "--kill", "boxes,engine")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_containers_are_made_of_programs_of_this_host_that_find_their_libraries() -> None:
+    with tarfile.open(fileobj=BytesIO(image_of_programs())) as tar:
+        names = tar.getnames()
+        assert all(tar.getmember(f"bin/{name}").isfile() for name in own_engine.PROGRAMS)
+    assert len(names) == len(set(names)) > len(own_engine.PROGRAMS)
+
+
+def test_what_runs_in_no_box_of_a_worker_is_no_victim(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
+        leases = Leases(tmp_path, "worker")
+        victim = BoxVictim(leases)
+        assert not victim.fit()
+        victim.begin(KILLED)
+        assert (victim.killed, bystander.poll()) == (0, None)
+        leases.take(leases.draw(), "bubblewrap")  # one whose box has not begun
+        assert not BoxVictim(leases).fit()
+        leases.close()
+        bystander.communicate(b"\n")
+
+
+def shown(*steps: tuple[str, str]) -> BoxFigures:
+    """What comes of a trajectory with these commands and outputs."""
+    request = of_shells(1)[0]
+    taken = [StepTaken(0, "main", None, "begin", 0.0, False, False)]
+    taken += [StepTaken(1, "main", *step, 0.0, False, False) for step in steps]
+    none: dict[str, Any] = {"policies": (), "sequences": (), "model_calls": 0, "sampled_tokens": 0}
+    none |= {"failures": 0, "journal_partition": 0, "first_offset": 0, "last_offset": 0}
+    none |= {"started_ms": 0, "ended_ms": 0}
+    tally = BoxTally(rollouts={request.rollout_id})
+    tally.trajectory(
+        Trajectory(request.rollout_id, 1, "finished", request, steps=tuple(taken), **none)
+    )
+    return tally.figures()
+
+
+def test_a_shell_in_which_a_command_ran_twice_or_never_has_gone_wrong() -> None:
+    say = [workload.SHELL_COMMAND.format(word) for word in ("left", "on")]
+
+    assert shown((say[0], "exit code 0\nleft\n"), (say[1], "exit code 0\nleft\non\n")).ok
+    twice = shown((say[0], "exit code 0\nleft\n"), (say[1], "exit code 0\nleft\nleft\non\n"))
+    never = shown((say[0], "exit code 0\nleft\n"), (say[1], "exit code 0\non\n"))
+    assert (twice.wrong, never.wrong, twice.ok) == (1, 1, False)
+
+
+# Boxes
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
+    if not has("bwrap"):
+        left_out("bubblewrap", "boxes that are killed under the workload's shells")
+    settings = Settings(
+        prefix=PREFIX,
+        state_dir=tmp_path / "state",
+        cache_dir=tmp_path / "cache",
+        environments=EnvironmentsSettings(warm=0),  # no box that nobody is in
+    )
+    cluster = MemoryCluster(settings=settings)
+    cluster.hire(workload.script("models-1"))
+    yield cluster
+    dismiss(cluster)
+
+
+def dismiss(cluster: MemoryCluster) -> None:
+    """Let every worker leave. May be called twice."""
+    for loop in cluster.log.crew:
+        loop.stop(0.0)
+    cluster.log.crew = ()
+
+
+@pytest.mark.parametrize("killing", [False, True])
+def test_a_box_that_is_killed_is_rebuilt_and_nothing_runs_twice_in_it(
+    cluster: MemoryCluster, killing: bool
+) -> None:
+    requests = of_shells(3)
+    leases = Leases(cluster.settings.leases(), "chaos")
+    victim = BoxVictim(leases)
+    for request in requests:
+        cluster.ask(request)
+
+    def ended() -> bool:
+        cluster.log.work()
+        if killing and victim.killed < len(requests) and in_use(cluster, victim.killed):
+            victim.begin(replace(KILLED, at_s=float(victim.killed)))
+        return len(cluster.trajectories()) >= len(requests)
+
+    until(ended, 60, lambda: f"{len(cluster.trajectories())} have ended")
+    cluster.finish()
+    assert {each.status for each in cluster.trajectories()} == {"finished"}
+    assert audit(cluster, drained=True).breaches == []
+    dismiss(cluster)
+    found = box_figures(cluster, victim.killed, boxes_left(leases, None))
+    assert found.rollouts == len(requests)
+    assert found.killed == len(requests) * killing
+    assert (found.died > 0) == killing
+    assert found.ok, found
+    assert (found.again, found.given_up) == (found.died, 0)
+
+
+def in_use(cluster: MemoryCluster, killed: int) -> bool:
+    """Whether a few commands have run since the last kill."""
+    return len(cluster.events(EnvironmentStepped)) > 4 * (killed + 1)
+
+
+def test_a_box_that_is_left_is_told_of(cluster: MemoryCluster) -> None:
+    """The box of a worker that is gone, by its first process."""
+    leases = Leases(cluster.settings.leases(), "gone")
+    ident = leases.draw()
+    leases.take(ident, "bubblewrap")
+    argv = ["bash", "-c", f"exec -a rollcall-box-{ident} sleep 60"]
+    with subprocess.Popen(argv) as holder:
+        until(lambda: bool(boxes_left(leases, None).boxes), 10, lambda: "it is not found")
+        left = boxes_left(leases, None)
+        os.kill(holder.pid, signal.SIGKILL)
+    leases.close()
+
+    assert left.boxes == left.leases == [ident]
+    assert not BoxTally().figures(left=left).ok

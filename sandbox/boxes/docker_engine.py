@@ -41,7 +41,9 @@ class DockerEngine:
                 self._client = docker.from_env(timeout=TIMEOUT_S, version="auto")
             return question(self._client)
         except docker.errors.ImageNotFound as error:
-            raise WorkFailed("image", f"no such image: {_why(error)}", retriable=False) from error
+            msg = f"the docker engine says: {_why(error)}; `docker pull` or `docker load` brings "
+            msg += "one, and `rollcall images list` names those of this host"
+            raise WorkFailed("image", msg, retriable=False) from error
         except (docker.errors.DockerException, OSError) as error:
             where = os.environ.get("DOCKER_HOST", "its usual socket")
             msg = f"the docker engine at {where} (start one, or set DOCKER_HOST): {_why(error)}"

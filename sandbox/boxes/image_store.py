@@ -109,8 +109,7 @@ def collect(keep_bytes: int, older_than_s: float) -> tuple[list[BuiltImage], lis
         if image.idle_s() < IN_USE_S:
             in_use.append(image)
             continue
-        (image.place / "image.json").unlink()  # from now on it is none
-        shutil.rmtree(image.place, ignore_errors=True)
+        _remove(image)
         removed.append(image)
         size -= image.size_bytes
     return removed, in_use
@@ -126,10 +125,27 @@ def _check_host() -> None:
             raise Refused(msg)
     directory().mkdir(parents=True, exist_ok=True)
     directory().chmod(0o755)
-    if (free := shutil.disk_usage(directory()).free) < DISK_FLOOR_BYTES:
-        msg = f"{directory()} has {free:,} bytes free, {DISK_FLOOR_BYTES:,} are left at least; "
-        msg += "`rollcall images gc` makes room"
+    make_room(directory())
+
+
+def make_room(place: Path) -> None:
+    """Where a disk has less than its floor, remove images that are in no box; Refused if need be.
+
+    The longest unused go first, and no more than there must.
+    """
+    for image in sorted(images(), key=BuiltImage.idle_s, reverse=True):
+        if shutil.disk_usage(place).free >= DISK_FLOOR_BYTES or image.idle_s() < IN_USE_S:
+            break
+        _remove(image)
+    if (free := shutil.disk_usage(place).free) < DISK_FLOOR_BYTES:
+        msg = f"{place} has {free:,} bytes free, {DISK_FLOOR_BYTES:,} are left at least, and no "
+        msg += "image is left that was not used within a day; make room there"
         raise Refused(msg)
+
+
+def _remove(image: BuiltImage) -> None:
+    (image.place / "image.json").unlink()  # from now on it is none
+    shutil.rmtree(image.place, ignore_errors=True)
 
 
 def _debootstrap(tree: Path) -> None:

@@ -8,7 +8,7 @@ from sandbox.boxes.box import AUTO, DRIVERS, VARIABLES, BoxLimits, Driver, Ran, 
 from sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
 from sandbox.grading.verdict import PASSED
 from schemas import names
-from schemas.errors import Refused
+from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 
 PYTEST = "python3 -m pytest -q -rA -p no:cacheprovider -o addopts= -W ignore"
@@ -53,7 +53,8 @@ class SuiteBox:
 async def suite_box(name: str, image: str = "", programs: Path | None = None) -> SuiteBox:
     """Boxes of a driver that can open some here. For the event loop that runs.
 
-    `programs` is a directory that is put before the others of the box's PATH. Raises Refused.
+    `programs` is a directory that is put before the others of the box's PATH. An image is tried, so
+    that nothing is fetched for one that is not there. Raises Refused.
     """
     if name not in (kinds := (AUTO, *DRIVERS)):
         raise names.unknown("box", name, kinds)
@@ -63,6 +64,12 @@ async def suite_box(name: str, image: str = "", programs: Path | None = None) ->
         msg = f"no box of driver {chosen.name!r} can be had here: {why}; `--box local` isolates "
         msg += "nothing, and is for tests that you trust"
         raise Refused(plain(msg))
+    if image:
+        try:
+            await (await chosen.open(Spec(image=image))).close()
+        except WorkFailed as error:
+            msg = f"no box of image {image!r} can be had here: {error}"
+            raise Refused(plain(msg)) from error
     return SuiteBox(chosen, image, variables)
 
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -71,6 +72,26 @@ def test_what_was_not_used_for_long_goes_and_then_the_longest_unused(store: Path
     assert [each.name for each in removed] == ["a", "b"]
     assert [each.name for each in in_use] == ["e"]
     assert [path.name for path in store.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize(("frees", "left"), [(1, ["a", "b"]), (2, ["a"]), (9, ["a"])])
+def test_a_disk_at_its_floor_is_cleared_before_anything_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch, frees: int, left: list[str]
+) -> None:
+    for name, days in (("a", 0), ("b", 5), ("c", 9)):
+        make(store, name, 4, days * DAY_S)
+
+    def usage(place: Path) -> SimpleNamespace:
+        full = len(image_store.images()) > 3 - frees
+        return SimpleNamespace(free=image_store.DISK_FLOOR_BYTES - full)
+
+    monkeypatch.setattr(image_store.shutil, "disk_usage", usage)
+    if frees > 3:
+        with pytest.raises(Refused, match="no image is left that was not used within a day"):
+            image_store.make_room(store)
+    else:
+        image_store.make_room(store)
+    assert [image.name for image in image_store.images()] == left
 
 
 def test_a_build_that_fails_leaves_nothing_and_tells_the_end_of_its_words(

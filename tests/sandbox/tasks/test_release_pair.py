@@ -224,6 +224,16 @@ def test_boxes_are_chosen_by_name(tmp_path: Path) -> None:
         asyncio.run(box("local", tmp_path / "nothing"))
 
 
+def test_an_image_that_is_not_there_is_said_before_anything_is_fetched() -> None:
+    async def box() -> SuiteBox:
+        return await suite_box("bubblewrap", "nowhere")
+
+    with pytest.raises(
+        Refused, match=r"no box of (image 'nowhere'|driver 'bubblewrap') can be had"
+    ):
+        asyncio.run(box())
+
+
 def test_where_no_box_can_be_had_that_is_said_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,10 @@ PASSING = {
 """What a broker that starts, or a topic that was just made or grown, answers for a moment;
 librdkafka does not call these retriable."""
 CALL_S = 10.0
+PLACE_S = 45.0
+"""How long a new assignment may wait for a broker; a minute without a poll ends the membership."""
+GOODBYE_S = 2.0
+"""How long a broker has to answer a member that leaves before it counts as gone."""
 LOOKING = "rollcall-reader"
 """The group id of readers of everything; nobody subscribes with it."""
 RETRY_S = 0.1
@@ -174,7 +178,8 @@ class KafkaSource(_Polling):
         self._consumer = Consumer(quiet(config, self._fatal))
         self._batches = Batches(self._consumer)
         self._listener = listener
-        self._closing = False
+        self._topics = list(topics)
+        self._closing = self._broker_gone = False
         self._owned: set[TopicPartition] = set()
         self._fresh: set[TopicPartition] = set()
         """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
@@ -182,7 +187,7 @@ class KafkaSource(_Polling):
         self._ended: list[tuple[str, int, int]] = []
         self.refused = 0
         self._consumer.subscribe(
-            list(topics),
+            self._topics,
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
@@ -219,6 +224,10 @@ class KafkaSource(_Polling):
             self._refusal(error.args[0])
 
     def commit_now(self, commits: Sequence[Commit]) -> None:
+        if self._broker_gone:
+            self.refused += 1
+            log.warning("commit_left", commits=len(commits))
+            return
         try:
             committed = self._consumer.commit(offsets=_offsets(commits), asynchronous=False)
         except KafkaException as error:
@@ -248,17 +257,31 @@ class KafkaSource(_Polling):
         self._consumer.resume([Tp(*tp) for tp in partitions if tp in self._owned])
 
     def close(self) -> None:
-        self._closing = True
+        """Leave. A broker that does not answer is not waited for with a last commit, as the client
+        would do for the 45 s of a session: whoever comes next does that work again."""
+        self._closing, self._broker_gone = True, not self._answers()
         self._consumer.close()
+
+    def _answers(self) -> bool:
+        """Asked before it leaves, for a client that is leaving answers nothing."""
+        try:
+            self._consumer.list_topics(self._topics[0], timeout=GOODBYE_S)
+        except KafkaException:
+            return False
+        return True
 
     def _on_assign(self, consumer: Consumer, partitions: list[Tp]) -> None:
         if self._closing:  # a client that is leaving answers nothing; it gives them back at once
             return
         consumer.resume(partitions)
-        held = retried(lambda: consumer.committed(partitions, timeout=CALL_S))
+        until = time.monotonic() + PLACE_S
+        held = retried(lambda: consumer.committed(partitions, timeout=CALL_S), PLACE_S)
         starts = []
         # Not asked of the consumer: it does not know a partition that was added since it began.
-        bounds = self._admin.bounds([(tp.topic, tp.partition) for tp in held])
+        bounds = retried(
+            lambda: self._admin.bounds([(tp.topic, tp.partition) for tp in held]),
+            until - time.monotonic(),
+        )
         for tp in held:
             low, high = bounds[tp.topic, tp.partition]
             committed = None if tp.offset == OFFSET_INVALID else tp.offset
@@ -304,6 +327,10 @@ def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
     while True:
         try:
             return call()
+        except Unavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY_S)
         except KafkaException as error:
             if not error.args[0].retriable() and error.args[0].code() not in PASSING:
                 msg = f"the broker refuses: {error.args[0].str()}"

@@ -8,8 +8,8 @@ from confluent_kafka import TopicPartition as Tp
 
 from consumers.log import kafka_log
 from consumers.log.kafka_log import Batches, KafkaSource, retried
-from consumers.log.protocols import TopicPartition
-from schemas.errors import Unfit
+from consumers.log.protocols import Commit, Held, TopicPartition
+from schemas.errors import Unavailable, Unfit
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,57 @@ def test_what_no_wait_will_mend_ends_the_process() -> None:
 
     with pytest.raises(Unfit, match="the broker refuses"):
         retried(ask)
+
+
+class Fenced:
+    """Knows of no leaders, as brokers say while one of them is fenced, then does again."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        self.asked += 1
+        if self.asked < 3:
+            msg = "Failed to query partition leaders: No leaders found"
+            raise Unavailable(msg)
+        return dict.fromkeys(partitions, (2, 9))
+
+
+class Given:
+    """A client that is given a partition."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.starts: list[Any] = []
+
+    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+        self.callbacks = callbacks
+
+    def resume(self, partitions: list[Any]) -> None:
+        """Nothing was paused."""
+
+    def committed(self, partitions: list[Any], timeout: float) -> list[Any]:
+        return partitions
+
+    def incremental_assign(self, starts: list[Any]) -> None:
+        self.starts += starts
+
+
+class Starts:
+    def assigned(self, held: Held) -> int:
+        return held.log_start
+
+
+def test_an_assignment_waits_while_its_partitions_have_no_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_log, "Consumer", Given)
+    admin, listener = Fenced(), Starts()
+    client: Any = KafkaSource({}, admin, "g", ["t"], listener)._consumer
+
+    client.callbacks["on_assign"](client, [Tp("t", 0)])
+
+    assert [(tp.topic, tp.partition, tp.offset) for tp in client.starts] == [("t", 0, 2)]
+    assert admin.asked == 3
 
 
 class Message:
@@ -88,6 +139,9 @@ class LateToTheLast:
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
         self.callbacks = callbacks
 
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """Its broker answers."""
+
     def close(self) -> None:
         self.callbacks["on_assign"](self, [Tp("t", 0)])
         self.callbacks["on_revoke"](self, [Tp("t", 0)])
@@ -119,3 +173,28 @@ def test_a_partition_that_comes_while_a_member_leaves_is_given_back_unread(
 
     assert listener.partitions == []
     assert [tp.topic for tp in source._consumer.given_back] == ["t"]
+
+
+class BrokerGone(LateToTheLast):
+    """A client whose broker has gone; a last commit waits for its coordinator, which is long."""
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def commit(self, **words: Any) -> None:
+        pytest.fail("nobody is there to commit to")
+
+    def close(self) -> None:
+        self.callbacks["on_revoke"](self, [Tp("t", 0)])
+
+
+def test_a_member_whose_broker_has_gone_leaves_without_a_last_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_log, "Consumer", BrokerGone)
+    source: Any = KafkaSource({}, None, "g", ["t"], listener := Told())
+    listener.revoked = lambda partitions: source.commit_now([Commit("t", 0, 5, "")])
+
+    source.close()
+
+    assert source.refused == 1

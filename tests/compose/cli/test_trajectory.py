@@ -1,6 +1,7 @@
 """One rollout in full, where its time went, and two of them side by side."""
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,18 +13,21 @@ from consumers.history.divergence import moments_of, parting_of, relation
 from consumers.history.rollout_story import Story, stories
 from consumers.history.timing import Timers, timers_of
 from consumers.log.protocols import Record
+from schemas.asks import Ask, asks_text
 from schemas.errors import Refused
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
     EnvironmentStepped,
     Event,
+    Message,
     ModelCall,
     RolloutFinished,
     RolloutRequest,
     RolloutStarted,
     Task,
 )
+from schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.command_line import call
 from tests.support.journals import CODEC, Dice, entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
@@ -222,6 +226,34 @@ def test_equal_rollouts_do_not_part(
     assert "the same for 8 events, 3 turns of the model: they do not part" in (
         capsys.readouterr().out
     )
+
+
+def agents_story(command: str, *, then: str = "ls") -> Story:
+    """An agent's process asks, is told a tool call, and sends it back with what came of it."""
+    calls = tool_calls_text([ToolCall(f"call_{command * 24}_0", "bash", '{"command":"ls"}')])
+    said = Message("assistant", "I look.", calls)
+    shown = Message("tool", "a.txt", "", f"call_{command * 24}_0")
+    first = Ask("model", (Message("user", "look"),))
+    second = Ask("model", (*first.messages, said, shown, Message("user", then)))
+    heard = [EnvironmentStepped(asks_text([a], k), session="agent") for a, k in
+             ((first, []), (second, [first]))]  # fmt: skip
+    answer = replace(SAID, text="I look.", tool_calls=calls)
+    return told(
+        (0, STARTED, -1, 0), (1, heard[0], 0, 0), (2, answer, 1, 0), (3, heard[1], 2, 0),
+        (4, FINISHED, -1, 0),
+    )  # fmt: skip
+
+
+def test_what_differs_by_the_ids_of_tool_calls_alone_is_the_same() -> None:
+    one, other, strange = (agents_story("a"), agents_story("b"), agents_story("c", then="rm"))
+
+    same, parted = parting_of(one, other), parting_of(one, strange)
+
+    assert [event.body for event in one.outcomes()] != [event.body for event in other.outcomes()]
+    assert (len(same.same), same.left, same.right) == (4, (), ())
+    assert [moment.kind for moment in parted.left] == ["environment", "finished"]
+    assert len(parted.same) == 2
+    assert "call_" + "a" * 24 in str(same.plain()["same"][2]["text"])
 
 
 def test_a_failure_that_was_tried_again_parts_nobody() -> None:

@@ -49,6 +49,10 @@ class Confinement:
     """The number of the mount namespace that this is the first process of, should it be gone."""
     seccomp: str = ""
     """A filter in base64 for a process that enters, empty for none."""
+    staged: tuple[str, ...] = ()
+    """Directories that it is to find at `sandbox.namespaces.STAGE`, whoever may walk to them."""
+    listen: int = 0
+    """The port on which a process that enters is to listen, in place of a program."""
 
 
 class KeptProcess:

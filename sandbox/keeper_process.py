@@ -13,7 +13,8 @@ One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with t
 descriptors and those that the child is to have open after them, and for boxes the fields of
 `sandbox.keeper.Confinement`; `{"end"}`. Out: `{"started", "pid"}` or `{"started", "failed"}`; and
 once nothing is left of a child, `{"ended", "code"}`, a signal's number negative. Values of the keys
-that name the packet are the child's number.
+that name the packet are the child's number. Who enters a box may be asked to `listen` there on a
+port of its loopback instead of becoming a program: it hands the socket out over its standard input.
 """
 
 import array
@@ -41,6 +42,7 @@ else:  # -I looks at no directory, and none of our packages is needed
     del sys.path[0]
 
 PACKET_BYTES = 1 << 20
+LOOPBACK = "127.0.0.1"
 MOST_DESCRIPTORS = 16
 OUT_OF_THE_WAY = 64
 """Descriptors from here on are none that a child is given."""
@@ -92,11 +94,20 @@ def become(
         os.chdir(request["cwd"])
         if request.get("within"):
             namespaces.give_up_rights(request["seccomp"])
+        if request.get("listen"):
+            hand_out(request["listen"])
         os.execve(request.get("program") or request["argv"][0], request["argv"], request["env"])
     except BaseException as error:
         os.write(complaints, f"{type(error).__name__}: {error}"[:2000].encode(errors="replace"))
     finally:
         os._exit(127)
+
+
+def hand_out(port: int) -> NoReturn:
+    """Listen, and send the socket over descriptor 0; raises OSError."""
+    with socket.socket(fileno=0) as worker, socket.create_server((LOOPBACK, port)) as listener:
+        socket.send_fds(worker, [b"listens"], [listener.fileno()])
+    os._exit(0)
 
 
 def take_place(request: dict[str, Any], parent: int) -> None:
@@ -116,8 +127,11 @@ def take_place(request: dict[str, Any], parent: int) -> None:
             file.write(DIES_FIRST)
     if box:
         namespaces.enter(box, request["user"])
-    elif request.get("user"):
-        namespaces.become_user(request["user"])
+    else:
+        if request.get("staged"):
+            namespaces.stage(request["staged"])
+        if request.get("user"):
+            namespaces.become_user(request["user"])
     process_tree.tied_to(parent, signal.SIGKILL)  # whoever changes users is tied no more
     if box:
         fork_inside()

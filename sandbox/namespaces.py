@@ -9,7 +9,8 @@ import base64
 import ctypes
 import fcntl
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,13 +19,18 @@ else:
     import process_tree
 
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWNS = 0x00020000
+MS_NOSUID, MS_BIND, MS_REC, MS_PRIVATE = 2, 0x1000, 0x4000, 1 << 18
 NS_GET_USERNS = 0xB701
 """Of linux/nsfs.h: the user namespace that another namespace belongs to."""
-PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 24, 38
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 SECCOMP_MODE_FILTER = 2
 INSTRUCTION_BYTES = 8
 CAPABILITIES = 64
+CAPABILITY_VERSION_3 = 0x20080522
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
+STAGE = "/sys"
+"""Where `stage` shows what it was given: every system has it, and no box is made of it."""
 
 
 class _Program(ctypes.Structure):
@@ -67,6 +73,34 @@ def enter(namespaces: Mapping[str, int], user: int) -> None:
     if not theirs_alone:
         _bound_by_none()
         become_user(user)
+
+
+def stage(sources: Sequence[str]) -> None:
+    """Have these directories at STAGE/0, STAGE/1 and so on, in mounts of our own alone.
+
+    So another user may bind what he cannot walk to, such as what lies in the home of root; and
+    nothing is left on the host, however this process ends. Raises OSError.
+    """
+    _call("unshare", CLONE_NEWNS)
+    _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    opened = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources]
+    _call("mount", b"tmpfs", STAGE.encode(), b"tmpfs", MS_NOSUID, b"mode=755,size=64k")
+    for number, descriptor in enumerate(opened):
+        place = f"{STAGE}/{number}"
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.mkdir(place, 0o755)
+        else:
+            os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
+        source = f"/proc/self/fd/{descriptor}".encode()
+        _call("mount", source, place.encode(), None, MS_BIND | MS_REC, None)
+        os.close(descriptor)
+
+
+def give_up_capabilities() -> None:
+    """As an exec would: for a process that goes on in a box as the program that it is."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+    _call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
 
 
 def give_up_rights(seccomp: str) -> None:

@@ -11,6 +11,7 @@ tar stream that is refused or cannot be had, `bad_config`.
 
 import re
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +159,21 @@ class Box(Protocol):
         """A file, or a directory with all below it, as a tar stream that was looked through.
 
         `tar_streams.files` reads it. Raises WorkFailed(`bad_archive`), also where nothing is there.
+        """
+        ...
+
+    async def listen(self, port: int) -> socket.socket:
+        """Listen on 127.0.0.1 of the box's own network: nobody but what runs in it can connect.
+
+        The socket is the caller's. Raises WorkFailed: `bad_config` where a box has no network of
+        its own, `box_unavailable` where somebody listens there, `box_died`.
+        """
+        ...
+
+    def entrance(self) -> Mapping[str, object]:
+        """How a process of this host becomes one of the box (`keeper_process.take_place`).
+
+        Raises WorkFailed(`bad_config`) where a box has no namespaces.
         """
         ...
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -33,6 +34,7 @@ from sandbox.boxes.interior import HOME, USER, WAIT, variables
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, no_room, rlimits
 from sandbox.boxes.pipes import ReadEnd
 from sandbox.keeper import Confinement, Keeper, KeptProcess
+from sandbox.namespaces import STAGE
 from schemas.errors import WorkFailed
 
 MARK = "rollcall-box-"
@@ -89,7 +91,7 @@ class BubblewrapBox(BoxCommands):
         self._confinement = replace(self._confinement, within=first, mounts=mounts)
 
     async def _hold(self, argv: Sequence[str], standard: tuple[int, ...]) -> None:
-        held = replace(self._confinement, name=MARK + self.ident)
+        held = replace(self._confinement, name=MARK + self.ident, staged=staged(self._spec))
         try:
             self._holder = await self._keeper.spawn(
                 argv, env={}, cwd="/", standard=standard, confinement=held
@@ -101,6 +103,12 @@ class BubblewrapBox(BoxCommands):
         if self._holder is None or self._holder.ended.done():
             _died("its first process has ended")
         return await self._programs.start(argv, env, self._confinement)
+
+    async def listen(self, port: int) -> socket.socket:
+        return await self._programs.listen(port, self._confinement)
+
+    def entrance(self) -> Mapping[str, object]:
+        return self._programs.entrance(self._confinement)
 
     async def usage(self) -> Usage:
         if self._cgroups:
@@ -219,12 +227,18 @@ def command(program: str, spec: Spec, image: ImageTree) -> tuple[list[str], list
     argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
     for place in ("/dev/shm", "/tmp", HOME, *spec.writable):
         argv += ["--perms", "0755" if place == HOME else "1777", "--size", size, "--tmpfs", place]
-    for place, source in spec.mounts.items():
-        argv += ["--ro-bind", source, place]
+    for number, (place, source) in enumerate(sorted(spec.mounts.items())):
+        found = f"{STAGE}/{number}" if staged(spec) else source
+        argv += ["--ro-bind", found, place]
     argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME]
     argv += ["--seccomp", "0"] if data[0] else []
     argv += ["--info-fd", "1", "--", "/bin/sh", "-c", FIRST]
     return argv, data
+
+
+def staged(spec: Spec) -> tuple[str, ...]:
+    """What is bound for a box whose user need not be able to walk there, in order of its places."""
+    return tuple(spec.mounts[place] for place in sorted(spec.mounts)) if os.getuid() == 0 else ()
 
 
 async def _first_process(info: ReadEnd, said: ReadEnd) -> tuple[int, int]:

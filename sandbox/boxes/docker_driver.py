@@ -7,6 +7,7 @@ day at most: what nobody is left to remove ends then.
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ class DockerBox(BoxCommands):
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         return await self._programs.start(argv, env, self._confinement)
+
+    async def listen(self, port: int) -> socket.socket:
+        return await self._programs.listen(port, self._confinement)
+
+    def entrance(self) -> Mapping[str, object]:
+        return self._programs.entrance(self._confinement)
 
     async def usage(self) -> Usage:
         return folder_usage(self._folders)

@@ -2,13 +2,18 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
 from sandbox.boxes.box import Usage
 from sandbox.boxes.pipes import ReadEnd, WriteEnd
 from sandbox.boxes.usage import of_trees
 from sandbox.keeper import Confinement, Keeper, KeptProcess
 from schemas.errors import WorkFailed
+
+LISTENS = b"listens"
+"""What comes with a socket, from `keeper_process.hand_out`."""
 
 
 class KeptProgram:
@@ -103,6 +108,39 @@ class KeptPrograms:
         )
         self._programs = [*self._running(), program]
         return program
+
+    async def listen(self, port: int, confinement: Confinement) -> socket.socket:
+        """As `Box.listen`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                asked = replace(confinement, listen=port)
+                kept = await self._asked(theirs.fileno(), asked)
+            await kept.wait()
+            ours.setblocking(False)
+            try:
+                descriptors = socket.recv_fds(ours, len(LISTENS), 1)[1]
+            except BlockingIOError:
+                descriptors = []
+        if not descriptors:
+            msg = "a box has ended while somebody was to listen in it"
+            raise WorkFailed("box_died", msg, retriable=True)
+        return socket.socket(fileno=descriptors[0])
+
+    async def _asked(self, descriptor: int, confinement: Confinement) -> KeptProcess:
+        """One that enters, and is no program."""
+        try:
+            return await self._keeper.spawn(
+                ("listen",), env={}, cwd="/", standard=(descriptor,), confinement=confinement
+            )
+        except WorkFailed as error:
+            msg = f"nobody can listen in a box: {error}"
+            code = "box_died" if error.code == "keeper_gone" else "box_unavailable"
+            raise WorkFailed(code, msg, retriable=True) from error
+
+    def entrance(self, confinement: Confinement) -> Mapping[str, object]:
+        """As `Box.entrance`."""
+        return {**asdict(confinement), "limits": dict(self._limits)}
 
     async def usage(self) -> Usage:
         """What those take that run, where no control group tells of all."""

@@ -12,6 +12,7 @@ who ran out of it.
 import asyncio
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from schemas.errors import WorkFailed
 
 SUFFIX = ".box"
 """Ends the name of a box's directory, so that no name begins another."""
+NO_NAMESPACES = "a box of driver 'local' is a directory and shares the network of its host"
 
 log = structlog.get_logger()
 _warned: set[str] = set()
@@ -75,6 +77,13 @@ class LocalBox(BoxCommands):
     async def copy_in(self, source: Path) -> None:
         """Symbolic links stay links. Raises WorkFailed(`bad_config`)."""
         await asyncio.to_thread(_copy, source, self._home)
+
+    async def listen(self, port: int) -> socket.socket:
+        del port
+        _bad_config(NO_NAMESPACES)
+
+    def entrance(self) -> Mapping[str, object]:
+        _bad_config(NO_NAMESPACES)
 
     async def usage(self) -> Usage:
         return await self._programs.usage()

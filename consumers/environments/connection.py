@@ -6,6 +6,7 @@ was written last is told when the connection is lost, and how.
 """
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -16,10 +17,14 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.web_request import BaseRequest
 
 from consumers.environments.line import Client
+from consumers.environments.listener import BACKLOG
 
 Serve = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
 Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
 """An error in the form that the request's path asks for."""
+
+CLOSE_S = 1.0
+"""What the last answers may take to be written."""
 
 log = structlog.get_logger()
 
@@ -101,3 +106,32 @@ class GatewayServer(web.Server):
             if not self._full:
                 log.warning("gateway_full", connections=self._most)
         self._full = full
+
+
+class Door:
+    """A socket that listens, and all connections that came in by it."""
+
+    def __init__(self, server: asyncio.Server, http: GatewayServer) -> None:
+        self._server = server
+        self._http = http
+        self.stop = server.close
+        """Listen no more."""
+
+    @classmethod
+    async def open(
+        cls, listener: socket.socket, serve: Serve, complain: Complain, most: int
+    ) -> "Door":
+        """Take requests from now on, on so many connections; the listener is the door's."""
+        http = GatewayServer(serve, complain, most=most)
+        loop = asyncio.get_running_loop()
+        return cls(await loop.create_server(http, sock=listener, backlog=BACKLOG), http)
+
+    async def close(self) -> None:
+        """Stop, and end all connections when they are answered. May be called twice."""
+        self.stop()
+        self._http.pre_shutdown()  # whoever is idle need not be waited for
+        await self._http.shutdown(CLOSE_S)
+
+    def connections(self) -> list[web.RequestHandler]:
+        """Those that are open."""
+        return self._http.connections

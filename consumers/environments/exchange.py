@@ -36,6 +36,8 @@ class GatewayLimits:
 
     body_bytes: int = 32 * 1024 * 1024
     connections: int = 8192
+    connections_of_session: int = 256
+    """To a line with a door of its own."""
     open_calls: int = 4096
     open_calls_of_session: int = 64
     hold_s: float = 60.0

@@ -1,9 +1,10 @@
 """The HTTP server through which agents' processes reach their sessions: keys, routes, limits.
 
 It lives in the environments worker, on the loop of its room. A session draws a line; the key of
-that line, in the path and as the caller's credential, is all that opens it. One request is one call
-of the line (`line.py` says when it is a retry instead), and what it means and how it is answered
-stands in `exchange.py`.
+that line, in the path and as the caller's credential, is all that opens it. A line may have a door
+of its own, a socket that listens in a box: it is opened there and nowhere else, and no other line
+is. One request is one call of the line (`line.py` says when it is a retry instead), and what it
+means and how it is answered stands in `exchange.py`.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import orjson
@@ -18,7 +20,7 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from consumers.environments.adapter_dialect import ADAPTER_ROUTES
-from consumers.environments.connection import Connection, GatewayServer
+from consumers.environments.connection import Connection, Door
 from consumers.environments.exchange import (
     SAID_CHARS,
     Exchange,
@@ -27,7 +29,7 @@ from consumers.environments.exchange import (
     response_of,
 )
 from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
-from consumers.environments.listener import BACKLOG, address_of
+from consumers.environments.listener import address_of
 from inference.dialects.dialect import Declined
 from inference.dialects.routes import (
     JSON,
@@ -39,8 +41,6 @@ from inference.dialects.routes import (
 )
 from schemas.foreign_text import plain
 
-CLOSE_S = 1.0
-"""What the last answers may take to be written."""
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
 """What is posted to a path, and how it is spoken to."""
 
@@ -55,54 +55,75 @@ class Gateway:
         """Where processes of this machine find it."""
         self._listener = listener
         self._lines: dict[str, GatewayLine] = {}
-        self._server: asyncio.Server | None = None
-        self._http: GatewayServer | None = None
+        self._door: Door | None = None
+        self._doors: dict[str, Door] = {}
+        """Those of lines that have one of their own, by key."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Take requests from now on."""
-        self._http = GatewayServer(self._serve, _complain, most=self.limits.connections)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._http, sock=self._listener, backlog=BACKLOG)
+        serve = partial(self._serve, "")
+        self._door = await Door.open(self._listener, serve, _complain, self.limits.connections)
 
     async def close(self) -> None:
         """End all lines and connections, and stop listening. May be called twice."""
         for line in tuple(self._lines.values()):
             await line.close()
-        if self._server is not None and self._http is not None:
-            self._server.close()
-            self._http.pre_shutdown()  # whoever is idle need not be waited for
-            await self._http.shutdown(CLOSE_S)
-            self._server = None
+        while self._closing:
+            await asyncio.wait(self._closing)
+        if self._door is not None:
+            await self._door.close()
         self._listener.close()
 
     def connections(self) -> list[web.RequestHandler]:
-        """Those that are open."""
-        return self._http.connections if self._http is not None else []
+        """Those that are open to all."""
+        return self._door.connections() if self._door is not None else []
 
     def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
         """Open a line under a key of its own, on which these policies can be asked for."""
+        return self._drawn(self.address, policies, task)
+
+    async def line_within(
+        self, policies: Sequence[str], task: Mapping[str, object], listener: socket.socket
+    ) -> GatewayLine:
+        """Open a line that is asked on this socket alone, where no other line is; it takes it."""
+        line = self._drawn(address_of(listener), policies, task)
+        most = self.limits.connections_of_session
+        serve = partial(self._serve, line.key)
+        self._doors[line.key] = await Door.open(listener, serve, _complain, most)
+        return line
+
+    def _drawn(
+        self, address: str, policies: Sequence[str], task: Mapping[str, object]
+    ) -> GatewayLine:
         key = secrets.token_urlsafe(24)
-        url = f"{self.address}/r/{key}"
+        url = f"{address}/r/{key}"
         line = GatewayLine(url, key, policies, task, self.open_calls, self._forget)
         self._lines[key] = line
         return line
 
     def _forget(self, line: GatewayLine) -> None:
         self._lines.pop(line.key, None)
+        door = self._doors.pop(line.key, None)
+        if door is not None:
+            door.stop()
+            closing = asyncio.create_task(door.close(), name="door of a line")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
-    async def _serve(self, request: BaseRequest) -> web.StreamResponse:
+    async def _serve(self, door: str, request: BaseRequest) -> web.StreamResponse:
         connection = cast(Connection, request.protocol)
         connection.client = None  # it asks again, so what it was told last did arrive
-        response = await self._answer_or_decline(request, connection)
+        response = await self._answer_or_decline(door, request, connection)
         if not response.prepared and _leaves_rubbish(request):
             response.force_close()
         return response
 
     async def _answer_or_decline(
-        self, request: BaseRequest, connection: Connection
+        self, door: str, request: BaseRequest, connection: Connection
     ) -> web.StreamResponse:
         try:
-            return await self._answer(request, connection)
+            return await self._answer(door, request, connection)
         except TooManyOpen as error:
             retry_after_s = self.limits.retry_after_s
             declined = Declined(429, "rate_limit_exceeded", str(error), retry_after_s=retry_after_s)
@@ -112,23 +133,31 @@ class Gateway:
         except Declined as declined:
             return _declined(request, declined)
 
-    async def _answer(self, request: BaseRequest, connection: Connection) -> web.StreamResponse:
+    async def _answer(
+        self, door: str, request: BaseRequest, connection: Connection
+    ) -> web.StreamResponse:
         """Raises Declined, TooManyOpen, and ConnectionError when the client goes."""
         key, path = _place(request)
         if request.method == "POST" and path in DIALECTS:
-            line = self._line(request, key)
+            line = self._line(door, request, key)
             return await Exchange(request, connection, line, DIALECTS[path], self.limits).run()
         if request.method == "GET" and path in DOCUMENTS:
-            body = DOCUMENTS[path](self._line(request, key))
+            body = DOCUMENTS[path](self._line(door, request, key))
             return response_of(HttpAnswer(200, {"Content-Type": JSON}, body))
         msg = f"{request.method} {path or request.path}: there is no such route"
         raise Declined(404, "not_found", plain(msg))
 
-    def _line(self, request: BaseRequest, key: str) -> GatewayLine:
-        """The line that a request may use; raises Declined: 401 or 404."""
+    def _line(self, door: str, request: BaseRequest, key: str) -> GatewayLine:
+        """The line that a request may use; raises Declined: 401 or 404.
+
+        `door` is the key of the one line that is behind the socket that it came in by, empty for
+        the port of all that have none.
+        """
         given = _credential(request).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, key.encode()):
             raise Declined(401, "invalid_api_key", "the request's key is not that of its URL")
+        if key != door if door else key in self._doors:
+            raise Declined(401, "invalid_api_key", "the key is that of a line with another door")
         line = self._lines.get(key)
         if line is None:
             raise over()

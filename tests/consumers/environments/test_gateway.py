@@ -6,6 +6,7 @@ import socket
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -60,6 +61,59 @@ def test_a_question_is_asked_once_and_answered_in_the_vendors_form() -> None:
         assert [one.messages[0].content for one in served.asks] == ["how much?"]
 
     on_a_gateway(test)
+
+
+def test_a_line_with_a_door_of_its_own_is_asked_there_and_no_other_line_is() -> None:
+    async def test(served: ServedLine) -> None:
+        listener = bind()
+        door = listener.getsockname()[1]
+        own = await served.gateway.line_within(["policy"], TASK, listener)
+        others, port = served.line.key, served.port
+
+        async def status(port: int, key: str, given: str = "") -> int:
+            asked = request(f"/r/{key}/v1/models", method="GET", key=given or key)
+            return (await exchange(port, asked)).status
+
+        assert own.url == f"http://127.0.0.1:{door}/r/{own.key}"
+        assert [await status(door, own.key), await status(port, others)] == [200, 200]
+        assert [await status(door, others), await status(port, own.key)] == [401, 401]
+        assert [await status(door, "never-drawn"), await status(port, "never-drawn")] == [401, 404]
+        assert await status(door, own.key, others) == 401
+
+        # What waits is told that it is over, and then nobody is there any more
+        body = {"model": "policy", "messages": [{"role": "user", "content": "wait"}]}
+        path = f"/r/{own.key}{CHAT}"
+        waiting = asyncio.create_task(exchange(door, request(path, body, key=own.key)))
+        await own.wait(10)
+        await own.close()
+        assert (await waiting).status == 404
+        with pytest.raises(ConnectionRefusedError):
+            await status(door, own.key)
+        assert await status(port, others) == 200
+
+    on_a_gateway(test)
+
+
+def test_a_door_takes_so_many_connections_and_leaves_those_of_others_alone() -> None:
+    async def test(served: ServedLine) -> None:
+        listener = bind()
+        door = listener.getsockname()[1]
+        own = await served.gateway.line_within(["policy"], TASK, listener)
+        held = [await Raw.to(door) for _ in range(5)]
+        asked = request(f"/r/{own.key}/v1/models", method="GET", key=own.key)
+        for each in held[3:]:
+            with suppress(ConnectionError):
+                await each.send(asked)
+            with pytest.raises((EOFError, ConnectionError)):
+                await each.answer()
+        assert (await ask(served)).status == 200
+        await held[0].send(asked)
+        assert (await held[0].answer()).status == 200
+        for each in held:
+            await each.close()
+        await own.close()
+
+    on_a_gateway(test, connections_of_session=3)
 
 
 def test_the_key_is_wanted_in_the_path_and_from_the_caller() -> None:

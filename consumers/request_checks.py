@@ -9,6 +9,7 @@ from consumers.agents.programs import program_of
 from consumers.history.history import History
 from producers.publisher import VALUE_LIMIT_BYTES
 from producers.submit import grouped, new_rollout_id
+from sandbox.agents.agent_box import check_agent_box
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment, make_plain
 from sandbox.environments.shell_config import check_shell
@@ -90,6 +91,7 @@ def _check_task(request: RolloutRequest) -> dict[str, Any] | None:
     config = _check_object("agent_config", request.agent_config)
     if request.agent == "hosted":
         check_agent(config)
+        check_agent_box(config, task.environment, environment_config)
     return environment_config if task.environment == "shell" else None
 
 

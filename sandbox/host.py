@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    import socket
+
+    from sandbox.agents.agent_box import AgentBox
     from sandbox.agents.agent_processes import AgentExit
     from sandbox.boxes.box import Box, Spec
     from sandbox.boxes.pool import Mode
@@ -63,7 +66,19 @@ class Process(Protocol):
 class Processes(Protocol):
     """What starts agents in a worker; see `sandbox.agents.agent_processes.AgentProcesses`."""
 
-    async def start(self, agent: str, config: Mapping[str, Any], *, url: str, key: str) -> Process:
+    async def start(
+        self,
+        agent: str,
+        config: Mapping[str, Any],
+        *,
+        url: str,
+        key: str,
+        box: "AgentBox | None" = None,
+    ) -> Process:
+        """As a host's own."""
+        ...
+
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
         """As a host's own."""
         ...
 
@@ -74,6 +89,11 @@ class Processes(Protocol):
 
 class Boxes(Protocol):
     """What lends boxes to one session."""
+
+    @property
+    def default(self) -> str:
+        """The driver of whoever names none."""
+        ...
 
     async def lend(self, driver: str | None, spec: "Spec", mode: "Mode" = "persistent") -> "Box":
         """A started box in which nobody has been; whoever borrows it gives it back.
@@ -91,6 +111,14 @@ class Boxes(Protocol):
         """
         ...
 
+    def enter_task(self) -> "Box":
+        """The box that the environment of the same rollout was lent; whoever asks gives none back.
+
+        Asked for once: what an agent did in it is not undone. Raises WorkFailed(`session_lost`)
+        where it was, and where there is none.
+        """
+        ...
+
 
 class Host(Protocol):
     """What one session may ask of the worker that it lives in."""
@@ -103,19 +131,38 @@ class Host(Protocol):
         """Where commands run. Raises WorkFailed(`box_unavailable`) where a worker has none."""
         ...
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+    async def line(
+        self,
+        policies: Sequence[str],
+        task: Mapping[str, object],
+        listener: "socket.socket | None" = None,
+    ) -> Line:
         """Open a line on which these policies can be asked for, and which tells its task.
+
+        With a listener it can be reached there alone, and the listener is the line's.
 
         A line is one process's: a client that comes back is told again what it was told, so a
         process that is started anew needs another line, whose key the old one does not have.
         """
         ...
 
-    async def start(self, agent: str, config: Mapping[str, Any], *, url: str, key: str) -> Process:
-        """A process of an agent, which asks at `url` with `key`.
+    async def start(
+        self,
+        agent: str,
+        config: Mapping[str, Any],
+        *,
+        url: str,
+        key: str,
+        box: "AgentBox | None" = None,
+    ) -> Process:
+        """A process of an agent, which asks at `url` with `key`; in a box where one is given.
 
         Raises WorkFailed: `agent_missing`, or `agent_start` where there is no room for one more.
         """
+        ...
+
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+        """The directories that an agent's modules and its interpreter are in. Raises WorkFailed."""
         ...
 
     def keep(self, name: str, content: bytes) -> str:

@@ -2,11 +2,12 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from sandbox.agents.agent_box import AgentBox
 from sandbox.agents.agent_processes import AgentExit
 
 MODULE = "compose.benchmarks.raw_callers"
@@ -38,9 +39,17 @@ class CallerProcesses:
         self._going: dict[int, Caller] = {}
         self._begun = 0
 
-    async def start(self, agent: str, config: Mapping[str, Any], *, url: str, key: str) -> Caller:
+    async def start(
+        self,
+        agent: str,
+        config: Mapping[str, Any],
+        *,
+        url: str,
+        key: str,
+        box: AgentBox | None = None,
+    ) -> Caller:
         """`config` says how many `turns` each of how many `callers` takes."""
-        del agent
+        del agent, box
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         process = await asyncio.shield(self._starting)
@@ -51,6 +60,11 @@ class CallerProcesses:
         assert process.stdin is not None
         process.stdin.write(orjson.dumps(told) + b"\n")
         return caller
+
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+        """Callers live in no box."""
+        del agent, config
+        return ()
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(

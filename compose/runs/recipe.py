@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from compose.extras import EXTRAS
 from compose.strict_table import StrictTable, unknown_key
 from consumers.agents.programs import program_of
+from sandbox.agents.agent_box import check_agent_box
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment
 from sandbox.environments.shell_config import check_shell
@@ -162,6 +163,8 @@ def _require_known(recipe: Recipe) -> None:
     program_of(recipe.task.agent)
     if recipe.task.agent == "hosted":
         check_agent(recipe.task.agent_config)
+        task = recipe.task
+        check_agent_box(task.agent_config, task.environment, task.environment_config)
 
 
 def parse_recipe(text: str, name: str) -> Recipe:

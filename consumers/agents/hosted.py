@@ -29,6 +29,7 @@ from consumers.agents.wishes import (
     Task,
     WishFailed,
 )
+from sandbox.agents.agent_box import FINISH_WORD, where
 from schemas.asks import (
     AgentAction,
     Ask,
@@ -87,6 +88,8 @@ class HostedRollout:
         self.main_over = not task.environment
         self.turns = self.sampled = self.wished = 0
         self.result = ""
+        self.shown: dict[str, Any] = json.loads(task.environment_config or "{}")
+        self.box = where(task.config, task.environment, self.shown)
 
     def run(self) -> Agent:
         """Raises ProgramFailed where the process cannot go on."""
@@ -94,13 +97,17 @@ class HostedRollout:
         while not seen.done:
             self._hear(seen.text)
             seen = yield from self._serve()
-        yield self._end(json.loads(seen.info or "{}"))
+        finish = self._end(json.loads(seen.info or "{}"))
+        word = self.shown.get("finish_word", FINISH_WORD)
+        if self.box == "task" and word and not self.main_over:
+            yield Step(f"echo {word}", MAIN)  # so its environment takes what was done
+        yield finish
 
     def _begin(self) -> Generator[Any, Any, EnvironmentAnswer]:
         task, config = self.task, self.task.config
         shown = ""
         if task.environment:
-            opened: EnvironmentAnswer = yield Reset(MAIN)
+            opened: EnvironmentAnswer = yield Reset(MAIN, None, self._main_config())
             shown, self.main_over = opened.text, opened.done
         told = {
             "prompt": task.prompt or shown,
@@ -110,12 +117,19 @@ class HostedRollout:
             "config": config,
         }
         policies = [task.policy_id, *config.get("policies", ())]
-        given = json.dumps({"agent": config["agent"], "policies": policies, "task": told})
+        box = {"box": self.box} if self.box != "none" else {}  # unknown to older workers
+        given = json.dumps({"agent": config["agent"], "policies": policies, "task": told, **box})
         try:
             seen: EnvironmentAnswer = yield Reset(AGENT, "hosted", given, task.rng.getrandbits(31))
         except WishFailed as failed:
             raise _lost(failed) from failed
         return seen
+
+    def _main_config(self) -> str | None:
+        """That of the task; where the agent lives in its box, with what the agent is."""
+        if self.box != "task":
+            return None
+        return json.dumps({**self.shown, "agent": self.task.config})
 
     def _hear(self, text: str) -> None:
         for ask in asks_of(text, self.known.by_name()):

@@ -172,6 +172,8 @@ class Task:
     """The request's."""
     max_wishes: int = 0
     """All that may be wished for; 0 is no limit."""
+    environment_config: str = ""
+    """The task's, as JSON."""
 
     @property
     def rng(self) -> "Random":

@@ -13,7 +13,7 @@ from sandbox.boxes.box_removal import Tell
 from sandbox.boxes.leases import Leases
 from sandbox.boxes.pool import BoxPool, Mode
 from sandbox.boxes.reaper import Reaper
-from schemas.errors import RollcallError
+from schemas.errors import RollcallError, WorkFailed
 
 REAP_S = 60.0
 """One look at all boxes of a host may take so long."""
@@ -38,6 +38,8 @@ class WorkerBoxes:
         self._drivers: dict[str, Driver] = {}
         self._unknown: set[str] = set()
         self._lent: dict[str, BoxPool] = {}
+        self._of_task: dict[tuple[str, int], Box] = {}
+        """What a rollout's attempt was lent first, until it is given back or entered."""
         self._reap_due = 0.0
         self._reaping: asyncio.Task[None] | None = None
 
@@ -73,13 +75,23 @@ class WorkerBoxes:
         pool = self._pool(name or self.box, spec)
         box = await pool.lend(spec, whose, mode)
         self._lent[box.ident] = pool
+        self._of_task.setdefault(whose, box)
         return box
 
     async def give_back(self, box: Box, reason: str) -> None:
         """May be called twice."""
         pool = self._lent.pop(box.ident, None)
+        self._of_task = {whose: each for whose, each in self._of_task.items() if each is not box}
         if pool is not None:
             await pool.give_back(box, reason)
+
+    def enter_task(self, whose: tuple[str, int]) -> Box:
+        """Raises WorkFailed(`session_lost`)."""
+        box = self._of_task.pop(whose, None)
+        if box is None:
+            msg = "the box of its task is gone, or another process of the agent was in it"
+            raise WorkFailed("session_lost", msg, retriable=False)
+        return box
 
     def _pool(self, name: str, spec: Spec) -> BoxPool:
         """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
@@ -121,6 +133,11 @@ class SessionBoxes:
     boxes: WorkerBoxes
     whose: tuple[str, int]
 
+    @property
+    def default(self) -> str:
+        """The driver of whoever names none."""
+        return self.boxes.box
+
     async def lend(self, driver: str | None, spec: Spec, mode: Mode = "persistent") -> Box:
         """A box in which nobody has been; to be given back. Raises WorkFailed."""
         return await self.boxes.lend(driver, spec, self.whose, mode)
@@ -128,3 +145,7 @@ class SessionBoxes:
     async def give_back(self, box: Box, reason: str = "") -> None:
         """Remove it. May be called twice."""
         await self.boxes.give_back(box, reason)
+
+    def enter_task(self) -> Box:
+        """The box of this rollout's environment, once. Raises WorkFailed(`session_lost`)."""
+        return self.boxes.enter_task(self.whose)

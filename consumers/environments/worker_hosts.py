@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from consumers.environments.gateway import Gateway
     from consumers.environments.line import GatewayLine
     from consumers.environments.worker_boxes import SessionBoxes, WorkerBoxes
+    from sandbox.agents.agent_box import AgentBox
     from sandbox.host import Process, Processes
 
 
@@ -91,15 +92,33 @@ class SessionHost:
         whose = self.place if isinstance(self.place, SessionPlace) else SessionPlace("")
         return self.hosts.boxes.of(whose.rollout_id, whose.attempt)
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> "GatewayLine":
+    async def line(
+        self,
+        policies: Sequence[str],
+        task: Mapping[str, object],
+        listener: socket.socket | None = None,
+    ) -> "GatewayLine":
         """Open a line on which these policies can be asked for; raises Refused without a port."""
-        return (await self.hosts.gateway()).line(policies, task)
+        gateway = await self.hosts.gateway()
+        if listener is None:
+            return gateway.line(policies, task)
+        return await gateway.line_within(policies, task, listener)
 
     async def start(
-        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
+        self,
+        agent: str,
+        config: Mapping[str, Any],
+        *,
+        url: str,
+        key: str,
+        box: "AgentBox | None" = None,
     ) -> "Process":
         """A process of an agent, which asks at `url` with `key`; raises WorkFailed."""
-        return await self.hosts.processes().start(agent, config, url=url, key=key)
+        return await self.hosts.processes().start(agent, config, url=url, key=key, box=box)
+
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+        """The directories that an agent's modules are in; raises WorkFailed."""
+        return await self.hosts.processes().imports(agent, config)
 
     def keep(self, name: str, content: bytes) -> str:
         """Put an object into the store; return its name there. Raises Unavailable."""

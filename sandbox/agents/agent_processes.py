@@ -15,7 +15,7 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from sandbox.agents.agent_box import AgentBox
 from sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
 from schemas.errors import Refused, WorkFailed
 
@@ -142,8 +143,9 @@ class AgentProcesses:
         url: str,
         key: str,
         environment: Mapping[str, str] | None = None,
+        box: AgentBox | None = None,
     ) -> AgentProcess:
-        """Start a rollout's agent, which is to ask at `url` with `key`.
+        """Start a rollout's agent, which is to ask at `url` with `key`; in a box, if one is given.
 
         `config` is that of its rollout, `environment` is added to the fixed one. Raises WorkFailed:
         `agent_missing`, or `agent_start` where the machine has no room for one more.
@@ -151,6 +153,7 @@ class AgentProcesses:
         server = await self._server(agent, config)
         return await server.spawn(
             {
+                **(box.order() if box else {}),
                 "url": url,
                 "key": key,
                 "environment": {
@@ -171,6 +174,11 @@ class AgentProcesses:
         That is `import_s` in seconds, and `threads`, which should be one. Raises WorkFailed.
         """
         return (await self._server(agent, config)).ready
+
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+        """The directories that an agent's modules and its interpreter are in. Raises WorkFailed."""
+        found: Sequence[str] = (await self.prepare(agent, config))["imports"]
+        return found
 
     async def close(self) -> None:
         """End all processes, and remove what they have left. May be called twice."""
@@ -267,7 +275,7 @@ class _ForkServerProcess:
         ident = next(self._numbers)
         directory = self._scratch / f"{self._process.pid}-{ident}"
         agent = self._agents[ident] = AgentProcess(self, ident, directory)
-        self.tell(op="spawn", id=ident, directory=str(directory), **order)
+        self.tell(**{"op": "spawn", "id": ident, "directory": str(directory), **order})
         try:
             return await agent.started()
         except asyncio.CancelledError:

@@ -9,7 +9,8 @@ without having been forked by it belongs to an agent that has ended: it is kille
 worker dies the server reads the end of its socket; when the server dies the guardian, a subreaper
 too, ends what is left. On the socket go frames: a length of four bytes, then JSON.
 
-    to us      {"op": "spawn", "id", "directory", "url", "key", "environment"}
+    to us      {"op": "spawn", "id", "directory", "url", "key", "environment"}; for one that is to
+               enter a box also "box", what `Box.entrance` says, and "begins_in", a directory there
                {"op": "kill", "id"}, {"op": "remove", "id"} removes the directory of one that ended
     from us    {"ready": ...} or {"failed": ...} once; {"id", "pid"}; {"id", "refused"}
                {"id", "code", "signal", "output", "output_bytes"}
@@ -40,9 +41,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from sandbox import process_tree
+    from sandbox import keeper_process, namespaces, process_tree
 else:  # the agent's interpreter knows none of our packages
     sys.path.insert(0, str(Path(__file__).parents[1]))
+    import keeper_process
+    import namespaces
     import process_tree
 
     del sys.path[0]
@@ -50,6 +53,7 @@ else:  # the agent's interpreter knows none of our packages
 HALF_BYTES = 512 * 1024
 """So much is kept of the head of an agent's output, and so much of its tail."""
 READ_BYTES = 256 * 1024
+OPEN_FILES = 1 << 16
 LAST_READS = 16
 """What an agent that has ended left in its pipe is far less."""
 
@@ -87,9 +91,19 @@ class Output:
 class Agent:
     """A forked agent that has not ended, seen from the server."""
 
-    def __init__(self, ident: int, output: Output) -> None:
+    def __init__(self, ident: int, output: Output, box: Frame | None) -> None:
         self.ident = ident
         self.output = output
+        self.box = box
+
+    def end_strays(self) -> None:
+        """Kill what it left in its box: that is the first process's there, which starts nothing."""
+        if self.box is not None:
+            first = self.box["within"]
+            with suppress(OSError):
+                if os.stat(f"/proc/{first}/ns/mnt").st_ino == self.box["mounts"]:
+                    for stray in process_tree.children(first):
+                        process_tree.kill_tree(stray)
 
 
 class ForkServer:
@@ -156,7 +170,9 @@ class ForkServer:
                 self._spawn(order)
             case "kill":
                 for pid, agent in self.agents.items():
-                    if agent.ident == order["id"]:
+                    if agent.ident == order["id"] and agent.box:
+                        process_tree.kill_tree(pid)
+                    elif agent.ident == order["id"]:
                         os.kill(pid, signal.SIGKILL)
             case "remove":
                 self._remove(self.directories.pop(order["id"], ""))
@@ -175,8 +191,9 @@ class ForkServer:
             be_agent(self.adapter, order, parent, writing, [*self.readers, self.woken, reading])
         os.close(writing)
         os.set_blocking(reading, False)
-        self.agents[pid] = agent = Agent(order["id"], Output(reading))
-        self.directories[agent.ident] = order["directory"]
+        self.agents[pid] = agent = Agent(order["id"], Output(reading), order.get("box"))
+        if agent.box is None:  # what it writes in a box ends with the box
+            self.directories[agent.ident] = order["directory"]
         self._listen(reading, lambda: self._drain(agent.output))
         tell(self.channel, {"id": order["id"], "pid": pid})
 
@@ -205,6 +222,7 @@ class ForkServer:
             ):
                 os.kill(stray, signal.SIGKILL)
             if agent is not None:
+                agent.end_strays()
                 self._tell_end(agent, os.waitstatus_to_exitcode(status))
 
     def _tell_end(self, agent: Agent, code: int) -> None:
@@ -274,15 +292,27 @@ def settle(order: Frame, parent: int, output: int, ours: list[int]) -> None:
     for descriptor in (*ours, output):
         os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if "box" in order:
+        enter(order["box"], parent)
     directory = order["directory"]
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    os.chdir(directory)
+    os.chdir(order["begins_in"] if "box" in order else directory)
     os.environ.update(HOME=directory, TMPDIR=directory, PWD=directory)
     # What is imported before the fork leaves its bytecode for the next server; agents leave none.
     os.environ.update(order["environment"], PYTHONDONTWRITEBYTECODE="1")
     sys.dont_write_bytecode = True
     tempfile.tempdir = None
     gc.enable()
+
+
+def enter(box: Frame, parent: int) -> None:
+    """Go on as a process of a box, with nothing open but what it prints to. Raises OSError."""
+    os.closerange(3, OPEN_FILES)
+    keeper_process.take_place(box, parent)
+    process_tree.adopt_orphans()
+    namespaces.give_up_rights(box["seccomp"])
+    namespaces.give_up_capabilities()
+    os.umask(0o022)
 
 
 def run(adapter: ModuleType, url: str, key: str) -> None:
@@ -348,8 +378,23 @@ def prepared(adapter: Path, options: Frame, channel: socket.socket) -> ModuleTyp
     gc.freeze()  # a collection in a child would write to pages that all share
     threads = len(os.listdir("/proc/self/task"))
     import_s = round(time.monotonic() - began, 3)
-    tell(channel, {"ready": {"import_s": import_s, "threads": threads}})
+    ready = {"import_s": import_s, "threads": threads, "imports": imported_from()}
+    tell(channel, {"ready": ready})
     return module
+
+
+def imported_from() -> list[str]:
+    """Where modules and the interpreter itself lie: what of it is imported late is there in a box.
+
+    No directory lies below another one.
+    """
+    places = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path}
+    there = sorted(os.path.abspath(place) for place in places if place and os.path.exists(place))
+    return [
+        place
+        for place in there
+        if not any(place.startswith(f"{other}/") for other in there if other != place)
+    ]
 
 
 def main() -> NoReturn:

@@ -8,7 +8,8 @@ them nothing is shown, and what it asks besides is held back.
 
 A process that a signal ends is begun anew, a few times in a session, with a line of its own; it
 lives again what was told so far. One that does not ask again what was asked then has diverged:
-`session_lost`, and the rollout may try another attempt.
+`session_lost`, and the rollout may try another attempt. So it may at once where a process in the
+box of its task was ended so: what it had done there cannot be undone for another one.
 
 While some requests wait for the model, whoever was told goes on, and may soon ask for more. A step
 waits a little for that, in proportion to what replies take here, for else each would go round
@@ -24,7 +25,18 @@ from typing import Any
 
 import structlog
 
+from sandbox.agents.agent_box import (
+    BESIDE,
+    DRIVER,
+    HOME_IN_TASK,
+    LOCAL,
+    PORT,
+    AgentBox,
+    Where,
+    mounts,
+)
 from sandbox.agents.agent_processes import AgentExit
+from sandbox.boxes.box import Box, Spec
 from sandbox.environment import Observation
 from sandbox.host import Host, Line, Process
 from schemas.asks import AgentAction, Ask, ModelReply, Reply, StepReply, asks_text
@@ -53,13 +65,24 @@ class HostedAgent:
     slot = "hosted"
 
     def __init__(
-        self, agent: str, policies: Sequence[str], task: Mapping[str, Any], host: Host
+        self,
+        agent: str,
+        policies: Sequence[str],
+        task: Mapping[str, Any],
+        host: Host,
+        box: Where = "none",
     ) -> None:
-        """`task` is what the agent is told to do; its `config` may name catch_up_s, restarts."""
+        """`task` is what the agent is told to do; its `config` may name catch_up_s, restarts.
+
+        `box` says where it lives: `sandbox.agents.agent_box`.
+        """
         self._agent, self._policies, self._task, self._host = agent, policies, task, host
+        self._where = box
         config = task.get("config", {})
         self._catch_up_s = float(config.get("catch_up_s", CATCH_UP_S))
         self._restarts = int(config.get("restarts", RESTARTS))
+        self._box: Box | None = None
+        """Its own, to be given back."""
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
@@ -110,18 +133,34 @@ class HostedAgent:
             await line.close()
         if process:
             await process.close()
+        box, self._box = self._box, None
+        if box:
+            await self._host.boxes.give_back(box)
 
     async def _begin(self) -> None:
         """A process and a line for it, and all that was told still to be asked for."""
         self._recorded = {}
         for reply in self._told:
             self._record(reply)
-        self._line = line = await self._host.line(self._policies, self._task)
         config = self._task.get("config", {})
+        home = await self._home(config)
+        listener = await home.box.listen(PORT) if home else None
+        self._line = line = await self._host.line(self._policies, self._task, listener)
         self._process = process = await self._host.start(
-            self._agent, config, url=line.url, key=line.key
+            self._agent, config, url=line.url, key=line.key, box=home
         )
         self._exit = asyncio.create_task(process.wait())
+
+    async def _home(self, config: Mapping[str, Any]) -> AgentBox | None:
+        """The box that it is to live in; None where it lives in none. Raises WorkFailed."""
+        beside = self._where == BESIDE
+        if self._where == "none" or (beside and self._host.boxes.default == LOCAL):
+            return None
+        if self._where == "task":
+            return AgentBox(self._host.boxes.enter_task(), HOME_IN_TASK)
+        spec = Spec(mounts=mounts(config, await self._host.imports(self._agent, config)))
+        self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
+        return AgentBox(box, box.directory.decode())
 
     def _tell(self, reply: Reply) -> None:
         assert self._line is not None
@@ -219,6 +258,9 @@ class HostedAgent:
         """How the process ended; None where it was begun anew."""
         assert self._exit is not None
         ended = self._exit.result()
+        if ended.code is None and self._where == "task":
+            msg = f"agent {self._agent!r} was ended by signal {ended.signal} in its task's box"
+            raise WorkFailed("session_lost", msg, retriable=False)
         if ended.code is None and self._restarts > 0:
             self._restarts -= 1
             log.warning("agent_restarted", session=self._host.place, signal=ended.signal)

@@ -20,9 +20,11 @@ import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandbox.agents.agent_box import mounts
 from sandbox.boxes.box import AUTO, Box, Ran, Spec, driver
 from sandbox.boxes.probe import probe
 from sandbox.boxes.shell import Shell
@@ -144,6 +146,9 @@ class ShellEnvironment:
     async def _lend(self, spec: Spec) -> Box:
         name = self._config.box
         if self._host:
+            if (agent := self._config.agent) is not None:
+                imports = await self._host.imports(str(agent.get("agent")), agent)
+                spec = replace(spec, mounts=mounts(agent, imports))
             return await self._host.boxes.lend(name, spec, self._config.mode)
         return await driver(name or AUTO).open(spec)
 

@@ -119,6 +119,8 @@ class ShellConfig(BaseModel):
     check: str = ""
     """Run in a shell of its own at the end of the episode: exit code 0 is a reward of 1."""
     check_timeout_s: Seconds = 60.0
+    agent: dict[str, Any] | None = None
+    """The `agent_config` of an agent that is to live in this box: what it imports is there too."""
     replay: bool = True
     """Whether a lost episode may be rebuilt by running its commands again."""
 

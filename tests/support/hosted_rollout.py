@@ -151,7 +151,10 @@ class CoroutineHost:
         del place
         return self
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
+    async def line(
+        self, policies: Sequence[str], task: Mapping[str, object], listener: None = None
+    ) -> GatewayLine:
+        assert listener is None
         key = str(len(self.lines))
         self.tasks.append(task)
         line = GatewayLine(f"http://{key}", key, policies, task, OpenCalls(), lambda closed: None)
@@ -159,9 +162,9 @@ class CoroutineHost:
         return line
 
     async def start(
-        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
+        self, agent: str, config: Mapping[str, Any], *, url: str, key: str, box: None = None
     ) -> CoroutineProcess:
-        del agent, url
+        del agent, url, box
         line, agent_of = self.lines[key], self.agents[config["argv"][0]]
 
         async def ask(what: Ask) -> Reply:
@@ -213,7 +216,7 @@ class HostedRun:
         def make(name: str, config_json: str) -> AnyEnvironment:
             if name == "hosted":
                 return HostedAgent(**json.loads(config_json), host=self.host)
-            return make_environment(name, config_json)
+            return make_environment(name, config_json, self.host)
 
         return Sessions(make)
 

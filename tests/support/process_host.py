@@ -1,6 +1,7 @@
 """Hosted rollouts without a log, whose agents are real processes at a real gateway."""
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,39 @@ from typing import Any
 from consumers.environments.gateway import Gateway
 from consumers.environments.line import GatewayLine
 from consumers.environments.listener import bind
+from sandbox.agents.agent_box import AgentBox
 from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
+from sandbox.boxes.box import Box, Spec
+from sandbox.boxes.box import driver as driver_of
+from schemas.errors import WorkFailed
 from schemas.messages import Trajectory
 from tests.support.hosted_rollout import HostedRun
+
+
+class OwnBoxes:
+    """Lends boxes that are opened for whoever asks; the first one is that of the task."""
+
+    default = "bubblewrap"
+
+    def __init__(self) -> None:
+        self.lent: list[Box] = []
+        self.entered = False
+
+    async def lend(self, driver: str | None, spec: Spec, mode: str = "persistent") -> Box:
+        del mode
+        self.lent.append(await driver_of(driver or self.default).open(spec))
+        return self.lent[-1]
+
+    async def give_back(self, box: Box, reason: str = "") -> None:
+        del reason
+        await box.close()
+
+    def enter_task(self) -> Box:
+        if self.entered or not self.lent:
+            msg = "it is gone"
+            raise WorkFailed("session_lost", msg, retriable=False)
+        self.entered = True
+        return self.lent[0]
 
 
 class ProcessHost:
@@ -21,15 +52,32 @@ class ProcessHost:
     def __init__(self, gateway: Gateway, processes: AgentProcesses) -> None:
         self.gateway, self.processes = gateway, processes
         self.started: list[AgentProcess] = []
+        self.boxes = OwnBoxes()
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
-        return self.gateway.line(policies, task)
+    async def line(
+        self,
+        policies: Sequence[str],
+        task: Mapping[str, object],
+        listener: socket.socket | None = None,
+    ) -> GatewayLine:
+        if listener is None:
+            return self.gateway.line(policies, task)
+        return await self.gateway.line_within(policies, task, listener)
 
     async def start(
-        self, agent: str, config: Mapping[str, Any], *, url: str, key: str
+        self,
+        agent: str,
+        config: Mapping[str, Any],
+        *,
+        url: str,
+        key: str,
+        box: AgentBox | None = None,
     ) -> AgentProcess:
-        self.started.append(await self.processes.start(agent, config, url=url, key=key))
+        self.started.append(await self.processes.start(agent, config, url=url, key=key, box=box))
         return self.started[-1]
+
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+        return await self.processes.imports(agent, config)
 
     def keep(self, name: str, content: bytes) -> str:
         del content
@@ -47,6 +95,8 @@ def lived(folder: Path, *runs: HostedRun) -> list[Trajectory]:
             for run in runs:
                 run.host = ProcessHost(gateway, processes)
                 ended.append(await run.run())
+                for box in run.host.boxes.lent:
+                    assert box.ident not in await driver_of("bubblewrap").found()
             return ended
         finally:
             await processes.close()

@@ -127,6 +127,7 @@ class Attempt:
             environment=task.environment,
             max_turns=self.request.limits.max_turns,
             agent_config=self.request.agent_config,
+            environment_config=self.request.task.environment_config,
             drawn=cache(partial(self.world.random_of, seed)),
             max_tokens=self.request.limits.max_tokens,
             sampling=self.request.sampling,

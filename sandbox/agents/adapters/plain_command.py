@@ -1,6 +1,7 @@
 """Any program, in place of this process: where to ask stands in its environment.
 
-It finds its task as JSON in `task.json`, in the directory that it is started in.
+It finds its task as JSON in `task.json`, in its HOME: the directory that it is started in, but for
+one that lives in the box of its task.
 """
 
 import json
@@ -14,6 +15,6 @@ def prepare() -> None:
 
 
 def run(task: dict[str, Any], url: str, key: str) -> NoReturn:
-    Path("task.json").write_text(json.dumps(task))
+    Path(os.environ["HOME"], "task.json").write_text(json.dumps(task))
     argv = task["config"]["argv"]
     os.execvp(argv[0], argv)

@@ -1,0 +1,65 @@
+"""Where an agent lives, and what is refused before anything is started."""
+
+from typing import Any
+
+import pytest
+
+from sandbox.agents.agent_box import FINISH_WORD, check_agent_box, mounts, where
+from sandbox.environments.shell_commands import ShellConfig
+from schemas.errors import Refused
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "shown", "expected"),
+    [
+        ({}, "", {}, "none"),
+        ({}, "gymnasium", {}, "none"),
+        ({}, "shell", {"box": "local"}, "none"),
+        ({}, "shell", {}, "beside"),
+        ({}, "shell", {"box": "docker"}, "own"),
+        ({"box": "none"}, "shell", {"box": "docker"}, "none"),
+        ({"box": "own"}, "", {}, "own"),
+        ({"box": "task"}, "shell", {}, "task"),
+    ],
+)
+def test_an_agent_beside_a_box_that_isolates_has_one_of_its_own_unless_told_otherwise(
+    config: Any, environment: str, shown: Any, expected: str
+) -> None:
+    check_agent_box(config, environment, shown)
+
+    assert where(config, environment, shown) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "shown", "said"),
+    [
+        ({"box": "taks"}, "shell", {}, "task"),
+        ({"box": 3}, "shell", {}, "3"),
+        ({"box": None}, "shell", {}, "None"),
+        ({"box": "task"}, "", {}, "that is one of environment 'shell'"),
+        ({"box": "task"}, "gymnasium", {}, "found 'gymnasium'"),
+        ({"box": "task"}, "shell", {"box": "local"}, "with box 'local'"),
+        ({"mounts": "/opt/mine"}, "", {}, "a list of directories"),
+        ({"mounts": [1]}, "", {}, "a list of directories"),
+        ({"mounts": ["mine"]}, "", {}, "'mine'"),
+        ({"mounts": ["/"]}, "", {}, "'/'"),
+        ({"mounts": ["/opt/../etc"]}, "", {}, "'/opt/../etc'"),
+        ({"mounts": ["/root/"]}, "", {}, "'/root/'"),
+        ({"mounts": ["/a\0b"]}, "", {}, "directories of the worker's"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_door(
+    config: Any, environment: str, shown: Any, said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        check_agent_box(config, environment, shown)
+
+
+def test_a_box_shows_what_is_imported_where_it_is_here_and_its_images_own_usr() -> None:
+    found = mounts({"mounts": ["/opt/data"]}, ["/", "/usr/lib/python3", "/home/me/venv", "/root"])
+
+    assert found == {"/opt/data": "/opt/data", "/home/me/venv": "/home/me/venv"}
+
+
+def test_the_word_that_ends_an_episode_is_the_shells() -> None:
+    assert ShellConfig().finish_word == FINISH_WORD

@@ -1,0 +1,192 @@
+"""Agents in boxes of namespaces: they reach their own line, and nothing else.
+
+Where bubblewrap is not installed they are left out, and say so.
+"""
+
+import asyncio
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.environments.gateway import Gateway
+from consumers.environments.listener import bind
+from sandbox.agents.agent_processes import AgentProcesses
+from sandbox.boxes.bubblewrap import BubblewrapDriver
+from schemas.messages import ModelCall, Task, Trajectory
+from tests.support.engines import has, left_out
+from tests.support.hosted_rollout import HostedRun
+from tests.support.process_host import ProcessHost, lived
+from tests.support.processes_left import running
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[3]
+FUNCTIONS = ROOT / "tests" / "support" / "boxed_agents.py"
+NOTHING = "0" * 16
+
+
+@pytest.fixture(autouse=True)
+def _bubblewrap() -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "agents in boxes")
+
+
+def hears(call: ModelCall) -> str:
+    return call.messages[-1].content
+
+
+def boxed(function: str, box: str = "own", task: Task | None = None, **config: Any) -> HostedRun:
+    given = {"agent": "python", "function": f"{FUNCTIONS}:{function}", "box": box, **config}
+    return HostedRun(config=given, say=hears, task=task or Task(prompt="do it"))
+
+
+def test_an_agent_in_a_box_reaches_its_own_line_and_nothing_else(tmp_path: Path) -> None:
+    run = boxed("looks_around", host_file=str(tmp_path))
+
+    async def beside_others() -> Trajectory:
+        gateway, processes = Gateway(bind()), AgentProcesses(tmp_path / "a", tmp_path / "b")
+        await gateway.start()
+        try:
+            # Given sessions of others, one at the gateway's port and one at a door of its own
+            common = gateway.line(["p"], {})
+            private = await gateway.line_within(["p"], {}, bind())
+            ports = [int(line.url.split("/")[2].split(":")[1]) for line in (common, private)]
+            run.config = {**run.config, "ports": ports, "other_key": common.key}
+            run.host = ProcessHost(gateway, processes)
+
+            # When an agent in a box looks for them, by their ports and by their keys
+            trajectory = await run.run()
+            assert common.asked() == private.asked() == []
+            return trajectory
+        finally:
+            await processes.close()
+            await gateway.close()
+
+    trajectory = asyncio.run(beside_others())
+
+    # Then it has found nothing but what it was given
+    assert trajectory.status == "finished", trajectory.reason
+    assert json.loads(trajectory.result) == {
+        "url": "http://127.0.0.1:8000",
+        "said": "who am I?",
+        "ports": ["ConnectionRefusedError"] * 2,
+        "outside": "OSError",
+        "name": "gaierror",
+        "another": 401,
+        "mixed": 401,
+        "user": 1000,
+        "directory": "/w",
+        "home": "/w",
+        "host": False,
+        "interfaces": ["lo"],
+        "processes": [1, 3],
+        "rights": [NOTHING] * 5 + ["1"],
+        "descriptors": ["0", "1", "2"],
+        "database": True,
+        "child": "42\n",
+        "prefix": "OSError",
+    }
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trajectory]:
+    """What became of each that does what nobody should, one after the other."""
+    mark = f"stays-{secrets.token_hex(8)}"
+    runs = {
+        "stays": boxed("stays", mark=mark),
+        "floods": boxed("floods"),
+        "takes_the_port": boxed("takes_the_port"),
+    }
+    trajectories = lived(tmp_path_factory.mktemp("boxed"), *runs.values())
+    assert running(mark) == []
+    return dict(zip(runs, trajectories, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "result"),
+    [("stays", "I stay"), ("floods", "calm again"), ("takes_the_port", "OSError")],
+)
+def test_whatever_an_agent_does_in_its_box_it_is_heard_and_its_box_is_gone(
+    ended: Mapping[str, Trajectory], function: str, result: str
+) -> None:
+    trajectory = ended[function]
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    assert trajectory.result == result
+
+
+def test_one_that_is_killed_lives_again_in_a_box_of_its_own(tmp_path: Path) -> None:
+    async def disturb(run: HostedRun) -> None:
+        if run.answered == 2 and len(run.host.boxes.lent) == 1:
+            await run.host.boxes.lent[0].close()
+
+    run = boxed("edits", disturb=None)
+    run.disturb, run.say = disturb, lambda call: "echo x >> file; cat file"
+
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    assert len(run.host.boxes.lent) == 2
+    assert len(run.calls) == 3
+    said = [m.content for s in trajectory.sequences or () for m in s.messages]
+    assert {"0 x\n", "0 x\nx\n"} <= {*said}
+
+
+def test_nothing_of_a_boxed_agent_runs_on_when_its_worker_is_killed(tmp_path: Path) -> None:
+    mark = f"boxed-{secrets.token_hex(8)}"
+    program = [sys.executable, "-m", "tests.support.boxed_agent_worker"]
+    worker = subprocess.Popen(
+        [*program, str(tmp_path), f"{FUNCTIONS}:waits", mark],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert worker.stdout
+    ident = worker.stdout.readline().strip()
+    assert ident
+    assert running(mark)
+
+    worker.kill()
+    worker.wait(20)
+    worker.stdout.close()
+
+    def left() -> list[int]:
+        return [*running(mark), *running(f"rollcall-box-{ident}")]
+
+    until(lambda: left() == [], 20, lambda: f"{left()} run on")
+    asyncio.run(BubblewrapDriver().remove(ident))
+
+
+def test_an_agent_with_tools_of_its_own_works_where_its_task_is(tmp_path: Path) -> None:
+    # Given a task with a file, and an agent that edits it without any step of its environment
+    shell = {"files": {"notes": "red\n"}, "check": "grep -q green notes", "box": "bubblewrap"}
+    run = boxed("edits", "task", Task("shell", json.dumps(shell)))
+    run.say = lambda call: "pwd; echo green >> notes; sleep 600 >/dev/null 2>&1 & ls"
+
+    [trajectory] = lived(tmp_path, run)
+
+    # Then its environment has taken what was done, and only that
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    assert len(run.host.boxes.lent) == 1
+    last = (trajectory.steps or ())[-1]
+    assert (last.session, last.reward, last.terminated) == ("main", 1.0, True)
+    said = [m.content for s in trajectory.sequences or () for m in s.messages]
+    assert any("/w\nnotes\n" in each for each in said), said
+
+
+def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path) -> None:
+    async def disturb(run: HostedRun) -> None:
+        if run.answered == 3 and len(run.host.started) == 1:
+            run.host.started[0].kill()
+            run.host.boxes.lent.clear()
+            run.host.boxes.entered = False
+
+    run = boxed("edits", "task", Task("shell", json.dumps({"box": "bubblewrap"})))
+    run.say, run.disturb = lambda call: "ls", disturb
+
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 2), trajectory.reason

@@ -126,10 +126,13 @@ class HostedRollout:
         return seen
 
     def _main_config(self) -> str | None:
-        """That of the task; where the agent lives in its box, with what the agent is."""
+        """That of the task; where the agent lives in its box, with what the agent is.
+
+        That box is not to be rebuilt: what the agent did in it is no step of its environment.
+        """
         if self.box != "task":
             return None
-        return json.dumps({**self.shown, "agent": self.task.config})
+        return json.dumps({**self.shown, "agent": self.task.config, "replay": False})
 
     def _hear(self, text: str) -> None:
         for ask in asks_of(text, self.known.by_name()):

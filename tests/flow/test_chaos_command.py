@@ -397,7 +397,8 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "5", "--json", str(figures), "--rollouts", "600",
-        "--kill", "agents,models,environments,rewards,processes,broker,registry", cwd=tmp_path,
+        "--kill", "agents,models,environments,rewards,processes,boxes,broker,registry",
+        cwd=tmp_path,
     ) as run:  # fmt: skip
         said, complained = run.communicate(timeout=280)
 
@@ -409,6 +410,8 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     assert "kill broker" in found["faults_by_kind"]
     assert found["hosted"]["rollouts"] > 10
     assert found["hosted"]["asked_again"] == 0
+    assert found["boxes"]["rollouts"] > 10
+    assert found["boxes"]["wrong"] == found["boxes"]["boxes_left"] == 0
     assert any(kind.startswith(CUTS) for kind in found["faults_by_kind"])
     assert 0 < found["recovery_p50_s"] <= found["recovery_max_s"]
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"], "its log is removed"

@@ -55,6 +55,9 @@ def request(
     ] = "react",
     max_tokens: Annotated[int, typer.Option(min=0, help="Of each answer; 0: the usual.")] = 0,
     path: Programs = None,
+    image: Annotated[
+        str, typer.Option(help="Of all of them, in place of their own; host: the host's programs.")
+    ] = "",
 ) -> None:
     """Print a line for `rollcall submit` for each task.
 
@@ -72,7 +75,7 @@ def request(
         raise unknown("box", box, kinds)
     env = programs_first(path)
     for task in [read_task(directory) for directory in task_directories(directories)]:
-        line = request_of(task, box=box, agent=agent, env=env, max_tokens=max_tokens)
+        line = request_of(task, box=box, agent=agent, env=env, max_tokens=max_tokens, image=image)
         emit_json(line, one_line=True)
 
 

@@ -47,6 +47,15 @@ class BoxLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageBuild:
+    """How an engine makes an image that it has not."""
+
+    directory: str
+    """Of this host; its Dockerfile is built there."""
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """What a box is made of; two boxes of equal specs can stand in for one another."""
 
@@ -61,6 +70,8 @@ class Spec:
     there is copied."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables beside those of `VARIABLES`."""
+    build: ImageBuild | None = None
+    """Of an image that is named by what it is made of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from schemas.messages import Instance
 Tell = Callable[[Instance], None]
 REMOVE_AGAIN_S = (0.2, 1.0, 5.0)
 """After these the reaper has to remove it."""
-REASON_CHARS = 500
+REASON_CHARS, HEAD_CHARS = 500, 150
 
 log = structlog.get_logger()
 
@@ -37,7 +37,9 @@ class BoxNotes:
         took_s: float = 0.0,
     ) -> None:
         """`whose`: rollout and attempt."""
-        image, reason = spec.image if spec else "", reason[:REASON_CHARS]
+        image = spec.image if spec else ""
+        if len(reason) > REASON_CHARS:  # of a build that failed the end says why
+            reason = f"{reason[:HEAD_CHARS]} ... {reason[HEAD_CHARS + 5 - REASON_CHARS :]}"
         about = "", self._driver, image, mode, *whose, reason, took_s
         self._tell(Instance(ident, "", kind, *about))
 

@@ -148,6 +148,10 @@ class BubblewrapDriver(Driver):
             _unavailable("bubblewrap is not installed; `apt-get install bubblewrap` installs it")
         if spec.network:
             _bad_config("a box of driver 'bubblewrap' has no network")
+        if spec.build:
+            msg = f"image {spec.image!r} is built by a docker engine, of {spec.build.directory}; "
+            msg += "take box 'docker' or 'auto', or name another image"
+            raise WorkFailed("image", msg, retriable=False)
         image = image_tree(spec.image)
         ident = drawn_ident(ident)
         argv, data = command(self._program, spec, image)

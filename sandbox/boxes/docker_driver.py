@@ -17,6 +17,7 @@ from sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
+from sandbox.boxes.engine_builds import engine_build
 from sandbox.boxes.images import engine_image
 from sandbox.boxes.interior import HOME, USER, WAIT, variables
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
@@ -106,6 +107,8 @@ class DockerDriver(Driver):
             raise WorkFailed("bad_config", msg, retriable=False)
         ident = drawn_ident(ident)
         name = spec.image or self._image
+        if build := spec.build:
+            await self._engine.ask(lambda client: engine_build(client, name, build), long=True)
         image = await self._engine.ask(lambda client: engine_image(client, name))
         keeper = borrowed_keeper()
         box = DockerBox(ident, self._engine, keeper, spec)

@@ -18,6 +18,7 @@ TIMEOUT_S = 60
 SOCKET = "/var/run/docker.sock"
 Answer = TypeVar("Answer")
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="docker")
+_BUILDS = ThreadPoolExecutor(1, thread_name_prefix="docker-build")
 
 
 class DockerEngine:
@@ -26,12 +27,14 @@ class DockerEngine:
     def __init__(self) -> None:
         self._client: Any = None
 
-    async def ask(self, question: Callable[[Any], Answer]) -> Answer:
+    async def ask(self, question: Callable[[Any], Answer], *, long: bool = False) -> Answer:
         """What a client answers, asked on a thread. Raises WorkFailed: `box_unavailable`.
 
-        Whoever is cancelled here leaves the question to be answered all the same.
+        Long questions are asked one by one, and keep no other waiting. Whoever is cancelled here
+        leaves the question to be answered all the same.
         """
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, self._asked, question)
+        threads = _BUILDS if long else _THREADS
+        return await asyncio.get_running_loop().run_in_executor(threads, self._asked, question)
 
     def _asked(self, question: Callable[[Any], Answer]) -> Answer:
         docker = _library()

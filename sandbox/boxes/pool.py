@@ -242,11 +242,12 @@ class BoxPool:
             self._pump()
 
     async def _open(self, spec: Spec, ident: str) -> Box:
+        within_s = self.start_s + (spec.build.timeout_s if spec.build else 0.0)
         try:
-            async with asyncio.timeout(self.start_s):
+            async with asyncio.timeout(within_s):
                 return await self.driver.open(spec, ident)
         except TimeoutError as error:
-            msg = f"a box of driver {self.driver.name!r} did not start within {self.start_s:g} s"
+            msg = f"a box of driver {self.driver.name!r} did not start within {within_s:g} s"
             raise WorkFailed("box_unavailable", msg, retriable=True) from error
 
     def _started(self, shelf: _Shelf | None, wanted: _Wanted | None, box: Box) -> None:

@@ -184,9 +184,12 @@ class ShellConfig(BaseModel):
         if self.memory_bytes is not None:
             limits = limits.model_copy(update={"memory_bytes": self.memory_bytes})
         environment = task.file.environment if task else None
-        image = self.image or (environment.docker_image if environment else "")
+        image, build = self.image, None
+        if task and not image:
+            image, build = task.image, task.build
         own = environment.env if environment else {}
-        return Spec(image=image, limits=limits.within(task), env={**own, **self.env})
+        variables = {**own, **self.env}
+        return Spec(image=image, limits=limits.within(task), env=variables, build=build)
 
 
 def read_config(config: Mapping[str, Any], *, elsewhere: bool = False) -> ShellConfig:

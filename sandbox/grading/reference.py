@@ -30,7 +30,7 @@ def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:
     Where the image has the code that is judged in its place there, else in the box's own directory.
     """
     environment, verifier = task.file.environment, task.file.verifier
-    image = verifier.image or environment.docker_image
+    image, build = (verifier.image, None) if verifier.image else (task.image, task.build)
     testbed = task.testbed
     workdir = environment.workdir if image and not testbed else ""
     writable = (workdir,) if workdir else ()
@@ -39,5 +39,5 @@ def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:
         tests=tar_streams.of_directory(task.test_files),
         base=tar_streams.of_directory(testbed) if testbed else None,
         workdir=workdir,
-        spec=spec or Spec(image=image, env=environment.env, writable=writable),
+        spec=spec or Spec(image=image, env=environment.env, writable=writable, build=build),
     )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from sandbox.boxes.box import ImageBuild
 from sandbox.tasks.task_file import TaskFile, parsed
 from schemas.errors import Refused
 from schemas.foreign_text import plain
@@ -42,6 +43,8 @@ class HarborTask:
     digest: str
     file: TaskFile
     instruction: str
+    built_of: str = ""
+    """The digest of `environment/`, where its Dockerfile makes the task's image; else empty."""
 
     @property
     def name(self) -> str:
@@ -51,6 +54,21 @@ class HarborTask:
     def testbed(self) -> Path | None:
         """The files that an agent finds; None where its image has them."""
         return _if_there(self.directory / TESTBED)
+
+    @property
+    def image(self) -> str:
+        """What its box is made of; empty: the host's programs."""
+        if self.built_of:
+            return f"rollcall/task:{self.built_of}"
+        return self.file.environment.docker_image
+
+    @property
+    def build(self) -> ImageBuild | None:
+        """How its image is made, where it is not there."""
+        if not self.built_of:
+            return None
+        timeout_s = self.file.environment.build_timeout_sec
+        return ImageBuild(str(self.directory / "environment"), timeout_s)
 
     @property
     def test_files(self) -> Path:
@@ -102,9 +120,10 @@ def examine(directory: Path) -> tuple[HarborTask | None, list[TaskFault]]:
         return None, faults
     try:
         digest = _digest(directory, entries)
+        built_of = _built_of(directory, entries, settings)
     except OSError as error:
         return None, [TaskFault(".", f"cannot be read: {error}")]
-    return HarborTask(directory.absolute(), digest, settings, instruction), []
+    return HarborTask(directory.absolute(), digest, settings, instruction, built_of), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +254,13 @@ def _digest(directory: Path, entries: list[_TaskFile]) -> str:
             content = place.read_bytes()
         whole.update(b"%s %d:%s %s\n" % (kind, len(name), name, _sha256(content)))
     return whole.hexdigest()
+
+
+def _built_of(directory: Path, entries: list[_TaskFile], file: TaskFile) -> str:
+    """Equal for tasks that say the same, wherever they lie and whatever else they hold."""
+    if file.environment.docker_image or DOCKERFILE not in {entry.path for entry in entries}:
+        return ""
+    return _digest(directory, [each for each in entries if each.path.startswith("environment/")])
 
 
 def _sha256(content: bytes) -> bytes:

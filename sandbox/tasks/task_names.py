@@ -51,14 +51,16 @@ def named_task(config: Mapping[str, Any]) -> HarborTask | None:
 
 
 def environment_config(
-    task: HarborTask, *, box: str = "", env: Mapping[str, str] | None = None
+    task: HarborTask, *, box: str = "", env: Mapping[str, str] | None = None, image: str = ""
 ) -> dict[str, Any]:
     """The config of environment `shell` in which an agent works at a task.
 
-    Image, limits and variables are the task's; without `box` it is the worker's.
+    Limits and variables are the task's, image too unless one is named; without `box` it is the
+    worker's.
     """
     return {
         **({"box": box} if box else {}),
+        **({"image": image} if image else {}),
         "mode": task.file.environment.mode,
         "task": {"directory": str(task.directory), "digest": task.digest},
         **({"env": dict(env)} if env else {}),
@@ -73,6 +75,7 @@ def request_of(
     box: str = "",
     env: Mapping[str, str] | None = None,
     max_tokens: int = 0,
+    image: str = "",
 ) -> dict[str, Any]:
     """A line for `rollcall submit`; an agent that is no program of ours is a hosted one's name.
 
@@ -88,7 +91,7 @@ def request_of(
             "task_id": task.name,
             "prompt": task.instruction,
             "environment": "shell",
-            "environment_config": environment_config(task, box=box, env=env),
+            "environment_config": environment_config(task, box=box, env=env, image=image),
         },
         "limits": {
             "step_timeout_s": STEP_TIMEOUT_S,

@@ -48,6 +48,7 @@ class OddDriver(Driver):
         self.gate: asyncio.Event | None = None
         """Where there is one, no start ends before it is set."""
         self.failing: set[int] = set()
+        self.why = ""
         self.dead_on_arrival: set[int] = set()
         self.clinging: set[int] = set()
         """Boxes whose close fails; `remove` gets them."""
@@ -67,7 +68,7 @@ class OddDriver(Driver):
         finally:
             self.starting -= 1
         if number in self.failing:
-            msg = f"box {number} does not start"
+            msg = self.why or f"box {number} does not start"
             raise WorkFailed("box_unavailable", msg, retriable=True)
         box = self.there[ident] = OddBox(self, drawn_ident(ident), number)
         return cast(Box, box)

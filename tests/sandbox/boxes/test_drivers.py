@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.boxes import tar_streams
-from sandbox.boxes.box import ENFORCED, Box, Driver, Spec, driver
+from sandbox.boxes.box import ENFORCED, Box, Driver, ImageBuild, Spec, driver
 from schemas.errors import WorkFailed
 from tests.support.engines import IMAGE, has, left_out
 
@@ -154,3 +154,26 @@ def test_two_programs_of_one_box_do_not_end_one_another(kind: str) -> None:
         await lasting.end()
 
     in_a_box(kind, episode)
+
+
+def test_docker_builds_an_image_when_a_box_of_it_is_asked_for(tmp_path: Path) -> None:
+    if not IMAGE:
+        left_out("docker", "that it builds a Dockerfile; `.ci/docker` starts an engine")
+
+    async def told(name: str, run: str) -> str:
+        lines = f"FROM {IMAGE}\nCOPY told /told\nRUN {run}\n"
+        (tmp_path / "Dockerfile").write_text(lines)
+        (tmp_path / "told").write_text("by the task\n")
+        spec = Spec(image=name, build=ImageBuild(str(tmp_path), 100))
+        box = await driver("docker").open(spec)
+        try:
+            return (await box.run(["cat", "/told", "/made"])).output
+        finally:
+            await box.close()
+
+    assert asyncio.run(told("rollcall/task:test", "echo by its build > /made")) == (
+        "by the task\nby its build\n"
+    )
+    with pytest.raises(WorkFailed, match="no such thing") as failed:
+        asyncio.run(told("rollcall/task:none", "echo no such thing; exit 3"))
+    assert (failed.value.code, failed.value.retriable) == ("image", False)

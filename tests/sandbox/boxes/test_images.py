@@ -14,12 +14,14 @@ from typing import BinaryIO
 
 import pytest
 
-from sandbox.boxes import image_store
+from sandbox.boxes import engine_builds, image_store
 from sandbox.boxes.auto_driver import AutoDriver
-from sandbox.boxes.box import Spec
+from sandbox.boxes.box import ImageBuild, Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
+from sandbox.boxes.engine_builds import engine_build
 from sandbox.boxes.images import engine_image
 from schemas.errors import Refused, WorkFailed
+from schemas.foreign_text import REASON_CHARS
 from tests.support.engines import has, left_out
 
 DAY_S = 86_400
@@ -187,6 +189,110 @@ def test_an_engine_is_given_the_same_directory_once_by_its_digest(store: Path) -
     for _ in range(2):
         assert engine_image(engine, "ours") == f"rollcall/ours:{'d' * 12}"
     assert engine.taken == {f"rollcall/ours:{'d' * 12}": [".", "./file"]}
+
+
+class BuildingEngine(Engine):
+    """One that builds, and says so in its way."""
+
+    def __init__(self, *said: dict[str, str], error: Exception | None = None) -> None:
+        super().__init__()
+        self.said, self.error, self.builds = said, error, 0
+
+    def info(self) -> dict[str, str]:
+        return {}
+
+    def build(self, *, path: str, tag: str, **options: object) -> Iterator[dict[str, str]]:
+        assert Path(path).is_dir()
+        assert options["decode"]
+        self.builds += 1
+        yield from self.said
+        if self.error:
+            raise self.error
+        if not any("error" in each for each in self.said):
+            self.taken[tag] = []
+
+
+class EngineError(Exception):
+    """As the library has them."""
+
+    explanation = "no such instruction"
+
+
+def test_a_dockerfile_is_built_once(tmp_path: Path) -> None:
+    engine = BuildingEngine({"stream": "Step 1/1 : FROM base\n"})
+
+    for _ in range(2):
+        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600))
+    assert (engine.builds, list(engine.taken)) == (1, ["rollcall/task:1"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (BuildingEngine({"stream": "one\ntwo\n"}, {"error": "pip ended with 1"}), "pip ended"),
+        (BuildingEngine(*[{"stream": f"{n} {'x' * 999}\n"} for n in range(99)],
+                        {"error": "end\n"}), "end"),
+        (BuildingEngine(error=EngineError("no such instruction")), "no such instruction"),
+        (BuildingEngine({"stream": "slow\n"}, {"error": "later"}), "more than 0 s"),
+        (BuildingEngine({"error": ""}), "the build ended with"),
+    ],
+)  # fmt: skip
+def test_the_last_lines_of_a_build_that_fails_are_the_reason(
+    engine: BuildingEngine, says: str, tmp_path: Path
+) -> None:
+    build = ImageBuild(str(tmp_path), 0 if says.startswith("more") else 600)
+
+    with pytest.raises(WorkFailed) as failed:
+        engine_build(engine, "rollcall/task:1", build)
+    assert says in str(failed.value)
+    assert (failed.value.code, failed.value.retriable) == ("image", False)
+    assert len(str(failed.value)) <= REASON_CHARS
+
+
+def test_an_engine_that_goes_away_while_it_builds_is_no_fault_of_the_image(tmp_path: Path) -> None:
+    engine = BuildingEngine({"stream": "one"}, error=ConnectionResetError("gone"))
+
+    with pytest.raises(ConnectionResetError):
+        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600))
+
+
+def test_an_engine_whose_disk_is_full_is_cleared_of_what_was_built_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = BuildingEngine()
+    built = [SimpleNamespace(id=n, attrs={"Created": f"2026-0{n}"}) for n in (2, 1, 3)]
+    removed: list[int] = []
+
+    def remove(ident: int) -> None:
+        if ident == 2:
+            raise EngineError
+        removed.append(ident)
+
+    monkeypatch.setattr(engine, "info", lambda: {"DockerRootDir": str(tmp_path)})
+    monkeypatch.setattr(engine, "list", lambda name="", filters=None: built if filters else [])
+    monkeypatch.setattr(engine, "remove", remove)
+    monkeypatch.setattr(
+        engine_builds.shutil, "disk_usage", lambda place: SimpleNamespace(free=len(removed))
+    )
+
+    with pytest.raises(WorkFailed, match="`docker image prune` makes room") as failed:
+        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600))
+    assert (removed, engine.builds) == ([1, 3], 0)
+    assert (failed.value.code, failed.value.retriable) == ("image", False)
+
+
+def test_a_box_of_namespaces_has_no_image_that_an_engine_builds(tmp_path: Path) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "that it builds no Dockerfile")
+    spec = Spec(image="rollcall/task:1", build=ImageBuild(str(tmp_path), 600))
+
+    async def whole() -> None:
+        await BubblewrapDriver().open(spec)
+
+    with pytest.raises(WorkFailed, match="take box 'docker' or 'auto'") as refused:
+        asyncio.run(whole())
+    assert (refused.value.code, refused.value.retriable) == ("image", False)
+    assert AutoDriver().of(spec).name == "docker"
 
 
 def test_an_engine_keeps_no_part_of_a_directory_that_cannot_be_packed(store: Path) -> None:

@@ -179,6 +179,21 @@ def test_a_start_that_fails_is_told_to_whoever_waits_longest(live: Callable[...,
     live(story)
 
 
+def test_of_a_long_reason_why_a_start_failed_the_end_is_told_too(live: Callable[..., None]) -> None:
+    async def story(desk: Desk) -> None:
+        desk.driver.failing = {0}
+        desk.driver.why = f"begin {'x' * 900} end"
+        with pytest.raises(WorkFailed, match=r" end$"):
+            await desk.lend()
+
+        [failed] = [each for each in desk.told if each.kind == "failed"]
+        assert failed.reason.startswith("begin ")
+        assert failed.reason.endswith(" end")
+        assert len(failed.reason) == 500
+
+    live(story)
+
+
 def test_a_start_ahead_that_fails_is_not_tried_on_and_on(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.failing, desk.driver.dead_on_arrival = {1}, {3}

@@ -28,6 +28,16 @@ def test_without_a_word_a_box_is_the_workers_choice_and_has_the_usual_limits() -
     assert (config.spec(None).image, config.spec(None).env) == ("", {})
 
 
+def test_an_image_that_a_task_builds_is_built_unless_another_is_named(tmp_path: Path) -> None:
+    directory = write_task(tmp_path / "sums", {"environment/Dockerfile": "FROM base\n"})
+    built = read_task(directory)
+
+    spec = read_config({}).spec(built)
+    assert (spec.image, spec.build) == (built.image, built.build)
+    spec = read_config({"image": "host"}).spec(built)
+    assert (spec.image, spec.build) == ("host", None)
+
+
 def test_limits_are_those_of_the_box() -> None:
     limits = {
         "memory_bytes": 64 * MIB, "processes": 8, "file_bytes": 0, "open_files": 32,

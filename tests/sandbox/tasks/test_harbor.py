@@ -10,6 +10,8 @@ from sandbox.tasks.harbor import FILE_BYTES, examine, read_task
 from schemas.errors import Refused
 from tests.support.task_directories import FILES, GOLD, TASK, write_task
 
+NAMED = '[environment]\ndocker_image = "python:3.11"'
+
 
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
@@ -53,6 +55,26 @@ def test_every_content_counts(task: Path, name: str) -> None:
         file.write("\n")
 
     assert read_task(task).digest != digest
+
+
+def test_an_image_is_built_once_for_tasks_that_say_the_same(task: Path) -> None:
+    assert (read_task(task).image, read_task(task).build) == ("", None)
+    (task / "environment" / "Dockerfile").write_text("FROM base\n")
+    other = task.parent / "other"
+    shutil.copytree(task, other)
+    (other / "instruction.md").write_text("Say it otherwise.")
+    image = read_task(task).image
+
+    assert image.startswith("rollcall/task:")
+    assert read_task(other).image == image
+    build = read_task(other).build
+    assert build is not None
+    assert (build.directory, build.timeout_s) == (str(other / "environment"), 600.0)
+    (other / "environment" / "testbed" / "more").write_text("")
+    assert read_task(other).image != image
+    text = (other / "task.toml").read_text().replace("[environment]", NAMED)
+    (other / "task.toml").write_text(text)
+    assert (read_task(other).image, read_task(other).build) == ("python:3.11", None)
 
 
 def test_names_folders_links_and_executables_count(task: Path) -> None:

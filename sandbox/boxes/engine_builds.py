@@ -1,0 +1,90 @@
+"""Images that an engine builds from a Dockerfile, on demand: once, as they are named by what they
+are made of."""
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from sandbox.boxes.box import ImageBuild
+from sandbox.boxes.image_store import BUILD_LINES, DISK_FLOOR_BYTES
+from schemas.errors import WorkFailed
+from schemas.foreign_text import REASON_CHARS, plain
+
+LABEL = "rollcall.image"
+LINE_CHARS = 300
+
+log = structlog.get_logger()
+
+
+def engine_build(client: Any, name: str, build: ImageBuild) -> None:
+    """Build an image that the engine has not; for a thread, as it takes as long as it takes.
+
+    Raises WorkFailed(`image`) with the last lines of a build that fails, and what the library
+    `docker` raises where the engine is away.
+    """
+    if client.images.list(name):
+        return
+    _make_room(client)
+    began = time.monotonic()
+    lines = deque[str](maxlen=BUILD_LINES)
+    try:
+        for said in _said(client, name, build):
+            lines.extend(said.splitlines())
+            if time.monotonic() - began > build.timeout_s:
+                lines.append(f"it takes more than {build.timeout_s:g} s")
+                break
+        else:
+            if client.images.list(name):
+                log.info("image_built", image=name, took_s=time.monotonic() - began)
+                return
+    except Exception as error:
+        if not hasattr(error, "explanation"):  # not the engine's own words
+            raise
+        lines.append(str(error))
+    last = "\n".join(plain(line, LINE_CHARS) for line in lines if line.strip())
+    msg = f"image {name!r} cannot be built of {plain(build.directory, LINE_CHARS)}; the build "
+    msg += "ended with:\n"
+    msg += last[-(REASON_CHARS - len(msg)) :]
+    raise WorkFailed("image", msg, retriable=False)
+
+
+def _said(client: Any, name: str, build: ImageBuild) -> Iterable[str]:
+    parts: Iterable[Mapping[str, Any]] = client.api.build(
+        path=build.directory,
+        tag=name,
+        rm=True,
+        forcerm=True,
+        decode=True,
+        labels={LABEL: name},
+        timeout=build.timeout_s,
+    )
+    for part in parts:
+        yield str(part.get("stream") or part.get("error") or "")
+
+
+def _make_room(client: Any) -> None:
+    """Where the engine's disk is at its floor, remove images of ours that are in no container.
+
+    The oldest go first. Raises WorkFailed(`image`).
+    """
+    place = str(client.info().get("DockerRootDir", ""))
+    if not os.path.isdir(place):
+        return
+    images = client.images.list(filters={"label": LABEL})
+    for image in sorted(images, key=lambda each: str(each.attrs.get("Created", ""))):
+        if shutil.disk_usage(place).free >= DISK_FLOOR_BYTES:
+            return
+        try:
+            client.images.remove(image.id)
+        except Exception as error:
+            if not hasattr(error, "explanation"):  # it is in a container
+                raise
+    if (free := shutil.disk_usage(place).free) < DISK_FLOOR_BYTES:
+        msg = f"{place} has {free:,} bytes free, {DISK_FLOOR_BYTES:,} are left at least; "
+        msg += "`docker image prune` makes room"
+        raise WorkFailed("image", msg, retriable=False)

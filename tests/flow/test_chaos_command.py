@@ -396,7 +396,7 @@ def test_a_call_for_what_an_agent_had_been_told_is_not_ok() -> None:
 def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
-        "--minutes", "0.4", "--seed", "5", "--json", str(figures), "--rollouts", "600",
+        "--minutes", "0.4", "--seed", "14", "--json", str(figures), "--rollouts", "600",
         "--kill", "agents,models,environments,rewards,processes,boxes,broker,registry",
         cwd=tmp_path,
     ) as run:  # fmt: skip

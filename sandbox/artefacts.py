@@ -15,6 +15,8 @@ from schemas.messages import Claim, Trajectory
 
 PATCH = "patch"
 """What `git diff --binary` says of the work at the end of an episode, against its beginning."""
+OUTPUT = "output"
+"""All that a command printed, of which an observation shows the beginning and the end."""
 KEY = "artefacts"
 HEAD_BYTES = 2000
 """So much of an object's beginning is in `info` itself, for people."""
@@ -29,10 +31,12 @@ class Artefact:
     sha256: str
     size: int
     head: str = ""
+    cut: bool = False
+    """Whether its end is missing."""
 
     def as_info(self) -> dict[str, object]:
         """What stands for it in a list under KEY."""
-        return {each: getattr(self, each) for each in self.__slots__}
+        return {each: getattr(self, each) for each in self.__slots__ if each != "cut" or self.cut}
 
     @property
     def claim(self) -> Claim:
@@ -40,10 +44,10 @@ class Artefact:
         return Claim(self.uri, self.sha256, self.size)
 
 
-def artefact(name: str, claim: Claim, content: bytes) -> Artefact:
+def artefact(name: str, claim: Claim, content: bytes, *, cut: bool = False) -> Artefact:
     """An object that was put into the store under this claim."""
     head = content[:HEAD_BYTES].decode(errors="replace")
-    return Artefact(name, claim.uri, claim.sha256, claim.size_bytes, head)
+    return Artefact(name, claim.uri, claim.sha256, claim.size_bytes, head, cut)
 
 
 def last_artefact(trajectory: Trajectory, name: str) -> Artefact | None:

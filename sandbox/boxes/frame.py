@@ -10,7 +10,7 @@ been read whole before any of it runs.
 import re
 import secrets
 from codecs import getincrementaldecoder
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 CODE_DIGITS = 3
 _decoder = getincrementaldecoder("utf-8")
@@ -77,12 +77,22 @@ def _part(text: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
 class HeadAndTail:
     """The beginning and the end of a text that comes in pieces; the middle is only counted.
 
-    Bytes that are no UTF-8 become U+FFFD. `shown` names what is shown in place of what.
+    Bytes that are no UTF-8 become U+FFFD. `shown` names what is shown in place of what. Where
+    something is left out, `whole` is given all of it from its beginning.
     """
 
-    def __init__(self, head_chars: int, tail_chars: int, shown: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        head_chars: int,
+        tail_chars: int,
+        shown: Mapping[bytes, bytes],
+        whole: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._head_chars, self._tail_chars = head_chars, tail_chars
         self._shown = shown
+        self._whole = whole
+        self._is_whole = True
+        """Whether nothing has been left out yet."""
         names = sorted(shown, key=len, reverse=True)
         self._names = re.compile(b"|".join(map(re.escape, names)) or b"(?!)")
         self._longest = max(map(len, shown), default=1)
@@ -124,5 +134,14 @@ class HeadAndTail:
         room = self._head_chars - len(self._head)
         if room > 0:
             self._head, text = self._head + text[:room], text[room:]
+        if text and self._whole:
+            self._tell_whole(text, self._whole)
         if text and self._tail_chars:
             self._tail = (self._tail + text)[-self._tail_chars :]
+
+    def _tell_whole(self, text: str, whole: Callable[[bytes], None]) -> None:
+        if self._is_whole and len(self._tail) + len(text) > self._tail_chars:
+            self._is_whole = False
+            whole((self._head + self._tail).encode())
+        if not self._is_whole:
+            whole(text.encode())

@@ -8,9 +8,10 @@ blamed for it.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from sandbox.boxes.box import Box, BoxProgram, Ran
-from sandbox.boxes.frame import Frame, HeadAndTail
+from sandbox.boxes.frame import Frame, HeadAndTail, quoted
 from sandbox.boxes.probe import probe
 from schemas.errors import WorkFailed
 
@@ -29,7 +30,8 @@ KILLED = SIGNALLED + 9
 class Shell:
     """Runs the commands of one episode in one box, one after the other.
 
-    Without `stateful` each command begins where the first one began, in a shell of its own.
+    Without `stateful` each command begins where the first one began, in a shell of its own. That is
+    `workdir`, and the box's own directory where that is empty.
     """
 
     def __init__(
@@ -37,19 +39,25 @@ class Shell:
         box: Box,
         *,
         stateful: bool = True,
+        workdir: str = "",
         head_chars: int = 5000,
         tail_chars: int = 5000,
         open_s: float = OPEN_S,
     ) -> None:
         self._box = box
         self._subshell = not stateful
+        self._first = f"cd -- {quoted(workdir)}; " if workdir else ""
         self._head_chars, self._tail_chars = head_chars, tail_chars
         self._open_s = open_s
         self._program: BoxProgram | None = None
         self._status = 0
 
-    async def run(self, command: str, *, timeout_s: float) -> Ran:
+    async def run(
+        self, command: str, *, timeout_s: float, whole: Callable[[bytes], None] | None = None
+    ) -> Ran:
         """Run one command, whatever it says. Raises WorkFailed(`box_died`).
+
+        `whole` is given all of an output of which something is left out.
 
         Whoever is cancelled here finds a new shell next time; what ran is killed.
         """
@@ -57,7 +65,7 @@ class Shell:
         if wrong := _refused(command):
             return Ran(wrong, exit_code=REFUSED)
         program = self._program or await self._open()
-        kept = HeadAndTail(self._head_chars, self._tail_chars, self._box.shown)
+        kept = HeadAndTail(self._head_chars, self._tail_chars, self._box.shown, whole)
         frame = Frame()
         self._program = None  # until its frame is closed
         try:
@@ -93,7 +101,9 @@ class Shell:
         frame = Frame()
         try:
             unseen = HeadAndTail(0, 0, {})
-            await self._within(self._open_s, program, frame, unseen, ":", "exec 2>/dev/null\n")
+            await self._within(
+                self._open_s, program, frame, unseen, ":", f"{self._first}exec 2>/dev/null\n"
+            )
         finally:
             if frame.exit_code != 0:
                 await program.end()

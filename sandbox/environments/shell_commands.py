@@ -9,10 +9,11 @@ directory and variables are as at the start, and nothing that was started still 
     timed out after 30 s and was killed; the next command begins in a new shell
 
 `info` holds `exit_code` (-1 for a command that timed out), `timed_out` and `elided_chars`; at the
-end of an episode with a check also `check_exit_code`. Nothing in it tells the time, and the name of
-the box's own directory, which is another one in every box, is shown as `~`, as the shell reads it.
-So the same actions show the same again, as long as the commands do: what they make of the clock, of
-chance, of process ids and of the host is theirs.
+end of an episode with a check also `check_exit_code`; and `artefacts`: all of an output of which
+something is left out, and at the end of an episode with a task the patch that it comes to. Nothing
+in it tells the time, and the name of the box's own directory, which is another one in every box, is
+shown as `~`, as the shell reads it. So the same actions show the same again, as long as the
+commands do: what they make of the clock, of chance, of process ids and of the host is theirs.
 """
 
 import asyncio
@@ -24,19 +25,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from sandbox.agents.agent_box import mounts
+from sandbox.artefact_keeping import keep
+from sandbox.artefact_spool import ArtefactSpool
+from sandbox.artefacts import KEY, OUTPUT, Artefact
 from sandbox.boxes.box import AUTO, Box, Ran, Spec, driver
 from sandbox.boxes.probe import probe
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
 from sandbox.environments.shell_config import ShellConfig, read_config
+from sandbox.environments.task_work import TaskWork
 from sandbox.host import Host
 from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.testbed import lay_out
+from sandbox.tasks.testbed import lay_out, workdir_of
 from schemas.errors import Refused, WorkFailed
 
 LISTED = 40
 """So many names of the directory are shown at the start."""
+EPISODE_BYTES = 50_000_000
+"""So much of the outputs of one episode becomes objects; of the last one the end may be missing."""
+
+log = structlog.get_logger()
 
 
 def _signature() -> inspect.Signature:
@@ -64,7 +75,10 @@ class ShellEnvironment:
         self.replayable = self._config.replay
         self._box: Box | None = None
         self._shell: Shell | None = None
+        self._work: TaskWork | None = None
         self._steps = 0
+        self._kept_bytes = 0
+        """Of outputs that became objects in this episode."""
         self._half_done = False
         self._died = ""
         """Why its box is given back before its time."""
@@ -75,17 +89,21 @@ class ShellEnvironment:
         await self.close()
         config = self._config
         task = await _task(config)
-        box = self._box = await self._lend(config.spec(task))
+        spec = config.spec(task)
+        workdir = workdir_of(task, spec) if task else ""
+        if workdir:
+            spec = replace(spec, writable=(workdir,))
+        box = self._box = await self._lend(spec)
         with self._mourned():
             try:
-                await self._furnish(box, task)
+                self._work = await self._furnish(box, task, workdir)
             except WorkFailed:
                 await probe(box)  # in one that has died nothing can be put anywhere
                 raise
         self._shell = self._shell_in(box, stateful=config.stateful)
-        self._steps = 0
+        self._steps = self._kept_bytes = 0
         self._half_done = False
-        return Observation(_opening(config, task))
+        return Observation(_opening(config, task, workdir or "~"))
 
     async def step(self, action: str) -> Observation:
         """Run a command, whatever it says.
@@ -106,16 +124,45 @@ class ShellEnvironment:
         return seen
 
     async def _seen(self, shell: Shell, action: str) -> Observation:
-        ran = await shell.run(action, timeout_s=self._config.timeout_s)
+        config = self._config
+        with ArtefactSpool(EPISODE_BYTES - self._kept_bytes) as whole:
+            tell = whole.write if self._host else None
+            ran = await shell.run(action, timeout_s=config.timeout_s, whole=tell)
+            left = await self._output(whole) if ran.elided_chars else []
         self._steps += 1
-        finished = _finishes(ran, self._config.finish_word)
-        cut = not finished and 0 < self._config.max_steps <= self._steps
-        text = f"{_how(ran, self._config.timeout_s)}\n{ran.output}"
+        finished = _finishes(ran, config.finish_word)
+        cut = not finished and 0 < config.max_steps <= self._steps
         info: dict[str, object] = {
             "exit_code": ran.exit_code, "timed_out": ran.timed_out, "elided_chars": ran.elided_chars
         }  # fmt: skip
-        reward = await self._judge(info) if finished or cut else 0.0
+        reward = await self._end(info, left) if finished or cut else 0.0
+        if left:
+            info[KEY] = [each.as_info() for each in left]
+        text = f"{_how(ran, config.timeout_s)}\n{ran.output}"
         return Observation(text, reward, finished, cut, info)
+
+    async def _output(self, whole: ArtefactSpool) -> list[Artefact]:
+        """All that a command printed, as far as an episode may leave it and the store takes it."""
+        if self._host is None or self._kept_bytes >= EPISODE_BYTES:
+            return []
+        try:
+            kept = await keep(self._host, OUTPUT, whole)
+        except WorkFailed as error:
+            log.warning("output_not_kept", session=self._host.place, error=str(error))
+            return []
+        self._kept_bytes += kept.size
+        return [kept]
+
+    async def _end(self, info: dict[str, object], left: list[Artefact]) -> float:
+        """Take the work, and judge it; what its commands left running is ended first."""
+        if self._shell is None or self._box is None:
+            return 0.0
+        await self._shell.close()
+        if self._work and self._host:
+            taken = await self._work.taken(self._box, self._host)
+            left += taken.artefacts
+            info |= taken.info
+        return await self._judge(info, self._box) if self._config.check else 0.0
 
     @contextmanager
     def _mourned(self) -> Iterator[None]:
@@ -134,14 +181,14 @@ class ShellEnvironment:
         elif box:
             await box.close()
 
-    async def _furnish(self, box: Box, task: HarborTask | None) -> None:
-        """Put into a box what is to be there at the start."""
-        if task:
-            await lay_out(box, task)
+    async def _furnish(self, box: Box, task: HarborTask | None, workdir: str) -> TaskWork | None:
+        """Put into a box what is to be there at the start; what of it is a task's."""
+        tree = await lay_out(box, task, workdir) if task else ""
         if self._config.path:
             await box.copy_in(Path(self._config.path))
         for name, content in self._config.files.items():
             await box.write(name, content.encode("utf-8", "replace"))
+        return TaskWork(task, tree, workdir) if task else None
 
     async def _lend(self, spec: Spec) -> Box:
         name = self._config.box
@@ -152,12 +199,8 @@ class ShellEnvironment:
             return await self._host.boxes.lend(name, spec, self._config.mode)
         return await driver(name or AUTO).open(spec)
 
-    async def _judge(self, info: dict[str, object]) -> float:
-        """The reward of an episode that ends: what its commands left running is ended first."""
-        if not self._config.check or self._box is None or self._shell is None:
-            return 0.0
-        await self._shell.close()
-        judge = self._shell_in(self._box, stateful=True)
+    async def _judge(self, info: dict[str, object], box: Box) -> float:
+        judge = self._shell_in(box, stateful=True)
         ran = await judge.run(self._config.check, timeout_s=self._config.check_timeout_s)
         await judge.close()
         info["check_exit_code"] = ran.exit_code
@@ -165,8 +208,13 @@ class ShellEnvironment:
 
     def _shell_in(self, box: Box, *, stateful: bool) -> Shell:
         config = self._config
+        workdir = self._work.workdir if self._work else ""
         return Shell(
-            box, stateful=stateful, head_chars=config.head_chars, tail_chars=config.tail_chars
+            box,
+            stateful=stateful,
+            workdir=workdir,
+            head_chars=config.head_chars,
+            tail_chars=config.tail_chars,
         )
 
 
@@ -180,7 +228,7 @@ async def _task(config: ShellConfig) -> HarborTask | None:
         raise WorkFailed("bad_config", str(error), retriable=False) from error
 
 
-def _opening(config: ShellConfig, task: HarborTask | None) -> str:
+def _opening(config: ShellConfig, task: HarborTask | None, place: str) -> str:
     found = {name.partition("/")[0] for name in config.files}
     if task and task.testbed:
         found.update(os.listdir(task.testbed))
@@ -189,7 +237,8 @@ def _opening(config: ShellConfig, task: HarborTask | None) -> str:
     listed = [name.encode("utf-8", "replace").decode() for name in sorted(found)]
     more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
     holds = f"holds {' '.join(listed[:LISTED])}{more}" if listed else "is empty"
-    told = f"Each message is run as a command by /bin/sh in ~, which {holds}."
+    told = f"Each message is run as a command by /bin/sh in {place}"
+    told += f", which {holds}." if place == "~" else "."
     if config.finish_word:
         told += f" To finish, print {config.finish_word} as the first line."
     instruction = config.instruction or (task.instruction.strip() if task else "")

@@ -5,11 +5,12 @@ Python and pytest leave behind. The files' own attributes for git count for noth
 holds their bytes as they are.
 """
 
-from sandbox.boxes.box import Box
+from sandbox.boxes.box import Box, Spec
 from sandbox.tasks.git_trees import ATTRIBUTES
 from sandbox.tasks.harbor import HarborTask
 from schemas.errors import WorkFailed
 
+EXCLUDED = ("__pycache__/", "*.pyc", ".pytest_cache/")
 BASE = f"""\
 set -e
 git init -q .
@@ -17,28 +18,37 @@ git config user.name agent
 git config user.email agent@localhost
 git config core.autocrlf false
 echo '{ATTRIBUTES.strip()}' > .git/info/attributes
-printf '%s\\n' __pycache__/ '*.pyc' .pytest_cache/ >> .git/info/exclude
+printf '%s\\n' {" ".join(f"'{each}'" for each in EXCLUDED)} >> .git/info/exclude
 git add -A -f .
 git commit -q --allow-empty --no-verify -m base
-git tag base
+git tag -f base >/dev/null
+git rev-parse 'base^{{tree}}'
 """
 # So the commit has the same name in every box.
 BORN = {
     "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
     "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
 }
 LONGEST_S = 120.0
 
 
-async def lay_out(box: Box, task: HarborTask) -> None:
-    """Put a task's files into the directory of a box, and commit them there.
+def workdir_of(task: HarborTask, spec: Spec) -> str:
+    """Where an image has the files that are worked at; empty: they are put where a box begins."""
+    return task.file.environment.workdir if spec.image and not task.testbed else ""
 
-    Raises WorkFailed: `bad_config` where the box has no git, `deadline`, or what the box raises.
+
+async def lay_out(box: Box, task: HarborTask, workdir: str = "") -> str:
+    """Put a task's files into the directory of a box, and commit them there; the tree's name.
+
+    Those of an image are in `workdir` already. Raises WorkFailed: `bad_config` where the box has no
+    git, `deadline`, or what the box raises.
     """
     if task.testbed:
         await box.copy_in(task.testbed)
-    ran = await box.run(("/bin/sh", "-c", BASE), env=BORN, timeout_s=LONGEST_S)
+    commit = ("/bin/sh", "-c", BASE)
+    ran = await box.run(commit, env=BORN, timeout_s=LONGEST_S, cwd=workdir or None)
     if ran.timed_out:
         msg = f"the files of task {task.name!r} are not committed within {LONGEST_S:g} s"
         raise WorkFailed("deadline", msg, retriable=True)
@@ -46,3 +56,4 @@ async def lay_out(box: Box, task: HarborTask) -> None:
         said = ran.output.strip()[-500:]
         msg = f"the files of task {task.name!r} cannot be committed in the box: {said}"
         raise WorkFailed("bad_config", msg, retriable=False)
+    return ran.output.split()[-1]

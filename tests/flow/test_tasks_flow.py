@@ -19,6 +19,7 @@ from sandbox.tasks.harbor import HarborTask, read_task
 from sandbox.tasks.task_names import environment_config, request_of
 from schemas.errors import Refused
 from schemas.messages import Instance, Limits, RolloutRequest, Sampling, Task, Trajectory
+from schemas.objects import ObjectStore
 from tests.support.engines import has, left_out
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import Rig
@@ -92,7 +93,8 @@ def test_without_a_word_boxes_are_of_the_kind_that_the_worker_is_set_to(
     room = Room(threaded=False)
     told: list[Instance] = []
     boxes = WorkerBoxes(room, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="local")
-    hosts = WorkerHosts(room, listen=_never, processes=_never, boxes=boxes)
+    store = ObjectStore(str(tmp_path / "objects"))
+    hosts = WorkerHosts(room, listen=_never, processes=_never, boxes=boxes, objects=store)
 
     assert rewards(rollouts(rig, task, "oracle", "", room=room, hosts=hosts)) == [1.0] * 4
     assert {each.driver for each in told} == {"local"}

@@ -1,0 +1,32 @@
+"""Puts what a rollout leaves into the object store, a few at a time: each is then in memory."""
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+from sandbox.artefact_spool import ArtefactSpool
+from sandbox.artefacts import Artefact, artefact
+from sandbox.host import Host
+from schemas.claims import claim_of
+from schemas.errors import Unavailable, WorkFailed
+from schemas.messages import Claim
+
+AT_ONCE = 2
+_ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def keep(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
+    """What stands for it in `info`. Raises WorkFailed(`objects_away`), which may be tried again."""
+    room = _ROOM.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    async with room:
+        try:
+            return await asyncio.to_thread(_kept, host, name, spool)
+        except Unavailable as error:
+            raise WorkFailed("objects_away", str(error), retriable=True) from error
+
+
+def _kept(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
+    """Blocks."""
+    content = spool.read()
+    named = claim_of(content)
+    claim = Claim(host.keep(name, content), named.sha256, named.size_bytes)
+    return artefact(name, claim, content, cut=spool.cut)

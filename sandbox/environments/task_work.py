@@ -1,0 +1,53 @@
+"""The work at a task in a box: where it is, and what becomes of it at the end of an episode."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from sandbox.artefact_keeping import keep
+from sandbox.artefact_spool import ArtefactSpool
+from sandbox.artefacts import PATCH, Artefact
+from sandbox.boxes import tar_streams
+from sandbox.boxes.box import Box
+from sandbox.environments.work_patch import take_patch
+from sandbox.grading.patches import MOST_BYTES
+from sandbox.host import Host
+from sandbox.tasks.harbor import HarborTask
+
+
+@dataclass(frozen=True, slots=True)
+class TakenWork:
+    """What an episode leaves of it."""
+
+    artefacts: list[Artefact] = field(default_factory=list)
+    info: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """Files that are worked at, as they were at the start."""
+
+    task: HarborTask
+    tree: str
+    """Their name in the repository that was made there."""
+    workdir: str
+    """Empty: the box's own directory."""
+
+    async def taken(self, box: Box, host: Host) -> TakenWork:
+        """The patch as an object; an empty one where nothing was changed.
+
+        One that is too large is named by its size, which is all that a judge asks of it, and lies
+        nowhere; of one that git cannot make `info` says why. Raises WorkFailed for what may be
+        tried again.
+        """
+        testbed = self.task.testbed
+        base = await asyncio.to_thread(tar_streams.of_directory, testbed) if testbed else None
+        place = self.workdir or box.directory.decode()
+        with ArtefactSpool(MOST_BYTES) as spool:
+            patch = await take_patch(box, spool, workdir=place, base=base, tree=self.tree)
+            if patch.too_large:
+                size = max(patch.size, MOST_BYTES + 1)
+                told = f"not kept: {patch.untaken or 'it is larger than any that is judged'}"
+                return TakenWork([Artefact(PATCH, "", "", size, told)])
+            if patch.untaken:
+                return TakenWork(info={"no_patch": patch.untaken})
+            return TakenWork([await keep(host, PATCH, spool)])

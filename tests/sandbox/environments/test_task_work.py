@@ -1,0 +1,301 @@
+"""The work at a task is taken by its environment: what it is, and who may not be in the way."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sandbox.artefact_spool import ArtefactSpool
+from sandbox.artefacts import HEAD_BYTES
+from sandbox.boxes.box import Spec, driver
+from sandbox.boxes.shell import Shell
+from sandbox.boxes.tar_streams import of_directory
+from sandbox.environment import Observation, WaitingEnvironment, make_environment
+from sandbox.environments.work_patch import WorkPatch, take_patch
+from sandbox.grading.patches import MOST_BYTES
+from sandbox.tasks.harbor import HarborTask, read_task
+from sandbox.tasks.task_names import environment_config
+from sandbox.tasks.testbed import lay_out
+from schemas.errors import Unavailable, WorkFailed
+from tests.support.engines import has, left_out
+from tests.support.mortal_boxes import MortalHost
+from tests.support.task_directories import GOLD, write_task
+
+WORD = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+SUBMIT = f"echo {WORD}"
+MEND = "sed -i 's/a - b/a + b/' sums.py"
+
+
+@pytest.fixture(params=["local", "bubblewrap"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "bubblewrap" and not has("bwrap"):
+        left_out("bubblewrap", "work in its boxes that is taken")
+    return str(request.param)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> HarborTask:
+    return read_task(write_task(tmp_path / "sums", {"environment/testbed/data.bin": "\0\1\2" * 99}))
+
+
+def host() -> MortalHost:
+    return MortalHost(lambda *moment: None)
+
+
+def episode(
+    task: HarborTask, kind: str, *actions: str, given: MortalHost | None = None, **config: Any
+) -> tuple[Observation, MortalHost]:
+    """What is shown at the end, and where objects went."""
+    lent = given or host()
+
+    async def whole() -> Observation:
+        text = json.dumps({**environment_config(task, box=kind), **config})
+        made = make_environment("shell", text, lent)  # type: ignore[arg-type]
+        environment = cast(WaitingEnvironment, made)
+        try:
+            seen = await environment.open(7)
+            for action in actions:
+                seen = await environment.step(action)
+            return seen
+        finally:
+            await environment.close()
+
+    return asyncio.run(whole()), lent
+
+
+def artefacts(seen: Observation) -> dict[str, dict[str, Any]]:
+    listed = cast(list[dict[str, Any]], seen.info.get("artefacts", []))
+    return {each["name"]: each for each in listed}
+
+
+def patch(seen: Observation, kept: MortalHost) -> bytes:
+    """The patch, which is what is said of it."""
+    told = artefacts(seen)["patch"]
+    content = kept.kept[told["uri"]]
+    assert told["size"] == len(content)
+    assert told["sha256"] == hashlib.sha256(content).hexdigest()
+    assert told["head"] == content[:HEAD_BYTES].decode(errors="replace")
+    return content
+
+
+def applied(task: HarborTask, content: bytes, work: Path) -> dict[str, bytes | str]:
+    """The files that a patch leads to, as `git apply` of the judge makes them; links by target."""
+    assert task.testbed
+    subprocess.run(["cp", "-r", str(task.testbed), str(work)], check=True)
+    apply = ["git", "apply", "--whitespace=nowarn", "-"]
+    env = {"GIT_CEILING_DIRECTORIES": str(work.parent), "PATH": os.environ["PATH"]}
+    done = subprocess.run(apply, cwd=work, input=content, capture_output=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in work.rglob("*") if path.is_file() or path.is_symlink()]
+    return {
+        str(path.relative_to(work)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in files
+    }
+
+
+def test_the_work_is_what_its_files_are_at_the_end(
+    kind: str, task: HarborTask, tmp_path: Path
+) -> None:
+    seen, kept = episode(
+        task, kind, MEND,
+        "printf 'caf\\351\\r\\nno end' > latin; printf '\\0\\377' > 'a b\\n'; ln -s sums.py link",
+        "rm data.bin; mkdir -p deep/er __pycache__; : > deep/er/empty; echo x > __pycache__/y.pyc",
+        "printf '#!/bin/sh\\n' > run; chmod +x run",
+        "git add -A; git commit -qm mine; git rm -rq --cached .",
+        "echo '*.log' > .gitignore; : > a.log",
+        SUBMIT,
+    )  # fmt: skip
+
+    found = applied(task, patch(seen, kept), tmp_path / "work")
+
+    assert (seen.terminated, seen.reward) == (True, 0.0)
+    assert found == {
+        "sums.py": b"def add(a, b):\n    return a + b\n",
+        "tests/__init__.py": b"",
+        "latin": b"caf\xe9\r\nno end",
+        "a b\\n": b"\0\xff",
+        "link": "sums.py",
+        "deep/er/empty": b"",
+        "run": b"#!/bin/sh\n",
+        ".gitignore": b"*.log\n",
+    }
+    assert os.access(tmp_path / "work" / "run", os.X_OK)
+
+
+def test_who_changes_nothing_leaves_an_empty_patch_and_who_never_hands_in_none(
+    kind: str, task: HarborTask
+) -> None:
+    handed_in, kept = episode(task, kind, SUBMIT)
+    looking, _ = episode(task, kind, "ls")
+    cut_off, worked = episode(task, kind, "ls", MEND, max_steps=2)
+
+    assert patch(handed_in, kept) == b""
+    assert artefacts(looking) == {}
+    assert cut_off.truncated
+    assert b"+    return a + b" in patch(cut_off, worked)
+
+
+HOOK = "printf '#!/bin/sh\\ntouch ~/ran $TMPDIR/ran; sleep 99' > {0}; chmod +x {0}; "
+HOSTILE = {
+    "no repository": "rm -rf .git",
+    "another repository": "rm -rf .git; git init -q; git add -A; git commit -qm x --allow-empty",
+    "a file in its place": "rm -rf .git; echo gitdir: /etc > .git",
+    "a link in its place": "rm -rf .git; ln -s /etc .git",
+    "a pipe in its place": "rm -rf .git; mkfifo .git",
+    "pipes among its objects": "rm -rf .git/objects; mkfifo .git/objects .git/index.lock",
+    "base is another commit": "git commit -qam x; git tag -f base; git gc -q",
+    "hooks": HOOK.format(".git/hooks/post-index-change") + "git config core.hooksPath .git/hooks",
+    "a monitor": HOOK.format("$TMPDIR/m") + "git config core.fsmonitor $TMPDIR/m",
+    "a diff driver": HOOK.format("$TMPDIR/m") + "git config diff.external $TMPDIR/m; "
+    "git config diff.x.command $TMPDIR/m; git config diff.x.textconv $TMPDIR/m; "
+    "echo '* diff=x' > .git/info/attributes",
+    "drivers for all": HOOK.format("$TMPDIR/m") + "git config --global diff.external $TMPDIR/m; "
+    "git config --global filter.x.clean $TMPDIR/m; mkdir -p .config/git; "
+    "printf '* filter=x diff=x' > .config/git/attributes; "
+    "printf '*.gitconfig\\n.config\\n' > .git/info/exclude; rm -rf ~/.config",
+    "attributes": "printf '* -diff filter=x text eol=crlf ident\\n' > .git/info/attributes",
+    "unreadable": "chmod 000 sums.py .git",
+    "variables": "export GIT_DIR=/nowhere GIT_EXTERNAL_DIFF=$TMPDIR/m GIT_INDEX_FILE=/x PATH=/none",
+    "a server": "setsid sh -c 'while :; do :; done' & nohup sleep 99 &",
+    "a pipe as a file": "rm data.bin; mkfifo data.bin; mkfifo p; git checkout -q base data.bin",
+    "its own commands": "git() { echo mine; }; find() { :; }; cd /; alias cd=:",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_repository_that_is_not_as_it_was_is_in_nobodys_way(
+    task: HarborTask, name: str, tmp_path: Path
+) -> None:
+    kind = "bubblewrap" if has("bwrap") else "local"
+    seen, kept = episode(task, kind, f"{MEND}; {HOSTILE[name]}", f"/bin/echo {WORD}")
+
+    content = patch(seen, kept)
+
+    found = applied(task, content, tmp_path / "work")
+    assert found["sums.py"] == b"def add(a, b):\n    return a + b\n"
+    assert "ran" not in found
+    assert set(found) <= {"sums.py", "tests/__init__.py", "data.bin", ".gitconfig"}
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "truncate -s 1G big",
+        "i=0; while [ $i -lt 33 ]; do truncate -s 4M f$i; i=$((i+1)); done",
+        "seq 1 20002 | xargs touch",
+        "head -c 40000000 /dev/urandom > noise",
+        "truncate -s 500M data.bin",
+    ],
+)
+def test_what_is_too_much_is_named_by_its_size_and_held_nowhere(
+    task: HarborTask, flood: str
+) -> None:
+    kind = "bubblewrap" if has("bwrap") else "local"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    seen, kept = episode(task, kind, f"{MEND}; {flood}", SUBMIT)
+
+    told = artefacts(seen)["patch"]
+    assert told["size"] > MOST_BYTES
+    assert told["head"].startswith("not kept: ")
+    assert (told["uri"], told["sha256"]) == ("", "")
+    assert kept.kept == {}
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kb < 48 << 10
+
+
+def test_a_store_that_is_away_fails_the_step_and_not_the_work(task: HarborTask) -> None:
+    class Away(MortalHost):
+        def keep(self, name: str, content: bytes) -> str:
+            msg = "it is away"
+            raise Unavailable(msg)
+
+    with pytest.raises(WorkFailed, match="it is away") as failed:
+        episode(task, "local", SUBMIT, given=Away(lambda *moment: None))
+
+    assert (failed.value.code, failed.value.retriable) == ("objects_away", True)
+
+
+def test_an_output_that_is_shown_in_part_is_kept_whole(kind: str, task: HarborTask) -> None:
+    seen, kept = episode(task, kind, "seq 1 20000; pwd; printf '\\377'", head_chars=5, tail_chars=7)
+    short, other = episode(task, kind, "seq 1 9", head_chars=10, tail_chars=8)
+
+    told = artefacts(seen)["output"]
+    home = "~" if kind == "local" else "/w"
+    whole = "".join(f"{n}\n" for n in range(1, 20001)) + f"{home}\n\N{REPLACEMENT CHARACTER}"
+    assert kept.kept[told["uri"]].decode() == whole
+    assert told["size"] == len(whole.encode())
+    assert (artefacts(short), other.kept) == ({}, {})
+
+
+def test_of_a_flood_an_episode_keeps_so_much_and_says_that_it_is_cut(
+    task: HarborTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.environments.shell_commands.EPISODE_BYTES", 3_000_000)
+    flood = "head -c 2000000 /dev/zero | tr '\\0' x"
+
+    first, _ = episode(task, "local", flood)
+    second, kept = episode(task, "local", flood, flood)
+    third, _ = episode(task, "local", flood, flood, flood)
+
+    assert "cut" not in artefacts(first)["output"]
+    assert artefacts(second)["output"]["cut"]
+    assert sorted(map(len, kept.kept.values())) == [1_000_000, 2_000_000]
+    assert artefacts(third) == {}
+
+
+def test_the_gold_patch_that_is_applied_is_the_gold_patch_that_is_taken(
+    kind: str, task: HarborTask, tmp_path: Path
+) -> None:
+    apply = f"cat > $TMPDIR/p$$ <<'END'\n{GOLD}END\ngit apply $TMPDIR/p$$; rm $TMPDIR/p$$"
+
+    seen, kept = episode(task, kind, apply, SUBMIT)
+
+    assert applied(task, patch(seen, kept), tmp_path / "a")["sums.py"].endswith(b"a + b\n")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("harm", "untaken"),
+    [
+        (":", ""),
+        ("git add -A; git commit -qm mine; git tag -f base", ""),
+        ("git config core.fsmonitor 'sleep 99'; git config core.worktree /etc", ""),
+        ("rm -rf .git", "bad object|not a tree|failed to unpack tree"),
+    ],
+)
+def test_what_only_an_image_had_is_read_from_its_repository(
+    task: HarborTask, harm: str, untaken: str, tmp_path: Path
+) -> None:
+    async def whole() -> tuple[WorkPatch, bytes]:
+        box = await driver("local").open(Spec())
+        try:
+            place = f"{box.directory.decode()}/it's here"
+            assert task.testbed
+            await box.put(of_directory(task.testbed), place)
+            tree = await lay_out(box, replace(task, directory=tmp_path / "none"), place)
+            shell = Shell(box, workdir=place)
+            assert (await shell.run(f"{MEND}; {harm}", timeout_s=20.0)).exit_code == 0
+            assert (await shell.run("exit", timeout_s=20.0)).fresh
+            assert (await shell.run("ls sums.py", timeout_s=20.0)).output == "sums.py\n"
+            with ArtefactSpool(MOST_BYTES) as spool:
+                taken = await take_patch(box, spool, workdir=place, base=None, tree=tree)
+                return taken, spool.read()
+        finally:
+            await box.close()
+
+    taken, content = asyncio.run(whole())
+
+    assert bool(taken.untaken) == bool(untaken)
+    assert re.search(untaken, taken.untaken)
+    if not untaken:
+        assert applied(task, content, tmp_path / "work")["sums.py"] == (
+            b"def add(a, b):\n    return a + b\n"
+        )

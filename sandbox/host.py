@@ -111,6 +111,10 @@ class Boxes(Protocol):
         """
         ...
 
+    def holds(self, box: "Box") -> bool:
+        """Whether it is lent still, and was not given back by whoever it was lent to."""
+        ...
+
     def enter_task(self) -> "Box":
         """The box that the environment of the same rollout was lent; whoever asks gives none back.
 

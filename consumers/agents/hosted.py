@@ -261,7 +261,8 @@ class HostedRollout:
 
     def _end(self, info: dict[str, Any]) -> Finish:
         code, words = info.get("exit_code"), info.get("last_words", "")
-        if code != 0:
+        with_its_box = self.box == "task" and self.main_over and code is None
+        if code != 0 and not with_its_box:
             how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
             msg = f"agent {self.task.config['agent']!r} ended {how}; its last words: {words}"
             raise ProgramFailed("agent_exit", msg)

@@ -85,6 +85,10 @@ class WorkerBoxes:
         if pool is not None:
             await pool.give_back(box, reason)
 
+    def holds(self, box: Box) -> bool:
+        """Whether it is lent still."""
+        return box.ident in self._lent
+
     def enter_task(self, whose: tuple[str, int]) -> Box:
         """Raises WorkFailed(`session_lost`)."""
         box = self._of_task.pop(whose, None)
@@ -145,6 +149,10 @@ class SessionBoxes:
     async def give_back(self, box: Box, reason: str = "") -> None:
         """Remove it. May be called twice."""
         await self.boxes.give_back(box, reason)
+
+    def holds(self, box: Box) -> bool:
+        """Whether it is lent still."""
+        return self.boxes.holds(box)
 
     def enter_task(self) -> Box:
         """The box of this rollout's environment, once. Raises WorkFailed(`session_lost`)."""

@@ -83,6 +83,8 @@ class HostedAgent:
         self._restarts = int(config.get("restarts", RESTARTS))
         self._box: Box | None = None
         """Its own, to be given back."""
+        self._entered: Box | None = None
+        """That of its task, which ends with the episode."""
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
@@ -157,7 +159,8 @@ class HostedAgent:
         if self._where == "none" or (beside and self._host.boxes.default == LOCAL):
             return None
         if self._where == "task":
-            return AgentBox(self._host.boxes.enter_task(), HOME_IN_TASK)
+            self._entered = self._host.boxes.enter_task()
+            return AgentBox(self._entered, HOME_IN_TASK)
         spec = Spec(mounts=mounts(config, await self._host.imports(self._agent, config)))
         self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
         return AgentBox(box, box.directory.decode())
@@ -258,10 +261,11 @@ class HostedAgent:
         """How the process ended; None where it was begun anew."""
         assert self._exit is not None
         ended = self._exit.result()
-        if ended.code is None and self._where == "task":
+        over = self._entered is not None and not self._host.boxes.holds(self._entered)
+        if ended.code is None and self._entered is not None and not over:
             msg = f"agent {self._agent!r} was ended by signal {ended.signal} in its task's box"
             raise WorkFailed("session_lost", msg, retriable=False)
-        if ended.code is None and self._restarts > 0:
+        if ended.code is None and self._restarts > 0 and not over:
             self._restarts -= 1
             log.warning("agent_restarted", session=self._host.place, signal=ended.signal)
             await self.close()

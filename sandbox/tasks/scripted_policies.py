@@ -26,6 +26,15 @@ BARE = "Each message is run as a command by /bin/sh"
 """What environment `shell` tells whoever speaks to it without an agent in between."""
 TOOL = re.compile(r'"name": "(\w+)"[^\n]*?"(command|action)"')
 CODE = "<code>"
+ACT = "def act("
+"""How one that speaks in code is told of the tool that steps its environment."""
+INSIDE = """\
+import subprocess
+ran = subprocess.run({!r}, shell=True, capture_output=True, text=True)
+print(ran.stdout, ran.stderr)
+if 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT' in ran.stdout:
+    final_answer('done')"""
+"""For one that has none, and whose code runs where its task is."""
 DONE = "It is handed in."
 BLOCK = re.compile(r"```(mswea_bash_command|bash|sh)\n")
 
@@ -78,6 +87,8 @@ def said_to(conversation: str, command: str) -> str:
     if "<tools>" in begin and (tool := TOOL.search(begin)):
         call = json.dumps({"name": tool[1], "arguments": {tool[2]: command}})
         return f"<tool_call>\n{call}\n</tool_call>"
+    if CODE in begin and ACT not in begin:
+        return f"I run this.\n{CODE}\n{INSIDE.format(command)}\n</code>"
     if CODE in begin:
         end = "\nfinal_answer('done')" if command == SUBMIT else ""
         return f"I run this.\n{CODE}\nprint(act({command!r})){end}\n</code>"

@@ -152,3 +152,13 @@ def waits(task: Task, url: str, key: str) -> str:
     stays(task, url, key)
     threading.Event().wait()
     return ""
+
+
+def ends_it(task: Task, url: str, key: str) -> str:
+    """By a step of its environment, as agents do that bring no tools."""
+    body = json.dumps({"action": "ls"}).encode()
+    head = {"Authorization": f"Bearer {key}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/step", body, head)) as answer:
+        assert json.load(answer)["truncated"]
+    threading.Event().wait(1)
+    return "still here"

@@ -19,29 +19,36 @@ from tests.support.hosted_rollout import HostedRun
 
 
 class OwnBoxes:
-    """Lends boxes that are opened for whoever asks; the first one is that of the task."""
+    """Lends boxes that are opened for whoever asks; the first that is open is that of the task."""
 
     default = "bubblewrap"
 
     def __init__(self) -> None:
         self.lent: list[Box] = []
-        self.entered = False
+        self.open: list[Box] = []
+        self.entered: list[Box] = []
 
     async def lend(self, driver: str | None, spec: Spec, mode: str = "persistent") -> Box:
         del mode
         self.lent.append(await driver_of(driver or self.default).open(spec))
+        self.open.append(self.lent[-1])
         return self.lent[-1]
 
     async def give_back(self, box: Box, reason: str = "") -> None:
         del reason
+        if box in self.open:
+            self.open.remove(box)
         await box.close()
 
+    def holds(self, box: Box) -> bool:
+        return box in self.open
+
     def enter_task(self) -> Box:
-        if self.entered or not self.lent:
+        if not self.open or self.open[0] in self.entered:
             msg = "it is gone"
             raise WorkFailed("session_lost", msg, retriable=False)
-        self.entered = True
-        return self.lent[0]
+        self.entered.append(self.open[0])
+        return self.open[0]
 
 
 class ProcessHost:

@@ -1,4 +1,4 @@
-"""mini-swe-agent: asks by chat completions; its commands are steps of the task's environment."""
+"""mini-swe-agent: its commands are steps of the task's environment; in its box it runs them."""
 
 import json
 import os
@@ -25,11 +25,13 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
     import yaml
     from minisweagent.agents.default import DefaultAgent
     from minisweagent.config import builtin_config_dir
+    from minisweagent.environments.local import LocalEnvironment
     from minisweagent.exceptions import Submitted
     from minisweagent.models.litellm_model import LitellmModel
 
     class Steps:
         config = None
+        serialize = dict  # there is nothing to tell
 
         def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
             body = json.dumps({"action": action["command"]}).encode()
@@ -49,12 +51,10 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
         def get_template_vars(self, **_: object) -> dict[str, str]:
             return {"system": "Linux", "release": "", "version": "", "machine": ""}
 
-        def serialize(self) -> dict[str, object]:
-            return {}
-
     given = yaml.safe_load((builtin_config_dir / "mini.yaml").read_text())
     given["model"]["model_kwargs"] |= {"api_base": f"{url}/v1", "api_key": key}
     name = f"openai/{task['config'].get('model', 'policy')}"
     given["agent"] |= {"cost_limit": 0.0, "step_limit": task["limits"].get("max_turns", 0)}
-    agent = DefaultAgent(LitellmModel(model_name=name, **given["model"]), Steps(), **given["agent"])
+    kind = LocalEnvironment if task["config"].get("box") == "task" else Steps
+    agent = DefaultAgent(LitellmModel(model_name=name, **given["model"]), kind(), **given["agent"])
     return str(agent.run(task["prompt"]).get("submission", ""))

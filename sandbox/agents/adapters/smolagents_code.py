@@ -1,4 +1,7 @@
-"""smolagents: its code agent asks by chat completions, and its code may act in the environment."""
+"""smolagents: its code agent asks by chat completions, and its code may act in the environment.
+
+In the box of its task it has no other tool than its code, which may then import whatever there is.
+"""
 
 import json
 import urllib.error
@@ -34,10 +37,12 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
             except urllib.error.HTTPError as error:
                 return error.read().decode()
 
+    inside = task["config"].get("box") == "task"
     name = task["config"].get("model", "policy")
     model = smolagents.OpenAIModel(name, api_base=f"{url}/v1", api_key=key)
     agent = smolagents.CodeAgent(
-        tools=[Act()],
+        tools=[] if inside else [Act()],
+        additional_authorized_imports=["*"] if inside else [],
         model=model,
         instructions=task["system"] or None,
         max_steps=task["limits"].get("max_turns", 100),

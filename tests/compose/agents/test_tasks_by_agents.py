@@ -12,6 +12,7 @@ from producers.submit import requests_of
 from sandbox.tasks.harbor import read_task
 from sandbox.tasks.task_names import request_of
 from schemas.messages import RolloutRequest, Task, Trajectory
+from tests.support.engines import has, left_out
 from tests.support.hosted_rollout import model_calls_of
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
@@ -23,11 +24,13 @@ PATIENCE_S = 120.0
 CHECK = "python3 -c 'import sums; assert sums.add(2, 3) == 5'"
 
 
-def played(agent: str, script: str, tmp_path: Path) -> tuple[Trajectory, int]:
-    """One rollout to its end, and how many calls it took."""
+def played(agent: str, script: str, tmp_path: Path, where: str = "") -> tuple[Trajectory, int]:
+    """One rollout to its end, and how many calls it took; `where` the agent lives."""
     task = read_task(write_task(tmp_path / "sums"))
-    line = request_of(task, box="local", agent=agent, max_tokens=10_000)
+    box = "bubblewrap" if where else "local"
+    line = request_of(task, box=box, agent=agent, max_tokens=10_000)
     line["rollout_id"] = "r"
+    line["agent_config"] |= {"box": where} if where else {}
     line["task"]["environment_config"]["check"] = CHECK
     line["limits"]["max_turns"] = 4
     defaults = RolloutRequest("", Task(), policy_id=POLICY)
@@ -63,6 +66,31 @@ def test_the_oracle_solves_a_task_through_any_agent(agent: str, calls: int, tmp_
     assert (trajectory.status, reward(trajectory), took) == ("finished", 1.0, calls), (
         trajectory.reason
     )
+
+
+@pytest.mark.parametrize(
+    ("agent", "where", "calls"),
+    [
+        ("mini-swe-agent", "own", 2),
+        ("openai-agents", "own", 3),
+        ("smolagents", "own", 2),
+        ("smolagents", "task", 2),
+        ("mini-swe-agent", "task", 2),
+    ],
+)
+def test_the_oracle_solves_it_through_an_agent_in_a_box(
+    agent: str, where: str, calls: int, tmp_path: Path
+) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "agents of others in boxes")
+    trajectory, took = played(agent, "oracle", tmp_path, where)
+
+    assert (trajectory.status, reward(trajectory), took) == ("finished", 1.0, calls), (
+        trajectory.reason
+    )
+    mains = [step for step in trajectory.steps or () if step.session == "main"]
+    assert len(mains) == (2 if where == "task" else 3)
+    assert mains[-1].terminated
 
 
 def test_null_earns_nothing_through_an_agent_and_uses_up_its_turns(tmp_path: Path) -> None:

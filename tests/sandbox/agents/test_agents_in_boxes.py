@@ -181,8 +181,6 @@ def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path
     async def disturb(run: HostedRun) -> None:
         if run.answered == 3 and len(run.host.started) == 1:
             run.host.started[0].kill()
-            run.host.boxes.lent.clear()
-            run.host.boxes.entered = False
 
     run = boxed("edits", "task", Task("shell", json.dumps({"box": "bubblewrap"})))
     run.say, run.disturb = lambda call: "ls", disturb
@@ -190,3 +188,13 @@ def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path
     [trajectory] = lived(tmp_path, run)
 
     assert (trajectory.status, trajectory.attempt) == ("finished", 2), trajectory.reason
+
+
+def test_one_that_ends_its_episode_itself_ends_with_it(tmp_path: Path) -> None:
+    run = boxed("ends_it", "task", Task("shell", json.dumps({"box": "bubblewrap", "max_steps": 1})))
+
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    mains = [step for step in trajectory.steps or () if step.session == "main"]
+    assert [step.action for step in mains] == [None, "ls"]

@@ -150,9 +150,8 @@ def unittest_verbose(text: str) -> TestLog:
     counts: Counter[str] | None = None
     name = ""
     for line in text.splitlines():
-        if found := UNITTEST_NAME.match(line):
-            test, place = found.groups()
-            name = place if place.endswith(f".{test}") else f"{place}.{test}"
+        if UNITTEST_NAME.match(line):
+            name = unittest_name(line)
         if (found := UNITTEST_LINE.fullmatch(line)) and name and "... " in line:
             word = found[1].partition(" ")[0] if found[1].startswith("skipped") else found[1]
             lines.append((name, UNITTEST_WORDS[word]))
@@ -162,6 +161,18 @@ def unittest_verbose(text: str) -> TestLog:
         elif ran is not None and (found := UNITTEST_END.fullmatch(line)):
             counts = _unittest_counts(ran, found[1] or "")
     return _log(lines, counts)
+
+
+def unittest_name(text: str) -> str:
+    """What a test is called here that is printed as `test (module.Class)`; other names stay.
+
+    Python from 3.11 on prints the test behind its class too.
+    """
+    found = UNITTEST_NAME.match(text)
+    if not found:
+        return text
+    test, place = found.groups()
+    return place if place.endswith(f".{test}") else f"{place}.{test}"
 
 
 def _unittest_counts(ran: int, words: str) -> Counter[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandbox.grading.parsers import unittest_name
 from sandbox.tasks.git_trees import git, tar_of_commit, tree_of
 from sandbox.tasks.harbor import (
     DOCKERFILE,
@@ -103,7 +104,10 @@ def _says(row: SweRow) -> dict[str, Any]:
             f"{how.test_cmd!r:.80}, {how.log_parser!r}), and their names are not those of pytest"
         )
         raise Refused(msg)
-    both = set(row.fail_to_pass)
+    mend, keep = [
+        {unittest_name(test) if parser == "unittest" else test for test in tests}
+        for tests in (row.fail_to_pass, row.pass_to_pass)
+    ]
     return {
         "version": "1.0",
         "metadata": {"source": "swe", "repo": row.repo, "base_commit": row.base_commit},
@@ -112,8 +116,8 @@ def _says(row: SweRow) -> dict[str, Any]:
             "command": " ".join([command, *_test_modules(row)]) if parser == "pytest" else command,
             "parser": parser,
             "timeout_sec": 1800.0,
-            "fail_to_pass": sorted(both),
-            "pass_to_pass": sorted(set(row.pass_to_pass) - both),
+            "fail_to_pass": sorted(mend),
+            "pass_to_pass": sorted(keep - mend),
         },
     }
 

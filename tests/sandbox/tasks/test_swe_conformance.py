@@ -1,0 +1,221 @@
+"""Rows of data sets, imported and judged as SWE-bench judges: which outcomes count for what.
+
+Some rows run their tests; of others the tests are a log that is printed, with an exit code.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.boxes.box import Spec, driver
+from sandbox.boxes.tar_streams import of_files
+from sandbox.grading.grading import grade
+from sandbox.grading.reference import Reference, reference_of
+from sandbox.grading.verdict import Verdict
+from sandbox.tasks import swe
+from sandbox.tasks.git_trees import git
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.swe import import_rows
+
+IDLE = b"diff --git a/more b/more\nnew file mode 100644\n"
+RIGHT = "def add(a, b):\n    return a + b\n"
+TESTS = """\
+import unittest
+import pytest
+from sums import add
+
+def test_adds():
+    assert add(2, 3) == 5
+
+@pytest.mark.xfail
+def test_later():
+    assert add(2, 3) == 5 and False
+
+@pytest.mark.skip
+def test_elsewhere():
+    pass
+
+def test_zero():
+    assert add(0, 0) == 0
+
+class SumsTest(unittest.TestCase):
+    def test_adds(self):
+        self.assertEqual(add(1, 1), 2)
+"""
+FILE = "tests/test_sums.py"
+
+
+class Repository:
+    """One with a bug, as `acme/sums` in a folder of clones, and rows about it."""
+
+    def __init__(self, clones: Path) -> None:
+        self.clones, self.work = clones, clones / "acme__sums"
+        (self.work / "tests").mkdir(parents=True)
+        (self.work / "tests" / "__init__.py").write_text("")
+        (self.work / "sums.py").write_text(RIGHT.replace("+", "-"))
+        git(self.work, "init", "-q")
+        git(self.work, "add", "-A")
+        git(self.work, "commit", "-q", "-m", "base")
+
+    def patch(self, files: dict[str, str]) -> str:
+        for name, text in files.items():
+            (self.work / name).write_text(text)
+        git(self.work, "add", "-A")
+        made = git(self.work, "diff", "--cached", "--binary").decode()
+        git(self.work, "reset", "-q", "--hard")
+        return made
+
+    def task(self, into: Path, tests: dict[str, str], **row: Any) -> HarborTask:
+        """The task of a row with this test patch. Fails where it is refused."""
+        whole = {
+            "instance_id": "acme__sums-1",
+            "repo": "acme/sums",
+            "base_commit": git(self.work, "rev-parse", "HEAD").decode().strip(),
+            "patch": self.patch({"sums.py": RIGHT}),
+            "test_patch": self.patch(tests),
+            "problem_statement": "Sums are differences.",
+            **row,
+        }
+        (imported,) = import_rows([json.dumps(whole).encode()], into, self.clones)
+        assert imported.task, imported.refused
+        return imported.task
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return Repository(tmp_path_factory.mktemp("clones"))
+
+
+def reference(task: HarborTask) -> Reference:
+    """Without the image that the row's Dockerfile would make."""
+    given = reference_of(task, Spec())
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take longer than all the rest
+    return replace(given, verifier=given.verifier.model_copy(update={"env": env}))
+
+
+def judged(given: Reference, patch: bytes | None) -> Verdict:
+    assert patch is not None
+    return asyncio.run(grade(driver("local").open, given, patch))
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "lists as JSON text, and nothing on how tests are run": {
+        "FAIL_TO_PASS": json.dumps([f"{FILE}::test_adds", f"{FILE}::SumsTest::test_adds"]),
+        "PASS_TO_PASS": json.dumps([f"{FILE}::test_zero", f"{FILE}::test_elsewhere"]),
+        "version": "1.0",
+        "environment_setup_commit": "0" * 40,
+    },
+    "lists, install_config and the name of an image": {
+        "FAIL_TO_PASS": [f"{FILE}::test_adds"],
+        "PASS_TO_PASS": [f"{FILE}::test_zero", f"{FILE}::test_later"],
+        "docker_image": "swerebench/sweb.eval.x86_64.acme_1776_sums-1",
+        "image_name": None,
+        "install_config": {
+            "python": "3.9",
+            "install": "pip install -e .",
+            "pip_packages": None,
+            "log_parser": "parse_log_pytest",
+            "test_cmd": f"{sys.executable} -m pytest --no-header -rA --tb=line --color=no"
+            " -p no:cacheprovider -W ignore::DeprecationWarning",
+        },
+    },
+    "names of unittest, and install_config as JSON text": {
+        "FAIL_TO_PASS": '["test_adds (tests.test_sums.SumsTest)"]',
+        "install_config": json.dumps(
+            {
+                "log_parser": "parse_log_django",
+                "test_cmd": [f"{sys.executable} -m unittest -v tests.test_sums"],
+            }
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gold_resolves_a_row_of_each_form_and_an_idle_patch_does_not(
+    acme: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(swe, "PYTEST", swe.PYTEST.replace("python3", sys.executable))
+    task = acme.task(tmp_path, {FILE: TESTS}, **FORMS[form])
+
+    verdict = judged(reference(task), task.gold)
+    assert verdict.resolved, verdict
+    verdict = judged(reference(task), IDLE)
+    assert (verdict.code, "fail-to-pass do not pass" in verdict.reason) == ("failed", True)
+
+
+SUMMARY = "=== short test summary info ==="
+LOGS = [
+    # What is printed, its exit code, the verdict of MEND and KEEP, and a part of its reason
+    ("PASSED mend\nPASSED keep", 0, "resolved", ""),
+    ("XFAIL mend - later\nPASSED keep", 0, "resolved", ""),
+    ("PASSED mend\nXFAIL keep", 0, "resolved", ""),
+    ("PASSED mend\nXPASS keep", 0, "failed", "keep XPASS"),
+    ("XPASS mend\nPASSED keep", 0, "failed", "mend XPASS"),
+    ("FAILED mend - no\nPASSED keep", 1, "failed", "mend FAILED"),
+    ("ERROR mend\nPASSED keep", 1, "failed", "mend ERROR"),
+    ("PASSED mend\nFAILED keep", 1, "failed", "keep FAILED"),
+    ("PASSED mend\nPASSED keep\nERROR keep - torn down", 1, "failed", "keep ERROR"),
+    ("PASSED mend\nPASSED keep\nFAILED other - as ever", 1, "resolved", ""),
+    ("PASSED mend", 0, "failed", "keep is missing"),
+    ("PASSED keep", 0, "failed", "mend is missing"),
+    ("PASSED mend\nSKIPPED [1] keep.py:3: why", 0, "failed", "keep is missing"),
+    ("SKIPPED [1] mend.py:3: why\nPASSED keep", 0, "failed", "mend is missing"),
+    ("", 0, "failed", "1 of 1 pass-to-pass"),
+    ("PASSED mend\nPASSED keep", 1, "invalid", "no test failed or erred"),
+    ("PASSED mend\nPASSED keep\nFAILED other", 0, "invalid", "exit code 0"),
+    ("PASSED mend\nPASSED keep\n3 passed in 0.1s", 0, "invalid", "counts 3 PASSED"),
+    ("PASSED mend\nPASSED keep\n2 passed in 0.1s", 0, "resolved", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def printed(acme: Repository, tmp_path_factory: pytest.TempPathFactory) -> HarborTask:
+    """The task of a row whose tests are a log."""
+    how = {"test_cmd": "cat tests/log", "log_parser": "parse_log_pytest_v2"}
+    row = {"FAIL_TO_PASS": ["mend"], "PASS_TO_PASS": ["keep"], "install_config": how}
+    return acme.task(tmp_path_factory.mktemp("tasks"), {"tests/log": "as follows\n"}, **row)
+
+
+@pytest.mark.parametrize(("log", "code", "verdict", "says"), LOGS)
+def test_which_outcomes_resolve(
+    printed: HarborTask, log: str, code: int, verdict: str, says: str
+) -> None:
+    given = reference(printed)
+    command = f"{given.verifier.command}; exit {code}"
+    tests = f"PASSED mend\nPASSED keep\n{SUMMARY}\n{log}\n"
+    given = replace(
+        given,
+        verifier=given.verifier.model_copy(update={"command": command}),
+        tests=of_files({"tests/log": tests.encode()}),
+    )
+
+    found = judged(given, printed.gold)
+    assert (found.code, says in found.reason) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("tests", "says"),
+    [
+        ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS is empty"),
+        ({"FAIL_TO_PASS": "[]", "PASS_TO_PASS": '["a::b"]'}, "FAIL_TO_PASS is empty"),
+        ({"FAIL_TO_PASS": None}, "FAIL_TO_PASS is empty"),
+        ({"FAIL_TO_PASS": "a::b"}, "no JSON list"),
+        ({"FAIL_TO_PASS": "[1, 2]"}, "FAIL_TO_PASS"),
+        ({"FAIL_TO_PASS": ["a::b"], "install_config": "{"}, "install_config"),
+        ({"FAIL_TO_PASS": ["a::b"], "install_config": "[]"}, "install_config"),
+        ({"FAIL_TO_PASS": ["a::b"], "install_config": {"log_parser": "x"}}, "how its tests"),
+    ],
+)
+def test_a_row_that_nothing_could_resolve_or_anything_is_refused(
+    acme: Repository, tmp_path: Path, tests: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(AssertionError) as refused:
+        acme.task(tmp_path, {FILE: TESTS}, **tests)
+
+    assert says in str(refused.value)

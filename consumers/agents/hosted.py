@@ -297,4 +297,4 @@ def _choice(ask: Ask, said: ModelAnswer) -> Choice:
 def _lost(failed: WishFailed) -> ProgramFailed:
     """The end of a rollout whose process cannot be reached any more."""
     code = "agent_deadline" if failed.code == "deadline" else failed.code
-    return ProgramFailed(code, str(failed))
+    return ProgramFailed(code, failed.message)

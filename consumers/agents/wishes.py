@@ -143,6 +143,7 @@ class WishFailed(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,6 +345,7 @@ def test_a_process_that_cannot_be_reached_fails_its_rollout(
 
     [decision] = effects
     assert (decision.body.status, decision.body.code) == ("failed", ended)
+    assert decision.body.reason == f"it was {code}"
 
 
 def test_whoever_asked_in_the_meantime_is_shown_with_whoever_was_just_told() -> None:

@@ -5,15 +5,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from compose.settings import Settings
-from schemas.codec import Codec
 from schemas.errors import Refused
-from schemas.registry import HttpRegistry
 from schemas.topics import Topics, wanted
 
 if TYPE_CHECKING:
     from consumers.log.kafka_log import KafkaLog
     from producers.admin import Admin
+    from schemas.codec import Codec
     from schemas.objects import ObjectStore
+    from schemas.registry import HttpRegistry
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,15 @@ class Cluster:
         return {"bootstrap.servers": self.bootstrap_servers, **name, **self.settings.kafka.client}
 
     @cached_property
-    def registry(self) -> HttpRegistry:
+    def registry(self) -> "HttpRegistry":
+        from schemas.registry import HttpRegistry
+
         return HttpRegistry(self.registry_url, self.settings.registry.client)
 
     @cached_property
-    def codec(self) -> Codec:
+    def codec(self) -> "Codec":
+        from schemas.codec import Codec
+
         return Codec(self.registry, objects=self.objects)
 
     @cached_property

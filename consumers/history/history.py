@@ -2,25 +2,24 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from consumers.log.protocols import Log
-from schemas.codec import Codec
-from schemas.topics import Topics
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line names ranges of history before it reads any
+    from consumers.log.protocols import Log
     from producers.admin import Admin
+    from schemas.codec import Codec
+    from schemas.topics import Topics
 
 
 class History(Protocol):
     """A log, how its records are read, and what its topics are called."""
 
     @property
-    def log(self) -> Log: ...
+    def log(self) -> "Log": ...
 
     @property
-    def codec(self) -> Codec: ...
+    def codec(self) -> "Codec": ...
 
     @property
-    def topics(self) -> Topics: ...
+    def topics(self) -> "Topics": ...
 
 
 class LiveHistory(History, Protocol):

@@ -3,6 +3,8 @@
 import os
 import re
 import socket
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -304,6 +306,15 @@ def test_a_missing_library_is_refused_in_one_line_with_its_extra(
     )
 
     assert said in refused(done)
+
+
+def test_a_command_line_that_reads_no_record_imports_nothing_that_reads_one() -> None:
+    heavy = "{'torch', 'numpy', 'fastavro', 'confluent_kafka', 'confluent_kafka.schema_registry'}"
+    code = (
+        f"import sys, compose.cli.app, compose.cluster; sys.exit(bool({heavy} & set(sys.modules)))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
 def test_every_library_is_in_the_extra_that_is_named() -> None:

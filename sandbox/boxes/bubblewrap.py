@@ -149,8 +149,8 @@ class BubblewrapDriver(Driver):
         if spec.network:
             _bad_config("a box of driver 'bubblewrap' has no network")
         if spec.build:
-            msg = f"image {spec.image!r} is built by a docker engine, of {spec.build.directory}; "
-            msg += "take box 'docker' or 'auto', or name another image"
+            msg = f"image {spec.image!r} is built by a docker engine alone: take box 'docker' or "
+            msg += f"'auto', or another image; its Dockerfile is in {spec.build.directory}"
             raise WorkFailed("image", msg, retriable=False)
         image = image_tree(spec.image)
         ident = drawn_ident(ident)

@@ -45,11 +45,11 @@ def engine_build(client: Any, name: str, build: ImageBuild) -> None:
     except Exception as error:
         if not hasattr(error, "explanation"):  # not the engine's own words
             raise
-        lines.append(str(error))
-    last = "\n".join(plain(line, LINE_CHARS) for line in lines if line.strip())
-    msg = f"image {name!r} cannot be built of {plain(build.directory, LINE_CHARS)}; the build "
-    msg += "ended with:\n"
-    msg += last[-(REASON_CHARS - len(msg)) :]
+        lines.append(str(error.explanation or error))
+    last = [plain(line, LINE_CHARS) for line in lines if line.strip()] or ["it says nothing"]
+    msg = f"image {name!r} cannot be built: {last[-1]}\n"  # so much of it is shown everywhere
+    msg += f"{plain(build.directory, LINE_CHARS)}/Dockerfile ended with:\n"
+    msg += "\n".join(last)[-(REASON_CHARS - len(msg)) :]
     raise WorkFailed("image", msg, retriable=False)
 
 

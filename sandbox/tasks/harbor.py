@@ -59,7 +59,7 @@ class HarborTask:
     def image(self) -> str:
         """What its box is made of; empty: the host's programs."""
         if self.built_of:
-            return f"rollcall/task:{self.built_of}"
+            return f"rollcall/task:{self.built_of[:16]}"
         return self.file.environment.docker_image
 
     @property

@@ -100,6 +100,30 @@ def test_without_a_word_boxes_are_of_the_kind_that_the_worker_is_set_to(
     assert {each.driver for each in told} == {"local"}
 
 
+def test_an_image_that_cannot_be_had_fails_a_rollout_at_its_first_try_and_says_why(
+    rig: Rig, tmp_path: Path
+) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "rollouts whose image it cannot have")
+    task = read_task(write_task(tmp_path / "sums", {"environment/Dockerfile": "FROM base\n"}))
+    room = Room(threaded=False)
+    told: list[Instance] = []
+    boxes = WorkerBoxes(
+        room, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="bubblewrap"
+    )
+    store = ObjectStore(str(tmp_path / "objects"))
+    hosts = WorkerHosts(room, listen=_never, processes=_never, boxes=boxes, objects=store)
+
+    ended = rollouts(rig, task, "oracle", "", room=room, hosts=hosts)
+
+    assert {each.status for each in ended} == {"failed"}
+    assert all(": image: image 'rollcall/task:" in each.reason for each in ended)
+    assert "take box 'docker' or 'auto', or another image" in ended[0].reason
+    failed = [each for each in told if each.kind == "failed"]
+    assert len(failed) == 4
+    assert all("is built by a docker engine" in each.reason for each in failed)
+
+
 def _never() -> NoReturn:
     pytest.fail("this is not asked for")
 

@@ -78,8 +78,8 @@ def become(
     try:
         os.setsid()
         for number in range(1, signal.NSIG):
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                if signal.getsignal(number) is not signal.SIG_DFL:
                     signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
         # First out of the way of one another: one of those given may have a number that is taken.

@@ -209,6 +209,8 @@ class Driver(Protocol):
     """Starts boxes of one kind."""
 
     name: str
+    kept: bool = False
+    """Whether the keeper of the event loop starts what runs in its boxes."""
 
     def of(self, spec: Spec) -> "Driver":
         """Whose boxes these are: its own, but for a driver that only chooses among others."""

@@ -133,6 +133,7 @@ class BubblewrapDriver(Driver):
     """Opens boxes of namespaces."""
 
     name = "bubblewrap"
+    kept = True
 
     def __init__(
         self, program: str = "", cgroups: Cgroups | None = None, user: int | None = None

@@ -92,6 +92,7 @@ class DockerDriver(Driver):
     """Opens containers."""
 
     name = "docker"
+    kept = True
 
     def __init__(self, image: str = "base") -> None:
         """`image` is taken where a box names none."""

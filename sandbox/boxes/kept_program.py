@@ -155,6 +155,26 @@ class KeptPrograms:
         return [each for each in self._programs if not each.ended()]
 
 
+class HeldKeeper:
+    """The keeper of an event loop, held while there is no box: a box starts sooner than it."""
+
+    def __init__(self) -> None:
+        self._keeper: Keeper | None = None
+
+    async def hold(self) -> None:
+        """Borrow it, anew where it was killed. Raises WorkFailed(`box_unavailable`)."""
+        if self._keeper is None or not self._keeper.alive:
+            gone, self._keeper = self._keeper, borrowed_keeper()
+            if gone is not None:
+                await gone.give_back()
+
+    async def let_go(self) -> None:
+        """May be called twice."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.give_back()
+
+
 def rlimits(**most: int) -> dict[str, int]:
     """As the kernel calls them, and without cores; 0 is no limit."""
     return {"RLIMIT_CORE": 0} | {name: number for name, number in most.items() if number}

@@ -112,6 +112,7 @@ class LocalDriver(Driver):
     """Opens boxes that are directories."""
 
     name = "local"
+    kept = True
 
     async def open(self, spec: Spec, ident: str = "") -> LocalBox:
         """Raises WorkFailed(`bad_config`) for what a directory cannot be."""

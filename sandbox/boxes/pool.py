@@ -18,6 +18,7 @@ import structlog
 
 from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
 from sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
+from sandbox.boxes.kept_program import HeldKeeper
 from sandbox.boxes.leases import Leases
 from schemas.errors import WorkFailed
 
@@ -92,6 +93,7 @@ class BoxPool:
         self._lent: dict[str, tuple[Box, _Shelf | None, Mode, Borrower]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
+        self._keeper = HeldKeeper()
 
     async def lend(self, spec: Spec, whose: Borrower, mode: Mode = "persistent") -> Box:
         """A started box in which nobody has been; to be given back. Raises WorkFailed."""
@@ -137,6 +139,7 @@ class BoxPool:
         for box, *_ in list(self._lent.values()):
             await self.give_back(box)
         await self._removal.join()
+        await self._keeper.let_go()
 
     # Waiting
 
@@ -148,7 +151,7 @@ class BoxPool:
         while shelf.ready:
             box, since = shelf.ready.popleft()
             try:
-                if time.monotonic() - since < self.stale_s or await self._answers(box):
+                if time.monotonic() - since < self.stale_s or await _answers(box):
                     return box
             except asyncio.CancelledError:
                 self._removal.begin(box.ident, box)
@@ -221,8 +224,10 @@ class BoxPool:
         try:
             self.leases.take(ident, self.driver.name)
             self._notes.note("starting", ident, spec, mode)
+            if self.driver.kept:
+                await self._keeper.hold()
             box = await self._open(spec, ident)
-            if wanted is None and not await self._answers(box):
+            if wanted is None and not await _answers(box):
                 msg = "it died as soon as it had started"
                 raise WorkFailed("box_died", msg, retriable=True)
         except asyncio.CancelledError:
@@ -301,18 +306,19 @@ class BoxPool:
             box, _ = shelf.ready.popleft()
             self._removal.begin(box.ident, box)
 
-    async def _answers(self, box: Box) -> bool:
-        """Whether a box lives: `true` runs in it."""
-        try:
-            ran = await box.run(["true"], timeout_s=PROBE_S)
-        except Exception as error:
-            log.warning("box_died_unused", box_id=box.ident, error=str(error))
-            return False
-        return ran.exit_code == 0
-
     def _shelf_of(self, spec: Spec) -> _Shelf:
         key = spec.image, spec.limits, spec.network, spec.writable
         return self._shelves.setdefault(key, _Shelf(spec))
+
+
+async def _answers(box: Box) -> bool:
+    """Whether a box lives: `true` runs in it."""
+    try:
+        ran = await box.run(["true"], timeout_s=PROBE_S)
+    except Exception as error:
+        log.warning("box_died_unused", box_id=box.ident, error=str(error))
+        return False
+    return ran.exit_code == 0
 
 
 def _is_plain(spec: Spec) -> bool:

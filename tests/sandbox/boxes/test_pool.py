@@ -1,6 +1,8 @@
 """Boxes that are started ahead and lent one by one: nobody's twice, none left, first come."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -14,6 +16,7 @@ from sandbox.boxes.box import Box, BoxLimits, Spec
 from sandbox.boxes.leases import Leases
 from sandbox.boxes.local import LocalDriver
 from sandbox.boxes.pool import BoxPool
+from sandbox.keeper import Keeper
 from schemas.errors import WorkFailed
 from schemas.messages import Instance
 from tests.support.odd_driver import OddBox, OddDriver
@@ -383,5 +386,36 @@ def test_boxes_of_this_host_are_lent_and_gone(tmp_path: Path) -> None:
         await pool.close()
         leases.close()
         assert not [ident for ident in await driver.found() if leases.is_of_here(ident)]
+
+    asyncio.run(story())
+
+
+def test_the_keeper_of_boxes_stays_from_one_to_the_next_and_goes_with_the_pool(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        leases = Leases(tmp_path, "worker")
+        pool = BoxPool(LocalDriver(), leases)
+
+        async def keeper_after_a_box() -> Keeper:
+            await pool.give_back(await pool.lend(Spec(), ME, "ephemeral"))
+            keeper = Keeper.borrow()
+            await keeper.give_back()
+            return keeper
+
+        first, second = await keeper_after_a_box(), await keeper_after_a_box()
+        assert first is second
+        assert first.alive
+        os.kill(first._process.pid, signal.SIGKILL)
+        async with asyncio.timeout(SOON_S):
+            while first.alive:
+                await asyncio.sleep(0.01)
+
+        another = await keeper_after_a_box()
+        assert another is not first
+        assert another.alive
+        await pool.close()
+        assert (another.alive, first.borrowers, another.borrowers) == (False, 0, 0)
+        leases.close()
 
     asyncio.run(story())

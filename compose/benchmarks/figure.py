@@ -5,7 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from schemas.errors import RollcallError
+
 T = TypeVar("T")
+
+
+class LeftOut(RollcallError):
+    """What a figure needs is not on this machine; the message says what, and how to have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the avro roles the echo with Avro. Nothing is scored.
 
 import sys
 
-from compose.benchmarks import agent_takeover, echo, hosted_calls, load
+from compose.benchmarks import agent_takeover, box_turns, echo, hosted_calls, load
 from compose.cluster import cluster_of
 from compose.log_setup import set_up
 from compose.settings import load_settings
@@ -15,7 +15,11 @@ from compose.workers.build import Workshop
 from compose.workers.shutdown import Stop
 from inference.scripted import ScriptedEngine
 
-ENGINES = {"models": ScriptedEngine, "slow-models": hosted_calls.Slow}
+ENGINES = {
+    "models": ScriptedEngine,
+    "slow-models": hosted_calls.Slow,
+    box_turns.MODELS: ScriptedEngine,
+}
 
 
 def main(role: str, tokens: int, live: int) -> None:
@@ -30,9 +34,12 @@ def main(role: str, tokens: int, live: int) -> None:
     if role.startswith("agents"):
         loop = shop.agents(role)
     elif role in ENGINES:
-        loop = shop.models(role, ENGINES[role](load.POLICY, load.script(tokens)))
+        script = box_turns.script() if role == box_turns.MODELS else load.script(tokens)
+        loop = shop.models(role, ENGINES[role](load.POLICY, script))
     elif role == "hosted-environments":
         loop = hosted_calls.environments(cluster)
+    elif role == box_turns.ENVIRONMENTS:
+        loop = box_turns.environments(cluster)
     elif role == agent_takeover.MODELS:
         loop = agent_takeover.models(cluster, shop)
     elif role in (agent_takeover.VICTIM, agent_takeover.HEIR):

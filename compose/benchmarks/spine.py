@@ -87,7 +87,7 @@ class Turns:
             await_records(cluster, topic, 4 * LIVE, pids)
             time.sleep(WARM_S)
             workers = measure(cluster, topic, pids, WINDOW_S, is_answer)
-            _check_ahead(cluster)
+            check_ahead(cluster)
         return Windows(workers, *(self._echo(cluster, kind) for kind in echo.KINDS))
 
     def _echo(self, cluster: Cluster, kind: str) -> Measurement:
@@ -133,8 +133,8 @@ def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) ->
     publish(cluster, (load.request(f"{number:032x}", turns) for number in numbers))
 
 
-def _check_ahead(cluster: Cluster) -> None:
-    """Rollouts could only be kept live as long as there were requests."""
+def check_ahead(cluster: Cluster) -> None:
+    """Rollouts could only be kept live as long as there were requests. Raises ServicesError."""
     requests, group = cluster.topics.requests, cluster.topics.group("agents")
     ends = cluster.admin.ends({requests: cluster.log.partitions(requests)})
     taken = cluster.log.committed(group, requests)

@@ -5,6 +5,7 @@ clients, the payload without the objects around it, the services' processes alon
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,11 @@ from rich.table import Table
 from compose.benchmarks import (
     agent_memory,
     agent_takeover,
+    box_drivers,
+    box_starts,
+    box_turns,
+    box_work,
+    gradings,
     hosted_calls,
     live_memory,
     overload,
@@ -24,7 +30,7 @@ from compose.benchmarks import (
     takeover,
     wire,
 )
-from compose.benchmarks.figure import Figure
+from compose.benchmarks.figure import Figure, LeftOut
 from compose.files import refuse_no_folder, write_json
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
@@ -32,6 +38,11 @@ from schemas.errors import RollcallError
 from schemas.message_code import message_code
 from schemas.names import unknown
 
+BOX_FIGURES: Mapping[str, Callable[..., Figure]] = {
+    "box_warm_ms": box_starts.warm,
+    "box_cold_ms": box_starts.cold,
+    "shell_action_ms": box_work.shell_action,
+}
 TURNS_64 = spine.Turns(64)
 BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "turns_64": TURNS_64.per_second,
@@ -44,6 +55,14 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "hosted_calls_parallel": hosted_calls.side_by_side,
     "hosted_agent_bytes": agent_memory.private,
     "hosted_resume_s": agent_takeover.kill,
+    **{
+        f"{figure}_{name}": partial(BOX_FIGURES[figure], name=name)
+        for figure in BOX_FIGURES
+        for name in box_drivers.IMAGES
+    },
+    "boxes_per_s": box_work.boxes_per_s,
+    "box_turns_per_s": box_turns.turns_per_second,
+    "grade_s": gradings.grade_s,
     "refold_events_per_s": refold.refold,
     "kill_10000_s": takeover.kill,
     "live_rollout_bytes": live_memory.live_rollout,
@@ -60,7 +79,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
 
 def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> None:
     """Run those that are named, or all; raises Refused before any runs, and in the end what the
-    first one raised that could not be measured: the others are measured all the same.
+    first one raised that could not be measured: the others are measured all the same. Where all
+    are run, those for which something is missing here are left out, and that is no failure.
     """
     for name in names:
         if name not in BENCHMARKS:
@@ -69,12 +89,16 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
     terminal = Console()
     figures: dict[str, Figure] = {}
     failures: dict[str, Exception] = {}
+    left_out: dict[str, LeftOut] = {}
     for name in names or BENCHMARKS:
         with terminal.status(f"measuring {name}"):
             try:
                 figures[name] = BENCHMARKS[name](settings)
             except (RollcallError, ServicesError) as error:
-                failures[name] = error
+                if isinstance(error, LeftOut) and not names:
+                    left_out[name] = error
+                else:
+                    failures[name] = error
     terminal.print(table(figures))
     terminal.print(f"codec: {message_code().form}", highlight=False)
     for name, figure in figures.items():
@@ -82,6 +106,8 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
             terminal.print(f"{name}  {note}", highlight=False, soft_wrap=True)
     if json is not None:
         write_json(json, plain(figures))
+    for name, reason in left_out.items():
+        terminal.print(f"{name}  left out: {reason}", highlight=False, soft_wrap=True)
     for name, failure in failures.items():
         terminal.print(f"{name}  not measured: {failure}", highlight=False, soft_wrap=True)
     if failures:

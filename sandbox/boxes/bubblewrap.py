@@ -85,7 +85,7 @@ class BubblewrapBox(BoxCommands):
         with ExitStack() as ours:
             with ExitStack() as theirs:
                 info, said = (_pipe(ours, theirs) for _ in range(2))
-                given = [_memory(content, theirs) for content in data]
+                given = [memory(content, theirs) for content in data]
                 await self._hold(argv, (given[0], info[1], said[1], *given[1:]))
             first, mounts = await _first_process(info[0], said[0])
         self._confinement = replace(self._confinement, within=first, mounts=mounts)
@@ -291,7 +291,7 @@ def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[ReadEnd, int]:
     return end, write
 
 
-def _memory(content: bytes, theirs: ExitStack) -> int:
+def memory(content: bytes, theirs: ExitStack) -> int:
     """A file of this content that lies nowhere. Raises WorkFailed(`box_unavailable`)."""
     try:
         fd = os.memfd_create("box")

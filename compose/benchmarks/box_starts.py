@@ -1,0 +1,115 @@
+"""How soon a rollout has its box: from a Reset that was taken to its answer, without a log.
+
+Sessions of environment `shell` one after the other, each closed before the next is asked for.
+`warm`: one that waits started is lent, and another is started behind it; the ceiling is a lend of
+the same pool whose boxes are nothing. `cold`: made for the rollout; the ceiling is the bare tool,
+told the same. Both of a pair are measured in rounds by turns, so that what else the machine does
+falls on both.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compose.benchmarks import bare_boxes
+from compose.benchmarks.box_drivers import require_driver, spec_of
+from compose.benchmarks.box_sessions import BoxSessions, box_sessions
+from compose.benchmarks.figure import Figure
+from compose.settings import Settings
+from sandbox.boxes.box import Ran, Spec, driver
+from sandbox.boxes.local import LocalDriver
+
+WARM, COLD, ROUNDS = 40, 8, 5
+BARE: Mapping[str, Callable[[], float]] = {
+    "bubblewrap": bare_boxes.held_namespaces_ms,
+    "docker": bare_boxes.container_ms,
+}
+
+
+class Nothing:
+    """A box that is only a name."""
+
+    directory = b"/"
+    shown: Mapping[bytes, bytes] = {}
+
+    def __init__(self, ident: str) -> None:
+        self.ident = ident
+
+    async def run(self, argv: Sequence[str], **how: object) -> Ran:
+        """All ends well: it is asked whether it lives."""
+        del argv, how
+        return Ran("", 0)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+
+
+class NoDriver(LocalDriver):
+    """Opens boxes that are only names, and need nobody to start anything in them."""
+
+    name = "none"
+    kept = False
+
+    async def open(self, spec: Spec, ident: str = "") -> Any:
+        del spec
+        await asyncio.sleep(0)
+        return Nothing(ident)
+
+
+def warm(settings: Settings, name: str) -> Figure:
+    """The median of milliseconds to a box that waited started."""
+    del settings
+    require_driver(name)
+    config = {"box": name, "image": spec_of(name).image}
+    with (
+        box_sessions(driver(name), **config) as ours,
+        box_sessions(NoDriver(), box="local") as empty,
+    ):
+        took, best = _by_turns(
+            lambda: start_ms(ours, ahead=1), lambda: start_ms(empty, ahead=1), WARM
+        )
+    return _figure(took, best, ours, "an empty lend")
+
+
+def cold(settings: Settings, name: str) -> Figure:
+    """The median of milliseconds to a box that is made for its rollout."""
+    del settings
+    require_driver(name)
+    config = {"box": name, "image": spec_of(name).image, "mode": "ephemeral"}
+    with box_sessions(driver(name), **config) as ours:
+        took, best = _by_turns(lambda: start_ms(ours), BARE[name], COLD)
+    return _figure(took, best, ours, "the bare tool")
+
+
+def start_ms(sessions: BoxSessions, ahead: int = 0) -> float:
+    """Of one Reset, when all before it is over; so many boxes wait started."""
+    sessions.settle(ahead=ahead if sessions.became["lent"] else 0)
+    opened = sessions.ask("r", "reset")
+    sessions.ask("r", "close")
+    sessions.settle(ahead=ahead)
+    return (opened.waited_s + opened.took_s) * 1e3
+
+
+def _by_turns(
+    one: Callable[[], float], other: Callable[[], float], times: int
+) -> tuple[list[float], list[float]]:
+    """What each gives, without the first time in each round."""
+    seen: tuple[list[float], list[float]] = [], []
+    for _ in range(ROUNDS):
+        for measure, taken in zip((one, other), seen, strict=True):
+            taken += [measure() for _ in range(1 + times)][1:]
+    return seen
+
+
+def _figure(took: list[float], best: list[float], ours: BoxSessions, ceiling: str) -> Figure:
+    cuts, bare = statistics.quantiles(took, n=20), statistics.quantiles(best, n=20)
+    notes = (
+        f"{len(took)} starts: least {min(took):.2f} ms, p95 {cuts[18]:.2f} ms; {ceiling}: "
+        f"least {min(best):.2f} ms, p95 {bare[18]:.2f} ms",
+        f"{ours.cpu_ms / ours.became['ready']:.1f} ms of CPU for each box from start to removal, "
+        "what an engine takes not counted",
+    )
+    return Figure(
+        statistics.median(took), "ms", statistics.median(best), lower_is_better=True, notes=notes
+    )

@@ -1,0 +1,112 @@
+"""Turns a second of `react` in 64 boxes of namespaces at once; the model answers `true` at once.
+
+Real worker processes on a real broker, as in `spine`; the boxes are those of an environments
+worker with 64 slots, a fresh one for each rollout. The ceiling is the same with an environment that
+answers at once, directly afterwards.
+"""
+
+import json
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+from compose.benchmarks import load, spine
+from compose.benchmarks.box_drivers import require_driver
+from compose.benchmarks.figure import Figure
+from compose.benchmarks.own_cluster import (
+    Measurement,
+    await_records,
+    cpu_shares,
+    measure,
+    own_cluster,
+    processes,
+    publish,
+    with_slots,
+)
+from compose.cluster import Cluster
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.loop.loop import Loop
+from inference.scripted import Script
+from schemas.messages import Limits, RolloutRequest, Task
+
+DRIVER = "bubblewrap"
+BOXES = 64
+TURNS = 50
+"""Of each rollout, and so of each box."""
+AHEAD = 3000
+WARM_S = 15.0
+WINDOW_S = 20.0
+TOKENS = 8
+COMMAND = "true"
+ENVIRONMENTS, MODELS = "box-environments", "true-models"
+CONFIG = {"box": DRIVER, "instruction": load.SEEN}
+
+
+class Crew(NamedTuple):
+    """Who plays, and in what."""
+
+    prefix: str
+    environments: str
+    task: Task
+
+
+IN_BOXES = Crew("b", ENVIRONMENTS, Task(environment="shell", environment_config=json.dumps(CONFIG)))
+AT_ONCE = Crew("i", "environments", load.request("", TURNS).task)
+
+
+def turns_per_second(settings: Settings) -> Figure:
+    """Turns a second in 64 boxes, beside those of 64 rollouts without any."""
+    require_driver(DRIVER)
+    agents = settings.agents.model_copy(update={"max_live": BOXES})
+    measured = []
+    for crew in (IN_BOXES, AT_ONCE):
+        with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
+            measured.append(_turns(cluster, crew))
+    boxes, instant = measured
+    notes = (_note("in boxes", boxes), _note("answered at once", instant))
+    return Figure(boxes.rate, "turns/s", instant.rate, notes=notes)
+
+
+def environments(cluster: Cluster) -> Loop:
+    """A worker with room for all sessions."""
+    settings = with_slots(cluster.settings, box=BOXES)
+    shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings)
+    return shop.environments(ENVIRONMENTS)
+
+
+def script() -> Script:
+    """Says the same command in any call."""
+    stock = [replace(each, text=COMMAND) for each in load.answers(TOKENS)]
+    return lambda call: stock[call.seed % len(stock)]
+
+
+def request(crew: Crew, number: int) -> RolloutRequest:
+    """One rollout of `react`."""
+    return RolloutRequest(
+        f"{crew.prefix}{number:031x}",
+        crew.task,
+        policy_id=load.POLICY,
+        run_id="bench",
+        limits=Limits(max_turns=TURNS),
+    )
+
+
+def _turns(cluster: Cluster, crew: Crew) -> Measurement:
+    publish(cluster, (request(crew, number) for number in range(AHEAD)))
+    roles = ("agents", MODELS, crew.environments)
+    topic = cluster.topics.events
+    with processes(cluster, *([role, str(TOKENS), "0"] for role in roles)) as pids:
+        await_records(cluster, topic, 4 * BOXES, pids)
+        time.sleep(WARM_S)
+        window = measure(cluster, topic, pids, WINDOW_S, spine.is_answer)
+        spine.check_ahead(cluster)
+    return window
+
+
+def _note(what: str, window: Measurement) -> str:
+    cpu_ms = sum(window.cpu_s.values()) / max(1, window.count) * 1e3
+    return (
+        f"{what}: {window.rate:,.0f} turns/s over {window.seconds:.1f} s; {cpu_shares(window)}; "
+        f"{cpu_ms:.2f} ms of CPU per turn, without what runs in boxes"
+    )

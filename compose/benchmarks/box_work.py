@@ -1,0 +1,90 @@
+"""What boxes do: a command in a shell that is open, and boxes by the dozen.
+
+The ceiling of a command is a shell of the host that is spoken to by two pipes; that of boxes are
+bare spawns of bubblewrap, as many at once.
+"""
+
+import asyncio
+import statistics
+import tempfile
+from pathlib import Path
+
+from compose.benchmarks import bare_boxes
+from compose.benchmarks.box_drivers import require_driver, spec_of
+from compose.benchmarks.cpu_used import cpu_used_s
+from compose.benchmarks.figure import Figure, timed
+from compose.settings import Settings
+from sandbox.boxes.box import Spec, driver
+from sandbox.boxes.leases import Leases
+from sandbox.boxes.pool import BoxPool
+from sandbox.boxes.shell import Shell
+
+FORKS = "/bin/true"
+ACTIONS, ROUNDS = 100, 5
+BOXES, AT_ONCE = 300, 60
+ACTION_S = 30.0
+BORROWER = ("bench", 1)
+
+
+def shell_action(settings: Settings, name: str) -> Figure:
+    """The median of milliseconds of a command that forks, in an open shell in a box."""
+    del settings
+    require_driver(name)
+    before = cpu_used_s()
+    took, best = asyncio.run(actions(name))
+    cpu_ms = (cpu_used_s() - before) / len(took + best) * 1e3
+    cuts = statistics.quantiles(took, n=20)
+    notes = (
+        f"{len(took)} commands: least {min(took):.2f} ms, p95 {cuts[18]:.2f} ms; bare: least "
+        f"{min(best):.2f} ms; {cpu_ms:.2f} ms of CPU for each of both",
+    )
+    return Figure(
+        statistics.median(took), "ms", statistics.median(best), lower_is_better=True, notes=notes
+    )
+
+
+async def actions(name: str) -> tuple[list[float], list[float]]:
+    """In a box, and in a bare shell, by turns."""
+    took: list[float] = []
+    best: list[float] = []
+    box = await driver(name).open(spec_of(name))
+    try:
+        shell = Shell(box)
+        await shell.run(FORKS, timeout_s=ACTION_S)
+        for _ in range(ROUNDS):
+            took += [(await shell.run(FORKS, timeout_s=ACTION_S)).ms for _ in range(ACTIONS)]
+            best += await asyncio.to_thread(bare_boxes.shell_ms, FORKS, ACTIONS)
+    finally:
+        await box.close()
+    return took, best
+
+
+def boxes_per_s(settings: Settings, name: str = "bubblewrap") -> Figure:
+    """Boxes lent, given back and removed a second, 60 at a time, each made for its borrower."""
+    del settings
+    require_driver(name)
+    before = cpu_used_s()
+    seconds, _ = timed(lambda: asyncio.run(_boxes(name)))
+    cpu_ms = (cpu_used_s() - before) / BOXES * 1e3
+    before = cpu_used_s()
+    bare = bare_boxes.spawns_per_s(BOXES, AT_ONCE)
+    bare_ms = (cpu_used_s() - before) / BOXES * 1e3
+    notes = (f"{cpu_ms:.1f} ms of CPU for each box, {bare_ms:.1f} for each bare spawn",)
+    return Figure(BOXES / seconds, "boxes/s", bare, notes=notes)
+
+
+async def _boxes(name: str) -> None:
+    left = iter(range(BOXES))
+
+    async def borrow(pool: BoxPool) -> None:
+        for _ in left:
+            await pool.give_back(await pool.lend(Spec(), BORROWER, "ephemeral"))
+
+    with tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder:
+        leases = Leases(Path(folder), "bench")
+        pool = BoxPool(driver(name), leases, starts=AT_ONCE)
+        try:
+            await asyncio.gather(*(borrow(pool) for _ in range(AT_ONCE)))
+        finally:
+            await pool.close()
+            leases.close()

@@ -1,0 +1,120 @@
+"""How long the judge takes: the gold patches of five real tasks, each in a fresh box.
+
+The ceiling is pytest alone, by the command of each task, in a box that is open and holds its code
+with the patch applied and the tests in place. The tasks are those of `tasks build suite-b`.
+"""
+
+import asyncio
+import statistics
+import time
+from itertools import chain
+from pathlib import Path
+
+from compose.benchmarks.box_drivers import require_driver
+from compose.benchmarks.cpu_used import cpu_used_s
+from compose.benchmarks.figure import Figure, LeftOut
+from compose.services.service_errors import ServicesError
+from compose.settings import Settings
+from sandbox.boxes.box import Box, Driver, Spec, driver
+from sandbox.boxes.image_store import is_built
+from sandbox.grading.grading import grade
+from sandbox.grading.reference import Reference, reference_of
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.listing import read_tasks
+from sandbox.tasks.suite_b import SUITE_B
+from schemas.errors import Refused
+
+DRIVER = "bubblewrap"
+BASE = "base"
+ROUNDS = 3
+
+
+def grade_s(settings: Settings) -> Figure:
+    """The median of seconds of a grading, and that of the tests alone."""
+    require_driver(DRIVER)
+    tasks = _tasks(settings.tasks())
+    before = cpu_used_s()
+    graded, alone, notes = asyncio.run(_rounds(tasks))
+    cpu_s = (cpu_used_s() - before) / (len(graded) + len(alone))
+    notes.append(f"{cpu_s:.2f} s of CPU for each of both")
+    return Figure(
+        statistics.median(graded),
+        "s",
+        statistics.median(alone),
+        lower_is_better=True,
+        notes=tuple(notes),
+    )
+
+
+def _tasks(folder: Path) -> list[HarborTask]:
+    """The five. Raises LeftOut where they were not built, or what they are tested with was not."""
+    names = {pair.title for pair in SUITE_B}
+    try:
+        tasks = [task for task in read_tasks(folder) if task.name in names]
+    except Refused:
+        tasks = []
+    if len(tasks) < len(names):
+        msg = f"{len(tasks)} of {len(names)} tasks are in {folder}; `rollcall tasks build suite-b`"
+        raise LeftOut(msg)
+    if not is_built(BASE):
+        msg = f"there is no image {BASE!r}, which holds pytest; run `rollcall images build base`"
+        raise LeftOut(msg)
+    return tasks
+
+
+async def _rounds(tasks: list[HarborTask]) -> tuple[list[float], list[float], list[str]]:
+    graded: dict[str, list[float]] = {task.name: [] for task in tasks}
+    alone: dict[str, list[float]] = {task.name: [] for task in tasks}
+    boxes = driver(DRIVER)
+    open_all_the_time = await boxes.open(Spec())  # nobody is to start what all boxes share
+    try:
+        for task in tasks * ROUNDS:
+            graded[task.name].append(await _graded(boxes, task))
+            alone[task.name].append(await _alone(boxes, task))
+    finally:
+        await open_all_the_time.close()
+    notes = [
+        f"{name}: {min(times):.2f} s, tests alone {min(alone[name]):.2f} s"
+        for name, times in graded.items()
+    ]
+    return [*chain(*graded.values())], [*chain(*alone.values())], notes
+
+
+async def _graded(boxes: Driver, task: HarborTask) -> float:
+    """Raises ServicesError where the judge says no to the task's own patch."""
+    reference, patch = _reference(task)
+    began = time.perf_counter()
+    verdict = await grade(boxes.open, reference, patch)
+    took_s = time.perf_counter() - began
+    if not verdict.resolved:
+        msg = f"the gold patch of {task.name} is judged {verdict}"
+        raise ServicesError(msg)
+    return took_s
+
+
+async def _alone(boxes: Driver, task: HarborTask) -> float:
+    reference, patch = _reference(task)
+    box = await boxes.open(reference.spec)
+    try:
+        await _lay(box, reference, patch)
+        command = reference.verifier.command
+        began = time.perf_counter()
+        ran = await box.run(("/bin/sh", "-c", command), timeout_s=reference.verifier.timeout_sec)
+        took_s = time.perf_counter() - began
+    finally:
+        await box.close()
+    if ran.timed_out:
+        msg = f"the tests of {task.name} take more than {reference.verifier.timeout_sec:g} s"
+        raise ServicesError(msg)
+    return took_s
+
+
+async def _lay(box: Box, reference: Reference, patch: bytes) -> None:
+    if reference.base is not None:
+        await box.put(reference.base)
+    await box.run(("git", "apply", "--whitespace=nowarn", "-"), stdin=patch)
+    await box.put(reference.tests)
+
+
+def _reference(task: HarborTask) -> tuple[Reference, bytes]:
+    return reference_of(task, Spec(image=BASE)), task.gold or b""

@@ -1,0 +1,114 @@
+"""Benchmarks of boxes: what is left out where something is missing, and what they are made of."""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from compose.benchmarks import bare_boxes, box_starts, box_turns, box_work, gradings, suite
+from compose.benchmarks.box_drivers import require_driver
+from compose.benchmarks.box_sessions import box_sessions
+from compose.benchmarks.figure import Figure, LeftOut
+from compose.settings import Settings
+from consumers.agents.programs import program_of
+from sandbox.boxes.box import driver
+from sandbox.environment import kind_of
+from schemas.errors import WorkFailed
+from tests.support.engines import has
+from tests.support.model_calls import call_of
+
+
+@pytest.fixture
+def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.socket")
+    return Settings(state_dir=tmp_path)
+
+
+def test_what_needs_an_engine_is_left_out_aloud_where_all_is_measured(
+    no_engine: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured = {
+        "up_warm_s": lambda settings: Figure(5.0, "s", 2.5),
+        "box_warm_ms_docker": suite.BENCHMARKS["box_warm_ms_docker"],
+    }
+    monkeypatch.setattr(suite, "BENCHMARKS", measured)
+
+    suite.run_benchmarks([], no_engine, tmp_path / "figures.json")
+
+    assert "box_warm_ms_docker  left out: driver 'docker' opens no box" in capsys.readouterr().out
+    assert list(json.loads((tmp_path / "figures.json").read_text())) == ["up_warm_s"]
+
+
+@pytest.mark.parametrize("figure", ["box_warm_ms", "box_cold_ms", "shell_action_ms"])
+def test_who_asks_for_it_by_name_is_refused_with_what_is_missing(
+    no_engine: Settings, figure: str
+) -> None:
+    with pytest.raises(LeftOut, match="the docker engine at"):
+        suite.run_benchmarks([f"{figure}_docker"], no_engine, None)
+
+
+def test_the_tasks_that_are_graded_are_named_where_they_were_not_built(tmp_path: Path) -> None:
+    if not has("bwrap"):
+        with pytest.raises(LeftOut, match="bubblewrap is not installed"):
+            gradings.grade_s(Settings(state_dir=tmp_path))
+        return
+    with pytest.raises(LeftOut, match=r"0 of 5 tasks are in .*; `rollcall tasks build suite-b`"):
+        gradings.grade_s(Settings(state_dir=tmp_path))
+
+
+def test_starts_are_measured_from_a_pool_and_made_for_a_rollout_and_nothing_is_left() -> None:
+    with (
+        box_sessions(driver("local"), box="local") as warm,
+        box_sessions(driver("local"), box="local", mode="ephemeral") as cold,
+    ):
+        for sessions, ahead in ((warm, 1), (cold, 0)):
+            for _ in range(2):
+                assert 0 < box_starts.start_ms(sessions, ahead) < 20_000
+            with pytest.raises(WorkFailed, match="nothing is open"):
+                sessions.ask("r", "close")
+
+    assert warm.became["lent"] == cold.became["ready"] == cold.became["removed"] == 2
+    assert warm.became["removed"] == warm.became["ready"] == 3, "another one waited started"
+    assert cold.cpu_ms > 0
+
+
+def test_an_empty_lend_starts_nothing() -> None:
+    with box_sessions(box_starts.NoDriver(), box="local") as empty:
+        box_starts.start_ms(empty, 1)
+        assert empty.became["ready"] == 2
+
+
+def test_actions_are_measured_beside_a_bare_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box_work, "ROUNDS", 1)
+    monkeypatch.setattr(box_work, "ACTIONS", 5)
+
+    took, best = asyncio.run(box_work.actions("local"))
+
+    assert len(took) == len(best) == 5
+    assert min(took + best) > 0
+
+
+@pytest.mark.skipif(not has("bwrap"), reason="left out for want of bubblewrap: its bare figures")
+def test_the_bare_tool_makes_the_box_that_the_driver_makes() -> None:
+    require_driver("bubblewrap")
+
+    assert 0 < bare_boxes.held_namespaces_ms() < 60_000
+    assert bare_boxes.spawns_per_s(4, 2) > 0
+
+
+def test_rollouts_in_boxes_play_as_many_turns_as_those_that_are_answered_at_once() -> None:
+    says = box_turns.script()
+    assert {says(call_of("r", seed)).text for seed in range(5)} == {"true"}
+    for crew in (box_turns.IN_BOXES, box_turns.AT_ONCE):
+        request = box_turns.request(crew, 7)
+        assert program_of(request.agent).__name__ == "react"
+        assert request.limits.max_turns == box_turns.TURNS
+        assert request.rollout_id.startswith(crew.prefix)
+        kind_of(request.task.environment)
+    at_once = partial(json.loads, box_turns.AT_ONCE.task.environment_config)
+    assert at_once() == {"turns": box_turns.TURNS}

@@ -17,9 +17,10 @@ from compose.services.artifacts import exclusive
 from compose.services.service_errors import ServicesError, last_lines
 from compose.services.service_process import Service
 
-READY_DEADLINE_S = 600.0
+READY_DEADLINE_S = 1800.0
 """At the lowest priority, on a machine that others keep busy."""
-WRITING_DEADLINE_S = 1200.0
+WRITING_DEADLINE_S = 1800.0
+ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
 
 
 def train_beside(cache_dir: Path, names: list[str]) -> None:
@@ -27,8 +28,11 @@ def train_beside(cache_dir: Path, names: list[str]) -> None:
     if not names:
         return
     log = cache_dir / "aot" / "training.log"
+    # Of the caller's settings, state directory and working directory it knows nothing.
+    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    command = module(__name__, str(cache_dir), *names)
     with contextlib.suppress(OSError):
-        spawn(module(__name__, str(cache_dir), *names), log, outlives_us=True)
+        spawn(command, log, environment=kept, directory=log.parent, outlives_us=True)
 
 
 def train(cache_dir: Path, make: Callable[[Path], Service]) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from compose.services.aot_cache import KEPT, AotCache
-from compose.services.aot_training import train
+from compose.services.aot_training import train, train_beside
 from compose.services.service_errors import ServicesError
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -137,3 +138,20 @@ def test_caches_of_runtimes_that_are_long_gone_are_removed(aot: AotCache) -> Non
 
     assert len(list(aot.folder.glob("*.aot"))) == len(list(aot.folder.glob("*.mark"))) == KEPT
     assert aot.flags()
+
+
+def test_the_training_takes_nothing_of_the_start_beside_it(
+    aot: AotCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telling = "import os; open('.told', 'w').write(' '.join(os.environ)); "
+    (tmp_path / "sitecustomize.py").write_text(f"{telling}os.rename('.told', 'told'); os._exit(0)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ROLLCALL_STATE_DIR", str(tmp_path / "state"))
+    aot.folder.mkdir(parents=True)
+
+    train_beside(aot.cache_dir, ["kafka"])
+
+    told = aot.folder / "told"
+    until(told.exists, 60, lambda: "it did not begin")
+    assert "PYTHONPATH" in told.read_text()
+    assert "ROLLCALL" not in told.read_text()

@@ -8,7 +8,8 @@ scored trajectories.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
+from producers.admission import task_of_seed
+from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from trainer.samples import versions_of
 
 MARK = "/heldout/"
@@ -41,6 +42,8 @@ class HeldOutPlan:
     """A rollout whose total reward is at least this has succeeded."""
     goal: float
     """The run may end when this share succeeds; above 1 it never does."""
+    tasks: tuple[Task, ...] = ()
+    """What a seed stands for, as in `producers.admission.Draws`."""
 
     def requests(self, version: int) -> Iterable[RolloutRequest]:
         """One request a seed. Ids are names of the place, so asking twice is asking once."""
@@ -50,7 +53,7 @@ class HeldOutPlan:
             yield replace(
                 self.template,
                 rollout_id=f"{group}/{seed}",
-                task=replace(self.template.task, seed=seed, task_id=f"seed-{seed}"),
+                task=task_of_seed(self.template.task, self.tasks, seed),
                 purpose="evaluate",
                 group_id=group,
                 group_size=self.seeds[1] - self.seeds[0],

@@ -5,12 +5,12 @@ again from the log: request ids are digests of (run, draw, member), so a restart
 doubles one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import Refused
 from schemas.ids import digest, draw_of, group_id, request_id
-from schemas.messages import RolloutRequest
+from schemas.messages import RolloutRequest, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class Draws:
     group_size: int
     seed_range: tuple[int, int]
     """Task seeds are drawn from [first, end), uniformly."""
+    tasks: tuple[Task, ...] = ()
+    """What a seed stands for where it is the number of a task: `task_of_seed`."""
 
     def group(self, draw: int) -> list[RolloutRequest]:
         """The members of one group: one task, their own ids."""
@@ -64,7 +66,7 @@ class Draws:
         drawn = int.from_bytes(digest("draw", self.run_seed, draw, size_bytes=8), "big")
         seed = first + drawn % (end - first)
         run_id = self.template.run_id
-        task = replace(self.template.task, seed=seed, task_id=f"seed-{seed}")
+        task = task_of_seed(self.template.task, self.tasks, seed)
         return [
             replace(
                 self.template,
@@ -76,6 +78,12 @@ class Draws:
             )
             for member in range(self.group_size)
         ]
+
+
+def task_of_seed(shared: Task, tasks: Sequence[Task], seed: int) -> Task:
+    """The task of a seed: that which all share, or one of several, in turn."""
+    task = tasks[seed % len(tasks)] if tasks else shared
+    return replace(task, seed=seed, task_id=f"{task.task_id or 'seed'}-{seed}")
 
 
 @dataclass

@@ -19,7 +19,7 @@ Resume = Annotated[bool, typer.Option(help="Go on with the newest unfinished run
 
 def demo(seed: Seed = 7, summary: Summary = None, resume: Resume = False) -> None:
     """Train the lake-any-start policy from random weights, here and now."""
-    _conduct("lake-any-start", seed, resume, summary)
+    _conduct("lake-any-start", seed, resume, summary, None)
 
 
 def run_recipe(
@@ -30,13 +30,22 @@ def run_recipe(
     log: Annotated[
         str, typer.Option(help="kafka, or memory: one process, nothing kept.")
     ] = "kafka",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task directories in place of the recipe's own.")
+    ] = None,
 ) -> None:
-    """Run a recipe: services, workers, training, figures."""
+    """Run a recipe: services, workers, training, figures.
+
+    Example: rollcall run repairs --tasks .rollcall/tasks
+    """
     from schemas.errors import Refused
     from schemas.names import unknown
 
+    if resume and tasks is not None:
+        msg = "--resume goes on with the tasks that the run began with; leave --tasks out"
+        raise Refused(msg)
     if log == "kafka":
-        _conduct(recipe, seed, resume, summary)
+        _conduct(recipe, seed, resume, summary, tasks)
     elif log == "memory":
         if resume:
             msg = "--log memory keeps nothing that could be resumed"
@@ -45,12 +54,14 @@ def run_recipe(
         from compose.log_setup import set_up
 
         set_up("memory", "memory")
-        run_in_memory(recipe, connection.settings(), seed=seed, summary=summary)
+        run_in_memory(recipe, connection.settings(), seed=seed, summary=summary, tasks=tasks)
     else:
         raise unknown("log", log, ["kafka", "memory"])
 
 
-def _conduct(recipe: str, seed: int, resume: bool, summary: Path | None) -> None:
+def _conduct(
+    recipe: str, seed: int, resume: bool, summary: Path | None, tasks: Path | None
+) -> None:
     from rich.console import Console
 
     from compose.conductor.conductor import Stopped, conduct
@@ -66,6 +77,7 @@ def _conduct(recipe: str, seed: int, resume: bool, summary: Path | None) -> None
             resume=resume,
             summary=summary,
             terminal=terminal,
+            tasks=tasks,
         )
     except Stopped:
         terminal.print("stopped; nothing is lost: go on with --resume")

@@ -85,19 +85,20 @@ def models(
     Example: rollcall worker models --policy helper --script my_script:answer
     """
     from compose.runs import run_folder
-    from compose.workers.build import scripted_engine, transformers_engine
+    from compose.workers.build import run_engine, scripted_engine, transformers_engine
     from compose.workers.readiness import patiently
     from schemas.errors import Refused
 
     if bool(run) + bool(directory) + bool(script) != 1 or bool(run) == bool(policy):
         msg = "give --run, or --policy with --directory, or --policy with --script"
         raise Refused(msg)
-    scripted = scripted_engine(policy, script, tasks, gold_share) if script else None
-    if run:
-        folder = run_folder.find(settings().state(), run)
-        policy, directory = folder.policy_id, folder.policy
+    engine = scripted_engine(policy, script, tasks, gold_share) if script else None
+    folder = run_folder.find(settings().state(), run) if run else None
     workshop, worker, stop = _workshop("models", name)
-    engine = scripted or transformers_engine(policy, cast(Path, directory), workshop.settings)
+    if folder is not None:
+        engine = run_engine(folder, workshop.settings)
+    elif engine is None:
+        engine = transformers_engine(policy, cast(Path, directory), workshop.settings)
     loop = patiently(lambda: workshop.models(worker, engine, accept=accept_truncation))
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
 

@@ -70,8 +70,12 @@ def conduct(
     resume: bool,
     summary: Path | None,
     terminal: Terminal,
+    tasks: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe to its end and return its figures; leaves no process behind."""
+    """Run a recipe to its end and return its figures; leaves no process behind.
+
+    `tasks` are others than the recipe's own.
+    """
     began = time.monotonic()
     refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
@@ -80,7 +84,7 @@ def conduct(
     if folder is not None:
         run_folder.require_unchanged(folder)
     with interruptible() as check, services(settings, terminal) as (cluster, pids):
-        made = folder or run_folder.create(settings.state(), recipe, text, seed)
+        made = folder or run_folder.create(settings.state(), recipe, text, seed, tasks=tasks)
         complete_topics(cluster, made.policy_id)
         folder = folder or run_folder.begin(made, cluster)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)

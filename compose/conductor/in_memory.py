@@ -17,7 +17,7 @@ from compose.files import refuse_no_folder, write_json
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
-from compose.workers.build import Workshop, transformers_engine
+from compose.workers.build import Workshop, run_engine
 from consumers.heldout import HeldOut
 from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
@@ -29,15 +29,22 @@ LINE_EVERY_S = 5.0
 
 
 def run_in_memory(
-    recipe_name: str, settings: Settings, *, seed: int, summary: Path | None
+    recipe_name: str,
+    settings: Settings,
+    *,
+    seed: int,
+    summary: Path | None,
+    tasks: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe to its end; print and return its figures."""
+    """Run a recipe to its end, over other tasks than its own if any are named; print and return its
+    figures.
+    """
     refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
     require(*recipe.libraries())
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rollcall-") as state:
-        folder = run_folder.create(Path(state), recipe, text, seed)
+        folder = run_folder.create(Path(state), recipe, text, seed, tasks=tasks)
         store = ObjectStore(f"{state}/objects", above_bytes=settings.objects.above_bytes)
         figures = _turns(folder, settings, store, Terminal())
     version, success = figures.heldout.curve()[-1]
@@ -70,7 +77,7 @@ def _turns(
     trainer = shop.trainer("training", folder)
     loops = [
         shop.agents("agents"),
-        shop.models("models", transformers_engine(folder.policy_id, folder.policy, settings)),
+        shop.models("models", run_engine(folder, settings)),
         shop.environments("environments"),
         shop.rewards("rewards", folder.recipe.scorers, folder.recipe.scoring_id),
     ]

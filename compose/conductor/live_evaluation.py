@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compose.runs.publish_policy import announced
-from compose.runs.recipe import SHIPPED, load_recipe
+from compose.runs.recipe import SHIPPED, Recipe, load_recipe
+from compose.runs.seed_tasks import tasks_in
 from compose.submission import lines_of, publish, watch
 from consumers.history.evaluation import Evaluation
 from consumers.history.progress import RolloutProgress
 from consumers.history.ranges import parse_policy
 from consumers.request_checks import RequestChecks
+from producers.admission import task_of_seed
 from producers.submit import new_rollout_id, requests_of
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
@@ -92,13 +94,7 @@ def tasks_of(
     Of a line its task, program, sampling and limits count. Raises Refused.
     """
     if source in SHIPPED or source.endswith(".toml"):
-        recipe, _ = load_recipe(source)
-        template = recipe.template("", policy_id)
-        if n == 1:
-            template = replace(template, sampling=replace(template.sampling, temperature=0.0))
-        for number in range(*recipe.evaluation.seeds):
-            task = replace(template.task, seed=number, task_id=f"seed-{number}")
-            yield replace(template, task=task)
+        yield from _held_out(load_recipe(source)[0], policy_id, n)
         return
     if source != "-" and not Path(source).is_file():
         msg = f"--tasks {source!r} is neither a file nor a recipe; {hint(source, SHIPPED)}"
@@ -114,6 +110,15 @@ def tasks_of(
         msg = f"no task in {source!r}: it holds no line that is not empty"
         raise Refused(msg)
     yield from tasks
+
+
+def _held_out(recipe: Recipe, policy_id: str, n: int) -> Iterator[RolloutRequest]:
+    template = recipe.template("", policy_id)
+    if n == 1:
+        template = replace(template, sampling=replace(template.sampling, temperature=0.0))
+    tasks = tasks_in(recipe.task.suite(), template.task) if recipe.task.tasks else ()
+    for number in range(*recipe.evaluation.seeds):
+        yield replace(template, task=task_of_seed(template.task, tasks, number))
 
 
 def _served(cluster: "Cluster", policy_id: str, wanted: int | None) -> int:

@@ -24,7 +24,9 @@ from schemas.bounds import check_request
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
 
-SHIPPED = ("lake-any-start", "syllogisms")
+SHIPPED = ("lake-any-start", "syllogisms", "repairs")
+SUITES = ("repairs",)
+"""Folders of tasks that ship beside the recipes."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -37,6 +39,15 @@ class TaskTable(StrictTable):
     prompt: str = ""
     seeds: tuple[int, int] = (0, 1_000_000)
     """Training draws task seeds from [first, end)."""
+    tasks: str = ""
+    """A folder of task directories, or the name of one of `SUITES`: a seed stands for one of them,
+    in turn, and the config is what `shell` is given for all."""
+
+    def suite(self) -> Path:
+        """The folder of its tasks."""
+        if self.tasks in SUITES:
+            return Path(str(files("compose") / "recipes" / self.tasks))
+        return Path(self.tasks).expanduser()
 
 
 class SamplingTable(StrictTable):
@@ -62,6 +73,10 @@ class LimitsTable(StrictTable):
 class PolicyTable(StrictTable):
     directory: str = ""
     """A local Hugging Face directory to start from; or config, tokens and template."""
+    script: str = ""
+    """Who answers in its place: a policy that needs no weights. The weights are trained on that."""
+    gold_share: float | None = None
+    """How often the script `noisy` applies the gold patch."""
     config: dict[str, Any] = {}
     tokens: str | list[str] = []
     template: dict[str, Any] = {}

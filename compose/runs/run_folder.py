@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from compose.runs.recipe import Recipe, parse_recipe
+from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from producers.admission import AdmissionRule, Draws
 from schemas.errors import Refused
 from schemas.names import unknown
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from consumers.history.run_curve import HeldOutRule
     from consumers.history.training_record import TrainedRun
     from consumers.training.training_run import TrainingRun
+    from schemas.messages import Task
     from trainer.config import LearnerConfig
 
 RUN_FILE = "run.json"
 RECIPE_FILE = "recipe.toml"
 SUMMARY_FILE = "summary.json"
+TASKS, TASKS_FILE = "tasks", "tasks.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,18 @@ class RunFolder:
             self.learner().steps,
         )
 
+    def tasks(self) -> "tuple[Task, ...]":
+        """What its seeds stand for; raises Refused where a directory is not what it was."""
+        if not self.recipe.task.tasks:
+            return ()
+        template = self.recipe.template(self.run_id, self.policy_id)
+        known = orjson.loads((self.directory / TASKS_FILE).read_bytes())
+        return tasks_in(self.directory / TASKS, template.task, known)
+
     def draws(self) -> Draws:
         template = self.recipe.template(self.run_id, self.policy_id)
-        return Draws(template, self.seed, self.learner().group_size, self.recipe.task.seeds)
+        seeds = self.recipe.task.seeds
+        return Draws(template, self.seed, self.learner().group_size, seeds, self.tasks())
 
     def held_out_rule(self) -> "HeldOutRule":
         """How it is evaluated, and whose rewards count."""
@@ -98,13 +110,23 @@ class RunFolder:
             wanted.every,
             wanted.success_at,
             wanted.goal,
+            self.tasks(),
         )
 
 
-def create(state: Path, recipe: Recipe, text: str, seed: int, run_id: str = "") -> RunFolder:
+def create(
+    state: Path,
+    recipe: Recipe,
+    text: str,
+    seed: int,
+    run_id: str = "",
+    *,
+    tasks: Path | None = None,
+) -> RunFolder:
     """Make the folder and its starting policy; what is wrong is refused before anything runs.
 
-    Named by recipe, time and seed unless an id is given.
+    Named by recipe, time and seed unless an id is given. `tasks` in place of the recipe's folder of
+    tasks, where it has one.
     """
     from inference.policy_dir import make_policy
 
@@ -112,8 +134,13 @@ def create(state: Path, recipe: Recipe, text: str, seed: int, run_id: str = "") 
     run_id = run_id or f"{recipe.name}-{stamp}-s{seed}"
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
     folder.rule()
+    suite = suite_of(recipe, tasks)
+    digests = digests_of(suite) if suite else {}
     folder.directory.mkdir(parents=True)
     (folder.directory / RECIPE_FILE).write_text(text)
+    if suite:
+        (folder.directory / TASKS).symlink_to(suite)
+        (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
     policy = recipe.policy
     if policy.directory:
         folder.policy.symlink_to(Path(policy.directory).expanduser().absolute())

@@ -352,6 +352,17 @@ def scripted_engine(
     return ScriptedEngine(policy_id, text_script(speak, reference), render=added_by)
 
 
+def run_engine(folder: "RunFolder", settings: "Settings") -> "Engine":
+    """What serves a run's policy: its weights, or the script that its recipe names."""
+    from compose.runs.run_folder import TASKS
+
+    policy = folder.recipe.policy
+    if not policy.script:
+        return transformers_engine(folder.policy_id, folder.policy, settings)
+    tasks = (folder.directory / TASKS).resolve() if folder.recipe.task.tasks else None
+    return scripted_engine(folder.policy_id, policy.script, tasks, policy.gold_share)
+
+
 def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -> "Engine":
     """The default engine on a policy directory."""
     from inference.transformers_engine import TransformersEngine

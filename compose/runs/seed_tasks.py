@@ -1,0 +1,61 @@
+"""The tasks that seeds of a run stand for: a folder of task directories, in the order of names."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from compose.runs.recipe import Recipe
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.listing import read_tasks
+from sandbox.tasks.task_names import environment_config
+from schemas.errors import Refused
+from schemas.messages import Task
+
+
+def suite_of(recipe: Recipe, instead: Path | None = None) -> Path | None:
+    """The folder of a recipe's tasks; None where its seeds are only numbers.
+
+    Raises Refused where one is named for a recipe without tasks.
+    """
+    if not recipe.task.tasks:
+        if instead is None:
+            return None
+        msg = f"--tasks is for recipes over task directories; the seeds of {recipe.name!r} are none"
+        raise Refused(msg)
+    return (instead or recipe.task.suite()).absolute()
+
+
+def digests_of(suite: Path) -> dict[str, str]:
+    """Of its tasks, by name. Raises Refused where one is bad, or there is none."""
+    return {task.name: task.digest for task in _read(suite)}
+
+
+def tasks_in(suite: Path, shared: Task, known: Mapping[str, str] | None = None) -> tuple[Task, ...]:
+    """Each as a rollout names it; the config that all share goes before a task's own.
+
+    Raises Refused where one is not what is known of it.
+    """
+    found = _read(suite)
+    if known is not None and {task.name: task.digest for task in found} != known:
+        msg = f"the tasks in {suite} were changed since this run began; it needs what they were"
+        raise Refused(msg)
+    config: dict[str, Any] = orjson.loads(shared.environment_config or "{}")
+    return tuple(_task(task, shared, config) for task in found)
+
+
+def _task(task: HarborTask, shared: Task, config: Mapping[str, Any]) -> Task:
+    whole = {**environment_config(task, box=""), **config}
+    return replace(
+        shared,
+        task_id=task.name,
+        prompt=task.instruction,
+        environment_config=orjson.dumps(whole).decode(),
+    )
+
+
+def _read(suite: Path) -> list[HarborTask]:
+    # By where they are in truth: a link to them may be gone before their rollouts are judged.
+    return read_tasks(suite.resolve())

@@ -1,0 +1,136 @@
+"""A task, worked at by `react` in boxes and judged in others: the truth comes out."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from compose.workers.build import scripted_engine
+from consumers.audit.audit import audit
+from consumers.environments.worker_boxes import WorkerBoxes
+from consumers.environments.worker_hosts import WorkerHosts
+from consumers.loop.loop import Loop
+from consumers.room import Room
+from consumers.scoring_host import ScoringHosts
+from producers.submit import requests_of
+from sandbox.boxes.box import driver
+from sandbox.boxes.leases import Leases
+from sandbox.tasks.harbor import HarborTask, read_task
+from sandbox.tasks.task_names import request_of
+from schemas.ids import call_seed
+from schemas.messages import EnvironmentStep, Instance, RolloutRequest, ScoredTrajectory, Task
+from schemas.objects import ObjectStore
+from tests.support.engines import has, left_out
+from tests.support.rig import Rig
+from tests.support.task_directories import TASK, write_task
+
+SCORERS = ("resolved", "tests_passed", "no_submission")
+SHARE = 0.6
+ROLLOUTS = {"oracle": 1, "null": 1, "noisy": 2}
+PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(str(tmp_path / "objects"))
+
+
+@pytest.fixture
+def rig(store: ObjectStore) -> Iterator[Rig]:
+    rig = Rig(policies=tuple(ROLLOUTS), objects=store)
+    yield rig
+    rig.close()
+
+
+def requests(task: HarborTask) -> list[RolloutRequest]:
+    """As `tasks request` prints and `submit` reads them."""
+    line = request_of(task, agent="react", max_tokens=10_000)
+    line["limits"]["max_turns"] = 3
+    lines = [
+        json.dumps({**line, "rollout_id": f"{policy}{number}", "policy_id": policy}).encode()
+        for policy, count in ROLLOUTS.items()
+        for number in range(count)
+    ]
+    return list(requests_of(lines, lambda request: None, defaults=RolloutRequest("", Task())))
+
+
+def is_gold(request: RolloutRequest) -> bool:
+    """Whether its policy knows the answer, by the seed of its first call."""
+    drawn = random.Random(call_seed(request.seed_key, 1, 1)).random()
+    return {"oracle": True, "null": False}.get(request.policy_id, drawn < SHARE)
+
+
+def earned(request: RolloutRequest) -> list[float]:
+    """By SCORERS: half of the tests pass where something else was handed in."""
+    if is_gold(request):
+        return [1.0, 1.0, 0.0]
+    return [0.0, 0.0, 1.0] if request.policy_id == "null" else [0.0, 0.5, 0.0]
+
+
+def all_scored(rig: Rig, count: int, loops: Sequence[Loop]) -> dict[str, ScoredTrajectory]:
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found := rig.read(rig.topics.scored, ScoredTrajectory)) < count:
+        assert time.monotonic() < deadline, len(found)
+        for loop in loops:
+            loop.turn(0.001)
+    return {each.trajectory.rollout_id: each for each in found}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("local", "persistent"), ("bubblewrap", "persistent"), ("bubblewrap", "ephemeral")],
+)
+def test_what_is_mended_is_resolved_and_nothing_else_is(
+    rig: Rig, kind: str, mode: str, store: ObjectStore, tmp_path: Path
+) -> None:
+    if kind == "bubblewrap" and not has("bwrap"):
+        left_out("bubblewrap", "tasks that are solved and judged in its boxes")
+    toml = TASK.replace("memory_mb = 512\n", f'memory_mb = 512\nmode = "{mode}"\n')
+    task = read_task(write_task(tmp_path / "sums", {"task.toml": toml}))
+    room, told = Room(threaded=False), list[Instance]()
+    boxes = WorkerBoxes(room, Leases(tmp_path / "leases", "e1"), told.append, warm=2, box=kind)
+    hosts = WorkerHosts(room, listen=_never, processes=_never, objects=store, boxes=boxes)
+    asked = requests(task)
+    for request in asked:
+        rig.ask(request)
+
+    scored = all_scored(rig, len(asked), [
+        rig.agents(),
+        rig.models(scripted_engine("oracle", "oracle", task.directory)),
+        rig.models(scripted_engine("null", "null")),
+        rig.models(scripted_engine("noisy", "noisy", task.directory, SHARE)),
+        rig.environments(slots={"box": 4}, room=room, hosts=hosts, boxes=boxes),
+        rig.rewards(
+            scorers=SCORERS, hosts=ScoringHosts(box=kind, objects=store), timeout_s=PATIENCE_S
+        ),
+    ])  # fmt: skip
+
+    # Every rollout has the reward that its policy has earned, and why
+    values = {name: [each.value for each in one.rewards] for name, one in scored.items()}
+    assert values == {request.rollout_id: earned(request) for request in asked}
+    whys = Counter(one.rewards[0].reason.partition(":")[0] for one in scored.values())
+    assert 0 < whys["failed"] < ROLLOUTS["noisy"]
+    assert whys["no_patch"] == ROLLOUTS["null"]
+
+    # No step was asked for twice, every box was of the task's mode, none is left
+    steps = rig.read(rig.topics.steps, EnvironmentStep)
+    named = [(each.rollout_id, each.position) for each in steps if each.kind != "close"]
+    assert len(named) == len(set(named))
+    assert {each.mode for each in told if each.kind == "lent"} == {mode}
+    assert audit(rig, drained=True).breaches == []
+    rig.close()
+    assert {each.box_id for each in told} & set(asyncio.run(_found(kind))) == set()
+
+
+async def _found(kind: str) -> Sequence[str]:
+    return await driver(kind).found()
+
+
+def _never() -> None:
+    msg = "this is not asked for"
+    raise AssertionError(msg)

@@ -111,6 +111,10 @@ class Boxes(Protocol):
         """
         ...
 
+    def driver_of(self, driver: str | None, spec: "Spec") -> str:
+        """Which driver would open such a box. Raises WorkFailed(`bad_config`)."""
+        ...
+
     def holds(self, box: "Box") -> bool:
         """Whether it is lent still, and was not given back by whoever it was lent to."""
         ...

@@ -97,6 +97,10 @@ class WorkerBoxes:
             raise WorkFailed("session_lost", msg, retriable=False)
         return box
 
+    def driver_of(self, name: str | None, spec: Spec) -> str:
+        """Raises WorkFailed(`bad_config`)."""
+        return self._driver(name or self.box).of(spec).name
+
     def _pool(self, name: str, spec: Spec) -> BoxPool:
         """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
         chosen = self._driver(self._driver(name).of(spec).name)
@@ -149,6 +153,10 @@ class SessionBoxes:
     async def give_back(self, box: Box, reason: str = "") -> None:
         """Remove it. May be called twice."""
         await self.boxes.give_back(box, reason)
+
+    def driver_of(self, driver: str | None, spec: Spec) -> str:
+        """Which driver would open such a box. Raises WorkFailed(`bad_config`)."""
+        return self.boxes.driver_of(driver, spec)
 
     def holds(self, box: Box) -> bool:
         """Whether it is lent still."""

@@ -32,6 +32,8 @@ DRIVER = "bubblewrap"
 """Of boxes of agents' own: it alone can show what an agent imports, whatever its task is in."""
 FINISH_WORD = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """What a command prints that ends an episode of `shell`, unless its config has another."""
+SHOW_NOTHING = frozenset(("docker",))
+"""Drivers whose boxes have nothing of the host: an agent in one has the programs of its image."""
 PORT = 8000
 """Where an agent finds its endpoint in a box: 127.0.0.1, in every one the same."""
 HOME_IN_TASK = "/tmp/agent"

@@ -375,6 +375,7 @@ def prepared(adapter: Path, options: Frame, channel: socket.socket) -> ModuleTyp
         traceback.print_exc()
         tell(channel, {"failed": f"{type(error).__name__}: {error}"[:2000]})
         os._exit(1)
+    "a".encode("idna")  # every connection looks for this codec, and a container may not have it
     gc.freeze()  # a collection in a child would write to pages that all share
     threads = len(os.listdir("/proc/self/task"))
     import_s = round(time.monotonic() - began, 3)

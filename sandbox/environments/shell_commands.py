@@ -27,7 +27,7 @@ from typing import Any
 
 import structlog
 
-from sandbox.agents.agent_box import mounts
+from sandbox.agents.agent_box import SHOW_NOTHING, mounts
 from sandbox.artefact_keeping import keep
 from sandbox.artefact_spool import ArtefactSpool
 from sandbox.artefacts import KEY, OUTPUT, Artefact
@@ -195,7 +195,8 @@ class ShellEnvironment:
         if self._host:
             if (agent := self._config.agent) is not None:
                 imports = await self._host.imports(str(agent.get("agent")), agent)
-                spec = replace(spec, mounts=mounts(agent, imports))
+                if self._host.boxes.driver_of(name, spec) not in SHOW_NOTHING:
+                    spec = replace(spec, mounts=mounts(agent, imports))
             return await self._host.boxes.lend(name, spec, self._config.mode)
         return await driver(name or AUTO).open(spec)
 

@@ -19,7 +19,7 @@ from consumers.environments.listener import bind
 from sandbox.agents.agent_processes import AgentProcesses
 from sandbox.boxes.bubblewrap import BubblewrapDriver
 from schemas.messages import ModelCall, Task, Trajectory
-from tests.support.engines import has, left_out
+from tests.support.engines import IMAGE, has, left_out
 from tests.support.hosted_rollout import HostedRun
 from tests.support.process_host import ProcessHost, lived
 from tests.support.processes_left import running
@@ -31,8 +31,8 @@ NOTHING = "0" * 16
 
 
 @pytest.fixture(autouse=True)
-def _bubblewrap() -> None:
-    if not has("bwrap"):
+def _bubblewrap(request: pytest.FixtureRequest) -> None:
+    if not has("bwrap") and "docker" not in request.node.name:
         left_out("bubblewrap", "agents in boxes")
 
 
@@ -175,6 +175,36 @@ def test_an_agent_with_tools_of_its_own_works_where_its_task_is(tmp_path: Path) 
     assert (last.session, last.reward, last.terminated) == ("main", 1.0, True)
     said = [m.content for s in trajectory.sequences or () for m in s.messages]
     assert any("/w\nnotes\n" in each for each in said), said
+
+
+PROGRAM = """
+import json, os, subprocess, urllib.request
+url, key = os.environ["ROLLCALL_URL"], os.environ["ROLLCALL_KEY"]
+task = json.load(open(os.path.join(os.environ["HOME"], "task.json")))
+body = {"model": "p", "messages": [{"role": "user", "content": task["prompt"]}]}
+head = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+asked = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), head)
+said = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+subprocess.run(["sh", "-c", said], check=True)
+"""
+
+
+@pytest.mark.parametrize("driver", ["bubblewrap", "docker"])
+def test_a_program_of_an_image_is_an_agent_in_the_box_of_its_task(
+    driver: str, tmp_path: Path
+) -> None:
+    if driver == "docker" and not IMAGE:
+        left_out("docker", "agents in containers; `.ci/docker` starts an engine")
+    image = {"image": IMAGE} if driver == "docker" else {}
+    shell = {"box": driver, "check": "grep -q green notes", **image}
+    config = {"agent": "command", "argv": ["python3", "-c", PROGRAM], "box": "task"}
+    run = HostedRun(config=config, task=Task("shell", json.dumps(shell), prompt="do it"))
+    run.say = lambda call: "id -u > who; echo green > notes"
+
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    assert (trajectory.steps or ())[-1].reward == 1.0
 
 
 def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path) -> None:

@@ -77,6 +77,29 @@ def test_output_beyond_the_cap_and_time_beyond_the_deadline_are_cut(kind: str) -
     in_a_box(kind, episode)
 
 
+def test_whoever_listens_in_a_box_is_heard_in_it_alone(kind: str) -> None:
+    async def episode(_: Driver, box: Box) -> None:
+        if kind == "local":
+            with pytest.raises(WorkFailed, match="shares the network of its host"):
+                await box.listen(8000)
+            return
+        listener = await box.listen(8000)
+        assert listener.getsockname() == ("127.0.0.1", 8000)
+        with pytest.raises(WorkFailed, match="already in use"):
+            await box.listen(8000)
+        connect = "import socket; socket.create_connection(('127.0.0.1', 8000)).sendall(b'here')"
+        ran = await box.run(["python3", "-c", connect])
+        assert ran.exit_code == 0, ran.output
+        connection, _address = listener.accept()
+        assert connection.recv(100) == b"here"
+        connection.close()
+        listener.close()
+        assert (await box.run(["python3", "-c", connect])).exit_code == 1
+        (await box.listen(8000)).close()
+
+    in_a_box(kind, episode)
+
+
 def test_tar_streams_go_in_and_come_out(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         await box.put(tar_streams.of_files({"a/b": b"1", "go": b"#!/bin/sh\necho went\n"}), "new")

@@ -7,6 +7,7 @@ day at most: what nobody is left to remove ends then.
 
 import asyncio
 import os
+import posixpath
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -196,10 +197,23 @@ def _started(client: Any, image: str, ident: str, spec: Spec) -> int:
             raise WorkFailed("bad_config", msg, retriable=False) from error
         raise
     container.start()
-    if spec.writable:
-        container.put_archive("/", tar_streams.of_own_directories(spec.writable, USER))
+    for place in spec.writable:
+        _give(container, place)
     container.reload()
     return int(container.attrs["State"]["Pid"])
+
+
+def _give(container: Any, place: str) -> None:
+    """Let the box's user have a place, with what the image has there."""
+    try:
+        parts, _ = container.get_archive(place)
+    except Exception as error:
+        if not missing(error):
+            raise
+        container.put_archive("/", tar_streams.of_own_directories([place], USER))
+        return
+    above = posixpath.dirname(place.rstrip("/")) or "/"
+    container.put_archive(above, tar_streams.owned_by(USER, b"".join(parts)))
 
 
 def _removed(client: Any, ident: str) -> None:

@@ -98,6 +98,20 @@ def of_own_directories(places: Iterable[str], user: int) -> bytes:
     return stream.getvalue()
 
 
+def owned_by(user: int, tar: bytes) -> bytes:
+    """The same stream, in which everything belongs to a user."""
+    stream = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(tar)) as given,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as made,
+    ):
+        for member in given:
+            member.uid = member.gid = user
+            member.uname = member.gname = ""
+            made.addfile(member, given.extractfile(member) if member.isreg() else None)
+    return stream.getvalue()
+
+
 def measure(source: Path) -> None:
     """Refuse what is too much, or is no file: reading from a pipe or a device may never end.
 

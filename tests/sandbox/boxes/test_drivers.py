@@ -184,12 +184,15 @@ def test_docker_builds_an_image_when_a_box_of_it_is_asked_for(tmp_path: Path) ->
         left_out("docker", "that it builds a Dockerfile; `.ci/docker` starts an engine")
 
     async def told(name: str, run: str) -> str:
-        lines = f"FROM {IMAGE}\nCOPY told /told\nRUN {run}\n"
+        lines = f"FROM {IMAGE}\nCOPY told /told\nCOPY told /code/\nCOPY told /code/by/\nRUN {run}\n"
         (tmp_path / "Dockerfile").write_text(lines)
         (tmp_path / "told").write_text("by the task\n")
-        spec = Spec(image=name, build=ImageBuild(str(tmp_path), 100))
+        places = ("/code", "/new")
+        spec = Spec(image=name, writable=places, build=ImageBuild(str(tmp_path), 100))
         box = await driver("docker").open(spec)
         try:
+            mend = "cd /code && rm told && mv by/told . && touch /new/file && cat told"
+            assert (await box.run(["sh", "-c", mend])).output == "by the task\n"
             return (await box.run(["cat", "/told", "/made"])).output
         finally:
             await box.close()

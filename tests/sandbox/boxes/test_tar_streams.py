@@ -107,3 +107,12 @@ def test_files_come_back_as_they_were_sent(tmp_path: Path) -> None:
     (tmp_path / "two").hardlink_to(tmp_path / "sub" / "one")
     (tmp_path / "link").symlink_to("two")
     assert tar_streams.files(tar_streams.of_directory(tmp_path)) == {"sub/one": b"1", "two": b"1"}
+
+
+def test_a_stream_can_be_made_somebody_elses() -> None:
+    given = tar_streams.of_files({"a/b": b"1", "go": b"#!/bin/sh\n"})
+    made = tar_streams.owned_by(7, given)
+
+    assert tar_streams.files(made) == tar_streams.files(given)
+    with tarfile.open(fileobj=io.BytesIO(made)) as archive:
+        assert {(each.uid, each.gid) for each in archive} == {(7, 7)}

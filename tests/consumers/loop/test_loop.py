@@ -767,7 +767,7 @@ def test_a_call_whose_topic_was_deleted_has_failed(rig: Rig) -> None:
     asked(rig, agents)
 
     assert [e.body.code for e in rig.events(CallFailed)] == ["unknown_policy"]
-    assert ending(rig) == [("failed", "raised")]
+    assert ending(rig) == [("failed", "unknown_policy")]
     rig.commit(agents)
     rig.commit(agents)
     assert rig.committed("t.agents", rig.topics.events) == len(rig.log.all(rig.topics.events))

@@ -121,5 +121,5 @@ class AgentBox:
 
     def order(self) -> dict[str, object]:
         """What the fork server is told. Raises WorkFailed, see `Box.entrance`."""
-        begins_in = self.box.directory.decode()
+        begins_in = self.box.workdir or self.box.directory.decode()
         return {"box": self.box.entrance(), "begins_in": begins_in, "directory": self.home}

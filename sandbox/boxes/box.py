@@ -134,6 +134,8 @@ class Box(Protocol):
     """What it is called on its host, among the boxes of its driver: see `IDENT`."""
     directory: bytes
     """Where its commands begin, as they see it."""
+    workdir: str
+    """Where its task's files are, if not in its directory; said by whoever has looked."""
     shown: Mapping[bytes, bytes]
     """Names that differ from box to box, and what stands for them in outputs."""
 

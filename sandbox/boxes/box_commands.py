@@ -29,6 +29,7 @@ class BoxCommands(ABC):
     """The part of `sandbox.boxes.box.Box` that stands on `start` and `usage`."""
 
     shown: Mapping[bytes, bytes]
+    workdir: str = ""
 
     @abstractmethod
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:

@@ -94,6 +94,7 @@ class ShellEnvironment:
         if workdir:
             spec = replace(spec, writable=(workdir,))
         box = self._box = await self._lend(spec)
+        box.workdir = workdir
         with self._mourned():
             try:
                 self._work = await self._furnish(box, task, workdir)

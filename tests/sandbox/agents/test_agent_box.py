@@ -1,10 +1,11 @@
 """Where an agent lives, and what is refused before anything is started."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sandbox.agents.agent_box import FINISH_WORD, check_agent_box, mounts, where
+from sandbox.agents.agent_box import FINISH_WORD, AgentBox, check_agent_box, mounts, where
 from sandbox.environments.shell_commands import ShellConfig
 from schemas.errors import Refused
 
@@ -63,3 +64,15 @@ def test_a_box_shows_what_is_imported_where_it_is_here_and_its_images_own_usr() 
 
 def test_the_word_that_ends_an_episode_is_the_shells() -> None:
     assert ShellConfig().finish_word == FINISH_WORD
+
+
+def test_an_agent_begins_where_the_files_of_its_task_are() -> None:
+    box: Any = SimpleNamespace(workdir="", directory=b"/w", entrance=lambda: {"within": 1})
+    assert AgentBox(box, "/tmp/agent").order()["begins_in"] == "/w"
+
+    box.workdir = "/testbed"
+    assert AgentBox(box, "/tmp/agent").order() == {
+        "box": {"within": 1},
+        "begins_in": "/testbed",
+        "directory": "/tmp/agent",
+    }

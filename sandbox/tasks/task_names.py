@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.tasks.harbor import HarborTask, read_task
 from schemas.errors import Refused
+from schemas.messages import Limits
 
 STEP_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 60.0
@@ -79,10 +80,13 @@ def request_of(
 ) -> dict[str, Any]:
     """A line for `rollcall submit`; an agent that is no program of ours is a hosted one's name.
 
-    `max_tokens` is of each answer; 0 leaves it to what requests have by themselves.
+    `max_tokens` is of each answer; 0 leaves it to what requests have by themselves. `react` is cut
+    off by its environment at its last turn, which so takes the work of whoever never hands in.
     """
     ours = agent in ("react", "single_turn") or ":" in agent
     hosted = {} if ours else {"agent_config": {"agent": agent}}
+    turns = Limits().max_turns
+    config = environment_config(task, box=box, env=env, image=image)
     return {
         "agent": agent if ours else "hosted",
         **hosted,
@@ -91,9 +95,10 @@ def request_of(
             "task_id": task.name,
             "prompt": task.instruction,
             "environment": "shell",
-            "environment_config": environment_config(task, box=box, env=env, image=image),
+            "environment_config": {**config, "max_steps": turns} if agent == "react" else config,
         },
         "limits": {
+            **({"max_turns": turns} if agent == "react" else {}),
             "step_timeout_s": STEP_TIMEOUT_S,
             "rollout_timeout_s": task.file.agent.timeout_sec,
         },

@@ -50,7 +50,7 @@ def rig(store: ObjectStore) -> Iterator[Rig]:
 def requests(task: HarborTask) -> list[RolloutRequest]:
     """As `tasks request` prints and `submit` reads them."""
     line = request_of(task, agent="react", max_tokens=10_000)
-    line["limits"]["max_turns"] = 3
+    line["limits"]["max_turns"] = line["task"]["environment_config"]["max_steps"] = 3
     lines = [
         json.dumps({**line, "rollout_id": f"{policy}{number}", "policy_id": policy}).encode()
         for policy, count in ROLLOUTS.items()
@@ -115,7 +115,7 @@ def test_what_is_mended_is_resolved_and_nothing_else_is(
     assert values == {request.rollout_id: earned(request) for request in asked}
     whys = Counter(one.rewards[0].reason.partition(":")[0] for one in scored.values())
     assert 0 < whys["failed"] < ROLLOUTS["noisy"]
-    assert whys["no_patch"] == ROLLOUTS["null"]
+    assert whys["empty"] == ROLLOUTS["null"]
 
     # No step was asked for twice, every box was of the task's mode, none is left
     steps = rig.read(rig.topics.steps, EnvironmentStep)

@@ -151,6 +151,8 @@ def test_a_task_becomes_a_line_that_submit_takes(task: HarborTask, agent: str) -
     assert request.sampling.max_tokens == 9000
     assert request.task.prompt == task.instruction
     assert request.limits.rollout_timeout_s == 3600
+    cut_off = json.loads(request.task.environment_config).get("max_steps")
+    assert cut_off == (request.limits.max_turns if agent == "react" else None)
 
 
 def test_a_task_that_is_bad_or_another_is_refused_before_anything_is_published(

@@ -12,6 +12,7 @@ from producers.submit import requests_of
 from sandbox.tasks.harbor import read_task
 from sandbox.tasks.task_names import request_of
 from schemas.messages import RolloutRequest, Task, Trajectory
+from schemas.objects import ObjectStore
 from tests.support.engines import has, left_out
 from tests.support.hosted_rollout import model_calls_of
 from tests.support.memory_cluster import POLICY, MemoryCluster
@@ -37,7 +38,7 @@ def played(agent: str, script: str, tmp_path: Path, where: str = "") -> tuple[Tr
     (request,) = requests_of([json.dumps(line)], lambda _: None, defaults=defaults)
 
     settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state")
-    cluster = MemoryCluster(settings=settings)
+    cluster = MemoryCluster(settings=settings, objects=ObjectStore(str(tmp_path / "objects")))
     shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
     engine = scripted_engine(POLICY, script, task.directory)
     cluster.log.crew = [shop.agents("a"), shop.models("m", engine), shop.environments("e")]

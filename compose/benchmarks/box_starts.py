@@ -20,7 +20,10 @@ from compose.settings import Settings
 from sandbox.boxes.box import Ran, Spec, driver
 from sandbox.boxes.local import LocalDriver
 
-WARM, COLD, ROUNDS = 40, 8, 5
+ROUNDS = 5
+WARM = {"bubblewrap": 40, "docker": 4}
+COLD = {"bubblewrap": 8, "docker": 4}
+"""Starts in each round; a container takes a second to be removed."""
 BARE: Mapping[str, Callable[[], float]] = {
     "bubblewrap": bare_boxes.held_namespaces_ms,
     "docker": bare_boxes.container_ms,
@@ -67,7 +70,7 @@ def warm(settings: Settings, name: str) -> Figure:
         box_sessions(NoDriver(), box="local") as empty,
     ):
         took, best = _by_turns(
-            lambda: start_ms(ours, ahead=1), lambda: start_ms(empty, ahead=1), WARM
+            lambda: start_ms(ours, ahead=1), lambda: start_ms(empty, ahead=1), WARM[name]
         )
     return _figure(took, best, ours, "an empty lend")
 
@@ -78,7 +81,7 @@ def cold(settings: Settings, name: str) -> Figure:
     require_driver(name)
     config = {"box": name, "image": spec_of(name).image, "mode": "ephemeral"}
     with box_sessions(driver(name), **config) as ours:
-        took, best = _by_turns(lambda: start_ms(ours), BARE[name], COLD)
+        took, best = _by_turns(lambda: start_ms(ours), BARE[name], COLD[name])
     return _figure(took, best, ours, "the bare tool")
 
 

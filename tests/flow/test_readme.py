@@ -21,6 +21,7 @@ from producers.submit import Submitter
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from schemas.topics import Topics, wanted
+from tests.support.command_line import ROOT
 from tests.support.crew import everything
 from tests.support.live_run import LiveRun
 from tests.support.pages import blocks, script, users_code
@@ -53,7 +54,7 @@ def test_the_commands_and_the_foreign_client_do_what_the_pages_say(
     live: LiveRun, tmp_path: Path
 ) -> None:
     # Given the history of a small run, and its groups still at work
-    (every_day,) = blocks("sh", "README.md")[1:]
+    a_task, every_day = blocks("sh", "README.md")[1:]
     while_it_runs, day_after = blocks("sh", "compose/README.md")
     live.until(live.trainer.done)
 
@@ -83,6 +84,11 @@ def test_the_commands_and_the_foreign_client_do_what_the_pages_say(
 
     # And the day after all of it is read again
     live.beside(*BASH, script(day_after), cwd=tmp_path)
+
+    # And the tasks and boxes of this machine are told of
+    (tmp_path / "compose").symlink_to(ROOT / "compose")
+    printed = live.beside(*BASH, script(a_task), cwd=tmp_path, ROLLOUT=rollout_id)
+    assert "compose/recipes/repairs/sums" in printed
 
 
 def ask_for_what_nobody_serves(live: LiveRun) -> None:

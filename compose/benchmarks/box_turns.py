@@ -34,7 +34,7 @@ DRIVER = "bubblewrap"
 BOXES = 64
 TURNS = 50
 """Of each rollout, and so of each box."""
-AHEAD = 3000
+AHEAD = 12_000
 WARM_S = 15.0
 WINDOW_S = 20.0
 TOKENS = 8

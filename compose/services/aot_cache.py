@@ -7,6 +7,7 @@ sake of a cache. It holds for one Java runtime and one class path, which name it
 it unfit goes on without, and one that was altered since, which could end a JVM, is not shown to it.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -67,6 +68,11 @@ class AotCache:
         except OSError:  # no Java runtime, a cache directory of somebody else: go without
             return False
         return True
+
+    def put_off(self) -> None:
+        """It was not made after all: whoever starts next is to."""
+        with contextlib.suppress(OSError):
+            self.file("claimed").rename(self.file("seen"))
 
     def keep(self, made: Path) -> None:
         """Take a file that a JVM wrote whole as the cache; older ones than the last few go."""

@@ -91,8 +91,10 @@ def up(
             for (service, _), new in zip(services, raised, strict=True)
             if new.result().is_new
         ]
-        train_beside(cache_dir, [service.name for service in began if service.aot.is_due()])
-    both = endpoints(state_dir)
+        both = endpoints(state_dir)
+        if both is not None:
+            due = [service.name for service in began if service.aot.is_due()]
+            train_beside(cache_dir, both.kafka_pid, due)
     if both is None:
         msg = f"a service ended just after it had answered; see the logs below {state_dir}"
         raise ServicesError(msg)

@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from compose.services.aot_cache import KEPT, AotCache
-from compose.services.aot_training import train, train_beside
+from compose.services.aot_training import train, train_all, train_beside
 from compose.services.service_errors import ServicesError
 from tests.support.waiting import until
 
@@ -49,7 +50,7 @@ class Stub:
 
 def trained(aot: AotCache) -> AotCache:
     aot.folder.mkdir(parents=True, exist_ok=True)
-    train(aot.cache_dir, lambda home: Stub(home, aot))
+    train(aot.cache_dir, lambda home: Stub(home, aot), lambda: True)
     return aot
 
 
@@ -70,7 +71,7 @@ def test_a_service_starts_with_what_its_training_wrote(aot: AotCache) -> None:
 
     assert aot.flags()[0] == f"-XX:AOTCache={aot.file()}"
     assert aot.file().read_text() == "classes"
-    assert sorted(path.suffix for path in aot.folder.iterdir()) == [".aot", ".lock", ".mark"]
+    assert sorted(path.suffix for path in aot.folder.iterdir()) == [".aot", ".mark"]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,31 @@ def test_a_runtime_that_makes_none_is_asked_once(aot: AotCache, says: str) -> No
     assert not list(aot.folder.glob(".training-*"))
 
 
-def test_what_a_killed_training_left_is_removed_by_the_next(aot: AotCache) -> None:
-    left = aot.folder / ".training-of-yore"
-    left.mkdir(parents=True)
+def test_what_a_killed_training_left_is_removed_by_a_later_one(aot: AotCache) -> None:
+    left, other = (aot.folder / f".training-{name}" for name in ("of-yore", "of-somebody"))
+    for each in (left, other):
+        each.mkdir(parents=True)
+    os.utime(left, (0, 0))
 
     trained(aot)
 
-    assert not left.exists()
+    assert list(aot.folder.glob(".training-*")) == [other]
+
+
+def test_a_training_ends_with_what_it_is_made_beside_and_a_later_start_makes_the_caches(
+    aot: AotCache,
+) -> None:
+    aot.java.write_text("#!/bin/sh\ntrap '' TERM\ntouch began; mkfifo never; read line < never\n")
+    both = [replace(aot, service=name) for name in ("kafka", "registry")]
+    for each in both:
+        each.is_due()
+        assert each.is_due()
+    makers = {each.service: partial(Stub, aot=each) for each in both}
+
+    train_all(aot.cache_dir, makers, lambda: not list(aot.folder.glob(".training-*/began")))
+
+    assert not list(aot.folder.glob(".training-*"))
+    assert [each.is_due() for each in both] == [True, True]
 
 
 def test_caches_of_runtimes_that_are_long_gone_are_removed(aot: AotCache) -> None:
@@ -149,7 +168,7 @@ def test_the_training_takes_nothing_of_the_start_beside_it(
     monkeypatch.setenv("ROLLCALL_STATE_DIR", str(tmp_path / "state"))
     aot.folder.mkdir(parents=True)
 
-    train_beside(aot.cache_dir, ["kafka"])
+    train_beside(aot.cache_dir, os.getpid(), ["kafka"])
 
     told = aot.folder / "told"
     until(told.exists, 60, lambda: "it did not begin")

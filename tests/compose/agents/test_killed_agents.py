@@ -116,10 +116,10 @@ class Siege:
         publish(self.cluster, self.requests[-1:])
 
     def feed(self, agent: str) -> None:
-        """Keep so many rollouts open."""
+        """Keep so many rollouts open: asked often, since they may end as fast as one asks."""
         dead = self.crew.dead()
         assert not dead, dead
-        while len(self.requests) - self.seen.count() < LIVE:
+        for _ in range(LIVE - (len(self.requests) - self.seen.count())):
             self.ask(agent, SOLVES)
 
     def kill(self, kind: str, agent: str) -> None:

@@ -1,8 +1,12 @@
 """A cluster on the in-memory log, with workers that work while somebody reads."""
 
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compose.settings import Settings
 from compose.workers.build import Workshop
@@ -138,8 +142,17 @@ class MemoryCluster(Rig):
         self.admin = MemoryAdmin(self.log)
 
     def hire(self, script: Script) -> None:
-        """One worker of every group; the model answers by script."""
-        shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
+        """One worker of every group; the model answers by script.
+
+        Unless settings say where, they keep their leases and processes by themselves: what a run
+        has left in the folder where the tests are started would have their reapers at work.
+        """
+        settings = self.settings
+        if "state_dir" not in settings.model_fields_set:
+            home = tempfile.mkdtemp(prefix="rollcall-crew-")
+            weakref.finalize(self, shutil.rmtree, home, ignore_errors=True)
+            settings = settings.model_copy(update={"state_dir": Path(home)})
+        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
         engine = ScriptedEngine(POLICY, script)
         self.log.crew = [
             shop.agents("agents-1"),

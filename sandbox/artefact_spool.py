@@ -1,8 +1,6 @@
 """What may become an object, while it is still being written: little of it is held in memory."""
 
 import tempfile
-from types import TracebackType
-from typing import Self
 
 from schemas.errors import WorkFailed
 
@@ -42,14 +40,3 @@ class ArtefactSpool:
     def close(self) -> None:
         """May be called twice."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -63,8 +63,8 @@ class Process(Protocol):
         ...
 
 
-class Processes(Protocol):
-    """What starts agents in a worker; see `sandbox.agents.agent_processes.AgentProcesses`."""
+class Starts(Protocol):
+    """What starts agents."""
 
     async def start(
         self,
@@ -75,12 +75,19 @@ class Processes(Protocol):
         key: str,
         box: "AgentBox | None" = None,
     ) -> Process:
-        """As a host's own."""
+        """A process of an agent, which asks at `url` with `key`; in a box where one is given.
+
+        Raises WorkFailed: `agent_missing`, or `agent_start` where there is no room for one more.
+        """
         ...
 
     async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
-        """As a host's own."""
+        """The directories that an agent's modules and its interpreter are in. Raises WorkFailed."""
         ...
+
+
+class Processes(Starts, Protocol):
+    """All agents of a worker; see `sandbox.agents.agent_processes.AgentProcesses`."""
 
     async def close(self) -> None:
         """End them all."""
@@ -128,7 +135,7 @@ class Boxes(Protocol):
         ...
 
 
-class Host(Protocol):
+class Host(Starts, Protocol):
     """What one session may ask of the worker that it lives in."""
 
     place: str
@@ -152,25 +159,6 @@ class Host(Protocol):
         A line is one process's: a client that comes back is told again what it was told, so a
         process that is started anew needs another line, whose key the old one does not have.
         """
-        ...
-
-    async def start(
-        self,
-        agent: str,
-        config: Mapping[str, Any],
-        *,
-        url: str,
-        key: str,
-        box: "AgentBox | None" = None,
-    ) -> Process:
-        """A process of an agent, which asks at `url` with `key`; in a box where one is given.
-
-        Raises WorkFailed: `agent_missing`, or `agent_start` where there is no room for one more.
-        """
-        ...
-
-    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
-        """The directories that an agent's modules and its interpreter are in. Raises WorkFailed."""
         ...
 
     def keep(self, name: str, content: bytes) -> str:

@@ -20,6 +20,7 @@ from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
 from sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
 from sandbox.boxes.kept_program import HeldKeeper
 from sandbox.boxes.leases import Leases
+from sandbox.boxes.probe import probe
 from schemas.errors import WorkFailed
 
 Mode = Literal["persistent", "ephemeral"]
@@ -312,13 +313,13 @@ class BoxPool:
 
 
 async def _answers(box: Box) -> bool:
-    """Whether a box lives: `true` runs in it."""
+    """Whether a box lives."""
     try:
-        ran = await box.run(["true"], timeout_s=PROBE_S)
+        await probe(box, timeout_s=PROBE_S)
     except Exception as error:
         log.warning("box_died_unused", box_id=box.ident, error=str(error))
         return False
-    return ran.exit_code == 0
+    return True
 
 
 def _is_plain(spec: Spec) -> bool:

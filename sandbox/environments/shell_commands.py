@@ -20,7 +20,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ class ShellEnvironment:
 
     async def _seen(self, shell: Shell, action: str) -> Observation:
         config = self._config
-        with ArtefactSpool(EPISODE_BYTES - self._kept_bytes) as whole:
+        with closing(ArtefactSpool(EPISODE_BYTES - self._kept_bytes)) as whole:
             tell = whole.write if self._host else None
             ran = await shell.run(action, timeout_s=config.timeout_s, whole=tell)
             left = await self._output(whole) if ran.elided_chars else []

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from sandbox.agents.agent_box import FINISH_WORD
 from sandbox.boxes.box import BoxLimits, Spec, check_box
 from sandbox.tasks.harbor import HarborTask
 from sandbox.tasks.task_names import TaskName
@@ -114,7 +115,7 @@ class ShellConfig(BaseModel):
     """Of each output so much of its beginning and end is shown."""
     max_steps: Annotated[int, Field(ge=0)] = 0
     """The episode is cut off after so many commands; 0: it goes on as long as the agent does."""
-    finish_word: str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    finish_word: str = FINISH_WORD
     """A command with exit code 0 whose first line of output this is ends the episode."""
     check: str = ""
     """Run in a shell of its own at the end of the episode: exit code 0 is a reward of 1."""

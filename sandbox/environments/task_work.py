@@ -1,6 +1,7 @@
 """The work at a task in a box: where it is, and what becomes of it at the end of an episode."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from sandbox.artefact_keeping import keep
@@ -42,12 +43,11 @@ class TaskWork:
         testbed = self.task.testbed
         base = await asyncio.to_thread(tar_streams.of_directory, testbed) if testbed else None
         place = self.workdir or box.directory.decode()
-        with ArtefactSpool(MOST_BYTES) as spool:
+        with closing(ArtefactSpool(MOST_BYTES)) as spool:
             patch = await take_patch(box, spool, workdir=place, base=base, tree=self.tree)
             if patch.too_large:
-                size = max(patch.size, MOST_BYTES + 1)
                 told = f"not kept: {patch.untaken or 'it is larger than any that is judged'}"
-                return TakenWork([Artefact(PATCH, "", "", size, told)])
+                return TakenWork([Artefact(PATCH, "", "", patch.size, told)])
             if patch.untaken:
                 return TakenWork(info={"no_patch": patch.untaken})
             return TakenWork([await keep(host, PATCH, spool)])

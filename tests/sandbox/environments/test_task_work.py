@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -285,7 +286,7 @@ def test_what_only_an_image_had_is_read_from_its_repository(
             assert (await shell.run(f"{MEND}; {harm}", timeout_s=20.0)).exit_code == 0
             assert (await shell.run("exit", timeout_s=20.0)).fresh
             assert (await shell.run("ls sums.py", timeout_s=20.0)).output == "sums.py\n"
-            with ArtefactSpool(MOST_BYTES) as spool:
+            with closing(ArtefactSpool(MOST_BYTES)) as spool:
                 taken = await take_patch(box, spool, workdir=place, base=None, tree=tree)
                 return taken, spool.read()
         finally:

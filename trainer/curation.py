@@ -19,6 +19,7 @@ from trainer.accounts import Accounts
 from trainer.plugins import plugin
 from trainer.samples import (
     OUTSIDE,
+    RENAMED,
     Curation,
     Member,
     Sample,
@@ -169,7 +170,7 @@ class Buffer:
     def restore(self, recent: Iterable[str], drops: Mapping[str, Tally], used: int = 0) -> None:
         """Go on where a checkpoint stood; what was held then is read again from the log."""
         self.accounts.know(recent)
-        self._tallies = dict(drops)
+        self._tallies = under_names_of_now(drops)
         self.used = used
 
     def give_up(self) -> int:
@@ -255,6 +256,16 @@ class Buffer:
         self._released.append(
             Dropped(*member.place, trajectory.rollout_id, trajectory.attempt, reason, member.length)
         )
+
+
+def under_names_of_now(drops: Mapping[str, Tally]) -> dict[str, Tally]:
+    """What was dropped, also where a release with other names for the reasons has counted it."""
+    counted: dict[str, Tally] = {}
+    for reason, tally in drops.items():
+        name = RENAMED.get(reason, reason)
+        before = counted.get(name, Tally())
+        counted[name] = Tally(before.count + tally.count, before.length + tally.length)
+    return counted
 
 
 @dataclass(slots=True)

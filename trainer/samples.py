@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import Refused
-from schemas.messages import Sampling, ScoredTrajectory, TrajectoryRef
+from schemas.messages import Sampling, ScoredTrajectory, Trajectory, TrajectoryRef
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of, mask_of
 
@@ -22,13 +22,23 @@ ScoredPlace = tuple[int, int]
 """Partition and offset."""
 
 REWARD_LIMIT = 1e9
-"""A total beyond this, either way, is refused: its square must stay finite in float32."""
+"""A total beyond this, either way, is no score: its square must stay finite in float32."""
 
 LOGPROB_LEAST = -1000.0
 """In nats; nothing is ever sampled that is less likely."""
 
 OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
 """Reasons of records that are no member of a group of ours, so nobody waits for them."""
+
+LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline"})
+"""Codes of rollouts that ended at a limit: what they sampled is whole, only nobody scored it."""
+
+RENAMED = {
+    "unknown_token": "vocabulary",
+    "beyond_context": "too_long",
+    "reward_out_of_range": "unscored",
+}
+"""Reasons as the first releases wrote them into checkpoints and steps, and their names now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,11 @@ class Sample:
     @property
     def group(self) -> str:
         return group_of(self.scored)
+
+    @property
+    def end(self) -> str:
+        """Why the rollout ended: `finished`, or the limit that it ended at, one of `LIMITS`."""
+        return _limit(self.scored.trajectory) or "finished"
 
     def ref(self, topic: str) -> TrajectoryRef:
         trajectory = self.scored.trajectory
@@ -79,6 +94,9 @@ class Curation:
     """Positions of the model; 0: not known, and lengths are not looked at."""
     abandoned: tuple[tuple[int, int], ...] = ()
     """Ranges of versions, both ends included, that no checkpoint descends from."""
+    admits_limits: frozenset[str] = frozenset()
+    """Rollouts that ended at these of `LIMITS` are trained on, since a shaping rule says what they
+    earn; unshaped they earn what was scored, and 0 where nothing was."""
 
     def __post_init__(self) -> None:
         _one_of("missing", self.missing, ("drop", "train_partial"))
@@ -114,8 +132,8 @@ def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curat
     version = min(versions, default=None)
     reason = _missing(scored, index, versions, curation)
     if reason or version is None:
-        return Member(scored, place, length, version, reason or "no_tokens")
-    total = scored.total or 0.0
+        return Member(scored, place, length, version, reason or _tokenless(trajectory))
+    total = scored.total or 0.0  # at a limit there may be none
     sample = Sample(scored, partition, offset, index, total, version, length)
     return Member(scored, place, length, version, sample=sample)
 
@@ -166,14 +184,13 @@ def _missing(
 ) -> str:
     """Why a member of a group of ours cannot be trained on; empty if it can."""
     trajectory = scored.trajectory
-    if trajectory.status != "finished":
+    at_limit = _limit(trajectory) in curation.admits_limits
+    if trajectory.status != "finished" and not at_limit:
         return trajectory.status
     if trajectory.sequences is None and trajectory.claim is not None:
         return "claim_not_read"
-    if scored.total is None or not math.isfinite(scored.total):
+    if not (_possible(scored.total) or (at_limit and scored.total is None)):
         return "unscored"
-    if abs(scored.total) > REWARD_LIMIT:
-        return "reward_out_of_range"
     ours = [each for each in trajectory.sequences or () if mine(each, policy_index).any()]
     requested = trajectory.request.sampling if trajectory.request else Sampling()
     used = [sampling for each in ours for sampling in each.samplings or (requested,)]
@@ -182,12 +199,28 @@ def _missing(
     if any(_malformed(sequence, policy_index) for sequence in ours):
         return "malformed"
     if any(_foreign(sequence, curation.vocabulary) for sequence in ours):
-        return "unknown_token"
+        return "vocabulary"
     if any(0 < curation.context < len(sequence.loss_mask) for sequence in ours):
-        return "beyond_context"
+        return "too_long"
     if any(first <= v <= last for v in versions for first, last in curation.abandoned):
         return "abandoned"
     return ""
+
+
+def _limit(trajectory: Trajectory) -> str:
+    """The limit that a rollout ended at, one of `LIMITS`; empty for none."""
+    ended = trajectory.status != "finished" and trajectory.code in LIMITS
+    return trajectory.code if ended else ""
+
+
+def _possible(total: float | None) -> bool:
+    """Whether a total can be learned from: it is there, finite and within `REWARD_LIMIT`."""
+    return total is not None and math.isfinite(total) and abs(total) <= REWARD_LIMIT
+
+
+def _tokenless(trajectory: Trajectory) -> str:
+    """Why no token of ours is there: nobody asked for one, or what answered gave none by id."""
+    return "no_token_ids" if trajectory.model_calls else "no_tokens"
 
 
 def _followed(sampling: Sampling, temperature: float) -> bool:

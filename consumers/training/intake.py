@@ -46,7 +46,7 @@ class Intake:
         """Go on where a checkpoint stood."""
         self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
         self.unaccounted = held.book.unreadable if held.book else 0
-        self.words.begin(held.drops)
+        self.words.begin(self.buffer.drops())
 
     def reader(self, log_: Log, scored: str) -> Reader:
         """Read scored trajectories from the lowest not consumed."""

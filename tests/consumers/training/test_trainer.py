@@ -310,7 +310,7 @@ def test_poison_among_the_scored_costs_its_own_records_and_training_goes_on(worl
 
     # Then each was refused for its reason and none was trained on
     counted = {reason: tally.count for reason, tally in second.buffer.drops().items()}
-    wanted = {"unknown_token", "malformed", "claim_not_read", "reward_out_of_range", "other_run"}
+    wanted = {"vocabulary", "malformed", "claim_not_read", "unscored", "other_run"}
     assert {reason: counted[reason] for reason in wanted} == dict.fromkeys(wanted, 6)
     steps = world.steps()
     assert [step.step for step in steps] == [1, 2, 3, 4]

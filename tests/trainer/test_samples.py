@@ -1,0 +1,77 @@
+"""A rollout that ended at a limit, an answer without ids, and reasons of earlier releases."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.messages import ScoredTrajectory
+from tests.support.scored_trajectories import CURATION, scored, sequence
+from trainer.curation import Buffer, Tally
+from trainer.samples import LIMITS, judge
+
+ADMITTING = replace(CURATION, needs_group=False, admits_limits=LIMITS)
+
+
+def at_limit(code: str, reward: float | None = None, **fields: Any) -> ScoredTrajectory:
+    record = scored("r", reward, status="timed_out" if code == "deadline" else "failed", **fields)
+    return replace(record, trajectory=replace(record.trajectory, code=code))
+
+
+@pytest.mark.parametrize("code", sorted(LIMITS))
+def test_a_rollout_at_a_limit_is_trained_on_where_a_rule_says_what_it_earns(code: str) -> None:
+    admitted = judge(at_limit(code), 0, 0, ADMITTING).sample
+    refused = judge(at_limit(code), 0, 0, CURATION)
+
+    assert admitted is not None
+    assert (admitted.end, admitted.reward, admitted.length) == (code, 0.0, 1)
+    assert refused.reason == ("timed_out" if code == "deadline" else "failed")
+
+
+def test_what_a_rollout_at_a_limit_was_scored_counts() -> None:
+    admitted = judge(at_limit("turn_limit", 0.25), 0, 0, ADMITTING).sample
+
+    assert admitted is not None
+    assert admitted.reward == 0.25
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (at_limit("program"), "failed"),
+        (at_limit("turn_limit", float("nan")), "unscored"),
+        (at_limit("turn_limit", 1e160), "unscored"),
+        (at_limit("turn_limit", sequences=()), "no_token_ids"),
+        (at_limit("deadline", sequences=(sequence([1, 2], [1, 1]),)), "malformed"),
+    ],
+)
+def test_admitting_limits_opens_the_door_to_nothing_else(
+    record: ScoredTrajectory, reason: str
+) -> None:
+    assert judge(record, 0, 0, ADMITTING).reason == reason
+
+
+def test_a_rollout_that_finished_ended_at_no_limit() -> None:
+    finished = judge(scored("r"), 0, 0, ADMITTING).sample
+    boasting = scored("r")
+    boasting = replace(boasting, trajectory=replace(boasting.trajectory, code="turn_limit"))
+
+    assert finished is not None
+    assert finished.end == "finished"
+    assert judge(boasting, 0, 0, CURATION).sample is not None
+
+
+@pytest.mark.parametrize(("calls", "reason"), [(0, "no_tokens"), (3, "no_token_ids")])
+def test_answers_without_token_ids_are_told_from_no_answers(calls: int, reason: str) -> None:
+    record = scored("r", sequences=(sequence([1], [0]),))
+    record = replace(record, trajectory=replace(record.trajectory, model_calls=calls))
+
+    assert judge(record, 0, 0, CURATION).reason == reason
+
+
+def test_what_an_earlier_release_dropped_is_counted_under_the_names_of_now() -> None:
+    buffer = Buffer(CURATION)
+
+    buffer.restore((), {"unknown_token": Tally(2, 8), "vocabulary": Tally(1, 1)})
+
+    assert buffer.drops() == {"vocabulary": Tally(3, 9)}

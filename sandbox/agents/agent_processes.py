@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import structlog
 
 from sandbox.agents.agent_box import AgentBox
+from sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
 from sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
 from schemas.errors import Refused, WorkFailed
 
@@ -33,6 +34,8 @@ LAST_WORDS_CHARS = 2000
 FAILURE_KEPT_S = 5.0
 """So long an agent that cannot be imported is not tried again: an import may take seconds."""
 CLOSE_S = 5.0
+RETIRE_S = 1.0
+"""So long a server that is not needed any more stays idle before it ends."""
 
 Value = TypeVar("Value")
 
@@ -133,7 +136,8 @@ class AgentProcesses:
         self._home = home
         self._even_broken = even_broken
         self._scratch = _Scratch(scratch)
-        self._servers: dict[str, asyncio.Task[_ForkServerProcess]] = {}
+        self._servers: dict[str, _StartedServer] = {}
+        self._retired: list[asyncio.Task[_ForkServerProcess]] = []
 
     async def start(
         self,
@@ -182,10 +186,11 @@ class AgentProcesses:
 
     async def close(self) -> None:
         """End all processes, and remove what they have left. May be called twice."""
-        servers, self._servers = self._servers, {}
-        for task in servers.values():
+        servers = [*self._retired, *(server.task for server in self._servers.values())]
+        self._servers, self._retired = {}, []
+        for task in servers:
             task.cancel()
-        for ended in await asyncio.gather(*servers.values(), return_exceptions=True):
+        for ended in await asyncio.gather(*servers, return_exceptions=True):
             if isinstance(ended, _ForkServerProcess):
                 await ended.close()
         self._scratch.remove()
@@ -200,20 +205,57 @@ class AgentProcesses:
         )
         options = _options(agent, config)
         name = json.dumps([agent, str(python), options])
-        task = self._servers.get(name)
-        if task is None or (task.done() and not task.exception() and not task.result().alive):
+        file = content_digest(function_file(options["function"])) if options else ""
+        server = self._servers.get(name)
+        if server is not None and server.outdated(file):
+            self._retire(server.task)
+            server = None
+        if server is None:
             starting = _ForkServerProcess.start(agent, python, options, self._scratch.directory)
-            task = self._servers[name] = asyncio.create_task(starting)
-            task.add_done_callback(lambda done: self._forget_failed(name, done))
-        return await asyncio.shield(task)
+            server = self._servers[name] = _StartedServer(asyncio.create_task(starting), file)
+            server.task.add_done_callback(lambda done: self._forget_failed(name, done))
+        return await asyncio.shield(server.task)
+
+    def _retire(self, task: "asyncio.Task[_ForkServerProcess]") -> None:
+        """Nobody is forked from a server any more; it ends when its last agent has."""
+
+        def retire(started: "asyncio.Task[_ForkServerProcess]") -> None:
+            if not started.cancelled() and not started.exception():
+                started.result().retire()
+
+        self._retired = [each for each in self._retired if not (each.done() and _is_over(each))]
+        self._retired.append(task)
+        task.add_done_callback(retire)
 
     def _forget_failed(self, name: str, task: "asyncio.Task[_ForkServerProcess]") -> None:
         def forget() -> None:
-            if self._servers.get(name) is task:
+            server = self._servers.get(name)
+            if server is not None and server.task is task:
                 del self._servers[name]
 
         if not task.cancelled() and task.exception():
             asyncio.get_running_loop().call_later(FAILURE_KEPT_S, forget)
+
+
+@dataclass(frozen=True, slots=True)
+class _StartedServer:
+    """A fork server, or its start, and what it is a server of."""
+
+    task: "asyncio.Task[_ForkServerProcess]"
+    file: str
+    """The digest of its function's file before it was imported; empty where there is none."""
+
+    def outdated(self, file: str) -> bool:
+        """Whether it cannot fork what is asked for now, of a file with this digest."""
+        if self.file != file or self.task.cancelled():
+            return True
+        if not self.task.done() or self.task.exception():
+            return False
+        return _is_over(self.task) or self.task.result().sources.edited()
+
+
+def _is_over(started: "asyncio.Task[_ForkServerProcess]") -> bool:
+    return started.cancelled() or bool(started.exception()) or not started.result().alive
 
 
 class _ForkServerProcess:
@@ -228,6 +270,7 @@ class _ForkServerProcess:
     ) -> None:
         self.alive = True
         self.ready: Mapping[str, Any] = {}
+        self.sources = SourceFiles()
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -235,6 +278,7 @@ class _ForkServerProcess:
         self._agents: dict[int, AgentProcess] = {}
         self._numbers = count(1)
         self._listener: asyncio.Task[None] | None = None
+        self._retired = False
 
     @classmethod
     async def start(
@@ -262,6 +306,7 @@ class _ForkServerProcess:
             await server.close()
             raise _not_imported(agent, options, first, home / "log")
         server.ready = first["ready"]
+        server.sources = SourceFiles(server.ready["sources"])
         if server.ready["threads"] != 1:
             log.warning("agent_forks_with_threads", agent=agent, threads=server.ready["threads"])
         server._listener = asyncio.create_task(server._listen())
@@ -289,6 +334,22 @@ class _ForkServerProcess:
             data = json.dumps(order).encode()
             self._writer.write(struct.pack(">I", len(data)) + data)
 
+    def retire(self) -> None:
+        """End when the last of its agents has."""
+        self._retired = True
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        """Soon: whoever asked for it in this moment finds it, and what is to be removed is told."""
+
+        def end() -> None:
+            if not self._agents and self.alive:
+                self.alive = False
+                self._writer.close()
+
+        if self._retired and not self._agents:
+            asyncio.get_running_loop().call_later(RETIRE_S, end)
+
     async def close(self) -> None:
         """End the server and with it its agents. May be called twice."""
         self.alive = False  # who ends an agent meanwhile has nobody to tell, and no need to
@@ -306,6 +367,7 @@ class _ForkServerProcess:
                 del self._agents[frame["id"]]
                 if agent.abandoned:
                     self.tell(op="remove", id=frame["id"])
+                self._end_if_idle()
         await self._gone()
 
     async def _frame(self) -> Mapping[str, Any] | None:

@@ -379,7 +379,10 @@ def prepared(adapter: Path, options: Frame, channel: socket.socket) -> ModuleTyp
     gc.freeze()  # a collection in a child would write to pages that all share
     threads = len(os.listdir("/proc/self/task"))
     import_s = round(time.monotonic() - began, 3)
-    ready = {"import_s": import_s, "threads": threads, "imports": imported_from()}
+    ready = {
+        "import_s": import_s, "threads": threads, "imports": imported_from(),
+        "sources": getattr(module, "SOURCES", []),
+    }  # fmt: skip
     tell(channel, {"ready": ready})
     return module
 

@@ -11,6 +11,8 @@ from typing import Any
 
 Function = Callable[[dict[str, Any], str, str], object]
 FUNCTIONS: list[Function] = []
+SOURCES: list[str] = []
+"""The files that were imported of the user's; installed packages are not."""
 
 
 def prepare(function: str) -> None:
@@ -20,11 +22,18 @@ def prepare(function: str) -> None:
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    # As it is now: bytecode of a file that was edited within a second may pass for its own.
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
     FUNCTIONS.append(getattr(module, name))
+    files = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
+    SOURCES.extend(sorted({file for file in files if file and _is_beside(Path(file), path.parent)}))
+
+
+def _is_beside(file: Path, folder: Path) -> bool:
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return file.suffix == ".py" and file.is_relative_to(folder) and not installed
 
 
 def run(task: dict[str, Any], url: str, key: str) -> object:

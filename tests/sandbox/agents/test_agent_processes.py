@@ -337,6 +337,71 @@ def test_an_agent_that_cannot_be_imported_is_missing(
     rigged(tmp_path, test)
 
 
+WAITS_OR_SAYS = """
+import pathlib, time
+import beside
+
+def run(task, url, key):
+    pathlib.Path("begun").touch()
+    while task.get("waits"):
+        time.sleep(0.05)
+    print({said!r} + beside.SAID)
+"""
+
+
+def edited(folder: Path, said: str, beside: str) -> None:
+    """As an editor leaves them: of the same length, within one second, other bytes."""
+    texts = {"agent.py": WAITS_OR_SAYS.format(said=said), "beside.py": f"SAID = {beside!r}"}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        os.utime(folder / name, (1_700_000_000, 1_700_000_000))
+
+
+def test_an_edited_file_is_read_anew_for_the_next_rollout_and_those_that_run_go_on(
+    tmp_path: Path,
+) -> None:
+    config = {"agent": "python", "function": f"{tmp_path}/agent.py:run"}
+
+    async def test(rig: Rig) -> None:
+        async def start(**task: Any) -> AgentProcess:
+            rig.endpoint.task = task
+            return await rig.processes.start("python", config, url=rig.endpoint.url, key=KEY)
+
+        async def said() -> str:
+            ended = await (await start()).wait()
+            assert ended.code == 0, ended.last_words
+            return ended.last_words.split()[-1]
+
+        # Given one that runs, and its server
+        edited(tmp_path, "a", "x")
+        first = await start(waits=True)
+        await holds((first.directory / "begun").exists)
+        server = parent_of(first.pid)
+
+        # Then each says what the files say when it is started
+        assert await said() == "ax"
+        edited(tmp_path, "b", "x")
+        assert await said() == "bx"
+        second = await start()
+        assert parent_of(second.pid) != server
+        await second.wait()
+        (tmp_path / "beside.py").write_text("SAID = 'yes'")
+        assert await said() == "byes"
+        (tmp_path / "agent.py").write_text("def run(: pass")
+        with pytest.raises(WorkFailed, match="SyntaxError"):
+            await said()
+        edited(tmp_path, "c", "mended")
+        assert await said() == "cmended"
+
+        # And who runs is not disturbed; its server ends when it has
+        assert parent_of(first.pid) == server
+        await first.close()
+        await holds(lambda: not Path(f"/proc/{server}").exists())
+        assert not first.directory.exists()
+
+    rigged(tmp_path, test)
+
+
 @pytest.mark.parametrize("agent", ["mini-swe-agent", "openai-agents", "smolagents"])
 def test_an_agent_that_is_not_installed_is_missing_and_the_remedy_named(
     tmp_path: Path, agent: str

@@ -174,7 +174,8 @@ class Rewards(WorkRole):
             self._write(scored, record, record.value, partial(self._write_barest, scored, record))
         except (TooLarge, WireError) as error:
             code = "too_large" if isinstance(error, TooLarge) else "unwritable"
-            unscored = replace(scored, total=None, reason=plain(f"{code}: {error}", REASON_CHARS))
+            reason = plain(f"{code}: {error}", REASON_CHARS)
+            unscored = replace(scored, total=None, reason=reason, token_scores=())
             write_barer(
                 scored.trajectory,
                 lambda bare: self._write(replace(unscored, trajectory=bare), record, None),
@@ -185,7 +186,7 @@ class Rewards(WorkRole):
         """Write next to nothing of what its topic refused."""
         *_, barest = barer(scored.trajectory)
         reason = plain(f"{error.code}: {error}", REASON_CHARS)
-        unscored = replace(scored, trajectory=barest, total=None, reason=reason)
+        unscored = replace(scored, trajectory=barest, total=None, reason=reason, token_scores=())
         self._write(unscored, record, None)
 
     def _write(

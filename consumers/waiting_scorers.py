@@ -11,9 +11,9 @@ from queue import Empty, SimpleQueue
 from consumers.log.protocols import Record
 from consumers.room import Room
 from sandbox.host import ScoringHost
-from sandbox.scorers import ScorerSpec, filled, waiting
+from sandbox.scorers import Opinion, ScorerSpec, filled, waiting
 from sandbox.waiting_scores import AWAY_S, awaited
-from schemas.messages import Reward, ScoredTrajectory
+from schemas.messages import ScoredTrajectory
 
 GRACE_S = 10.0
 LEAVE_S = 15.0
@@ -113,9 +113,9 @@ class WaitingScorers:
     async def _score(self, places: asyncio.Semaphore, scored: ScoredTrajectory) -> ScoredTrajectory:
         async with places:
             host = self.hosts()
-            rewards: dict[int, Reward] = {}
+            opinions: dict[int, Opinion] = {}
             for number in self._open or ():
-                rewards[number] = await awaited(
+                opinions[number] = await awaited(
                     self.specs[number],
                     scored.trajectory,
                     host,
@@ -123,7 +123,7 @@ class WaitingScorers:
                     grace_s=self.grace_s,
                     away_s=self.away_s,
                 )
-        return filled(scored, rewards)
+        return filled(scored, opinions)
 
     def _end(self, task: "asyncio.Task[ScoredTrajectory]") -> None:
         record = self._tasks.pop(task)

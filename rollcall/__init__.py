@@ -10,7 +10,7 @@ It stands in a module of yours, and a request, a recipe or the command line name
   waits, with `async def` methods, and what its worker offers it: `WaitingEnvironment`, `Host`
 - a scorer, from a trajectory to a number: `Scorer`, `Trajectory`, and `ids_of`, `logprobs_of`,
   `mask_of` for the bytes in its sequences; one that waits, an `async def`, and what its worker
-  offers it: `WaitingScorer`, `ScoringHost`
+  offers it: `WaitingScorer`, `ScoringHost`; one that also scores single tokens gives a `PerToken`
 - a filter, whether a group of samples is worth training on: `Filter`, `Sample`
 - an advantage, from the rewards of a batch to what its tokens are worth: `AdvantageRule`,
   `Floats`, `Ints`
@@ -46,6 +46,7 @@ from consumers.agents.wishes import (
 from sandbox.environment import Environment, Observation, WaitingEnvironment
 from sandbox.host import Host, ScoringHost
 from sandbox.scorers import Scorer, WaitingScorer
+from sandbox.token_scores import PerToken
 from schemas.messages import Message, Sampling, Trajectory
 from schemas.packed import ids_of, logprobs_of, mask_of
 from trainer.advantage import AdvantageRule, Floats, Ints
@@ -84,6 +85,7 @@ __all__ = [
     "Message",
     "ModelAnswer",
     "Observation",
+    "PerToken",
     "Reset",
     "Sample",
     "Sampling",

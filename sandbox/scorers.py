@@ -3,6 +3,7 @@
 Every trajectory yields one record. Only one that finished is judged; of the others the total is
 None and the reason says how they ended: nobody knows what they would have earned. A scorer that
 raises, or gives no finite number, has the value None with the reason, and then so has the total.
+One that scores single tokens too gives a `PerToken` (`sandbox.token_scores`).
 
 A scorer that waits for something outside, such as a box, is an `async def`, with a parameter
 `host` where it needs what its worker offers (`sandbox.waiting_scores`). `score` leaves its reward
@@ -11,7 +12,7 @@ open, and `filled` puts it in.
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ from typing import Any, NamedTuple
 from sandbox.environment import make_plain
 from sandbox.foreign import complaint, foreign, load
 from sandbox.host import ScoringHost
+from sandbox.token_scores import PerToken, packed_scores
 from schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain
-from schemas.messages import Reward, ScoredTrajectory, Task, Trajectory
+from schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajectory
 
 
 class Explained(NamedTuple):
@@ -31,8 +33,15 @@ class Explained(NamedTuple):
     reason: str
 
 
-Scorer = Callable[[Trajectory], float | Explained]
-WaitingScorer = Callable[..., Awaitable[float | Explained]]
+class Opinion(NamedTuple):
+    """What came of one scorer."""
+
+    reward: Reward
+    tokens: tuple[TokenScores, ...] = ()
+
+
+Scorer = Callable[[Trajectory], float | Explained | PerToken]
+WaitingScorer = Callable[..., Awaitable[float | Explained | PerToken]]
 """Given the trajectory, and a `host` if it has a parameter of that name."""
 
 SHIPPED: Mapping[str, str] = {
@@ -78,21 +87,23 @@ def score(
 
     The rewards of scorers that wait are open: None, since they wait.
     """
+    opinions: tuple[Opinion, ...] = ()
     if trajectory.status == "finished":
-        rewards = tuple(_reward(spec, trajectory) for spec in specs)
-        total, reason = _total(rewards)
+        opinions = tuple(_opinion(spec, trajectory) for spec in specs)
+        total, reason = _total([opinion.reward for opinion in opinions])
     else:
-        rewards, total = (), None
+        total = None
         reason = "/".join(filter(None, (trajectory.status, trajectory.code)))
     return ScoredTrajectory(
         scoring_id=scoring_id,
         trajectory=trajectory,
-        rewards=rewards,
+        rewards=tuple(opinion.reward for opinion in opinions),
         total=total,
         source_topic=source_topic,
         source_partition=source_partition,
         source_offset=source_offset,
         reason=reason,
+        token_scores=_together(opinions),
     )
 
 
@@ -101,11 +112,15 @@ def waiting(specs: Sequence[ScorerSpec]) -> tuple[int, ...]:
     return tuple(number for number, spec in enumerate(specs) if _waits(spec.name))
 
 
-def filled(scored: ScoredTrajectory, rewards: Mapping[int, Reward]) -> ScoredTrajectory:
-    """The same with these rewards, by number, in place of what was left open."""
-    all_ = tuple(rewards.get(number, each) for number, each in enumerate(scored.rewards))
-    total, reason = _total(all_)
-    return replace(scored, rewards=all_, total=total, reason=reason)
+def filled(scored: ScoredTrajectory, opinions: Mapping[int, Opinion]) -> ScoredTrajectory:
+    """The same with these opinions, by number of the scorer, in place of what was left open."""
+    rewards = tuple(
+        opinions[number].reward if number in opinions else each
+        for number, each in enumerate(scored.rewards)
+    )
+    total, reason = _total(rewards)
+    tokens = scored.token_scores + _together(opinions[number] for number in sorted(opinions))
+    return replace(scored, rewards=rewards, total=total, reason=reason, token_scores=tokens)
 
 
 def call_of(name: str, trajectory: Trajectory, host: ScoringHost) -> Awaitable[object]:
@@ -138,31 +153,43 @@ def reasoning_gym(trajectory: Trajectory) -> float:
     return entry.step(answer).reward
 
 
-def _reward(spec: ScorerSpec, trajectory: Trajectory) -> Reward:
+def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> Opinion:
     if _waits(spec.name):
-        return Reward(spec.name, None, OPEN, spec.weight)
+        return Opinion(Reward(spec.name, None, OPEN, spec.weight))
     try:
         with foreign("raised", "it raised"):
-            value, said = explained(_scorer(spec.name)(trajectory))
+            found = read_result(_scorer(spec.name)(trajectory))
+        return given(spec, trajectory, found)
     except ProgramFailed:
         raise  # it did not come back: no time is left for the others
     except RollcallError as error:
-        return Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight)
-    return given(spec, value, said)
+        return Opinion(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
 
 
-def explained(result: object) -> tuple[float, str]:
-    """What a scorer gave, and what it says of that; raises whatever its number raises."""
+def read_result(result: object) -> PerToken:
+    """What a scorer gave, in its fullest form; raises whatever its number raises."""
+    if isinstance(result, PerToken):
+        value, tokens, said = result
+        return PerToken(float(value), tokens, plain(said, REASON_CHARS))
     if isinstance(result, Explained):
-        return float(result.value), plain(result.reason, REASON_CHARS)
-    return float(result), ""  # type: ignore[arg-type]
+        return PerToken(float(result.value), {}, plain(result.reason, REASON_CHARS))
+    return PerToken(float(result), {})  # type: ignore[arg-type]
 
 
-def given(spec: ScorerSpec, value: float, said: str) -> Reward:
-    """The reward of a scorer that came back."""
-    if not math.isfinite(value):
-        return Reward(spec.name, None, f"it gave {value}", spec.weight)
-    return Reward(spec.name, value, said, spec.weight)
+def given(spec: ScorerSpec, trajectory: Trajectory, found: PerToken) -> Opinion:
+    """The opinion of a scorer that came back; what is no number is its own fault."""
+    if not math.isfinite(found.value):
+        return Opinion(Reward(spec.name, None, f"it gave {found.value}", spec.weight))
+    try:
+        with foreign("raised", "its token scores raised"):
+            tokens = packed_scores(spec.name, found.tokens, trajectory) if found.tokens else ()
+    except WorkFailed as error:
+        return Opinion(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
+    return Opinion(Reward(spec.name, found.value, found.reason, spec.weight), tokens)
+
+
+def _together(opinions: Iterable[Opinion]) -> tuple[TokenScores, ...]:
+    return tuple(each for opinion in opinions for each in opinion.tokens)
 
 
 @cache

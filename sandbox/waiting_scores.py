@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from sandbox.host import ScoringHost
-from sandbox.scorers import ScorerSpec, call_of, explained, given
+from sandbox.scorers import Opinion, ScorerSpec, call_of, given, read_result
+from sandbox.token_scores import PerToken
 from schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain, raised
 from schemas.interrupts import is_from_outside
@@ -21,9 +22,6 @@ from schemas.messages import Reward, Trajectory
 TRIES = 3
 AWAY_S = 1.0
 """Between two looks whether a service is back."""
-
-Given = tuple[float, str]
-"""What a scorer gave, and what it says of that."""
 
 log = structlog.get_logger()
 
@@ -36,7 +34,7 @@ async def awaited(
     timeout_s: float,
     grace_s: float,
     away_s: float,
-) -> Reward:
+) -> Opinion:
     """What a scorer that waits makes of a trajectory; every try has `timeout_s`.
 
     It is cancelled when its time is over, and left to itself where it clings for `grace_s`.
@@ -46,9 +44,7 @@ async def awaited(
     while True:
         try:
             task = _called(spec, trajectory, host)
-            value, said = await _within(
-                task, f"{spec.name} {trajectory.rollout_id}", timeout_s, grace_s
-            )
+            found = await _within(task, f"{spec.name} {trajectory.rollout_id}", timeout_s, grace_s)
         except Unavailable as error:
             if not waits:
                 log.warning("scoring_waits", scorer=spec.name, error=str(error))
@@ -59,16 +55,16 @@ async def awaited(
             again = isinstance(error, WorkFailed) and error.retriable
             if not again or tries == TRIES:
                 text = f"{error} ({tries} times)" if again else str(error)
-                return Reward(spec.name, None, plain(text, REASON_CHARS), spec.weight)
+                return Opinion(Reward(spec.name, None, plain(text, REASON_CHARS), spec.weight))
             log.warning("scoring_tried_again", scorer=spec.name, tries=tries, error=str(error))
         else:
-            return given(spec, value, said)
+            return given(spec, trajectory, found)
 
 
-async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> Given:
+async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> PerToken:
     """Call a scorer; whatever it raises is an error of our tree, but its own cancellation."""
     try:
-        return explained(await call_of(spec.name, trajectory, host))
+        return read_result(await call_of(spec.name, trajectory, host))
     except (RollcallError, asyncio.CancelledError):
         raise
     except BaseException as error:
@@ -78,8 +74,8 @@ async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -
 
 
 async def _within(
-    work: Coroutine[Any, Any, Given], name: str, timeout_s: float, grace_s: float
-) -> Given:
+    work: Coroutine[Any, Any, PerToken], name: str, timeout_s: float, grace_s: float
+) -> PerToken:
     """Await something in a task of its own, so that what clings to it can be left."""
     task = asyncio.create_task(work, name=name)
     try:
@@ -95,7 +91,7 @@ async def _within(
     return task.result()
 
 
-async def _cancelled(task: "asyncio.Task[Given]", grace_s: float) -> None:
+async def _cancelled(task: "asyncio.Task[PerToken]", grace_s: float) -> None:
     task.cancel()
     task.add_done_callback(_heard)
     await asyncio.wait({task}, timeout=grace_s)
@@ -104,7 +100,7 @@ async def _cancelled(task: "asyncio.Task[Given]", grace_s: float) -> None:
         task.cancel()
 
 
-def _heard(task: "asyncio.Task[Given]") -> None:
+def _heard(task: "asyncio.Task[PerToken]") -> None:
     """What it raises now is nobody's affair any more."""
     if not task.cancelled():
         task.exception()

@@ -82,14 +82,24 @@ def check_request(request: RolloutRequest) -> None:
     for name in OPTIONAL_S:
         if (found := FIELDS[name](request)) != 0:
             _check_number(f"{name}, where it is not 0,", found, SHORTEST_S, longest_s())
-    if 0 <= request.policy_version < request.min_policy_version:
-        msg = (
-            f"policy_version is {request.policy_version}, below the min_policy_version "
-            f"{request.min_policy_version}; no answer could be of both"
-        )
-        raise Refused(msg)
+    for policy_id in (*request.min_policy_versions, *request.policy_versions):
+        _check_name("a policy of min_policy_versions or policy_versions", policy_id)
+        checked(policy_id)
+    for policy_id in {request.policy_id, *request.min_policy_versions, *request.policy_versions}:
+        _check_versions(*request.versions_for(policy_id))
     _check_number("sampling.max_tokens", request.sampling.max_tokens, 1, INT32)
     check_sampling(request.sampling)
+
+
+def _check_versions(least: int, pinned: int) -> None:
+    _check_number("min_policy_version", least, *COUNTS["min_policy_version"])
+    _check_number("policy_version", pinned, *COUNTS["policy_version"])
+    if 0 <= pinned < least:
+        msg = (
+            f"policy_version is {pinned}, below the min_policy_version "
+            f"{least}; no answer could be of both"
+        )
+        raise Refused(msg)
 
 
 def check_names(request: RolloutRequest) -> None:

@@ -114,6 +114,8 @@ LIGHT: dict[type, Lighten] = {
 HOLDERS = {Event: "body", RolloutStarted: "request", RolloutRefused: "request"}
 HOLDERS |= {ScoredTrajectory: "trajectory"}
 """Records that have none, and the field whose record may have one."""
+BESIDE: dict[type, dict[str, Any]] = {ScoredTrajectory: {"token_scores": ()}}
+"""Of those the heavy fields that the light record leaves out besides."""
 
 
 def lightened(message: Any, claim: Claim) -> Any:
@@ -124,7 +126,7 @@ def lightened(message: Any, claim: Claim) -> Any:
     field = HOLDERS.get(kind)
     held = field and getattr(message, field)
     inner = lightened(held, claim) if held else None
-    return inner and field and replace(message, **{field: inner})
+    return inner and field and replace(message, **{field: inner}, **BESIDE.get(kind, {}))
 
 
 def claimed(message: Any) -> Claim | None:

@@ -124,11 +124,23 @@ class RolloutRequest:
     parent_rollout_id: str = ""
     parent_position: int = -1
     policy_version: int = -1
+    min_policy_versions: dict[str, int] = field(default_factory=dict)
+    policy_versions: dict[str, int] = field(default_factory=dict)
 
     @property
     def seed_key(self) -> str:
         """What the seeds of its calls are derived from."""
         return self.sampling_seed or self.rollout_id
+
+    def versions_for(self, policy_id: str) -> tuple[int, int]:
+        """The oldest version that may answer calls of a policy, and the only one, -1 where any may.
+
+        Each policy counts its own versions, so what is asked of one says nothing about another.
+        """
+        if policy_id == self.policy_id:
+            return self.min_policy_version, self.policy_version
+        least = self.min_policy_versions.get(policy_id, 0)
+        return least, self.policy_versions.get(policy_id, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +455,19 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What one scorer gave for each token of a sequence, such as a teacher's log-probabilities."""
+
+    scorer: str
+    sequence: int
+    scores: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.scores) % 4:
+            raise LengthsDisagree(type(self).__name__, scores=len(self.scores))
+
+
+@dataclass(frozen=True, slots=True)
 class ScoredTrajectory:
     """A trajectory with rewards."""
 
@@ -454,6 +479,7 @@ class ScoredTrajectory:
     source_partition: int
     source_offset: int
     reason: str = ""
+    token_scores: tuple[TokenScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from schemas.messages import (
     RolloutStarted,
     RolloutTimers,
     ScoredTrajectory,
+    TokenScores,
 )
 from schemas.packed import ids_of, logprobs_of
 
@@ -72,6 +73,7 @@ def plain_story(story: Story, scored: Iterable[ScoredTrajectory]) -> dict[str, A
                 "total": each.total,
                 "reason": each.reason,
                 "rewards": [plain(reward) for reward in each.rewards],
+                "token_scores": [plain(tokens) for tokens in each.token_scores],
             }
             for each in scored
         ],
@@ -262,6 +264,7 @@ def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
     lines = []
     for each in scored:
         lines += [f"reward  {_reward(reward)}" for reward in each.rewards]
+        lines += [f"tokens  {_token_scores(tokens)}" for tokens in each.token_scores]
         total = "none" if each.total is None else f"{each.total:+g}"
         why = f": {printable(each.reason)}" if each.reason else ""
         lines.append(f"total   {total} by scoring {each.scoring_id!r}{why}")
@@ -274,6 +277,12 @@ def _reward(reward: Reward) -> str:
         return f"none: {said} by {reward.scorer}, weight {reward.weight:g}"
     why = f": {said}" if said else ""
     return f"{reward.value:+g} by {reward.scorer}, weight {reward.weight:g}{why}"
+
+
+def _token_scores(tokens: TokenScores) -> str:
+    scores = logprobs_of(tokens.scores)
+    known = f", {scores.min():+.3f} to {scores.max():+.3f}" if scores.size else ""
+    return f"{scores.size} scores of sequence {tokens.sequence} by {tokens.scorer}{known}"
 
 
 def _place(event: Event) -> tuple[int, int]:

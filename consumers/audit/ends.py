@@ -7,7 +7,7 @@ from consumers.audit.columns import Words, sort_together, word_of
 from consumers.bare_trajectory import barer
 from schemas.codec import PREFIX, Codec
 from schemas.errors import WireError
-from schemas.messages import Trajectory
+from schemas.messages import RolloutRequest, Trajectory
 from schemas.topics import Topics
 
 OPTIONAL = 1
@@ -94,10 +94,15 @@ class Ends:
 def of_first_release(trajectory: Trajectory) -> Trajectory:
     """Without what a worker of the first release does not know and so leaves out."""
     request, sequences = trajectory.request, trajectory.sequences
-    if request is not None and request.policy_version != -1:
-        request = replace(request, policy_version=-1)
+    if request is not None and (request.policy_version != -1 or _names_others(request)):
+        request = replace(request, policy_version=-1, min_policy_versions={}, policy_versions={})
     if any(each.samplings for each in sequences or ()):
         sequences = sequences and tuple(replace(each, samplings=()) for each in sequences)
     if (request, sequences, None) == (trajectory.request, trajectory.sequences, trajectory.timers):
         return trajectory
     return replace(trajectory, request=request, sequences=sequences, timers=None)
+
+
+def _names_others(request: RolloutRequest) -> bool:
+    """Whether a request says anything of versions of other policies than its own."""
+    return bool(request.min_policy_versions or request.policy_versions)

@@ -119,10 +119,11 @@ def fork_request(
         group_id="",
         group_size=1,
         sampling_seed=seed,
-        min_policy_version=request.min_policy_version if policy == request.policy_id else 0,
+        min_policy_version=request.versions_for(policy)[0],
         parent_rollout_id=request.rollout_id,
         parent_position=position,
         policy_version=-1,
+        policy_versions={},
     )
 
 

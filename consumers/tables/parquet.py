@@ -36,6 +36,9 @@ TYPES: Mapping[str, Any] = {
         ("scorer", pa.string()), ("value", pa.float64()), ("weight", pa.float64()),
         ("reason", pa.string()),
     ])),
+    "token_scores": pa.list_(pa.struct([
+        ("scorer", pa.string()), ("sequence", pa.int32()), ("scores", pa.list_(pa.float32())),
+    ])),
 }  # fmt: skip
 """Times are UTC, without saying so: whoever reads them needs no table of time zones."""
 
@@ -86,7 +89,7 @@ class Lot:
 
     def take_scored(self, record: Record, topic_id: str, scored: ScoredTrajectory) -> None:
         self.scores.append(rows.score_row(rows.place_of(record, topic_id), scored))
-        self.size_bytes += ROW_BYTES
+        self.size_bytes += ROW_BYTES + sum(len(each.scores) for each in scored.token_scores)
 
     def tables(self) -> Iterator[tuple[str, Any]]:
         """What there is of each table, as Arrow has it."""

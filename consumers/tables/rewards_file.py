@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from consumers.tables.parquet import TYPES
 from schemas.messages import ScoredTrajectory
+from schemas.packed import logprobs_of
 from schemas.whole_files import appearing, refuse_used
 
 FILE = "rewards.parquet"
@@ -20,7 +22,7 @@ SCHEMA = pa.schema([
     ("rollout_id", TEXT), ("run_id", TEXT), ("policy_id", TEXT), ("group_id", TEXT),
     ("attempt", pa.int32()), ("scoring_id", TEXT), ("total", NUMBER), ("reason", TEXT),
     ("rewards", pa.list_(REWARD)), ("source_topic", TEXT), ("source_partition", pa.int32()),
-    ("source_offset", pa.int64()),
+    ("source_offset", pa.int64()), ("token_scores", TYPES["token_scores"]),
 ])  # fmt: skip
 
 
@@ -63,4 +65,8 @@ def _row(scored: ScoredTrajectory) -> dict[str, Any]:
         "source_topic": scored.source_topic,
         "source_partition": scored.source_partition,
         "source_offset": scored.source_offset,
+        "token_scores": [
+            {"scorer": each.scorer, "sequence": each.sequence, "scores": logprobs_of(each.scores)}
+            for each in scored.token_scores
+        ],
     }

@@ -23,7 +23,7 @@ from schemas.messages import (
     StepTaken,
     Trajectory,
 )
-from schemas.packed import IDS
+from schemas.packed import IDS, logprobs_of
 
 Row = tuple[Any, ...]
 
@@ -61,7 +61,7 @@ TURNS: Mapping[str, str] = {
 SCORES: Mapping[str, str] = {
     **PLACE, **KEY, "run_id": "string", "policy_id": "string", "scoring_id": "string",
     "total": "float64", "reason": "string", "rewards": "rewards", "source_topic": "string",
-    "source_partition": "int32", "source_offset": "int64",
+    "source_partition": "int32", "source_offset": "int64", "token_scores": "token_scores",
 }  # fmt: skip
 
 ANSWER = re.compile(rb"(\x00*)(\x01+)")
@@ -251,4 +251,5 @@ def score_row(place: Row, scored: ScoredTrajectory) -> Row:
         scored.source_topic,
         scored.source_partition,
         scored.source_offset,
+        [(each.scorer, each.sequence, logprobs_of(each.scores)) for each in scored.token_scores],
     )

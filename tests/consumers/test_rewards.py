@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from producers.publisher import VALUE_LIMIT_BYTES
+from sandbox.token_scores import PerToken
 from schemas.errors import ProgramFailed, Unavailable, WorkFailed
 from schemas.interrupts import interrupt
-from schemas.messages import ScoredTrajectory, StepTaken, Trajectory
+from schemas.messages import ScoredTrajectory, StepTaken, TokenScores, Trajectory
+from schemas.packed import pack_logprobs
 from tests.support.rig import Rig, role_of, source_of
-from tests.support.scored_trajectories import ended
+from tests.support.scored_trajectories import ended, sequence
 
 
 def length(trajectory: Trajectory) -> float:
@@ -25,6 +27,11 @@ def raises(trajectory: Trajectory) -> float:
 
 def is_nothing(trajectory: Trajectory) -> float:
     return float("nan")
+
+
+def each_token(trajectory: Trajectory) -> PerToken:
+    tokens = [len(sequence.loss_mask) for sequence in trajectory.sequences or ()]
+    return PerToken(1.0, {number: [0.5] * count for number, count in enumerate(tokens)})
 
 
 class Mute(BaseException):
@@ -80,6 +87,25 @@ def test_a_trajectory_comes_out_with_its_reward_and_its_place(rig: Rig) -> None:
         rig.topics.trajectories, 0, 1,
     )  # fmt: skip
     assert rig.committed("t.rewards.s", rig.topics.trajectories) == 2
+
+
+def test_what_a_scorer_gave_for_tokens_goes_with_the_record(rig: Rig) -> None:
+    send(rig, replace(ended(), sequences=(sequence([1, 2, 3], [0, 1, 1]),)))
+
+    rig.settle(rig.rewards(scorers=["environment_return", f"{HERE}:each_token"]))
+
+    [judged] = scored(rig)
+    halves = pack_logprobs([0.5] * 3)
+    assert judged.token_scores == (TokenScores(f"{HERE}:each_token", 0, halves),)
+
+
+def test_a_trajectory_that_must_go_bare_takes_its_token_scores_along(rig: Rig) -> None:
+    steps = (StepTaken(0, "main", None, "x" * 990_000, 1.0, True, False),)
+    send(rig, replace(ended(steps=steps), sequences=(sequence([1] * 99, [1] * 99),)))
+
+    rig.settle(rig.rewards(scorers=[f"{HERE}:each_token"] * 20))
+
+    assert (scored(rig)[0].total, scored(rig)[0].token_scores) == (None, ())
 
 
 def test_a_group_lands_in_one_partition() -> None:

@@ -66,6 +66,26 @@ def test_the_defaults_and_the_outermost_values_are_good() -> None:
     check_names(replace(GOOD, user="\u4e2d" * (NAME_BYTES // 3)))
 
 
+@pytest.mark.parametrize(
+    ("least", "only", "said"),
+    [
+        ({"judge": -1}, {}, "min_policy_version"),
+        ({}, {"judge": 2**31}, "policy_version"),
+        ({"judge": 3}, {"judge": 2}, "policy_version is 2, below the min_policy_version 3"),
+        ({"no such": 0}, {}, "no such"),
+        ({"": 0}, {}, "policy"),
+        ({"p" * (NAME_BYTES + 1): 0}, {}, "512 bytes"),
+    ],
+)
+def test_versions_of_other_policies_have_the_same_bounds(
+    least: dict[str, int], only: dict[str, int], said: str
+) -> None:
+    with pytest.raises(Refused, match=said):
+        check_request(replace(GOOD, min_policy_versions=least, policy_versions=only))
+
+    check_request(replace(GOOD, min_policy_versions={"judge": 2}, policy_versions={"judge": 2}))
+
+
 def test_no_rollout_may_outlive_its_journal() -> None:
     thirty_days = 30 * 86_400
 

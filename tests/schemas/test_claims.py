@@ -17,6 +17,7 @@ from schemas.messages import (
     ModelCall,
     RolloutRequest,
     ScoredTrajectory,
+    TokenScores,
     Trajectory,
 )
 from schemas.topics import Topics
@@ -114,6 +115,16 @@ def test_whatever_is_long_in_a_heavy_record_is_not_in_its_light_one(
 
     assert len(value) < 3000
     assert codec.decode(value, type(message)) == made
+
+
+def test_scores_for_tokens_lie_with_the_trajectory_whose_tokens_they_are_for(codec: Codec) -> None:
+    tokens = TokenScores("teacher", 0, bytes(400_000))
+    scored = example(ScoredTrajectory, token_scores=(tokens,))
+
+    value = codec.encode(TOPIC, scored)
+
+    assert len(value) < 3000
+    assert codec.decode(value, ScoredTrajectory) == scored
 
 
 LONG = {"text", "info", "tool_calls", "tools", "action", "agent_config", "result"}

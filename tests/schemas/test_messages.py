@@ -121,7 +121,7 @@ def test_packed_fields_are_named_for_what_they_hold(record: type) -> None:
         "int32le": ("_ids", "versions", "partitions", "attempts"),
         "int64le": ("offsets",),
         "digest16": ("_ids",),
-        "float32le": ("logprobs",),
+        "float32le": ("logprobs", "scores"),
         "uint8": ("mask", "_index"),
     }
 

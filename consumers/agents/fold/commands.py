@@ -56,8 +56,7 @@ def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
     request = attempt.request
     sequence = cast(Conversation, waits.sequence)
     named = sequence.held() and not waits.with_history
-    # A pinned version is one of the request's own policy.
-    pinned = request.policy_version if sequence.policy_id == request.policy_id else -1
+    least, pinned = request.versions_for(sequence.policy_id)
     return make_call(
         *place(attempt, waits),
         attempt.partition,
@@ -72,7 +71,7 @@ def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
         sequence.length,
         sequence.hash.digest() if named else b"",
         tools=wish.tools or "",
-        min_policy_version=request.min_policy_version,
+        min_policy_version=least,
         policy_version=pinned,
     )
 

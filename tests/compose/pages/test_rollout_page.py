@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compose.pages.rollout_page import titles
+from compose.pages.rollout_page import reward_lines, titles
 from consumers.history.rollout_story import Story, latest, stories_of
 from schemas.errors import Refused
 from schemas.headers import REPLAYED_FROM, Headers
@@ -20,10 +20,13 @@ from schemas.messages import (
     RolloutFinished,
     RolloutRequest,
     Task,
+    TokenScores,
 )
+from schemas.packed import pack_logprobs
 from tests.support.command_line import call
 from tests.support.journals import entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
+from tests.support.scored_trajectories import scored
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
 
@@ -230,3 +233,13 @@ def test_an_unknown_rollout_is_refused_with_the_number_of_those_looked_at(
         call(cluster, "trajectory", "r")
     with pytest.raises(Refused, match="is requested, but not started"):
         call(cluster, "trajectory", "asked")
+
+
+def test_scores_for_tokens_have_a_line_for_each_sequence() -> None:
+    tokens = (TokenScores("teacher", 1, pack_logprobs([-0.5, -2.0])), TokenScores("mine", 0, b""))
+    one = replace(scored("r"), rewards=(), token_scores=tokens)
+
+    assert reward_lines([one])[:2] == [
+        "tokens  2 scores of sequence 1 by teacher, -2.000 to -0.500",
+        "tokens  0 scores of sequence 0 by mine",
+    ]

@@ -1188,6 +1188,19 @@ def test_the_wish_for_one_version_goes_with_every_call_of_the_requests_policy_al
     assert (ours.policy_version, theirs.policy_version) == (5, -1)
 
 
+def test_each_policy_counts_versions_of_its_own() -> None:
+    def chats(task: Task) -> Agent:
+        asked = [CallModel([user("a")], policy_id=name) for name in ("", "judge", "critic")]
+        yield asked
+
+    least, only = {"judge": 2}, {"judge": 7}
+    wished = {"min_policy_versions": least, "policy_versions": only}
+    calls = Hand(chats).start("chats", min_policy_version=5, **wished)
+
+    asked = [(call.min_policy_version, call.policy_version) for call in calls]
+    assert asked == [(5, -1), (2, 7), (0, -1)]
+
+
 def test_limits_are_those_of_the_start_and_of_nothing_else() -> None:
     hand = Hand(asks_once)
     limits = Limits(max_tries=2, max_turns=1, call_timeout_s=7.0)

@@ -22,7 +22,7 @@ from schemas.messages import (
     Task,
     Trajectory,
 )
-from schemas.packed import ids_of, pack_ids, pack_logprobs
+from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
 from tests.support.avro_messages import FEW, any_message
 
 AT_MS = 1_763_740_800_000
@@ -103,6 +103,10 @@ def test_scores_are_read_back_from_their_rows(messages: list[ScoredTrajectory]) 
         assert row["rollout_id"] == message.trajectory.rollout_id
         assert [tuple(each.values()) for each in row["rewards"]] == [
             (each.scorer, each.value, each.weight, each.reason) for each in message.rewards
+        ]
+        assert [tuple(each.values()) for each in row["token_scores"]] == [
+            (each.scorer, each.sequence, pytest.approx(logprobs_of(each.scores), nan_ok=True))
+            for each in message.token_scores
         ]
         place = (row["source_topic"], row["source_partition"], row["source_offset"])
         assert place == (message.source_topic, message.source_partition, message.source_offset)

@@ -1,0 +1,51 @@
+"""Scores for single tokens: what a teacher or a process reward model says beside its reward.
+
+They stand beside the rewards in `trajectories.scored`, float32, one for each token of a sequence.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from schemas.messages import TokenScores, Trajectory
+from schemas.packed import LOGPROBS
+
+
+class PerToken(NamedTuple):
+    """A reward with a score for each token of some sequences, as a scorer may give it."""
+
+    value: float
+    tokens: Mapping[int, Iterable[float]]
+    """By number of the sequence, one for each of its tokens, prompt and observations too."""
+    reason: str = ""
+
+
+def packed_scores(
+    scorer: str, tokens: Mapping[int, Iterable[float]], trajectory: Trajectory
+) -> tuple[TokenScores, ...]:
+    """In order of sequences; raises ValueError where they are not one finite number a token."""
+    sequences = trajectory.sequences or ()
+    found = []
+    for number in sorted(tokens):
+        if not 0 <= number < len(sequences):
+            msg = f"it scored sequence {number}, but there are {len(sequences)}"
+            raise ValueError(msg)
+        scores = _array(tokens[number])
+        expected = len(sequences[number].loss_mask)
+        if scores.shape != (expected,):
+            msg = f"it gave {scores.size} scores for the {expected} tokens of sequence {number}"
+            raise ValueError(msg)
+        if not np.isfinite(scores).all():
+            at = int(np.flatnonzero(~np.isfinite(scores))[0])
+            msg = f"it gave token {at} of sequence {number} the score {scores[at]}"
+            raise ValueError(msg)
+        found.append(TokenScores(scorer, number, scores.astype(LOGPROBS).tobytes()))
+    return tuple(found)
+
+
+def _array(scores: Iterable[float]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    """As float32 [T]; what is beyond its range is infinite there."""
+    listed = scores if isinstance(scores, np.ndarray) else list(scores)
+    with np.errstate(over="ignore"):
+        return np.asarray(listed, np.float64).astype(np.float32)

@@ -1,0 +1,110 @@
+"""Scores for single tokens: one finite number a token, or the scorer's fault with its reason."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sandbox.scorers import Opinion, ScorerSpec, filled, given, read_result, score
+from sandbox.token_scores import PerToken
+from schemas.messages import Reward, ScoredTrajectory, Sequence, TokenScores, Trajectory
+from schemas.packed import logprobs_of, pack_ids, pack_logprobs
+from tests.sandbox.test_scorers import trajectory
+
+HERE = "tests.sandbox.test_token_scores"
+
+
+def ended(*lengths: int) -> Trajectory:
+    return replace(trajectory(1.0), sequences=tuple(map(sequence_of, lengths)))
+
+
+def sequence_of(tokens: int) -> Sequence:
+    ids, numbers = pack_ids(range(tokens)), pack_logprobs([0.0] * tokens)
+    return Sequence(ids, bytes(tokens), numbers, pack_ids([-1] * tokens), b"\xff" * tokens, ())
+
+
+def of_places(ended: Trajectory) -> PerToken:
+    sequences = enumerate(ended.sequences or ())
+    return PerToken(0.5, {n: np.arange(len(each.loss_mask)) / 2 for n, each in sequences}, "so so")
+
+
+async def awaits(ended: Trajectory) -> PerToken:
+    return PerToken(2.0, {0: [1.0] * len((ended.sequences or ())[0].loss_mask)})
+
+
+def judged(ended: Trajectory, *names: str) -> ScoredTrajectory:
+    specs = [ScorerSpec(f"{HERE}:{name}", 2.0) for name in names]
+    return score(
+        ended, specs, scoring_id="s", source_topic="t", source_partition=0, source_offset=0
+    )
+
+
+def test_a_scorer_may_give_a_number_and_a_score_for_each_token() -> None:
+    scored = judged(ended(3, 1), "of_places")
+
+    name = f"{HERE}:of_places"
+    assert scored.rewards == (Reward(name, 0.5, "so so", 2.0),)
+    assert scored.total == 1.0
+    assert scored.token_scores == (
+        TokenScores(name, 0, pack_logprobs([0.0, 0.5, 1.0])),
+        TokenScores(name, 1, pack_logprobs([0.0])),
+    )
+
+
+def test_what_did_not_finish_has_no_token_scores() -> None:
+    assert judged(replace(ended(3), status="failed"), "of_places").token_scores == ()
+
+
+def test_token_scores_of_a_scorer_that_waits_come_with_its_reward() -> None:
+    open_ = judged(ended(2), "of_places", "awaits")
+    spec = ScorerSpec(f"{HERE}:awaits")
+
+    opinion = given(spec, open_.trajectory, PerToken(2.0, {0: [1.0, -1.0]}))
+    scored = filled(open_, {1: opinion})
+
+    assert [each.value for each in scored.rewards] == [0.5, 2.0]
+    assert [each.scorer for each in scored.token_scores] == [f"{HERE}:of_places", spec.name]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ({0: [1.0]}, "1 scores for the 3 tokens of sequence 0"),
+        ({0: []}, "0 scores for the 3 tokens of sequence 0"),
+        ({0: [1.0] * 4}, "4 scores for the 3 tokens"),
+        ({0: [[1.0], [2.0], [3.0]]}, "3 scores for the 3 tokens"),
+        ({2: [1.0]}, "it scored sequence 2, but there are 2"),
+        ({-1: [1.0]}, "it scored sequence -1, but there are 2"),
+        ({0: [0.0, math.nan, 0.0]}, "token 1 of sequence 0 the score nan"),
+        ({0: [0.0, 0.0, -math.inf]}, "token 2 of sequence 0 the score -inf"),
+        ({0: [1e39, 0.0, 0.0]}, "token 0 of sequence 0 the score inf"),
+        ({0: ["x", 0.0, 0.0]}, "could not convert string"),
+        ({0: None}, "not iterable"),
+        ({"0": [1.0]}, "not supported between"),
+        ([1.0], "indices must be integers"),
+    ],
+)
+def test_wrong_token_scores_are_the_scorers_fault(tokens: Any, reason: str) -> None:
+    wrong = PerToken(1.0, cast("Mapping[int, Iterable[float]]", tokens))
+
+    opinion = given(ScorerSpec("mine"), ended(3, 1), wrong)
+
+    assert (opinion.reward.value, opinion.tokens) == (None, ())
+    assert reason in opinion.reward.reason
+
+
+def test_a_number_that_is_none_takes_its_token_scores_along() -> None:
+    found = read_result(PerToken(math.inf, {0: [0.0] * 3}))
+
+    assert given(ScorerSpec("mine"), ended(3), found) == Opinion(
+        Reward("mine", None, "it gave inf")
+    )
+
+
+def test_token_scores_are_float32_as_log_probabilities_are() -> None:
+    [opinion] = given(ScorerSpec("mine"), ended(1), PerToken(0.0, {0: [-0.1]})).tokens
+
+    assert logprobs_of(opinion.scores).tolist() == [np.float32(-0.1)]

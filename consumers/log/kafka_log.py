@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 from confluent_kafka import (
@@ -327,18 +327,27 @@ def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
     while True:
         try:
             return call()
-        except Unavailable:
-            if time.monotonic() > until:
-                raise
-            time.sleep(RETRY_S)
-        except KafkaException as error:
-            if not error.args[0].retriable() and error.args[0].code() not in PASSING:
-                msg = f"the broker refuses: {error.args[0].str()}"
-                raise Unfit(msg) from error
-            if time.monotonic() > until:
-                msg = f"the broker has not answered for {timeout_s:g} s: {error.args[0].str()}"
-                raise Unavailable(msg) from error
-            time.sleep(RETRY_S)
+        except (KafkaException, Unavailable) as error:
+            if time.monotonic() > until or _is_refusal(error):
+                _give_up(error, timeout_s)
+        time.sleep(RETRY_S)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether no wait will mend it."""
+    said = error.args[0]
+    return isinstance(said, KafkaError) and not said.retriable() and said.code() not in PASSING
+
+
+def _give_up(error: Exception, after_s: float) -> NoReturn:
+    if isinstance(error, Unavailable):
+        raise error
+    said = error.args[0].str()
+    if _is_refusal(error):
+        msg = f"the broker refuses: {said}"
+        raise Unfit(msg) from error
+    msg = f"the broker has not answered for {after_s:g} s: {said}"
+    raise Unavailable(msg) from error
 
 
 class KafkaReader(_Polling):

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ def page() -> Iterator["Console"]:
         yield terminal
     with quiet_pipes():
         print("\n".join(line.rstrip() for line in written.get().splitlines()))
+
+
+def called() -> str:
+    """How this command was called, for whoever is told to call another."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    program = Path(sys.executable if is_module else sys.argv[0]).absolute()
+    nearby = program.is_relative_to(Path.cwd())
+    name = str(program.relative_to(Path.cwd()) if nearby else program.name)
+    return f"{name} -m compose.cli" if is_module else name
 
 
 def printable(text: str) -> str:

@@ -29,6 +29,7 @@ from compose.runs.recipe import load_recipe
 from compose.runs.run_folder import RunFolder
 from compose.services.embedded import taken_down
 from compose.settings import Settings
+from compose.terminal import called
 from compose.workers.shutdown import Drained
 from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
@@ -303,9 +304,7 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
     rollout_id = figures.last_rollout_id
     state = run.cluster.settings.state_dir
     state_dir = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
-    called = Path(sys.argv[0]).absolute()
-    nearby = called.is_relative_to(Path.cwd())
-    rollcall = f"{state_dir}{called.relative_to(Path.cwd()) if nearby else called.name}"
+    rollcall = f"{state_dir}{called()}"
     return (
         f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
         f"{result['starts_solved']} of {result['starts']} starts solved\n"

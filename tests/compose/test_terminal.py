@@ -1,8 +1,10 @@
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from compose.terminal import emit
+from compose.terminal import called, emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,22 @@ def test_a_result_is_json_where_that_is_asked_for(
     emit(Share("a", {1: 0.5}), lambda terminal: None, json=True, one_line=one_line)
 
     assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    ("argv", "python", "told"),
+    [
+        (".venv/bin/rollcall", ".venv/bin/python", ".venv/bin/rollcall"),
+        ("/elsewhere/bin/rollcall", "/elsewhere/bin/python", "rollcall"),
+        ("compose/cli/__main__.py", ".venv/bin/python", ".venv/bin/python -m compose.cli"),
+        ("/there/compose/cli/__main__.py", "/usr/bin/python3", "python3 -m compose.cli"),
+    ],
+)
+def test_a_command_is_told_as_it_was_called(
+    argv: str, python: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [argv, "run"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / python))
+
+    assert called() == told

@@ -130,6 +130,11 @@ class MemoryAdmin:
         return {name: known[name] for name in topics}
 
 
+def _dismiss(crew: Sequence[Loop]) -> None:
+    for loop in crew:
+        loop.role.close()
+
+
 class MemoryCluster(Rig):
     """What `compose.cluster.Cluster` is to commands, without a broker; its time is everybody's."""
 
@@ -144,6 +149,7 @@ class MemoryCluster(Rig):
     def hire(self, script: Script) -> None:
         """One worker of every group; the model answers by script.
 
+        Their rooms, and who lives there, end with the cluster, unless the test has ended them.
         Unless settings say where, they keep their leases and processes by themselves: what a run
         has left in the folder where the tests are started would have their reapers at work.
         """
@@ -160,6 +166,7 @@ class MemoryCluster(Rig):
             shop.environments("environments-1"),
             shop.rewards("rewards-1"),
         ]
+        weakref.finalize(self, _dismiss, tuple(self.log.crew))
 
     def finish(self) -> None:
         """Let the crew work until nothing moves; polls in which only partitions move count too."""

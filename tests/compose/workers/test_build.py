@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+from functools import partial
 
 import pytest
 
 from compose.settings import EnvironmentsSettings, Settings
 from compose.workers.build import Workshop
 from consumers.environments.listener import bind
+from consumers.room import Room
 from schemas.errors import Refused
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.raw_http import exchange, request
@@ -40,3 +42,23 @@ def test_a_port_that_is_set_is_held_and_served_from_the_start_to_the_end() -> No
     loop.role.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+def test_what_lives_in_a_room_of_a_crew_in_memory_ends_with_its_cluster() -> None:
+    cluster = MemoryCluster()
+    cluster.hire(lambda call: "left")
+    _, _, environments, rewards = cluster.log.crew
+    rooms: list[Room] = [environments.role.waiting.room, rewards.role.waiting.room]  # type: ignore[attr-defined]
+    ended: list[Room] = []
+    for room in rooms:
+        room.at_close(partial(_note, ended, room))
+        room.call(lambda: None)
+    cluster.finish()
+    assert ended == []
+
+    del cluster, environments, rewards
+    assert ended == rooms
+
+
+async def _note(ended: list[Room], room: Room) -> None:
+    ended.append(room)

@@ -2,17 +2,19 @@
 are made of."""
 
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from sandbox.boxes.box import ImageBuild
-from sandbox.boxes.image_store import BUILD_LINES, DISK_FLOOR_BYTES
-from schemas.errors import WorkFailed
+from sandbox.boxes.disk_floor import make_room
+from sandbox.boxes.image_store import BUILD_LINES
+from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain
 
 LABEL = "rollcall.image"
@@ -76,15 +78,20 @@ def _make_room(client: Any) -> None:
     if not os.path.isdir(place):
         return
     images = client.images.list(filters={"label": LABEL})
-    for image in sorted(images, key=lambda each: str(each.attrs.get("Created", ""))):
-        if shutil.disk_usage(place).free >= DISK_FLOOR_BYTES:
-            return
-        try:
-            client.images.remove(image.id)
-        except Exception as error:
-            if not hasattr(error, "explanation"):  # it is in a container
-                raise
-    if (free := shutil.disk_usage(place).free) < DISK_FLOOR_BYTES:
-        msg = f"{place} has {free:,} bytes free, {DISK_FLOOR_BYTES:,} are left at least; "
-        msg += "`docker image prune` makes room"
-        raise WorkFailed("image", msg, retriable=False)
+    oldest = sorted(images, key=lambda each: str(each.attrs.get("Created", "")))
+    try:
+        make_room(
+            Path(place),
+            [partial(_remove, client, image.id) for image in oldest],
+            "; `docker image prune` makes room",
+        )
+    except Refused as error:
+        raise WorkFailed("image", str(error), retriable=False) from error
+
+
+def _remove(client: Any, ident: str) -> None:
+    try:
+        client.images.remove(ident)
+    except Exception as error:
+        if not hasattr(error, "explanation"):  # it is in a container
+            raise

@@ -12,9 +12,11 @@ import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+from sandbox.boxes.disk_floor import make_room
 from schemas.errors import Refused, WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
@@ -25,7 +27,6 @@ PACKAGES = ("git", "procps", "python3", "python3-pip", "python3-pytest", "python
 IN_USE_S = 86_400.0
 """A box lives no longer: what was used in this time may be in one."""
 BUILD_LINES = 15
-DISK_FLOOR_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +126,18 @@ def _check_host() -> None:
             raise Refused(msg)
     directory().mkdir(parents=True, exist_ok=True)
     directory().chmod(0o755)
-    make_room(directory())
+    clear_disk(directory())
 
 
-def make_room(place: Path) -> None:
+def clear_disk(place: Path) -> None:
     """Where a disk has less than its floor, remove images that are in no box; Refused if need be.
 
-    The longest unused go first, and no more than there must.
+    The longest unused go first.
     """
-    for image in sorted(images(), key=BuiltImage.idle_s, reverse=True):
-        if shutil.disk_usage(place).free >= DISK_FLOOR_BYTES or image.idle_s() < IN_USE_S:
-            break
-        _remove(image)
-    if (free := shutil.disk_usage(place).free) < DISK_FLOOR_BYTES:
-        msg = f"{place} has {free:,} bytes free, {DISK_FLOOR_BYTES:,} are left at least, and no "
-        msg += "image is left that was not used within a day; make room there"
-        raise Refused(msg)
+    unused = [each for each in images() if each.idle_s() >= IN_USE_S]
+    unused.sort(key=BuiltImage.idle_s, reverse=True)
+    remedy = ", and no image is left that was not used within a day; make room there"
+    make_room(place, [partial(_remove, image) for image in unused], remedy)
 
 
 def _remove(image: BuiltImage) -> None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
-from sandbox.boxes import engine_builds, image_store
+from sandbox.boxes import disk_floor, image_store
 from sandbox.boxes.auto_driver import AutoDriver
 from sandbox.boxes.box import ImageBuild, Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
@@ -85,14 +85,14 @@ def test_a_disk_at_its_floor_is_cleared_before_anything_is_refused(
 
     def usage(place: Path) -> SimpleNamespace:
         full = len(image_store.images()) > 3 - frees
-        return SimpleNamespace(free=image_store.DISK_FLOOR_BYTES - full)
+        return SimpleNamespace(free=disk_floor.DISK_FLOOR_BYTES - full)
 
-    monkeypatch.setattr(image_store.shutil, "disk_usage", usage)
+    monkeypatch.setattr(disk_floor.shutil, "disk_usage", usage)
     if frees > 3:
         with pytest.raises(Refused, match="no image is left that was not used within a day"):
-            image_store.make_room(store)
+            image_store.clear_disk(store)
     else:
-        image_store.make_room(store)
+        image_store.clear_disk(store)
     assert [image.name for image in image_store.images()] == left
 
 
@@ -272,7 +272,7 @@ def test_an_engine_whose_disk_is_full_is_cleared_of_what_was_built_first(
     monkeypatch.setattr(engine, "list", lambda name="", filters=None: built if filters else [])
     monkeypatch.setattr(engine, "remove", remove)
     monkeypatch.setattr(
-        engine_builds.shutil, "disk_usage", lambda place: SimpleNamespace(free=len(removed))
+        disk_floor.shutil, "disk_usage", lambda place: SimpleNamespace(free=len(removed))
     )
 
     with pytest.raises(WorkFailed, match="`docker image prune` makes room") as failed:

@@ -17,6 +17,7 @@ from random import Random
 
 from compose.chaos.faults import BOXES, ENGINE, KILL, Fault
 from compose.chaos.own_engine import LOOK_EVERY_S, OwnEngine
+from compose.chaos.victims import BriefVictim
 from sandbox.boxes.box import driver
 from sandbox.boxes.bubblewrap import MARK
 from sandbox.boxes.leases import Leases
@@ -27,7 +28,7 @@ GROUP = "environments"
 
 
 @dataclass
-class BoxVictim:
+class BoxVictim(BriefVictim):
     """Any box of the workers, by a draw from the fault's time."""
 
     leases: Leases
@@ -44,27 +45,11 @@ class BoxVictim:
             self._seen, self._looked = self._first_processes(), time.monotonic()
         return bool(self._seen)
 
-    def back(self) -> bool:
-        """None comes back: another one takes its place where one is needed."""
-        return True
-
-    def partitions(self) -> set[int]:
-        return set()
-
     def begin(self, fault: Fault) -> None:
         """SIGKILL to the first process of one; nothing where all have just ended."""
         first = self._first_processes()
         if first and _killed(Random(f"box/{fault.at_s}").choice(first)):
             self.killed += 1
-
-    def during(self, fault: Fault, since_s: float) -> None:
-        """Nothing changes meanwhile."""
-
-    def end(self, fault: Fault) -> None:
-        """Whoever acts in it asks for another one."""
-
-    def look(self) -> None:
-        """Nobody waits for it."""
 
     def _first_processes(self) -> list[int]:
         """Those of all boxes that a worker holds, in the order of their names."""
@@ -74,7 +59,7 @@ class BoxVictim:
 
 
 @dataclass
-class EngineVictim:
+class EngineVictim(BriefVictim):
     """The engine of this run; its containers end when it comes back."""
 
     engine: OwnEngine
@@ -87,17 +72,11 @@ class EngineVictim:
     def back(self) -> bool:
         return self.fit()
 
-    def partitions(self) -> set[int]:
-        return set()
-
     def begin(self, fault: Fault) -> None:
         if fault.kind == KILL:
             self.engine.kill()
         else:
             self.engine.send(signal.SIGSTOP)
-
-    def during(self, fault: Fault, since_s: float) -> None:
-        """Nothing changes meanwhile."""
 
     def end(self, fault: Fault) -> None:
         if fault.kind == KILL:

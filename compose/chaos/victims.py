@@ -79,6 +79,26 @@ class Victim(Protocol):
         ...
 
 
+class BriefVictim:
+    """One whom a fault befalls at once, and without whom no partition stands still."""
+
+    def back(self) -> bool:
+        """Whoever needs it has it again by himself; whether there is one just now says nothing."""
+        return True
+
+    def during(self, fault: Fault, since_s: float) -> None:
+        """Nothing changes meanwhile."""
+
+    def end(self, fault: Fault) -> None:
+        """Nothing is to be undone."""
+
+    def partitions(self) -> set[int]:
+        return set()
+
+    def look(self) -> None:
+        """Nobody waits for it."""
+
+
 @dataclass
 class WorkerVictim:
     """A worker process with links of its own to the broker and to the registry."""
@@ -251,7 +271,7 @@ class Stack:
 
 
 @dataclass
-class ServiceVictim:
+class ServiceVictim(BriefVictim):
     """The embedded broker or registry; it has no partitions, whoever writes shows that it lives."""
 
     name: str
@@ -264,9 +284,6 @@ class ServiceVictim:
 
     def back(self) -> bool:
         return self.fit()
-
-    def partitions(self) -> set[int]:
-        return set()
 
     def begin(self, fault: Fault) -> None:
         pid = self._pid()
@@ -281,9 +298,6 @@ class ServiceVictim:
         if not holds_within(lambda: self._pid() is None, GONE_S):
             msg = f"{self.name} outlives SIGKILL"
             raise ServicesError(msg)
-
-    def during(self, fault: Fault, since_s: float) -> None:
-        """Nothing changes meanwhile."""
 
     def end(self, fault: Fault) -> None:
         if fault.kind == KILL:
@@ -301,7 +315,7 @@ class ServiceVictim:
 
 
 @dataclass
-class ProcessVictim:
+class ProcessVictim(BriefVictim):
     """Any agent's process of an environments worker; most live for seconds, often there is none."""
 
     name: str
@@ -314,28 +328,12 @@ class ProcessVictim:
     def fit(self) -> bool:
         return self.worker.process is not None and bool(agents_below(self.worker.process.pid))
 
-    def back(self) -> bool:
-        """Its worker is looked at for itself, and whether any agent runs just now says nothing."""
-        return True
-
-    def partitions(self) -> set[int]:
-        return set()
-
     def begin(self, fault: Fault) -> None:
         """SIGKILL to the one that runs longest: the most to live again."""
         running = agents_below(self.worker.process.pid) if self.worker.process else []
         if running:
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(running[0], signal.SIGKILL)
-
-    def during(self, fault: Fault, since_s: float) -> None:
-        """Nothing changes meanwhile."""
-
-    def end(self, fault: Fault) -> None:
-        """Its session begins it anew by itself."""
-
-    def look(self) -> None:
-        """Nobody waits for it."""
 
 
 def agents_below(worker: int) -> list[int]:

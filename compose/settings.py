@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,7 +20,8 @@ from pydantic_settings import (
 )
 
 from compose.strict_table import StrictTable, unknown_key
-from sandbox.boxes.box import AUTO, check_box
+from sandbox.boxes.box import AUTO
+from sandbox.boxes.driver_name import DriverName
 from schemas import names
 from schemas.errors import Refused
 from schemas.messages import Quota
@@ -29,7 +30,6 @@ PREFIX = "ROLLCALL_"
 FILE = Path("rollcall.toml")
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
-BoxDriver = Annotated[str, AfterValidator(check_box)]
 
 
 class KafkaSettings(StrictTable):
@@ -83,7 +83,7 @@ class EnvironmentsSettings(StrictTable):
     slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 32, "hosted": 64}
     """How many sessions one worker holds of environments that wait and take a slot of this name;
     whoever comes when all are taken waits in line. A name that is not here is refused."""
-    box: BoxDriver = AUTO
+    box: DriverName = AUTO
     """The driver of boxes of whoever names none: `auto` is one that isolates, `local` isolates
     nothing."""
     warm: Count = 4
@@ -119,7 +119,7 @@ class RewardsSettings(StrictTable):
     """How long a scorer that waits, such as a grading, may take before it is cancelled."""
     boxes: Annotated[int, Field(ge=1)] = 2
     """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
-    box: BoxDriver = AUTO
+    box: DriverName = AUTO
     """The driver of those boxes: `auto` is one that isolates, `local` isolates nothing."""
 
 

@@ -10,9 +10,9 @@ from compose.chaos.box_victims import BoxesLeft
 from compose.chaos.workload import SHELL, shown_by_shell
 from consumers.history.history import History
 from consumers.log.reading import read_all
+from sandbox.boxes.box import BOX_DIED
 from schemas.messages import CallFailed, Event, RolloutStarted, Trajectory
 
-DIED = "box_died"
 Place = tuple[str, int, int]
 """A rollout, its attempt, and the position of a wish."""
 
@@ -61,7 +61,7 @@ class BoxTally:
         place = rollout_id, event.attempt, event.position
         self._tries[place] = max(event.tries, self._tries.get(place, 0))
         self._attempts[rollout_id] = max(event.attempt, self._attempts.get(rollout_id, 0))
-        if isinstance(body, CallFailed) and body.code == DIED:
+        if isinstance(body, CallFailed) and body.code == BOX_DIED:
             self._died.add((place, event.tries))
 
     def trajectory(self, trajectory: Trajectory) -> None:
@@ -69,7 +69,7 @@ class BoxTally:
         rollout_id = trajectory.rollout_id
         if rollout_id not in self.rollouts:
             return
-        if trajectory.status == "failed" and trajectory.code == DIED:
+        if trajectory.status == "failed" and trajectory.code == BOX_DIED:
             self.given_up.add(rollout_id)
         commands: list[str] = []
         for step in trajectory.steps or ():

@@ -64,15 +64,14 @@ def request(
     Example: rollcall tasks request .rollcall/tasks --box bubblewrap > rollouts.jsonl
     """
     from compose.terminal import emit_json
-    from sandbox.boxes.box import AUTO, DRIVERS
+    from sandbox.boxes.box import check_box
     from sandbox.tasks.harbor import read_task
     from sandbox.tasks.listing import task_directories
     from sandbox.tasks.suite_runs import programs_first
     from sandbox.tasks.task_names import request_of
-    from schemas.names import unknown
 
-    if box and box not in (kinds := (AUTO, *DRIVERS)):
-        raise unknown("box", box, kinds)
+    if box:
+        check_box(box)
     env = programs_first(path)
     for task in [read_task(directory) for directory in task_directories(directories)]:
         line = request_of(task, box=box, agent=agent, env=env, max_tokens=max_tokens, image=image)

@@ -15,6 +15,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.room import Room
+from sandbox.boxes.box import BOX_DIED
 from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
 from sandbox.host import Host
@@ -24,8 +25,6 @@ from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
 """From an environment's name and its config as JSON."""
-BOX_DIED = "box_died"
-"""The code of what fails with its box, through no fault of whoever works there."""
 LEASE_S = 3600.0
 """As long as a rollout may take unless it says otherwise: after that nobody can ask any more."""
 

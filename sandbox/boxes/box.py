@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas import names
-from schemas.errors import WorkFailed
+from schemas.errors import Refused, WorkFailed
 
 DRIVERS: Mapping[str, str] = {
     "bubblewrap": "sandbox.boxes.bubblewrap:BubblewrapDriver",
@@ -28,6 +28,8 @@ DRIVERS: Mapping[str, str] = {
 """Short names, and the drivers behind them; these modules are imported when first asked for."""
 AUTO = "auto"
 """Whichever of them isolates and has the image: `sandbox.boxes.auto_driver`."""
+BOX_DIED = "box_died"
+"""The code of what fails with its box, through no fault of whoever works there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +280,9 @@ VARIABLES: Mapping[str, str] = {
 
 
 def check_box(name: str) -> str:
-    """The name of a driver, or ValueError for what is none."""
+    """The name of a driver; raises Refused for what is none."""
     if name not in (kinds := (AUTO, *DRIVERS)):
-        raise ValueError(str(names.unknown("box", name, kinds)))
+        raise names.unknown("box", name, kinds)
     return name
 
 
@@ -289,7 +291,7 @@ def driver(name: str) -> Driver:
     kinds = {**DRIVERS, AUTO: "sandbox.boxes.auto_driver:AutoDriver"}
     try:
         check_box(name)
-    except ValueError as error:
+    except Refused as error:
         raise WorkFailed("bad_config", str(error), retriable=False) from error
     made: Driver = names.load("box", kinds[name])()
     return made

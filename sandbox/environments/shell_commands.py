@@ -31,7 +31,7 @@ from sandbox.agents.agent_box import SHOW_NOTHING, mounts
 from sandbox.artefact_keeping import keep
 from sandbox.artefact_spool import ArtefactSpool
 from sandbox.artefacts import KEY, OUTPUT, Artefact
-from sandbox.boxes.box import AUTO, Box, Ran, Spec, driver
+from sandbox.boxes.box import AUTO, BOX_DIED, Box, Ran, Spec, driver
 from sandbox.boxes.probe import probe
 from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
@@ -171,7 +171,7 @@ class ShellEnvironment:
         try:
             yield
         except WorkFailed as error:
-            self._died = str(error) if error.code == "box_died" else ""
+            self._died = str(error) if error.code == BOX_DIED else ""
             raise
 
     async def close(self) -> None:

@@ -18,7 +18,8 @@ from pydantic import (
 )
 
 from sandbox.agents.agent_box import FINISH_WORD
-from sandbox.boxes.box import BoxLimits, Spec, check_box
+from sandbox.boxes.box import BoxLimits, Spec
+from sandbox.boxes.driver_name import DriverName
 from sandbox.tasks.harbor import HarborTask
 from sandbox.tasks.task_names import TaskName
 from schemas import names
@@ -84,7 +85,7 @@ class ShellConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    box: str | None = None
+    box: DriverName | None = None
     """Where commands run; None is what the worker's `environments.box` says."""
     image: Annotated[str, Field(max_length=IMAGE_CHARS, pattern="^[!-~]*$")] = ""
     """What the box is made of, as `rollcall images list` or an engine names it; empty: the task's,
@@ -124,13 +125,6 @@ class ShellConfig(BaseModel):
     """The `agent_config` of an agent that is to live in this box: what it imports is there too."""
     replay: bool = True
     """Whether a lost episode may be rebuilt by running its commands again."""
-
-    @field_validator("box")
-    @classmethod
-    def _driver(cls, box: str | None) -> str | None:
-        if box is not None:
-            check_box(box)
-        return box
 
     @field_validator("files")
     @classmethod

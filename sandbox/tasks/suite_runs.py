@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.boxes.box import AUTO, DRIVERS, VARIABLES, BoxLimits, Driver, Ran, Spec, driver
+from sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Ran, Spec, check_box, driver
 from sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
 from sandbox.grading.verdict import PASSED
-from schemas import names
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 
@@ -56,10 +55,8 @@ async def suite_box(name: str, image: str = "", programs: Path | None = None) ->
     `programs` is a directory that is put before the others of the box's PATH. An image is tried, so
     that nothing is fetched for one that is not there. Raises Refused.
     """
-    if name not in (kinds := (AUTO, *DRIVERS)):
-        raise names.unknown("box", name, kinds)
     variables = programs_first(programs)
-    chosen = driver(name).of(Spec(image=image))
+    chosen = driver(check_box(name)).of(Spec(image=image))
     if why := await chosen.unavailable():
         msg = f"no box of driver {chosen.name!r} can be had here: {why}; `--box local` isolates "
         msg += "nothing, and is for tests that you trust"

@@ -13,9 +13,11 @@ It stands in a module of yours, and a request, a recipe or the command line name
   offers it: `WaitingScorer`, `ScoringHost`; one that also scores single tokens gives a `PerToken`
 - a filter, whether a group of samples is worth training on: `Filter`, `Sample`
 - an advantage, from the rewards of a batch to what its tokens are worth: `AdvantageRule`,
-  `Floats`, `Ints`
-- a loss, from log-probabilities to a cost for each token: `Loss`, `Clip`, `Costs`; these three
+  `Rewards`, `Advantages`, `Floats`, `Ints`
+- a loss, from log-probabilities to a cost for each token: `Loss`, `Tokens`, `Costs`; these three
   import torch when they are first asked for
+- any of them with options: a `Rule` around the function, and `require` for what its options
+  refuse
 
 Example:
 
@@ -49,29 +51,30 @@ from sandbox.scorers import Scorer, WaitingScorer
 from sandbox.token_scores import PerToken
 from schemas.messages import Message, Sampling, Trajectory
 from schemas.packed import ids_of, logprobs_of, mask_of
-from trainer.advantage import AdvantageRule, Floats, Ints
+from schemas.rules import Rule, require
 from trainer.curation import Filter
+from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
 from trainer.samples import Sample
 
 if TYPE_CHECKING:
-    from trainer.loss import Clip, Costs, Loss
+    from trainer.tokens import Costs, Loss, Tokens
 else:
 
     def __getattr__(name: str) -> object:
-        if name not in ("Clip", "Costs", "Loss"):
+        if name not in ("Costs", "Loss", "Tokens"):
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        from trainer import loss
+        from trainer import tokens
 
-        return getattr(loss, name)
+        return getattr(tokens, name)
 
 
 __all__ = [
     "AdvantageRule",
+    "Advantages",
     "Agent",
     "AsCompleted",
     "CallModel",
-    "Clip",
     "Completed",
     "Costs",
     "Environment",
@@ -87,12 +90,15 @@ __all__ = [
     "Observation",
     "PerToken",
     "Reset",
+    "Rewards",
+    "Rule",
     "Sample",
     "Sampling",
     "Scorer",
     "ScoringHost",
     "Step",
     "Task",
+    "Tokens",
     "Trajectory",
     "WaitingEnvironment",
     "WaitingScorer",
@@ -100,6 +106,7 @@ __all__ = [
     "ids_of",
     "logprobs_of",
     "mask_of",
+    "require",
     "system",
     "user",
 ]

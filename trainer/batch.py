@@ -7,17 +7,17 @@ right, where no real token of a causal model can see it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of
-from trainer.advantage import AdvantageRule, Floats, Ints
-from trainer.loss import token_weights
+from schemas.rules import Chosen
+from trainer.aggregates import token_weights
+from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, rewards_of
 from trainer.samples import Sample, mine
 
 
@@ -30,9 +30,13 @@ class BatchRow:
     mask: NDArray[np.bool_]
     behaviour_logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
-    advantage: float
+    advantages: Floats
+    """0 where the mask is."""
+    reward: float
     weight: float
-    """What each sampled token's loss is multiplied by; see `loss.token_weights`."""
+    """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
+    prox: NDArray[np.float32] | None = None
+    """lp at the step's start, where a rule needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +65,72 @@ class MicroBatch:
     versions_BT: Tensor
     attention_mask_BT: Tensor
     position_ids_BT: Tensor
-    advantage_B: Tensor
+    advantage_BT: Tensor
+    reward_B: Tensor
     weight_B: Tensor
+    prox_BT: Tensor | None
 
 
-def make_batch(samples: Sequence[Sample], rule: AdvantageRule, aggregate: str, norm: int) -> Batch:
+def make_batch(
+    samples: Sequence[Sample], rule: Chosen[AdvantageRule], aggregate: str, norm: int
+) -> Batch:
     """Rows in the order of the samples; advantages and weights over all of them at once.
 
     `norm` is the constant L of `seq_mean_token_sum_norm`. Sequences without a token of our policy
     are left out; a trajectory counts once, however many sequences it has.
     """
-    rewards_N = np.array([sample.reward for sample in samples], dtype=np.float64)
-    lengths_N = np.array([sample.length for sample in samples], dtype=np.int64)
-    groups_N = group_numbers([sample.group for sample in samples])
-    advantages_N = rule(rewards_N, groups_N, lengths_N)
-    weights_N = token_weights(aggregate, lengths_N, norm)
+    rewards = rewards_of(samples, rule.rule.needs)
+    given = rule(rewards)
+    advantages = given if isinstance(given, Advantages) else Advantages(given)
+    weights_N = token_weights(aggregate, rewards.lengths_N, norm)
+    if advantages.keep_N is not None:
+        weights_N = weights_N * advantages.keep_N
     rows = [
         row
         for number, sample in enumerate(samples)
-        for sequence in sample.scored.trajectory.sequences or ()
-        if (row := _row(number, sequence, sample, advantages_N, weights_N)).mask.any()
+        for row in _rows(number, sample, advantages, float(weights_N[number]))
     ]
     versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
-    return Batch(tuple(rows), rewards_N, advantages_N, lengths_N, versions_N)
+    return Batch(tuple(rows), rewards.totals_N, advantages.values_N, rewards.lengths_N, versions_N)
 
 
-def group_numbers(groups: Sequence[str]) -> Ints:
-    """Groups numbered in order of appearance, [N]."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
+def minibatches(
+    batch: Batch, size: int, epochs: int, seed: Sequence[int], aggregate: str, norm: int
+) -> Iterator[Batch]:
+    """The batch as it is gone through: `size` trajectories to one update, 0 for all.
+
+    The order of trajectories is drawn anew for each epoch from `seed`; rows of one update stay in
+    log order, and its denominators are its own.
+    """
+    count = len(batch.lengths_N)
+    if not 0 < size < count:
+        for _ in range(epochs):
+            yield batch
+        return
+    random = np.random.Generator(np.random.PCG64(seed))
+    for _ in range(epochs):
+        order = random.permutation(count)
+        for first in range(0, count, size):
+            yield _only(batch, np.sort(order[first : first + size]), aggregate, norm)
+
+
+def _only(batch: Batch, chosen: Ints, aggregate: str, norm: int) -> Batch:
+    """Some of the batch's trajectories as a batch of their own."""
+    lengths_N = batch.lengths_N[chosen]
+    weights_N = token_weights(aggregate, lengths_N, norm)
+    places = {int(number): place for place, number in enumerate(chosen)}
+    rows = [
+        replace(row, trajectory=at, weight=float(weights_N[at]) if row.weight else 0.0)
+        for row in batch.rows
+        if (at := places.get(row.trajectory)) is not None
+    ]
+    return Batch(
+        tuple(rows),
+        batch.rewards_N[chosen],
+        batch.advantages_N[chosen],
+        lengths_N,
+        batch.min_versions_N[chosen],
+    )
 
 
 def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iterator[MicroBatch]:
@@ -120,6 +161,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
             out[b, : len(array)] = array
         return torch.from_numpy(out).to(device, dtype)
 
+    prox = [row.prox for row in chosen if row.prox is not None]
     ones = [np.ones(len(row.token_ids), dtype=np.int64) for row in chosen]
     return MicroBatch(
         tuple(rows),
@@ -129,20 +171,34 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         stacked([row.versions for row in chosen], torch.int64),
         stacked(ones, torch.int64),
         torch.arange(width, device=device).expand(len(rows), -1),
-        torch.tensor([row.advantage for row in chosen], dtype=torch.float64, device=device),
+        stacked([row.advantages for row in chosen], torch.float64),
+        torch.tensor([row.reward for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([row.weight for row in chosen], dtype=torch.float64, device=device),
+        stacked(prox, torch.float32) if len(prox) == len(chosen) else None,
     )
 
 
-def _row(
-    number: int, sequence: TokenSequence, sample: Sample, advantages_N: Floats, weights_N: Floats
-) -> BatchRow:
-    return BatchRow(
-        number,
-        ids_of(sequence.token_ids),
-        mine(sequence, sample.policy_index),
-        logprobs_of(sequence.behaviour_logprobs),
-        ids_of(sequence.versions),
-        float(advantages_N[number]),
-        float(weights_N[number]),
-    )
+def _rows(number: int, sample: Sample, advantages: Advantages, weight: float) -> Iterator[BatchRow]:
+    """The trajectory's sequences in which our policy has sampled."""
+    per_token = None if advantages.tokens is None else advantages.tokens[number]
+    taken = 0
+    for sequence in sample.scored.trajectory.sequences or ():
+        mask = mine(sequence, sample.policy_index)
+        sampled = int(mask.sum())
+        if not sampled:
+            continue
+        worth = np.zeros(len(mask), dtype=np.float64)
+        worth[mask] = (
+            advantages.values_N[number] if per_token is None else per_token[taken : taken + sampled]
+        )
+        taken += sampled
+        yield BatchRow(
+            number,
+            ids_of(sequence.token_ids),
+            mask,
+            logprobs_of(sequence.behaviour_logprobs),
+            ids_of(sequence.versions),
+            worth,
+            sample.reward,
+            weight,
+        )

@@ -14,36 +14,24 @@ import orjson
 
 from schemas import names
 from schemas.errors import Refused
-from trainer.advantage import RULES, needs_group
+from schemas.rules import Choice, Chosen, choose, frozen
+from trainer.catalogue import ADVANTAGES, KINDS, LOSSES
 from trainer.curation import FILTERS
-from trainer.loss import AGGREGATES, LOSSES, Clip, default_clip
 from trainer.plugins import plugin
+from trainer.rewards import AdvantageRule
 from trainer.samples import Curation
-
-Schedule = Callable[[int, int], float]
-"""(steps done, steps in all) to a factor of the learning rate."""
-
-
-def linear(done: int, steps: int) -> float:
-    """max(0.1, 1 − done/steps)."""
-    return max(0.1, 1 - done / steps)
-
-
-def constant(done: int, steps: int) -> float:
-    return 1.0
-
-
-SCHEDULES: Mapping[str, Schedule] = {"linear": linear, "constant": constant}
+from trainer.schedules import SCHEDULES
+from trainer.tokens import Loss
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerConfig:
-    """Plug-ins go by name or as `module:function`."""
+    """Rules go by name or as `module:function`; a table with `name` gives one its options too."""
 
-    advantage: str = "batch_normalised"
-    loss: str = "clip_higher"
+    advantage: str | Choice = "batch_normalised"
+    loss: str | Choice = "clip_higher"
     clip_low: float | None = None
-    """None: the range that goes with the loss."""
+    """The options `low`, `high` and `dual` of a loss that clips, as they were first spelled."""
     clip_high: float | None = None
     clip_dual: float = 0.0
     """0 is off."""
@@ -73,6 +61,10 @@ class LearnerConfig:
     micro_batch_tokens: int = 16384
     max_skipped: int = 3
     """So many steps in a row without a finite gradient end the process."""
+    epochs: int = 1
+    """How often a batch is gone through in one step."""
+    minibatch: int = 0
+    """Trajectories to one update of the weights; 0: all of the batch."""
     checkpoint_keep_every: int = 20
     """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.
 
@@ -81,8 +73,8 @@ class LearnerConfig:
     """
 
     def __post_init__(self) -> None:
-        for key, known in PLUGINS.items():
-            plugin(key, getattr(self, key), known)
+        for key, known in KINDS.items():
+            choose(key, getattr(self, key), known)
         for name in self.filters:
             plugin("filters", name, FILTERS)
         for key, (holds, remedy) in BOUNDS.items():
@@ -102,9 +94,11 @@ class LearnerConfig:
                 f"{self.groups_per_step}; no batch would ever be complete; raise it"
             )
             raise Refused(msg)
-        if self.group_size < 2 and needs_group(self.advantage):
-            msg = f"group_size is {self.group_size}, but advantage {self.advantage!r} compares in "
-            raise Refused(msg + "groups; raise it to 2 or use batch_normalised")
+        self.loss_rule()
+        advantage = self.advantage_rule()
+        if self.group_size < 2 and advantage.needs("group"):
+            msg = f"group_size is {self.group_size}, but advantage {advantage.rule.name!r} compares"
+            raise Refused(msg + " in groups; raise it to 2 or use batch_normalised")
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm < 1:
             msg = f"aggregate_norm is {self.aggregate_norm}; set it to the maximum of new tokens"
             raise Refused(msg)
@@ -117,16 +111,29 @@ class LearnerConfig:
         for key in values:
             if key not in known:
                 raise names.unknown("key of the learner", key, known)
-        lists: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        given = {
+            key: Choice.of(key, value) if isinstance(value, Mapping) else frozen(value)
+            for key, value in values.items()
         }
-        return cls(**lists)
+        return cls(**given)  # type: ignore[arg-type]
 
-    def clip(self) -> Clip:
-        known = default_clip(self.loss)
-        low = known.low if self.clip_low is None else self.clip_low
-        high = known.high if self.clip_high is None else self.clip_high
-        return Clip(low, high, self.clip_dual)
+    def advantage_rule(self) -> Chosen[AdvantageRule]:
+        """What turns rewards into advantages, with its options."""
+        return choose("advantage", self.advantage, ADVANTAGES)
+
+    def loss_rule(self) -> Chosen[Loss]:
+        """The loss with its options, however they are spelled. Raises Refused."""
+        choice = Choice.of("loss", self.loss)
+        spelled = {"low": self.clip_low, "high": self.clip_high, "dual": self.clip_dual or None}
+        flat = {key: value for key, value in spelled.items() if value is not None}
+        twice = sorted(flat.keys() & dict(choice.options))
+        if twice:
+            msg = (
+                f"clip_{twice[0]} and {twice[0]!r} of the table of the loss are the same; give one"
+            )
+            raise Refused(msg)
+        merged = Choice(choice.name, tuple(sorted((dict(choice.options) | flat).items())))
+        return choose("loss", merged, LOSSES)
 
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
@@ -139,14 +146,15 @@ class LearnerConfig:
             missing=self.missing,
             on_stale=self.on_stale,
             filters=self.filters,
-            needs_group=needs_group(self.advantage),
+            needs_group=self.advantage_rule().needs("group"),
             temperature=self.temperature,
             capacity_groups=self.capacity_groups,
             abandoned=abandoned,
         )
 
     def lr_at(self, done: int) -> float:
-        return self.lr * plugin("schedule", self.schedule, SCHEDULES)(done, self.steps)
+        factor = choose("schedule", self.schedule, SCHEDULES).rule.function
+        return self.lr * factor(done, self.steps)
 
     def digest(self) -> str:
         """sha256 over the values that decide what is learned, for the checkpoint.
@@ -155,7 +163,7 @@ class LearnerConfig:
         it stay usable, and those of today by a trainer of yesterday. A default never changes then.
         """
         values = {
-            field.name: getattr(self, field.name)
+            field.name: _plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
             if field.name not in FREE
             and (field.name in FIRST or getattr(self, field.name) != field.default)
@@ -174,13 +182,6 @@ FIRST = frozenset({
 FREE = frozenset({"checkpoint_keep_every"})
 """What may change between two checkpoints: it decides nothing that is learned."""
 
-PLUGINS: Mapping[str, Mapping[str, Any]] = {
-    "advantage": RULES,
-    "loss": LOSSES,
-    "aggregate": AGGREGATES,
-    "schedule": SCHEDULES,
-}
-
 BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),
     "clip_high": (lambda x: x >= 0, "give a number of at least 0"),
@@ -198,5 +199,11 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda x: x > 0, "greedy samples teach nothing; give a number above 0"),
     "micro_batch_tokens": (lambda x: x >= 1, "give what fits into memory, such as 16384"),
     "max_skipped": (lambda x: x >= 1, "give at least 1"),
+    "epochs": (lambda x: x >= 1, "give at least 1"),
+    "minibatch": (lambda x: x >= 0, "give 0 (the whole batch) or a number of trajectories"),
     "checkpoint_keep_every": (lambda x: x >= 0, "give 0 (none) or a number of versions"),
 }
+
+
+def _plain(value: object) -> object:
+    return value.plain() if isinstance(value, Choice) else value

@@ -1,31 +1,28 @@
-"""One optimiser step: a batch of samples in, new weights and their metrics out.
+"""One step: a batch of samples in, new weights and their metrics out.
 
-Laws: the same batches on the same number of threads give the same bits; a batch in pieces gives
-the gradient of the whole; a step without a finite gradient changes nothing, and neither does one
-whose arithmetic raises: that is a `BatchFailed`, and no step. `old` is always what
-the engine reported when it sampled, never recomputed here. Dropout is off: the model stays in
-evaluation mode, so that lp is the log-probability of the policy that was sampled from.
-
-Shapes: B sequences, T tokens, V words, M sampled tokens of a micro-batch; N trajectories.
+`begin` has what is known before any gradient (advantages, denominators), `add` the gradient of a
+piece, `apply` the clipped update. Laws: the same batches on the same number of threads give the
+same bits; a batch in pieces gives the gradient of the whole; an update without a finite gradient
+changes nothing, and a step whose arithmetic raises changes nothing at all: that is a `BatchFailed`,
+and no step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from statistics import fmean
 
-import numpy as np
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
-from trainer.advantage import rule
-from trainer.batch import Batch, MicroBatch, make_batch, micro_batches
+from trainer.batch import Batch, MicroBatch, make_batch, micro_batches, minibatches
 from trainer.config import LearnerConfig
-from trainer.loss import Costs, entropy, k3, loss
+from trainer.forward import loaded
+from trainer.gradient import EXTRA_PASS, Gradient, step_tokens, with_prox
 from trainer.samples import Sample
+from trainer.step_metrics import batch_metrics, token_metrics
 from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -53,16 +50,6 @@ class LearnerState:
     rng: Mapping[str, RawTensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What the model says to a micro-batch; `b_M`, `t_M` are the places of its sampled tokens."""
-
-    lp_BT: Tensor
-    entropy_BT: Tensor
-    b_M: Tensor
-    t_M: Tensor
-
-
 class Learner:
     """A policy that is trained. `version` numbers the weights it holds now."""
 
@@ -76,12 +63,8 @@ class Learner:
         self.steps_done = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
-        self._rule, self._loss, self._clip = (
-            rule(config.advantage),
-            loss(config.loss),
-            config.clip(),
-        )
-        self.model = _loaded(model_directory).to(device).eval()
+        self._rule, self._loss = config.advantage_rule(), config.loss_rule()
+        self.model = loaded(model_directory).to(device).eval()
         self._parameters = dict(self.model.named_parameters())
         self.optimiser = torch.optim.AdamW(
             self._parameters.values(),
@@ -99,20 +82,47 @@ class Learner:
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
             raise Refused(msg)
+        several = self.config.epochs > 1 or self.config.minibatch
+        before = self.state() if several else None
         lr = self.config.lr_at(self.steps_done)
         try:
-            metrics = self._prepare(samples)
-        # Whatever a batch, or a user's plug-in on it, raises before a weight is touched.
+            metrics = self._updates(self.begin(samples), lr)
+        except Unfit:
+            raise
+        # Whatever a batch, or a user's plug-in on it, raises before a weight is touched for good.
         except Exception as error:
             self.optimiser.zero_grad(set_to_none=True)
+            if before is not None:
+                self.load(before)
             msg = f"{len(samples)} samples cannot be trained on: {type(error).__name__}: {error}"
             raise BatchFailed(msg) from error
-        skip = not (isfinite(metrics["loss"]) and isfinite(metrics["grad_norm"]))
-        metrics |= {"lr": lr, "skipped": float(skip)}
-        self._apply(lr, skip)
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
         return metrics
+
+    def begin(self, samples: Sequence[Sample]) -> Batch:
+        """All that is known of a batch before any gradient: advantages, weights, denominators."""
+        config = self.config
+        batch = make_batch(samples, self._rule, config.aggregate, config.aggregate_norm)
+        if not self._loss.rule.needs & EXTRA_PASS:
+            return batch
+        return with_prox(batch, self._pieces(batch), self.model, config.temperature)
+
+    def add(self, gradient: Gradient, batch: Batch) -> None:
+        """Leave the gradient of a batch, or of some rows of one, in the parameters."""
+        for micro in self._pieces(batch):
+            gradient.add(micro)
+
+    def apply(self, cost: float, lr: float) -> dict[str, float]:
+        """Clip what has been added and change the weights by it, unless it is not finite.
+
+        Raises Unfit after `max_skipped` such updates in a row.
+        """
+        parameters = self.model.parameters()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        skip = not (isfinite(cost) and isfinite(norm))
+        self._apply(lr, skip)
+        return {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
 
     @property
     def vocabulary(self) -> int:
@@ -166,55 +176,36 @@ class Learner:
         torch.set_rng_state(tensor_of(state.rng["torch"]))
         self.steps_done, self.version, self.skipped = state.step, state.version, state.skipped
 
-    def _prepare(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Leave the clipped gradient in the parameters; return what is known of the batch."""
-        config = self.config
-        batch = make_batch(samples, self._rule, config.aggregate, config.aggregate_norm)
-        cost, tokens = self._gradient(batch)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
-        known = batch_metrics(batch, self.version) | token_metrics(tokens)
-        return known | {"loss": cost, "grad_norm": norm}
+    def _updates(self, batch: Batch, lr: float) -> dict[str, float]:
+        """Change the weights, once or for every minibatch; return what is known of it all."""
+        known = batch_metrics(batch, self.version)
+        told, tokens = [], []
+        for update in self._minibatches(batch):
+            gradient = self._gradient(update)
+            self.add(gradient, update)
+            told.append(self.apply(gradient.cost, lr))
+            tokens += gradient.numbers()
+        means = {key: fmean(one[key] for one in told) for key in told[0]}
+        return known | token_metrics(tokens) | means
 
-    def _gradient(self, batch: Batch) -> tuple[float, list[np.ndarray]]:
-        """Leave the batch's gradient in the parameters; return its cost and numbers per token."""
+    def _gradient(self, batch: Batch) -> Gradient:
+        """An update's, empty."""
         self.optimiser.zero_grad(set_to_none=True)
-        total = 0.0
-        tokens: dict[int, np.ndarray] = {}
-        for micro in micro_batches(batch, self.config.micro_batch_tokens, self.device):
-            forward = self._forward(micro)
-            costs = self._loss(
-                forward.lp_BT,
-                micro.behaviour_logprobs_BT,
-                micro.advantage_B,
-                micro.mask_BT,
-                self._clip,
-            )
-            cost_BT = costs.cost_BT - self.config.entropy * forward.entropy_BT
-            cost_M = cost_BT[forward.b_M, forward.t_M] * micro.weight_B[forward.b_M]
-            cost = cost_M.sum()
-            cost.backward()
-            total += float(cost.detach())
-            tokens |= numbers_per_token(micro, forward, costs)
-        return total, [tokens[row] for row in sorted(tokens)]
+        return Gradient(self.model, self.config, self._loss, step_tokens(batch))
 
-    def _forward(self, micro: MicroBatch) -> Forward:
-        """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0."""
-        logits_BTV = self.model(
-            input_ids=micro.token_ids_BT,
-            attention_mask=micro.attention_mask_BT,
-            position_ids=micro.position_ids_BT,
-            use_cache=False,
-        ).logits
-        b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
-        log_p_MV = (logits_BTV[b_M, t_M - 1].float() / self.config.temperature).log_softmax(dim=-1)
-        lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
-        empty_BT = torch.zeros_like(micro.behaviour_logprobs_BT)
-        return Forward(
-            empty_BT.index_put((b_M, t_M), lp_M),
-            empty_BT.index_put((b_M, t_M), entropy(log_p_MV)),
-            b_M,
-            t_M,
+    def _minibatches(self, batch: Batch) -> Iterator[Batch]:
+        config = self.config
+        return minibatches(
+            batch,
+            config.minibatch,
+            config.epochs,
+            (config.seed, self.version),
+            config.aggregate,
+            config.aggregate_norm,
         )
+
+    def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
+        return micro_batches(batch, self.config.micro_batch_tokens, self.device)
 
     def _apply(self, lr: float, skip: bool) -> None:
         if not skip:
@@ -232,55 +223,3 @@ class Learner:
                 "log-probabilities in the samples; the weights are those before these steps"
             )
             raise Unfit(msg)
-
-
-def numbers_per_token(micro: MicroBatch, forward: Forward, costs: Costs) -> dict[int, np.ndarray]:
-    """Per row of the batch float64 [5, n]: ratio, clipped, entropy, k3, log-ratio."""
-    b_M, t_M = forward.b_M, forward.t_M
-    lp_M, old_M = forward.lp_BT[b_M, t_M], micro.behaviour_logprobs_BT[b_M, t_M]
-    numbers = [costs.ratio_BT[b_M, t_M], costs.clipped_BT[b_M, t_M], forward.entropy_BT[b_M, t_M]]
-    numbers += [k3(lp_M, old_M), lp_M - old_M]
-    table = torch.stack([n.detach().to("cpu", torch.float64) for n in numbers]).numpy()
-    owner = b_M.cpu().numpy()
-    return {row: table[:, owner == b] for b, row in enumerate(micro.rows)}
-
-
-def token_metrics(tokens: Sequence[np.ndarray]) -> dict[str, float]:
-    """Means over all sampled tokens, summed in log order."""
-    ratio, clipped, entropies, kl, log_ratios = np.concatenate(tokens, axis=1)
-    return {
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "clip_fraction": float(clipped.mean()),
-        "entropy": float(entropies.mean()),
-        "approx_kl": float(kl.mean()),
-        "log_ratio_abs_max": float(np.abs(log_ratios).max()),
-    }
-
-
-def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
-    """What the batch was made of; staleness_i = v_now − min version of its sampled tokens."""
-    staleness = version_now - batch.min_versions_N
-    return {
-        "reward_mean": float(batch.rewards_N.mean()),
-        "reward_std": float(batch.rewards_N.std()),
-        "advantage_mean": float(batch.advantages_N.mean()),
-        "advantage_std": float(batch.advantages_N.std()),
-        "advantage_abs_max": float(np.abs(batch.advantages_N).max()),
-        "staleness_mean": float(staleness.mean()),
-        "staleness_max": float(staleness.max()),
-        "length_mean": float(batch.lengths_N.mean()),
-        "tokens": float(batch.tokens),
-        "trajectories": float(len(batch.lengths_N)),
-        "sequences": float(len(batch.rows)),
-    }
-
-
-def _loaded(model_directory: str) -> torch.nn.Module:
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            model_directory, local_files_only=True, dtype=torch.float32
-        )
-    except (OSError, ValueError) as error:
-        msg = f"no causal language model at {model_directory!r}: {error}; give a local directory"
-        raise Refused(msg) from error

@@ -165,7 +165,7 @@ def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
     rules = f"""
         [learner]
         advantage = "{users_module}:centred"
-        loss = "{users_module}:unclipped"
+        loss = {{ name = "{users_module}:UNCLIPPED", power = 0.5 }}
     """
     world = World(tmp_path / "run", RECIPE.replace("[learner]", textwrap.dedent(rules)))
 

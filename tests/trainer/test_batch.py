@@ -5,9 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.rules import choose
 from tests.support.scored_trajectories import sample, scored, sequence
-from trainer.advantage import batch_normalised
-from trainer.batch import Batch, group_numbers, make_batch, micro_batches, padded
+from trainer.batch import Batch, make_batch, micro_batches, minibatches, padded
+from trainer.catalogue import ADVANTAGES
+from trainer.rewards import group_numbers
+
+RULE = choose("advantage", "batch_normalised", ADVANTAGES)
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -16,7 +20,7 @@ def batch_of(lengths: list[int]) -> Batch:
         sample(scored(f"r{i}", i % 2, sequences=(sequence(range(n + 1), [0] + [1] * n),)), i)
         for i, n in enumerate(lengths)
     ]
-    return make_batch(samples, batch_normalised, "token_mean", 0)
+    return make_batch(samples, RULE, "token_mean", 0)
 
 
 def test_rows_are_padded_on_the_right_and_masked() -> None:
@@ -33,7 +37,7 @@ def test_a_trajectory_of_several_sequences_counts_once() -> None:
     several = tuple(sequence([1, 2, 3], [0, 1, 1]) for _ in range(3))
     samples = [sample(scored("a", 1.0, sequences=several), 0), sample(scored("b", 0.0), 1)]
 
-    batch = make_batch(samples, batch_normalised, "seq_mean_token_mean", 0)
+    batch = make_batch(samples, RULE, "seq_mean_token_mean", 0)
 
     assert len(batch.rows) == 4
     assert batch.lengths_N.tolist() == [6, 1]
@@ -46,7 +50,7 @@ def test_a_sequence_of_another_policy_is_left_out() -> None:
     both = (theirs, sequence([1, 2], [0, 1]))
     batch = make_batch(
         [sample(scored("a", sequences=both, policies=("policy", "other")))],
-        batch_normalised,
+        RULE,
         "token_mean",
         0,
     )
@@ -77,3 +81,24 @@ def test_the_weights_of_all_tokens_make_one_mean(lengths: list[int]) -> None:
 
 def test_groups_are_numbered_as_they_appear() -> None:
     assert group_numbers(["b", "a", "b"]).tolist() == [0, 1, 0]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=9), st.integers(0, 9), st.integers(1, 3),
+    st.sampled_from(["token_mean", "seq_mean_token_mean"]),
+)  # fmt: skip
+def test_minibatches_hold_every_trajectory_once_an_epoch_with_denominators_of_their_own(
+    lengths: list[int], size: int, epochs: int, aggregate: str
+) -> None:
+    batch = batch_of(lengths)
+    updates = list(minibatches(batch, size, epochs, (7, 3), aggregate, 0))
+
+    whole = size == 0 or size >= len(lengths)
+    assert len(updates) == epochs * (1 if whole else -(-len(lengths) // size))
+    seen = [len(row.token_ids) for update in updates for row in update.rows]
+    assert sorted(seen) == sorted([n + 1 for n in lengths] * epochs)
+    if aggregate == "token_mean" and not whole:
+        for update in updates:
+            assert sum(r.weight * r.mask.sum() for r in update.rows) == pytest.approx(1)
+    again = list(minibatches(batch, size, epochs, (7, 3), aggregate, 0))
+    assert [u.lengths_N.tolist() for u in again] == [u.lengths_N.tolist() for u in updates]

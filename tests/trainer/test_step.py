@@ -1,6 +1,7 @@
 """The same batches give the same bits, a split changes nothing, and the learner learns."""
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -8,13 +9,16 @@ import torch
 
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import ids_of, logprobs_of
+from schemas.rules import NoOptions, Rule
 from schemas.weights import RawTensor
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
+from trainer.catalogue import LOSSES
 from trainer.config import LearnerConfig
-from trainer.loss import LOSSES
+from trainer.losses.ppo_clip import ClipHigher
 from trainer.samples import Sample
 from trainer.step import Learner
 from trainer.tensors import raw_of, tensor_of
+from trainer.tokens import Costs, Tokens
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 
@@ -211,6 +215,78 @@ def test_a_key_nobody_knows_is_refused_with_the_nearest() -> None:
         LearnerConfig.of({"entropi": 1})
 
 
+def test_a_rule_has_its_options_in_a_table_or_in_the_first_spelling() -> None:
+    table = LearnerConfig.of({"loss": {"name": "clip_higher", "low": 0.1, "dual": 3}})
+    flat = LearnerConfig.of({"clip_low": 0.1, "clip_dual": 3.0})
+
+    assert table.loss_rule().options == flat.loss_rule().options == ClipHigher(0.1, 0.28, 3)
+    assert table.digest() != LearnerConfig().digest()
+    named = LearnerConfig.of({"loss": {"name": "clip_higher"}})
+    assert named.digest() == LearnerConfig().digest()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": {"name": "gspo", "lo": 1}}, "unknown option of loss 'gspo' 'lo'; did you mean"),
+        ({"loss": {"name": "gspo", "low": 2}}, "loss 'gspo': low is 2; give a number in"),
+        (
+            {"loss": {"name": "gspo", "low": 0.1}, "clip_low": 0.1},
+            "clip_low and 'low' of",
+        ),
+        ({"loss": "policy_gradient", "clip_low": 0.1}, "'policy_gradient' has no options, found"),
+        ({"loss": {"low": 0.1}}, "a table with `name`"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"minibatch": -1}, "minibatch is -1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        LearnerConfig.of(values)
+
+
+def test_epochs_and_minibatches_are_updates_within_one_version(model_directory: str) -> None:
+    config = replace(CONFIG, epochs=2, minibatch=5)
+    learners = [Learner(model_directory, config) for _ in range(2)]
+
+    told = [learner.step(some_samples(0)) for learner in learners]
+
+    assert told[0] == told[1]
+    assert learners[0].tensors() == learners[1].tensors()
+    assert (learners[0].version, learners[0].steps_done) == (1, 1)
+    steps = [m for name, m in learners[0].state().optimiser.items() if name.endswith("/step")]
+    assert {tensor_of(step).item() for step in steps} == {2 * 3}
+    assert told[0]["trajectories"] == 12
+
+
+def test_an_update_that_raises_takes_those_before_it_back(model_directory: str) -> None:
+    config = replace(CONFIG, minibatch=5, loss=f"{__name__}:tired")
+    learner, untouched = Learner(model_directory, config), Learner(model_directory, CONFIG)
+    TIMES.clear()
+
+    with pytest.raises(BatchFailed, match="tired"):
+        learner.step(some_samples(0))
+
+    assert len(TIMES) == 2
+    assert learner.state() == untouched.state()
+
+
+def test_a_rule_that_asks_for_the_start_of_the_step_sees_it(model_directory: str) -> None:
+    """Whatever the updates have changed since, and however the batch is cut up."""
+    config = replace(CONFIG, minibatch=5, loss=f"{__name__}:LOOKING", micro_batch_tokens=30)
+    learner = Learner(model_directory, config)
+    SEEN.clear()
+    learner.step(some_samples(0))
+
+    first, last = SEEN[0], SEEN[-1]
+    assert torch.equal(first.prox_BT, first.lp_BT.detach())
+    assert not torch.equal(last.prox_BT[last.mask_BT], last.lp_BT.detach()[last.mask_BT])
+    counted = {id(seen.step): len(seen.step.lp_K) for seen in SEEN}
+    assert sum(counted.values()) == sum(sample.length for sample in some_samples(0))
+
+
 def test_the_configs_digest_follows_its_values() -> None:
     assert LearnerConfig().digest() == LearnerConfig().digest()
     assert LearnerConfig().digest() != LearnerConfig(lr=1e-4).digest()
@@ -284,7 +360,28 @@ def pulls(learner: Learner, count: int) -> list[Sample]:
     ]
 
 
-def broken(lp_BT, old_BT, advantage_B, mask_BT, clip):  # type: ignore[no-untyped-def]
+def broken(tokens: Tokens) -> Costs:
     """A user's loss that divides by zero."""
-    costs = LOSSES["policy_gradient"](lp_BT, old_BT, advantage_B, mask_BT, clip)
+    costs: Costs = LOSSES["policy_gradient"](tokens, NoOptions())
     return replace(costs, cost_BT=costs.cost_BT / 0)
+
+
+TIMES: list[int] = []
+SEEN: list[Tokens] = []
+
+
+def tired(tokens: Tokens) -> Costs:
+    """A user's loss that raises when it is asked a second time."""
+    TIMES.append(1)
+    if len(TIMES) > 1:
+        msg = "tired"
+        raise ValueError(msg)
+    return cast(Costs, LOSSES["policy_gradient"](tokens, NoOptions()))
+
+
+def looking(tokens: Tokens, options: NoOptions) -> Costs:
+    SEEN.append(tokens)
+    return cast(Costs, LOSSES["policy_gradient"](tokens, options))
+
+
+LOOKING = Rule("looking", "loss", "a test's", looking, needs=frozenset({"prox", "step"}))

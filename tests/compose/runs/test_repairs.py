@@ -18,12 +18,14 @@ from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused
 from schemas.messages import ModelCall, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.objects import ObjectStore
+from schemas.rules import NoOptions
 from schemas.topics import Topics, wanted
 from tests.support.command_line import call
 from tests.support.engines import has, left_out
 from tests.support.task_directories import write_task
 from tests.support.waiting import give_way, until
-from trainer.advantage import grpo
+from trainer.advantages.grpo import GRPO
+from trainer.rewards import Rewards
 
 SHARE = 0.5
 SCRIPT = 'script = "noisy"', "gold_share = 0.5"
@@ -135,7 +137,8 @@ def test_rewards_groups_and_advantages_are_as_the_seeds_of_noisy_have_them(
     assert sorted(map(groups.count, set(groups))) == [4, 4, 4, 4]
     rewards = np.array([float(gold[name]) for name in names])
     numbers = np.array([sorted(set(groups)).index(group) for group in groups])
-    advantages = grpo(rewards, numbers, np.ones(len(names), dtype=np.int64))
+    seen = Rewards(rewards, numbers, np.ones(len(names), dtype=np.int64))
+    advantages = GRPO(seen, NoOptions())
     metrics = done.step().metrics
     assert metrics["reward_mean"] == pytest.approx(rewards.mean())
     assert metrics["advantage_mean"] == pytest.approx(advantages.mean(), abs=1e-9)

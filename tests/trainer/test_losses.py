@@ -1,41 +1,21 @@
 """Values and gradients are the printed ones; a token past the clip gets no gradient."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from schemas.errors import Refused
-from trainer.loss import (
-    AGGREGATES,
-    LOSSES,
-    Clip,
-    default_clip,
-    entropy,
-    gspo,
-    k3,
-    loss,
-    policy_gradient,
-    ppo_clip,
-    token_weights,
-)
-
-
-def gain_and_gradient(
-    name: str, log_ratios: Sequence[float], advantage: float, clip: Clip
-) -> tuple[Tensor, Tensor]:
-    """J and ∂ΣJ/∂lp of one sequence, [T], in float64."""
-    old_BT = torch.full((1, len(log_ratios)), -1.0, dtype=torch.float64)
-    lp_BT = (old_BT + torch.tensor([log_ratios], dtype=torch.float64)).requires_grad_()
-    mask_BT = torch.ones_like(old_BT, dtype=torch.bool)
-    costs = loss(name)(lp_BT, old_BT, torch.tensor([advantage]).double(), mask_BT, clip)
-    (-costs.cost_BT).sum().backward()
-    assert lp_BT.grad is not None
-    return -costs.cost_BT[0].detach(), lp_BT.grad[0]
+from schemas.rules import NoOptions, choose
+from tests.support.token_views import gain_and_gradient, piece
+from trainer.aggregates import AGGREGATES, token_weights
+from trainer.catalogue import LOSSES
+from trainer.losses.clip import Clip
+from trainer.losses.gspo import GSPO, gspo
+from trainer.losses.policy_gradient import policy_gradient
+from trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP, ppo_clip
+from trainer.tokens import entropy, k3
 
 
 @pytest.mark.parametrize(
@@ -45,7 +25,7 @@ def gain_and_gradient(
         (1.3, -1, Clip(), -1.3, -1.3),
         (0.7, 1, Clip(), 0.7, 0.7),
         (0.7, -1, Clip(), -0.8, 0),
-        (1.3, 1, default_clip("clip_higher"), 1.28, 0),
+        (1.3, 1, CLIP_HIGHER.options(), 1.28, 0),
         (5, -1, Clip(dual=3), -3, 0),
         (5, -1, Clip(), -5, -5),
         (5, 1, Clip(dual=3), 1.2, 0),
@@ -54,17 +34,17 @@ def gain_and_gradient(
 def test_ppo_clips_as_printed(
     ratio: float, advantage: float, clip: Clip, gain: float, gradient: float
 ) -> None:
-    found = gain_and_gradient("ppo_clip", [np.log(ratio)], advantage, clip)
+    found = gain_and_gradient(ppo_clip, [np.log(ratio)], advantage, clip)
 
     assert found[0].item() == pytest.approx(gain)
     assert found[1].item() == pytest.approx(gradient)
 
 
 def test_clip_higher_is_ppo_with_a_wider_upper_range() -> None:
-    assert LOSSES["clip_higher"] is ppo_clip
-    assert default_clip("clip_higher") == Clip(0.2, 0.28)
-    assert default_clip("ppo_clip") == Clip(0.2, 0.2)
-    assert default_clip("gspo") == Clip(3e-4, 4e-4)
+    assert CLIP_HIGHER.function is PPO_CLIP.function
+    found = [(clip.low, clip.high) for rule in (CLIP_HIGHER, PPO_CLIP, GSPO)
+             for clip in [rule.options()]]  # fmt: skip
+    assert found == [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4)]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +58,7 @@ def test_clip_higher_is_ppo_with_a_wider_upper_range() -> None:
 def test_gspo_moves_a_sequence_as_one(
     log_ratios: tuple[float, ...], advantage: float, gain: float, gradient: float
 ) -> None:
-    gains, gradients = gain_and_gradient("gspo", log_ratios, advantage, default_clip("gspo"))
+    gains, gradients = gain_and_gradient(gspo, log_ratios, advantage, GSPO.options())
 
     # The mean over the sequence's tokens, as seq_mean_token_mean takes it.
     assert gains.mean().item() == pytest.approx(gain, abs=5e-9)
@@ -88,13 +68,13 @@ def test_gspo_moves_a_sequence_as_one(
 def test_gspo_does_not_count_observations() -> None:
     lp_BT = torch.tensor([[0.3, 9.0, 0.1]])
     mask_BT = torch.tensor([[True, False, True]])
-    costs = gspo(lp_BT, torch.zeros(1, 3), torch.ones(1), mask_BT, Clip(1, 1))
+    costs = gspo(piece(lp_BT, torch.zeros(1, 3), 1.0, mask_BT), Clip(1, 1))
 
     assert costs.ratio_BT[0, 0].item() == pytest.approx(np.exp(0.2))
 
 
 def test_policy_gradient_pushes_by_the_advantage() -> None:
-    gains, gradients = gain_and_gradient("policy_gradient", [0.5, -0.5], -2.0, Clip())
+    gains, gradients = gain_and_gradient(policy_gradient, [0.5, -0.5], -2.0, NoOptions())
 
     assert gains.tolist() == [1.0, 3.0]
     assert gradients.tolist() == [-2.0, -2.0]
@@ -103,7 +83,7 @@ def test_policy_gradient_pushes_by_the_advantage() -> None:
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @given(ratios=st.lists(st.floats(-30, 30), min_size=1, max_size=5))
 def test_no_advantage_means_no_gradient(name: str, ratios: list[float]) -> None:
-    gains, gradients = gain_and_gradient(name, ratios, 0.0, default_clip(name))
+    gains, gradients = gain_and_gradient(LOSSES[name].function, ratios, 0.0, LOSSES[name].options())
 
     assert gains.abs().max() == 0
     assert gradients.abs().max() == 0
@@ -119,7 +99,7 @@ def test_a_token_that_is_called_clipped_gets_no_gradient(
 ) -> None:
     lp_BT = torch.tensor([ratios], dtype=torch.float64, requires_grad=True)
     mask_BT = torch.ones(1, len(ratios), dtype=torch.bool)
-    costs = LOSSES[name](lp_BT, torch.zeros_like(lp_BT), torch.tensor([advantage]), mask_BT, Clip())
+    costs = LOSSES[name](piece(lp_BT, torch.zeros_like(lp_BT), advantage, mask_BT), Clip())
     costs.cost_BT.sum().backward()
 
     assert lp_BT.grad is not None
@@ -128,10 +108,11 @@ def test_a_token_that_is_called_clipped_gets_no_gradient(
 
 def test_log_ratios_are_bounded_before_they_are_raised() -> None:
     zero = torch.zeros(1, 1)
-    costs = ppo_clip(zero + 300, zero, -torch.ones(1), zero.bool(), Clip())
+    costs = ppo_clip(piece(zero + 300, zero, -1.0), Clip())
 
     assert costs.ratio_BT.item() == pytest.approx(np.exp(20), rel=1e-6)
-    assert policy_gradient(zero, zero - 300, torch.ones(1), zero.bool(), Clip()).ratio_BT.isfinite()
+    far = policy_gradient(piece(zero, zero - 300, 1.0), NoOptions())
+    assert far.ratio_BT.isfinite()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +157,7 @@ def test_empty_sequences_never_count(aggregate: str, lengths: list[int]) -> None
 
 def test_names_nobody_knows_are_refused_with_the_nearest() -> None:
     with pytest.raises(Refused, match="did you mean 'ppo_clip'"):
-        loss("ppo_klip")
+        choose("loss", "ppo_klip", LOSSES)
     with pytest.raises(Refused, match="did you mean 'token_mean'"):
         token_weights("token_meen", np.array([1]))
     with pytest.raises(Refused, match="maximum of new tokens"):

@@ -6,18 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Refused
-from trainer.advantage import RULES, batch_normalised, rule
+from schemas.rules import NoOptions, choose
+from tests.support.reward_views import advantages, view
+from trainer.advantages.batch_normalised import BATCH_NORMALISED
+from trainer.catalogue import ADVANTAGES
+from trainer.rewards import Floats, Rewards
 
 FIVE = [1.0, 0, 0, 1, 0]
-
-
-def advantages(name: str, rewards: list[float], groups: list[int] | None = None) -> np.ndarray:
-    count = len(rewards)
-    return rule(name)(
-        np.array(rewards, dtype=np.float64),
-        np.array(groups or [0] * count),
-        np.ones(count, dtype=np.int64),
-    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +34,7 @@ def test_batch_normalised_compares_over_the_whole_batch() -> None:
     assert np.round(found, 6).tolist() == [high, low, low, high, high, high, high, low]
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
 @given(reward=st.floats(-1e6, 1e6), count=st.integers(2, 9))
 def test_equal_rewards_teach_nothing(name: str, reward: float, count: int) -> None:
     assert advantages(name, [reward] * count).tolist() == [0.0] * count
@@ -55,7 +50,7 @@ def test_groups_do_not_see_one_another(name: str, rewards: list[float], other: f
     assert together[:count].tolist() == alone.tolist()
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
 @given(rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=8))
 def test_advantages_sum_to_nothing(name: str, rewards: list[float]) -> None:
     assert advantages(name, rewards).sum() == pytest.approx(0, abs=1e-9)
@@ -72,7 +67,12 @@ def test_a_batch_of_one_gets_nothing() -> None:
 
 
 def test_a_rule_of_the_users_is_found_by_module_and_function() -> None:
-    assert rule("trainer.advantage:batch_normalised") is batch_normalised
+    ours = "trainer.advantages.batch_normalised:BATCH_NORMALISED"
+    assert choose("advantage", ours, ADVANTAGES).rule is BATCH_NORMALISED
+    plain = choose("advantage", f"{__name__}:centred_by_a_user", ADVANTAGES)
+    assert plain(view([1.0, 0.0])).tolist() == [0.5, -0.5]
+    assert plain.needs("group")
+    assert plain.options == NoOptions()
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,15 @@ def test_a_rule_of_the_users_is_found_by_module_and_function() -> None:
     [
         ("grop", "did you mean 'grpo'"),
         ("no.such:rule", "cannot be imported"),
-        ("trainer.advantage:nothing", "has no 'nothing'"),
-        ("trainer.advantage:EPSILON", "is a float, not a function"),
+        ("trainer.advantages.spread:nothing", "has no 'nothing'"),
+        ("trainer.advantages.spread:EPSILON", "is a float, not a function"),
+        ("trainer.losses.gspo:GSPO", "is a rule of kind 'loss'"),
     ],
 )
 def test_a_rule_nobody_knows_is_refused_by_name(name: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
-        rule(name)
+        choose("advantage", name, ADVANTAGES)
+
+
+def centred_by_a_user(rewards: Rewards) -> Floats:
+    return rewards.totals_N - rewards.totals_N.mean()

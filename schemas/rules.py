@@ -1,0 +1,158 @@
+"""A rule is a plug-in that says what it is: its name, what it needs, its options, its source.
+
+Advantages, losses, curators and whatever else a recipe chooses by name go through here, so that a
+user's own have the same rights as ours and what does not fit is refused before anything starts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Generic, Self, TypeVar, get_type_hints
+
+from schemas import names
+from schemas.errors import Refused
+
+F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """A rule without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[F_co]):
+    """One algorithm behind one plug-in point."""
+
+    name: str
+    kind: str
+    """The key by which a configuration chooses it: advantage, loss, curator, ..."""
+    source: str
+    """Paper and section, or who made it up."""
+    function: F_co
+    options: type = NoOptions
+    """A frozen dataclass; its defaults are the rule's."""
+    needs: frozenset[str] = frozenset()
+    """What has to be there for it beyond what every rule of its kind sees."""
+    stage: str = "T"
+    """G, F_co, C, R or T: generate, filter, control, replay, train."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The function, so that `module:name` may name a rule."""
+        return self.function(*arguments, **named)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a configuration says of one plug-in point: a name, perhaps with options."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, value: object) -> Self:
+        """From `"name"` or a table with `name` in it. Raises Refused."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+            given = {key: frozen(each) for key, each in value.items() if key != "name"}
+            return cls(value["name"], tuple(sorted(given.items())))
+        msg = f"{kind} is {value!r}; give a name, or a table with `name` and the rule's options"
+        raise Refused(msg)
+
+    def plain(self) -> str | dict[str, Any]:
+        """As it stands in a configuration: the name alone where there are no options."""
+        return {"name": self.name, **dict(self.options)} if self.options else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[F_co]):
+    """A rule with the options that it is used with."""
+
+    rule: Rule[F_co]
+    options: Any
+
+    def __call__(self, *views: Any) -> Any:
+        return self.rule.function(*views, self.options)
+
+    def needs(self, what: str) -> bool:
+        return what in self.rule.needs
+
+
+def table(*rules: Rule[F_co]) -> dict[str, Rule[F_co]]:
+    """Rules of one kind by their names."""
+    return {rule.name: rule for rule in rules}
+
+
+def choose(kind: str, value: object, known: Mapping[str, Rule[F_co]]) -> Chosen[F_co]:
+    """The rule that a configuration means, ours or `module:name`, with its options checked.
+
+    Raises Refused.
+    """
+    choice = Choice.of(kind, value)
+    rule = known.get(choice.name) or _users(kind, choice.name, known)
+    if rule.kind != kind:
+        msg = f"{kind} {choice.name!r} is a rule of kind {rule.kind!r}; give one of kind {kind!r}"
+        raise Refused(msg)
+    return Chosen(rule, options_of(rule, dict(choice.options)))
+
+
+def options_of(rule: Rule[F_co], given: Mapping[str, Any]) -> Any:
+    """The rule's options, its own defaults where none are given. Raises Refused."""
+    hints = get_type_hints(rule.options)
+    fields = {each.name: hints[each.name] for each in dataclasses.fields(rule.options)}
+    for key, value in given.items():
+        if key not in fields:
+            if not fields:
+                msg = f"{rule.kind} {rule.name!r} has no options, found {key!r}"
+                raise Refused(msg)
+            place = f"option of {rule.kind} {rule.name!r}"
+            raise names.unknown(place, key, fields)
+        if not _fits(value, fields[key]):
+            wanted = getattr(fields[key], "__name__", str(fields[key]))
+            msg = f"{rule.kind} {rule.name!r}: {key} is {value!r}; give a finite {wanted}"
+            raise Refused(msg)
+    try:
+        return rule.options(**given)
+    except Refused as error:
+        msg = f"{rule.kind} {rule.name!r}: {error}"
+        raise Refused(msg) from error
+
+
+def require(key: str, value: object, holds: bool, remedy: str) -> None:
+    """For `__post_init__` of options: raise Refused for a value that cannot work."""
+    if not holds:
+        msg = f"{key} is {value!r}; {remedy}"
+        raise Refused(msg)
+
+
+def frozen(value: object) -> object:
+    """A value of a configuration file that can be compared and hashed: lists become tuples."""
+    return tuple(frozen(each) for each in value) if isinstance(value, list) else value
+
+
+def _users(kind: str, name: str, known: Iterable[str]) -> Rule[Any]:
+    if ":" not in name:
+        raise names.unknown(kind, name, known)
+    found = names.load(kind, name)
+    return found if isinstance(found, Rule) else _plain(kind, name, found)
+
+
+def _plain(kind: str, name: str, function: Callable[..., Any]) -> Rule[Any]:
+    """A function without options; what it looks at we do not know, so its groups stay whole."""
+
+    def called(*arguments: Any) -> Any:
+        return function(*arguments[:-1])
+
+    return Rule(name, kind, f"{name}, a user's", called, needs=frozenset({"group"}))
+
+
+def _fits(value: object, wanted: object) -> bool:
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if wanted in (int, str, bool):
+        return type(value) is wanted
+    return True

@@ -1,0 +1,76 @@
+"""How per-token losses become one number: what each token's cost is multiplied by.
+
+Weights that already hold every denominator turn costs into a scalar by one sum, so a batch in
+pieces gives the gradient of the whole. Denominators count tokens before any masking of a loss.
+Trajectories without a sampled token do not count, neither above nor below the line.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from schemas.errors import Refused
+from schemas.rules import Rule, choose, table
+from trainer.rewards import Floats, Ints
+
+Aggregate = Callable[..., Floats]
+"""(lengths [N], norm) to weights [N]."""
+
+
+def token_mean(lengths_N: Ints, norm: int) -> Floats:
+    """Σ_i Σ_t ℓ / Σ_i n_i. Source: DAPO, arXiv 2503.14476, §3.3."""
+    return np.full(len(lengths_N), 1.0 / max(lengths_N.sum(), 1))
+
+
+def seq_mean_token_mean(lengths_N: Ints, norm: int) -> Floats:
+    """mean_i (Σ_t ℓ / n_i). Source: DeepSeekMath, arXiv 2402.03300, eq. 3."""
+    return 1.0 / (np.maximum(lengths_N, 1) * _sequences(lengths_N))
+
+
+def seq_mean_token_sum(lengths_N: Ints, norm: int) -> Floats:
+    """mean_i Σ_t ℓ. Source: Back to Basics, arXiv 2402.14740, §3."""
+    return np.full(len(lengths_N), 1.0 / _sequences(lengths_N))
+
+
+def seq_mean_token_sum_norm(lengths_N: Ints, norm: int) -> Floats:
+    """mean_i Σ_t ℓ / L, L a constant of the run, never a batch's width.
+
+    Source: Understanding R1-Zero-Like Training, arXiv 2503.20783, §3.2.
+    """
+    if norm < 1:
+        msg = f"aggregate seq_mean_token_sum_norm needs aggregate_norm >= 1, found {norm}; set it "
+        raise Refused(msg + "to the run's maximum of new tokens")
+    return np.full(len(lengths_N), 1.0 / (norm * _sequences(lengths_N)))
+
+
+AGGREGATES = table(
+    Rule("token_mean", "aggregate", "DAPO, arXiv 2503.14476, §3.3", token_mean),
+    Rule(
+        "seq_mean_token_mean",
+        "aggregate",
+        "DeepSeekMath, arXiv 2402.03300, eq. 3",
+        seq_mean_token_mean,
+    ),
+    Rule(
+        "seq_mean_token_sum",
+        "aggregate",
+        "Back to Basics, arXiv 2402.14740, §3",
+        seq_mean_token_sum,
+    ),
+    Rule(
+        "seq_mean_token_sum_norm",
+        "aggregate",
+        "Understanding R1-Zero-Like Training, arXiv 2503.20783, §3.2",
+        seq_mean_token_sum_norm,
+    ),
+)
+
+
+def token_weights(aggregate: str, lengths_N: Ints, norm: int = 0) -> Floats:
+    """What each token's cost of trajectory i is multiplied by, so that the loss is one sum."""
+    weights: Floats = choose("aggregate", aggregate, AGGREGATES).rule.function(lengths_N, norm)
+    return weights
+
+
+def _sequences(lengths_N: Ints) -> int:
+    return max(int((lengths_N > 0).sum()), 1)

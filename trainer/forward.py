@@ -1,0 +1,56 @@
+"""What the model says to a piece of a batch.
+
+Dropout is off: the model stays in evaluation mode, so that lp is the log-probability of the policy
+that was sampled from. B sequences, T tokens, V words, M sampled tokens of the piece.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from schemas.errors import Refused
+from trainer.batch import MicroBatch
+from trainer.tokens import entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """`b_M`, `t_M` are the places of the sampled tokens."""
+
+    lp_BT: Tensor
+    entropy_BT: Tensor
+    b_M: Tensor
+    t_M: Tensor
+
+
+def forward(model: nn.Module, micro: MicroBatch, temperature: float) -> Forward:
+    """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0."""
+    logits_BTV = model(
+        input_ids=micro.token_ids_BT,
+        attention_mask=micro.attention_mask_BT,
+        position_ids=micro.position_ids_BT,
+        use_cache=False,
+    ).logits
+    b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
+    log_p_MV = (logits_BTV[b_M, t_M - 1].float() / temperature).log_softmax(dim=-1)
+    lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
+    empty_BT = torch.zeros_like(micro.behaviour_logprobs_BT)
+    return Forward(
+        empty_BT.index_put((b_M, t_M), lp_M),
+        empty_BT.index_put((b_M, t_M), entropy(log_p_MV)),
+        b_M,
+        t_M,
+    )
+
+
+def loaded(model_directory: str) -> nn.Module:
+    """The causal language model of a local directory, in float32. Raises Refused."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            model_directory, local_files_only=True, dtype=torch.float32
+        )
+    except (OSError, ValueError) as error:
+        msg = f"no causal language model at {model_directory!r}: {error}; give a local directory"
+        raise Refused(msg) from error

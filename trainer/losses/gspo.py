@@ -1,0 +1,38 @@
+"""Group sequence policy optimisation: one ratio for a whole sequence."""
+
+from dataclasses import dataclass
+
+from schemas.rules import Rule
+from trainer.losses.clip import Clip, clipped_surrogate
+from trainer.tokens import Costs, Tokens, log_ratio, sampled_mean
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceClip(Clip):
+    """Of a mean over tokens, so it is narrow."""
+
+    low: float = 3e-4
+    high: float = 4e-4
+
+
+def gspo(tokens: Tokens, clip: Clip) -> Costs:
+    """J_i = min(s_i·A, clip(s_i)·A), s_i = exp((1/n_i) Σ_t m·(lp − old)), in the token form
+    s_i·exp(lp − sg[lp]), so that each token carries the sequence's ratio and its own gradient.
+
+    One row is one sequence: a trajectory of several has one ratio for each. A gradient only
+    flows where the whole sequence is inside the clip. Source: GSPO, arXiv 2507.18071, §4.1-4.3.
+    """
+    lp_BT = tokens.lp_BT
+    log_s_B1 = sampled_mean(log_ratio(lp_BT, tokens.old_BT), tokens.mask_BT)
+    ratio_BT = (log_s_B1.detach() + lp_BT - lp_BT.detach()).exp()
+    return clipped_surrogate(ratio_BT, tokens.advantage_BT, clip)
+
+
+GSPO = Rule(
+    "gspo",
+    "loss",
+    "GSPO, arXiv 2507.18071, §4.1-4.3",
+    gspo,
+    SequenceClip,
+    needs=frozenset({"sequence"}),
+)

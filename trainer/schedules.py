@@ -1,0 +1,22 @@
+"""How the learning rate goes down: (steps done, steps in all) to a factor of it."""
+
+from collections.abc import Callable
+
+from schemas.rules import Rule, table
+
+Schedule = Callable[..., float]
+
+
+def linear(done: int, steps: int) -> float:
+    """max(0.1, 1 − done/steps)."""
+    return max(0.1, 1 - done / steps)
+
+
+def constant(done: int, steps: int) -> float:
+    """1, always."""
+    return 1.0
+
+
+SCHEDULES = table(
+    Rule("linear", "schedule", "ours", linear), Rule("constant", "schedule", "ours", constant)
+)

@@ -1,0 +1,52 @@
+"""What is told of a step: numbers per token and per trajectory, and their means in log order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from trainer.batch import Batch, MicroBatch
+from trainer.forward import Forward
+from trainer.tokens import Costs, k3
+
+
+def numbers_per_token(micro: MicroBatch, forward: Forward, costs: Costs) -> dict[int, np.ndarray]:
+    """Per row of the batch float64 [5, n]: ratio, clipped, entropy, k3, log-ratio."""
+    b_M, t_M = forward.b_M, forward.t_M
+    lp_M, old_M = forward.lp_BT[b_M, t_M], micro.behaviour_logprobs_BT[b_M, t_M]
+    numbers = [costs.ratio_BT[b_M, t_M], costs.clipped_BT[b_M, t_M], forward.entropy_BT[b_M, t_M]]
+    numbers += [k3(lp_M, old_M), lp_M - old_M]
+    table = torch.stack([n.detach().to("cpu", torch.float64) for n in numbers]).numpy()
+    owner = b_M.cpu().numpy()
+    return {row: table[:, owner == b] for b, row in enumerate(micro.rows)}
+
+
+def token_metrics(tokens: Sequence[np.ndarray]) -> dict[str, float]:
+    """Means over all sampled tokens, summed in log order."""
+    ratio, clipped, entropies, kl, log_ratios = np.concatenate(tokens, axis=1)
+    return {
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "clip_fraction": float(clipped.mean()),
+        "entropy": float(entropies.mean()),
+        "approx_kl": float(kl.mean()),
+        "log_ratio_abs_max": float(np.abs(log_ratios).max()),
+    }
+
+
+def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
+    """What the batch was made of; staleness_i = v_now − min version of its sampled tokens."""
+    staleness = version_now - batch.min_versions_N
+    return {
+        "reward_mean": float(batch.rewards_N.mean()),
+        "reward_std": float(batch.rewards_N.std()),
+        "advantage_mean": float(batch.advantages_N.mean()),
+        "advantage_std": float(batch.advantages_N.std()),
+        "advantage_abs_max": float(np.abs(batch.advantages_N).max()),
+        "staleness_mean": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+        "length_mean": float(batch.lengths_N.mean()),
+        "tokens": float(batch.tokens),
+        "trajectories": float(len(batch.lengths_N)),
+        "sequences": float(len(batch.rows)),
+    }

@@ -1,0 +1,101 @@
+"""What a loss sees of a piece of a batch, and what it gives: one frozen view each.
+
+B sequences, T tokens; K sampled tokens of a whole optimiser step. All log-probabilities are in
+nats, and 0 where the mask is 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """The sampled tokens of a whole optimiser step in log order, [K], before its first gradient.
+
+    For rules whose bounds are statistics of the batch: they are the same for every piece of it.
+    """
+
+    lp_K: Tensor
+    mu_K: Tensor
+    old_K: Tensor
+    advantage_K: Tensor
+    sequence_K: Tensor
+    """Which row of the batch a token belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One piece: what is not chosen by any rule's `needs` is None and was not computed."""
+
+    lp_BT: Tensor
+    """log π_θ now; the only one with a gradient."""
+    mu_BT: Tensor
+    """What the engine reported when it sampled."""
+    old_BT: Tensor
+    """The trainer's own network at sampling time, as far as it is known; else μ."""
+    advantage_BT: Tensor
+    mask_BT: Tensor
+    """bool: sampled by our policy."""
+    reward_B: Tensor
+    versions_BT: Tensor
+    """Of the weights that sampled; -1 where nothing was."""
+    exact: bool = False
+    """Whether `old` really is the trainer's own network, and not μ in its place."""
+    prox_BT: Tensor | None = None
+    """The trainer at the step's start."""
+    ref_BT: Tensor | None = None
+    """A frozen reference."""
+    ewma_BT: Tensor | None = None
+    """The moving average of the weights."""
+    teacher_BT: Tensor | None = None
+    """What a teacher thinks of these tokens; nan where it said nothing."""
+    step: StepTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a loss gives for each token; values outside the mask mean nothing."""
+
+    cost_BT: Tensor
+    ratio_BT: Tensor
+    clipped_BT: Tensor
+    """bool: tokens whose gradient the loss has taken away."""
+
+
+Loss = Callable[..., Costs]
+"""(tokens, options) to costs; a user's function without options takes the tokens alone."""
+
+
+def log_ratio(lp_BT: Tensor, old_BT: Tensor) -> Tensor:
+    """lp − old within ±20, so that its exponential stays finite."""
+    return (lp_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def entropy(log_softmax_MV: Tensor) -> Tensor:
+    """H = −Σ_v p·log p over the full vocabulary, [M], nats; a −inf log-probability adds 0."""
+    return -(log_softmax_MV.exp() * log_softmax_MV.clamp(min=-1e30)).sum(dim=-1)
+
+
+def k3(lp: Tensor, old: Tensor) -> Tensor:
+    """e^x − x − 1 with x = lp − old: estimates KL(old ‖ now) on tokens that old has sampled.
+
+    Source: Approximating KL Divergence, Schulman 2020 (k3).
+    """
+    x = log_ratio(lp, old)
+    return x.exp() - x - 1
+
+
+def sampled_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The mean over each sequence's sampled tokens, [B, 1]; 0 where there are none."""
+    mask = mask_BT.to(value_BT.dtype)
+    n_B1 = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (value_BT * mask).sum(dim=1, keepdim=True) / n_B1
+
+
+def nothing_clipped(mask_BT: Tensor) -> Tensor:
+    return torch.zeros_like(mask_BT)

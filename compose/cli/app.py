@@ -11,7 +11,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import agents, dlq, images, objects, quota, runs, scorings, tasks, topics, workers
+from compose.cli import (
+    agents,
+    dlq,
+    images,
+    objects,
+    policies,
+    quota,
+    runs,
+    scorings,
+    tasks,
+    topics,
+    workers,
+)
 from compose.cli.bench import bench
 from compose.cli.boxes import boxes
 from compose.cli.chaos import chaos
@@ -108,6 +120,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             gc=images.gc,
         ),
         "submit": submit,
+        "policy": _group("Language models of others.", fetch=policies.fetch),
         "publish-policy": publish_policy,
         "export-policy": export_policy,
     },

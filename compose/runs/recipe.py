@@ -72,7 +72,8 @@ class LimitsTable(StrictTable):
 
 class PolicyTable(StrictTable):
     directory: str = ""
-    """A local Hugging Face directory to start from; or config, tokens and template."""
+    """A local Hugging Face directory to start from, with its own template or that given here; or
+    config, tokens and template."""
     script: str = ""
     """Who answers in its place: a policy that needs no weights. The weights are trained on that."""
     gold_share: float | None = None

@@ -10,6 +10,7 @@ import orjson
 
 from compose.runs.recipe import Recipe, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
+from compose.runs.starting_policy import lay_policy, require_policy
 from producers.admission import AdmissionRule, Draws
 from schemas.errors import Refused
 from schemas.names import unknown
@@ -128,12 +129,11 @@ def create(
     Named by recipe, time and seed unless an id is given. `tasks` in place of the recipe's folder of
     tasks, where it has one.
     """
-    from inference.policy_dir import make_policy
-
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = run_id or f"{recipe.name}-{stamp}-s{seed}"
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
     folder.rule()
+    require_policy(recipe.policy)
     suite = suite_of(recipe, tasks)
     digests = digests_of(suite) if suite else {}
     folder.directory.mkdir(parents=True)
@@ -141,17 +141,7 @@ def create(
     if suite:
         (folder.directory / TASKS).symlink_to(suite)
         (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
-    policy = recipe.policy
-    if policy.directory:
-        folder.policy.symlink_to(Path(policy.directory).expanduser().absolute())
-    else:
-        make_policy(
-            folder.policy,
-            config=policy.config,
-            tokens=policy.tokens,
-            template=policy.template,
-            seed=seed,
-        )
+    lay_policy(recipe.policy, folder.policy, seed)
     return folder
 
 

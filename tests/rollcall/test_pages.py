@@ -99,6 +99,7 @@ def test_every_folder_stands_in_the_tree_and_the_other_way_round() -> None:
         "sandbox/agents/adapters/",
         "schemas/avro/",
         "compose/services/locks/",
+        "compose/runs/locks/",
     }
 
 

@@ -209,7 +209,10 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written(book: Book) -> dict[str, Any]:
-    return dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
+    written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
+    if not book.won:  # which older readers do not know
+        del written["won"]
+    return written
 
 
 def _book_of(written: Mapping[str, Any]) -> Book:
@@ -218,6 +221,7 @@ def _book_of(written: Mapping[str, Any]) -> Book:
             **written,
             "ended": base64.b64decode(written["ended"]),
             "left": tuple(written["left"]),
+            "won": tuple(written.get("won", ())),
             "asked": _marks_of(written["asked"]),
         }
     )

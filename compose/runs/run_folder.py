@@ -64,10 +64,8 @@ class RunFolder:
     def rule(self) -> AdmissionRule:
         """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
         learner = self.learner()
-        batch = learner.groups_per_step * learner.group_size
-        return AdmissionRule(
-            learner.max_staleness, batch, self.recipe.max_running, learner.group_size
-        )
+        batch = learner.groups_per_step * learner.members
+        return AdmissionRule(learner.max_staleness, batch, self.recipe.max_running, learner.members)
 
     def run(self) -> "TrainingRun":
         from consumers.training.training_run import TrainingRun
@@ -93,7 +91,7 @@ class RunFolder:
     def draws(self) -> Draws:
         template = self.recipe.template(self.run_id, self.policy_id)
         seeds = self.recipe.task.seeds
-        return Draws(template, self.seed, self.learner().group_size, seeds, self.tasks())
+        return Draws(template, self.seed, self.learner().members, seeds, self.tasks())
 
     def held_out_rule(self) -> "HeldOutRule":
         """How it is evaluated, and whose rewards count."""

@@ -17,6 +17,7 @@ import structlog
 from consumers.heldout import HeldOut
 from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
+from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
 from consumers.training.resumption import RunLog
@@ -64,6 +65,7 @@ class Trainer:
     _failed_in_a_row: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
         self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
@@ -97,6 +99,7 @@ class Trainer:
         self.saver.begin(held, announced)
         self.submitter.publish(*known.unfinished)
         self.accounts.published(known.highest_draw)
+        self.cancels.ask(self.accounts.losers(), REDUNDANT)
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
         """What comes goes here: as a checkpoint left it, or empty; it loads the learner too."""
@@ -143,6 +146,7 @@ class Trainer:
             self.intake.offer(self._unread[0])
             self._unread.popleft()
         self.intake.note_dropped()
+        self.cancels.ask(self.buffer.losers(), REDUNDANT)
         admitted = self.admit()
         trained = self._train()
         self.publisher.poll()
@@ -218,7 +222,7 @@ class Trainer:
         if self._stopped() or self._before_training():
             return 0
         done = self.learner.steps_done
-        accepted = done * self.run.rule.batch + self.accounts.held()
+        accepted = done * self.run.rule.batch + self.accounts.taken()
         groups = self.run.rule.grant(done, accepted, self.running())
         for _ in range(groups):
             self.submitter.publish(*self.draws.group(self.accounts.next_draw))

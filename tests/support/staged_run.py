@@ -19,7 +19,7 @@ from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
-from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.messages import REPEATED, Control, RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.topics import Topics, wanted
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
@@ -94,15 +94,15 @@ class Stage:
             purpose="train",
             agent_config=self.agent_config,
         )
-        self.draws = Draws(template, 7, self.config.group_size, (0, 100))
+        self.draws = Draws(template, 7, self.config.members, (0, 100))
         self.plan = HeldOutPlan(template, self.seeds, 2, 0.5, self.goal)
         self.trainer = self.begin()
 
     def begin(self) -> Trainer:
         """Another trainer goes on; the one before is gone without a word."""
         config = self.config
-        batch = config.groups_per_step * config.group_size
-        rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.group_size)
+        batch = config.groups_per_step * config.members
+        rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.members)
         run = TrainingRun("run", "policy", self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
@@ -116,6 +116,11 @@ class Stage:
 
     def in_the_air(self) -> list[RolloutRequest]:
         return [request for request in self.asked() if request.rollout_id not in self.ended]
+
+    def cancelled(self) -> list[str]:
+        """Rollouts whose end was asked for, in order."""
+        records = self.log.all(self.topics.control)
+        return [self.codec.decode(record.value, Control).rollout_id for record in records]
 
     def steps(self) -> list[TrainStep]:
         records = self.log.all(self.topics.train_steps)

@@ -24,6 +24,7 @@ from compose.cli import (
     topics,
     workers,
 )
+from compose.cli.algorithms import algorithms
 from compose.cli.bench import bench
 from compose.cli.boxes import boxes
 from compose.cli.chaos import chaos
@@ -131,6 +132,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "boxes": boxes,
         "runs": _runs(),
         "curve": curve,
+        "algorithms": algorithms,
         "objects": _group(
             "Records too heavy for the log, in a store of objects.",
             list=objects.list_objects,

@@ -25,6 +25,7 @@ from compose.cli import (
     workers,
 )
 from compose.cli.algorithms import algorithms
+from compose.cli.balance import balance
 from compose.cli.bench import bench
 from compose.cli.boxes import boxes
 from compose.cli.chaos import chaos
@@ -128,6 +129,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
     "Look": {
         "tail": tail,
         "trajectory": trajectory,
+        "balance": balance,
         "waiting": waiting,
         "boxes": boxes,
         "runs": _runs(),

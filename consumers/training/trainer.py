@@ -21,6 +21,7 @@ from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
 from consumers.training.resumption import RunLog
+from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
 from consumers.training.training_run import TrainingRun
 from producers.admission import Draws
@@ -70,7 +71,9 @@ class Trainer:
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
         self._idle_since = self.clock()
+        self.balance = StepBalance(self.clock)
         self._resume()
+        self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
         with suppress(Unavailable):  # every turn asks again
             self._evaluate_if_due()
@@ -250,9 +253,11 @@ class Trainer:
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(self.buffer.held())
         metrics["running"] = float(self.running())
+        metrics |= self.balance.step(began, samples, self.buffer.drops(), self.buffer.held())
         for sample in samples:
             self.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
+        self.balance.waits()
 
     def _drop_batch(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
         """Count a batch that cannot be trained on as dropped, so that the next one is tried.

@@ -10,8 +10,6 @@ EXTRAS = {
     "transformers": "models",
     "safetensors": "models",
     "tokenizers": "models",
-    "gguf": "pretrained",
-    "accelerate": "pretrained",
     "gymnasium": "environments",
     "reasoning_gym": "environments",
     "openenv": "openenv",

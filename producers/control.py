@@ -11,25 +11,13 @@ from schemas.topics import Topics
 FLUSH_S = 30.0
 
 
-def write_control(
-    out: Publisher,
-    codec: Codec,
-    topics: Topics,
-    word: Control,
-    key: str | None = None,
-    source: str = "rollcall",
-) -> None:
-    """Write one word, without waiting for its ack."""
-    about = key or word.kind
-    headers = full_headers("Control", f"{word.kind}/{about}", source, about, about)
-    out.send(topics.control, key, codec.encode(topics.control, word), headers=headers)
-
-
 def send_control(
     out: Publisher, codec: Codec, topics: Topics, word: Control, key: str | None = None
 ) -> None:
     """Write one word and wait for its ack; raises DeliveryFailed."""
-    write_control(out, codec, topics, word, key)
+    about = key or word.kind
+    headers = full_headers("Control", f"{word.kind}/{about}", "rollcall", about, about)
+    out.send(topics.control, key, codec.encode(topics.control, word), headers=headers)
     if out.flush(FLUSH_S):
         msg = f"the {word.kind} was not acked within {FLUSH_S:g} s; it may still arrive"
         raise DeliveryFailed(msg)

@@ -10,6 +10,8 @@ EXTRAS = {
     "transformers": "models",
     "safetensors": "models",
     "tokenizers": "models",
+    "gguf": "pretrained",
+    "accelerate": "pretrained",
     "gymnasium": "environments",
     "reasoning_gym": "environments",
     "openenv": "openenv",

@@ -11,13 +11,25 @@ from schemas.topics import Topics
 FLUSH_S = 30.0
 
 
+def write_control(
+    out: Publisher,
+    codec: Codec,
+    topics: Topics,
+    word: Control,
+    key: str | None = None,
+    source: str = "rollcall",
+) -> None:
+    """Write one word, without waiting for its ack."""
+    about = key or word.kind
+    headers = full_headers("Control", f"{word.kind}/{about}", source, about, about)
+    out.send(topics.control, key, codec.encode(topics.control, word), headers=headers)
+
+
 def send_control(
     out: Publisher, codec: Codec, topics: Topics, word: Control, key: str | None = None
 ) -> None:
     """Write one word and wait for its ack; raises DeliveryFailed."""
-    about = key or word.kind
-    headers = full_headers("Control", f"{word.kind}/{about}", "rollcall", about, about)
-    out.send(topics.control, key, codec.encode(topics.control, word), headers=headers)
+    write_control(out, codec, topics, word, key)
     if out.flush(FLUSH_S):
         msg = f"the {word.kind} was not acked within {FLUSH_S:g} s; it may still arrive"
         raise DeliveryFailed(msg)

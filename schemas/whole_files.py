@@ -26,6 +26,18 @@ def refuse_used(directory: Path, option: str) -> None:
         raise Refused(msg)
 
 
+def refuse_full(directory: Path, needed_bytes: int) -> None:
+    """Raise Refused where the disk has no room for a directory that need not be there yet."""
+    there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < needed_bytes:
+        msg = (
+            f"{there} has {free_bytes / 1e6:,.0f} MB free, {needed_bytes / 1e6:,.0f} MB are "
+            "needed; make room there, or choose another directory"
+        )
+        raise Refused(msg)
+
+
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
     """A hidden name to write a file or a folder under, which then gets the name `path`.

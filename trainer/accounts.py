@@ -40,8 +40,8 @@ class Book:
     """Records that may have been some of those in the air, for all that can be read of them."""
     asked: tuple[Consumed, ...] = ()
     """Requests of draws from `next_draw` on lie here or above."""
-    sizes: tuple[tuple[int, int], ...] = ()
-    """Draws that are unfinished and have fewer members than others, and how many."""
+    won: tuple[int, ...] = ()
+    """Those of `left` whose group was whole without the rest, which is redundant."""
 
 
 @dataclass(slots=True)
@@ -51,6 +51,10 @@ class _Draw:
     ended: int = 0
     held: int = 0
     left: bool = False
+    won: bool = False
+    """Its group is whole: whoever comes from now on is redundant."""
+    spare: int = 0
+    """Members that have ended though their group, which has won, has not left."""
     seats: dict[str, int] = field(default_factory=dict)
 
 
@@ -63,8 +67,7 @@ class Accounts:
         self.group_size = group_size
         self.next_draw = book.next_draw
         self.low = book.low
-        self._draws = {draw: _Draw(left=True) for draw in book.left}
-        self._sizes = dict(book.sizes)
+        self._draws = {draw: _Draw(left=True, won=draw in book.won) for draw in book.left}
         self._ended = book.low * group_size
         self._held = 0
         self._names: OrderedDict[str, None] = OrderedDict()
@@ -84,36 +87,51 @@ class Accounts:
         """Drawn rollouts that are held."""
         return self._held
 
+    def taken(self) -> int:
+        """Drawn rollouts whose places in the buffer or in a batch are taken, beside those running.
+
+        A group that is whole takes the places of all its members, redundant ones included.
+        """
+        spare = sum(at.spare for at in self._draws.values())
+        return self._held + spare - sum(map(self._unended, self._losing()))
+
+    def losers(self) -> list[str]:
+        """Redundant rollouts of groups that have left, and that have not ended."""
+        return [
+            request_id(self.run_id, draw, member)
+            for draw, at in self._draws.items()
+            if at.won and at.left
+            for member in self._unseen(at)
+        ]
+
+    def _losing(self) -> list[_Draw]:
+        return [at for at in self._draws.values() if at.won and at.left]
+
+    def _unended(self, at: _Draw) -> int:
+        return self.group_size - (at.ended | at.held).bit_count()
+
+    def _unseen(self, at: _Draw) -> list[int]:
+        return [m for m in range(self.group_size) if not (at.ended | at.held) >> m & 1]
+
     def others(self) -> int:
         """Rollouts that are held and were not drawn."""
         return len(self._held_names)
 
     def ended(self) -> int:
-        """Drawn rollouts that have ended, and seats that smaller groups leave empty."""
+        """Drawn rollouts that have ended."""
         return self._ended
-
-    def spared(self) -> int:
-        """Seats that stay empty in groups that are smaller than others, until these leave."""
-        return sum(
-            self.group_size - size
-            for draw, size in self._sizes.items()
-            if draw >= self.low and not self._draws[draw].left
-        )
 
     # What happens to one
 
-    def published(self, draw: int, size: int | None = None) -> None:
-        """A draw was published, and with it all below; `size` where it may have fewer members."""
+    def published(self, draw: int) -> None:
+        """A draw was published, and with it all below."""
         self.next_draw = max(self.next_draw, draw + 1)
-        if size is not None and size < self.group_size and draw not in self._sizes:
-            self._sizes[draw] = size
-            for member in range(size, self.group_size):
-                self._mark_ended(draw, member)
 
     def enter(self, group: str, rollout_id: str, attempt: int) -> str:
-        """Hold a rollout that has come. Returns why it cannot be: duplicate, late or not_drawn.
+        """Hold a rollout that has come. Returns why it cannot be: duplicate, redundant, late or
+        not_drawn.
 
-        What is late has ended with this.
+        What is late or redundant has ended with this.
         """
         draw = self._draw_of(group)
         if draw < 0:
@@ -126,9 +144,10 @@ class Accounts:
         at = self._draws[draw]
         if (at.ended | at.held) >> member & 1:
             return "duplicate"
-        if at.left:
+        if at.won or at.left:
+            at.spare += not at.left
             self._mark_ended(draw, member)
-            return "late"
+            return "redundant" if at.won else "late"
         at.held |= 1 << member
         self._held += 1
         return ""
@@ -149,13 +168,23 @@ class Accounts:
         self._held -= 1
         self._mark_ended(draw, member)
 
+    def win(self, group: str) -> list[str]:
+        """A group is whole; returns which of its members have not come: they are redundant."""
+        draw = self._draw_of(group)
+        if draw < self.low:
+            return []
+        at = self._draws[draw]
+        at.won, at.spare = True, at.ended.bit_count()
+        return [request_id(self.run_id, draw, member) for member in self._unseen(at)]
+
     def leave(self, group: str) -> None:
         """A group leaves the buffer: members that come from now on are late."""
         draw = self._draw_of(group)
         if draw < 0:
             self.know([f"g:{group}"])
         elif draw >= self.low:
-            self._draws.setdefault(draw, _Draw()).left = True
+            at = self._draws.setdefault(draw, _Draw())
+            at.left, at.spare = True, 0
 
     def settle(self, group: str, rollout_id: str) -> None:
         """A rollout is known to have ended long ago, and its group to have left."""
@@ -182,10 +211,13 @@ class Accounts:
         unfinished = range(self.low, self.next_draw)
         return next((d for d in unfinished if self._seat(d, rollout_id) is not None), -1)
 
+    def drew(self, group: str) -> bool:
+        """Whether admission drew a group."""
+        return self._draw_of(group) >= 0
+
     def size(self, group: str, claimed: int) -> int:
         """How many members a group has: of a draw what was drawn, whatever a record claims."""
-        draw = self._draw_of(group)
-        return claimed if draw < 0 else self._sizes.get(draw, self.group_size)
+        return claimed if self._draw_of(group) < 0 else self.group_size
 
     def book(self, unreadable: int = 0, asked: Iterable[Consumed] = ()) -> Book:
         """What a checkpoint holds; what is held is read again and not in it."""
@@ -195,9 +227,9 @@ class Accounts:
         for draw, at in open_draws.items():
             bits[draw - self.low] = [at.ended >> m & 1 for m in range(self.group_size)]
         left = tuple(sorted(d for d, at in open_draws.items() if at.left and not self._whole(at)))
+        won = tuple(draw for draw in left if open_draws[draw].won)
         ended = np.packbits(bits, axis=None, bitorder="little").tobytes()
-        sizes = tuple(sorted((d, n) for d, n in self._sizes.items() if d >= self.low))
-        return Book(self.next_draw, self.low, ended, left, unreadable, tuple(asked), sizes)
+        return Book(self.next_draw, self.low, ended, left, unreadable, tuple(asked), won)
 
     def names(self) -> tuple[str, ...]:
         """Rollouts and groups that are gone for good and were not drawn; `know` takes them back."""
@@ -236,7 +268,6 @@ class Accounts:
             at.left, at.seats = True, {}
         while self.low in self._draws and self._whole(self._draws[self.low]):
             del self._draws[self.low]
-            self._sizes.pop(self.low, None)
             self.low += 1
 
     def _whole(self, at: _Draw) -> bool:

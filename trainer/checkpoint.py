@@ -209,10 +209,9 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written(book: Book) -> dict[str, Any]:
-    """As plain values; what is not in use is left out, for readers that do not know it."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
-    if not book.sizes:
-        del written["sizes"]
+    if not book.won:  # which older readers do not know
+        del written["won"]
     return written
 
 
@@ -222,8 +221,8 @@ def _book_of(written: Mapping[str, Any]) -> Book:
             **written,
             "ended": base64.b64decode(written["ended"]),
             "left": tuple(written["left"]),
+            "won": tuple(written.get("won", ())),
             "asked": _marks_of(written["asked"]),
-            "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
         }
     )
 

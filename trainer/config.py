@@ -72,6 +72,10 @@ class LearnerConfig:
     seven: 35 MB where there are 413,184 parameters, 42 GB where there are 500 million.
     """
 
+    redundancy: int = 0
+    """So many members more are started in each group: the first `group_size` that can be trained
+    on, in log order, are its members, and the others are cancelled."""
+
     def __post_init__(self) -> None:
         for key, known in KINDS.items():
             choose(key, getattr(self, key), known)
@@ -144,6 +148,7 @@ class LearnerConfig:
             policy_id,
             max_staleness=self.max_staleness,
             missing=self.missing,
+            redundancy=self.redundancy,
             on_stale=self.on_stale,
             filters=self.filters,
             needs_group=self.advantage_rule().needs("group"),
@@ -155,6 +160,11 @@ class LearnerConfig:
     def lr_at(self, done: int) -> float:
         factor = choose("schedule", self.schedule, SCHEDULES).rule.function
         return self.lr * factor(done, self.steps)
+
+    @property
+    def members(self) -> int:
+        """Rollouts that are started for a group."""
+        return self.group_size + self.redundancy
 
     def digest(self) -> str:
         """sha256 over the values that decide what is learned, for the checkpoint.
@@ -195,6 +205,7 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "max_staleness": (lambda x: x >= 0, "give 0 (only the current weights) or more"),
     "groups_per_step": (lambda x: x >= 1, "give at least 1"),
     "group_size": (lambda x: x >= 1, "give at least 1"),
+    "redundancy": (lambda x: x >= 0, "give 0 (none), or 1 or 2 for environments that straggle"),
     "capacity_groups": (lambda x: x >= 1, "give at least groups_per_step"),
     "temperature": (lambda x: x > 0, "greedy samples teach nothing; give a number above 0"),
     "micro_batch_tokens": (lambda x: x >= 1, "give what fits into memory, such as 16384"),

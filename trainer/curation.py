@@ -76,6 +76,9 @@ FILTERS: Mapping[str, Filter] = {"none": keep_all, "zero_variance": zero_varianc
 class _Group:
     key: str
     size: int
+    needed: int
+    """So many members that can be trained on make it whole, before all of them have come."""
+    complete: bool = False
     members: list[Member] = field(default_factory=list)
 
     def samples(self) -> list[Sample]:
@@ -99,6 +102,7 @@ class Buffer:
         self._ready: list[tuple[int, ScoredPlace, str]] = []
         self._tallies: dict[str, Tally] = {}
         self._released: list[Dropped] = []
+        self._losers: list[str] = []
         self._filtered_in_a_row = 0
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
@@ -109,11 +113,19 @@ class Buffer:
             self._drop(member, reason)
             return
         key = group_of(scored)
-        size = self.accounts.size(key, group_size_of(scored))
-        group = self._groups.setdefault(key, _Group(key, size))
+        group = self._groups.get(key) or self._begin(key, group_size_of(scored))
         group.members.append(member)
-        if len(group.members) >= group.size:
+        whole = len(group.samples()) >= group.needed
+        if whole and self.curation.redundancy:
+            self._losers += self.accounts.win(key)
+        if whole or len(group.members) >= group.size:
             self._complete(group)
+
+    def _begin(self, key: str, claimed: int) -> _Group:
+        size = self.accounts.size(key, claimed)
+        spare = self.curation.redundancy if self.accounts.drew(key) else 0
+        self._groups[key] = _Group(key, size, max(1, size - spare))
+        return self._groups[key]
 
     def take(self, groups: int, v_now: int) -> tuple[Sample, ...] | None:
         """The samples of the `groups` most urgent groups in log order; None while there are fewer.
@@ -163,6 +175,11 @@ class Buffer:
         released, self._released = tuple(self._released), []
         return released
 
+    def losers(self) -> tuple[str, ...]:
+        """Rollouts that became redundant since this was last asked; nobody needs them any more."""
+        losers, self._losers = tuple(self._losers), []
+        return losers
+
     def recent(self) -> tuple[str, ...]:
         """What is gone for good and was not drawn by admission; `restore` knows it again."""
         return self.accounts.names()
@@ -178,7 +195,7 @@ class Buffer:
 
         For where they have come, but as records that nobody can read.
         """
-        waiting = [group for group in self._groups.values() if len(group.members) < group.size]
+        waiting = [group for group in self._groups.values() if not group.complete]
         for group in waiting:
             self._drop_group(group, "incomplete")
         lost = self.accounts.lose()
@@ -195,6 +212,7 @@ class Buffer:
         )
 
     def _complete(self, group: _Group) -> None:
+        group.complete = True
         reason = self._unfit(group)
         if reason:
             self._drop_group(group, reason)
@@ -205,7 +223,7 @@ class Buffer:
     def _unfit(self, group: _Group) -> str:
         """Why a group with all its members is not trained on; empty if it is."""
         samples = group.samples()
-        if len(samples) < len(group.members) and self.curation.missing == "drop":
+        if len(samples) < group.needed and self.curation.missing == "drop":
             return "incomplete"
         if not samples or (len(samples) == 1 and self.curation.needs_group):
             return "singleton"

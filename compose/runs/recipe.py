@@ -14,7 +14,6 @@ from pydantic import Field, ValidationError
 from compose.extras import EXTRAS
 from compose.strict_table import StrictTable, unknown_key
 from consumers.agents.programs import program_of
-from producers.curators.curators import curators_of
 from sandbox.agents.agent_box import check_agent_box
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment
@@ -73,7 +72,8 @@ class LimitsTable(StrictTable):
 
 class PolicyTable(StrictTable):
     directory: str = ""
-    """A local Hugging Face directory to start from; or config, tokens and template."""
+    """A local Hugging Face directory to start from, with its own template or that given here; or
+    config, tokens and template."""
     script: str = ""
     """Who answers in its place: a policy that needs no weights. The weights are trained on that."""
     gold_share: float | None = None
@@ -108,9 +108,6 @@ class Recipe(StrictTable):
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
     """`trainer.config.LearnerConfig`; checked before anything is started."""
-    curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
-    """Which tasks come next: a rule of `producers/curators/` by name, a table with its name and
-    options, or several, of which each has to admit a task; empty: uniform draws."""
     scorers: Annotated[list[str], Field(min_length=1)] = ["environment_return"]
     evaluation: EvaluationTable = EvaluationTable()
     processes: ProcessTable = ProcessTable()
@@ -175,7 +172,6 @@ def _require_known(recipe: Recipe) -> None:
     """Raise Refused for a name behind which there is nothing; a worker would die of it."""
     for scorer in recipe.scorers:
         check_scorer(scorer.partition("*")[0])
-    curators_of(recipe.curator, 1)
     if recipe.task.environment:
         check_environment(recipe.task.environment)
     if recipe.task.environment == "shell":

@@ -10,9 +10,8 @@ import orjson
 
 from compose.runs.recipe import Recipe, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
+from compose.runs.starting_policy import lay_policy, require_policy
 from producers.admission import AdmissionRule, Draws
-from producers.curators.curator import Curator
-from producers.curators.curators import curators_of
 from schemas.errors import Refused
 from schemas.names import unknown
 from schemas.whole_files import write_whole
@@ -65,10 +64,8 @@ class RunFolder:
     def rule(self) -> AdmissionRule:
         """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
         learner = self.learner()
-        batch = learner.groups_per_step * learner.group_size
-        return AdmissionRule(
-            learner.max_staleness, batch, self.recipe.max_running, learner.group_size
-        )
+        batch = learner.groups_per_step * learner.members
+        return AdmissionRule(learner.max_staleness, batch, self.recipe.max_running, learner.members)
 
     def run(self) -> "TrainingRun":
         from consumers.training.training_run import TrainingRun
@@ -94,11 +91,7 @@ class RunFolder:
     def draws(self) -> Draws:
         template = self.recipe.template(self.run_id, self.policy_id)
         seeds = self.recipe.task.seeds
-        return Draws(template, self.seed, self.learner().group_size, seeds, self.tasks())
-
-    def curators(self) -> tuple[Curator, ...]:
-        """Who chooses among its tasks, with nothing folded yet. Raises Refused."""
-        return curators_of(self.recipe.curator, self.draws().task_count())
+        return Draws(template, self.seed, self.learner().members, seeds, self.tasks())
 
     def held_out_rule(self) -> "HeldOutRule":
         """How it is evaluated, and whose rewards count."""
@@ -134,12 +127,11 @@ def create(
     Named by recipe, time and seed unless an id is given. `tasks` in place of the recipe's folder of
     tasks, where it has one.
     """
-    from inference.policy_dir import make_policy
-
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = run_id or f"{recipe.name}-{stamp}-s{seed}"
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
     folder.rule()
+    require_policy(recipe.policy)
     suite = suite_of(recipe, tasks)
     digests = digests_of(suite) if suite else {}
     folder.directory.mkdir(parents=True)
@@ -147,17 +139,7 @@ def create(
     if suite:
         (folder.directory / TASKS).symlink_to(suite)
         (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
-    policy = recipe.policy
-    if policy.directory:
-        folder.policy.symlink_to(Path(policy.directory).expanduser().absolute())
-    else:
-        make_policy(
-            folder.policy,
-            config=policy.config,
-            tokens=policy.tokens,
-            template=policy.template,
-            seed=seed,
-        )
+    lay_policy(recipe.policy, folder.policy, seed)
     return folder
 
 

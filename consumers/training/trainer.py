@@ -8,7 +8,7 @@ It reads with `assign`, not as a group member: its position is in the checkpoint
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,14 +17,14 @@ import structlog
 from consumers.heldout import HeldOut
 from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
+from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
 from consumers.training.resumption import RunLog
+from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
 from consumers.training.training_run import TrainingRun
 from producers.admission import Draws
-from producers.curators.curator import Curator
-from producers.curators.curriculum import Curriculum
 from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
@@ -60,20 +60,20 @@ class Trainer:
     run: TrainingRun
     draws: Draws
     heldout: HeldOut | None = None
-    curators: Sequence[Curator] = ()
-    """Who chooses the tasks; nobody: they are drawn uniformly."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
     _failed_in_a_row: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
         self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
-        self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
         self._idle_since = self.clock()
+        self.balance = StepBalance(self.clock)
         self._resume()
+        self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
         with suppress(Unavailable):  # every turn asks again
             self._evaluate_if_due()
@@ -86,7 +86,7 @@ class Trainer:
         for reason in latest.passed_over:
             log.warning("checkpoint_passed_over", reason=reason)
         held = latest.checkpoint
-        known = self.past.known(held, self.curriculum)
+        known = self.past.known(held, self.draws)
         if held is not None and latest.path is not None:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
         self.accounts = known.accounts
@@ -101,8 +101,8 @@ class Trainer:
         )  # fmt: skip
         self.saver.begin(held, announced)
         self.submitter.publish(*known.unfinished)
-        for draw in range(self.accounts.next_draw, known.highest_draw + 1):
-            self.accounts.published(draw, len(self.curriculum.group(draw)))
+        self.accounts.published(known.highest_draw)
+        self.cancels.ask(self.accounts.losers(), REDUNDANT)
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
         """What comes goes here: as a checkpoint left it, or empty; it loads the learner too."""
@@ -114,7 +114,7 @@ class Trainer:
         scored, marks = self.topics.scored, held.consumed if held else ()
         consumption = Consumption(scored, marks, self.log.topic_id(scored))
         buffer = Buffer(curation, self.accounts)
-        intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
+        intake = Intake(self.words, self.draws, buffer, consumption, self.evaluations)
         if held is not None:
             self.learner.load(held.state)
             intake.restore(held)
@@ -149,7 +149,7 @@ class Trainer:
             self.intake.offer(self._unread[0])
             self._unread.popleft()
         self.intake.note_dropped()
-        self.curriculum.settle(self.accounts.low)
+        self.cancels.ask(self.buffer.losers(), REDUNDANT)
         admitted = self.admit()
         trained = self._train()
         self.publisher.poll()
@@ -225,14 +225,11 @@ class Trainer:
         if self._stopped() or self._before_training():
             return 0
         done = self.learner.steps_done
-        # A smaller group takes a whole one's place in a batch, so it counts as one.
-        accepted = done * self.run.rule.batch + self.accounts.held() + self.accounts.spared()
+        accepted = done * self.run.rule.batch + self.accounts.taken()
         groups = self.run.rule.grant(done, accepted, self.running())
         for _ in range(groups):
-            draw = self.accounts.next_draw
-            group = self.curriculum.next_group(draw, self.learner.version)
-            self.submitter.publish(*group)
-            self.accounts.published(draw, len(group))
+            self.submitter.publish(*self.draws.group(self.accounts.next_draw))
+            self.accounts.published(self.accounts.next_draw)
         return groups
 
     def _give_up(self) -> None:
@@ -256,9 +253,11 @@ class Trainer:
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(self.buffer.held())
         metrics["running"] = float(self.running())
+        metrics |= self.balance.step(began, samples, self.buffer.drops(), self.buffer.held())
         for sample in samples:
             self.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
+        self.balance.waits()
 
     def _drop_batch(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
         """Count a batch that cannot be trained on as dropped, so that the next one is tried.

@@ -17,7 +17,7 @@ from tests.support.pages import users_code
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "rollcall" / "__init__.py").read_text()
-NEEDS_TORCH = {"Clip", "Costs", "Loss"}
+NEEDS_TORCH = {"Costs", "Loss", "Tokens"}
 
 
 def test_every_name_of_the_face_is_documented_on_its_page_and_the_other_way_round() -> None:

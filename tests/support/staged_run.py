@@ -1,7 +1,7 @@
 """A run on the in-memory log whose rollouts end as a test says, and whose learner only counts."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -15,12 +15,11 @@ from consumers.log.memory_publisher import MemoryPublisher
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
-from producers.curators.curators import curators_of
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
-from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.messages import REPEATED, Control, RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.topics import Topics, wanted
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
@@ -79,10 +78,6 @@ class Stage:
     max_running: int = 64
     objects: Objects | None = None
     agent_config: str = ""
-    curator: object = ""
-    tasks: int = 100
-    rewards: Callable[[RolloutRequest], float] | None = None
-    """What a rollout earns; every second one where nothing is said."""
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -99,21 +94,20 @@ class Stage:
             purpose="train",
             agent_config=self.agent_config,
         )
-        self.draws = Draws(template, 7, self.config.group_size, (0, self.tasks))
+        self.draws = Draws(template, 7, self.config.members, (0, 100))
         self.plan = HeldOutPlan(template, self.seeds, 2, 0.5, self.goal)
         self.trainer = self.begin()
 
     def begin(self) -> Trainer:
         """Another trainer goes on; the one before is gone without a word."""
         config = self.config
-        batch = config.groups_per_step * config.group_size
-        rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.group_size)
+        batch = config.groups_per_step * config.members
+        rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.members)
         run = TrainingRun("run", "policy", self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
-        curators = curators_of(self.curator, self.tasks)
-        self.trainer = Trainer("t", self.log, self.codec, self.topics, *arguments, curators)
+        self.trainer = Trainer("t", self.log, self.codec, self.topics, *arguments)
         return self.trainer
 
     def asked(self) -> list[RolloutRequest]:
@@ -122,6 +116,11 @@ class Stage:
 
     def in_the_air(self) -> list[RolloutRequest]:
         return [request for request in self.asked() if request.rollout_id not in self.ended]
+
+    def cancelled(self) -> list[str]:
+        """Rollouts whose end was asked for, in order."""
+        records = self.log.all(self.topics.control)
+        return [self.codec.decode(record.value, Control).rollout_id for record in records]
 
     def steps(self) -> list[TrainStep]:
         records = self.log.all(self.topics.train_steps)
@@ -162,8 +161,6 @@ class Stage:
         version = request.policy_version if request.purpose == "evaluate" else newest
         tokens: Any = {"sequences": ()} if status != "finished" else {"version": version}
         total = float(len(self.ended) % 2) if reward is None else reward
-        if self.rewards and reward is None:
-            total = self.rewards(request)
         made = scored(request.rollout_id, total, status=status, **tokens)
         return replace(made, trajectory=replace(made.trajectory, request=request))
 

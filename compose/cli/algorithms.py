@@ -1,0 +1,23 @@
+"""`rollcall algorithms`: every rule that a recipe can choose by name."""
+
+from typing import Annotated
+
+import typer
+
+from compose.extras import require
+
+
+def algorithms(
+    kind: Annotated[str, typer.Argument(help="One kind of rules; all where none is given.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """List the rules that a recipe chooses by name: what each needs, its options, its source.
+
+    Example: rollcall algorithms loss
+    """
+    require("torch", "transformers")
+    from compose.pages.algorithms_page import print_algorithms, rows_of
+    from compose.terminal import emit
+
+    rows = rows_of(kind)
+    emit(rows, lambda terminal: print_algorithms(terminal, rows), json=json)

@@ -1,0 +1,39 @@
+"""`rollcall balance`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compose.cli import connection
+
+Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
+Servers = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many model servers there are; else what the recipe starts."),
+]
+Steps = Annotated[int, typer.Option(min=1, help="Of so many last steps.")]
+Json = Annotated[Path | None, typer.Option(help="Write the figures there.")]
+
+
+def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = None) -> None:
+    """Say whether a run's trainer waits for rollouts, and how many model servers fit it.
+
+    Example: rollcall balance lake-any-start-20261121-155458-s7 --servers 2
+    """
+    from dataclasses import asdict
+
+    from compose.files import refuse_no_folder, write_json
+    from compose.pages.balance_page import balance_lines
+    from compose.runs import run_folder
+    from consumers.history.balance_report import balance_of
+
+    refuse_no_folder(json)
+    cluster = connection.cluster()
+    folder = run_folder.find(cluster.settings.state(), run)
+    there = servers or folder.recipe.processes.models
+    report = balance_of(cluster, folder.trained(), there, steps)
+    for line in balance_lines(report):
+        typer.echo(line)
+    if json is not None:
+        write_json(json, asdict(report))

@@ -1,0 +1,65 @@
+"""The rules of a learner as a table, which stands in a README as it is printed."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from schemas import names
+from schemas.rules import Rule
+from trainer.catalogue import KINDS
+
+COLUMNS = ("kind", "name", "stage", "needs", "options", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRow:
+    """One rule as it is declared."""
+
+    kind: str
+    name: str
+    stage: str
+    """G, F, C, R or T: generate, filter, control, replay, train."""
+    needs: tuple[str, ...]
+    options: Mapping[str, Any]
+    """Their defaults."""
+    source: str
+
+
+def rows_of(kind: str = "") -> list[RuleRow]:
+    """All rules, or those of one kind. Raises Refused for a kind that there is not."""
+    if kind and kind not in KINDS:
+        raise names.unknown("kind of rules", kind, KINDS)
+    return [
+        row_of(rule) for each, rules in KINDS.items() if kind in ("", each)
+        for _, rule in sorted(rules.items())
+    ]  # fmt: skip
+
+
+def row_of(rule: Rule[Any]) -> RuleRow:
+    """A rule's own words."""
+    options = dataclasses.asdict(rule.options())
+    return RuleRow(
+        rule.kind, rule.name, rule.stage, tuple(sorted(rule.needs)), options, rule.source
+    )
+
+
+def print_algorithms(terminal: Console, rows: Sequence[RuleRow]) -> None:
+    """A row for each rule; the table is Markdown as well."""
+    table = Table(box=MARKDOWN)
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        options = ", ".join(f"{key} {_shown(value)}" for key, value in row.options.items())
+        table.add_row(
+            row.kind, row.name, row.stage, ", ".join(row.needs), options, row.source
+        )  # fmt: skip
+    terminal.print(table)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,80 @@
+"""What every step tells of the balance: what came, what became of it, how long the trainer waited.
+
+Counts are of what happened since the step before. What was produced is used, dropped, cancelled, or
+is still held; means of lengths, in tokens that the policy sampled, tell whether long rollouts are
+lost, and are 0 where there were none.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from consumers.training.announcement import NOT_OURS
+from trainer.curation import Tally
+from trainer.samples import Sample
+
+CANCELLED = frozenset({"redundant", "cancelled"})
+"""Reasons for dropping what was ended before its time; all others tell of something amiss."""
+
+
+@dataclass(eq=False)
+class StepBalance:
+    """The trainer's own measure; one that goes on counts what it holds as come again."""
+
+    clock: Callable[[], float]
+    _drops: Mapping[str, Tally] = field(default_factory=dict)
+    _held: int = 0
+    _trained_at: float = 0.0
+    _waits_since: float = 0.0
+
+    def begin(self, drops: Mapping[str, Tally]) -> None:
+        """What was dropped so far has been told."""
+        self._drops = drops
+        self._trained_at = self._waits_since = self.clock()
+
+    def waits(self) -> None:
+        """From now on the trainer waits for rollouts."""
+        self._waits_since = self.clock()
+
+    def step(
+        self, began: float, samples: Sequence[Sample], drops: Mapping[str, Tally], held: int
+    ) -> dict[str, float]:
+        """Metrics of a step that has been computed now, from when it began; all drops so far."""
+        now = self.clock()
+        wait_s, cycle_s = max(0.0, began - self._waits_since), now - self._trained_at
+        lost = {r: t for r, t in self._since(drops).items() if r not in NOT_OURS}
+        cancelled = _sum(tally for reason, tally in lost.items() if reason in CANCELLED)
+        dropped = _sum(tally for reason, tally in lost.items() if reason not in CANCELLED)
+        used = Tally(len(samples), sum(sample.length for sample in samples))
+        produced = used.count + dropped.count + cancelled.count + held - self._held
+        self._drops, self._held = dict(drops), held
+        self._trained_at = self._waits_since = now
+        return {
+            "produced": float(produced),
+            "used": float(used.count),
+            "dropped": float(dropped.count),
+            "cancelled": float(cancelled.count),
+            "length_used": _mean(used),
+            "length_dropped": _mean(dropped),
+            "length_cancelled": _mean(cancelled),
+            "wait_seconds": wait_s,
+            "cycle_seconds": cycle_s,
+            "wait_share": wait_s / cycle_s if cycle_s > 0 else 0.0,
+        }
+
+    def _since(self, drops: Mapping[str, Tally]) -> dict[str, Tally]:
+        before = {reason: self._drops.get(reason, Tally()) for reason in drops}
+        return {
+            reason: Tally(tally.count - before[reason].count, tally.length - before[reason].length)
+            for reason, tally in drops.items()
+        }
+
+
+def _sum(tallies: Iterable[Tally]) -> Tally:
+    count = length = 0
+    for tally in tallies:
+        count, length = count + tally.count, length + tally.length
+    return Tally(count, length)
+
+
+def _mean(tally: Tally) -> float:
+    return tally.length / tally.count if tally.count else 0.0

@@ -1,0 +1,55 @@
+"""What a run begins with: a directory that is here, as it is or with another template."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compose.runs import run_folder
+from compose.runs.recipe import load_recipe, parse_recipe
+from inference.policy_dir import load_policy
+from schemas.errors import Refused
+from tests.support import policies
+
+TEMPLATE = 'template = { kind = "words", bos = "<bos>", turn = "no" }'
+
+
+def recipe_on(directory: str, template: str = "") -> str:
+    """The lake's recipe, beginning with a directory."""
+    text = load_recipe("lake-any-start")[1]
+    head, rest = text.split("[policy]")
+    return (
+        f'{head}[policy]\ndirectory = "{directory}"\n{template}\n[learner]'
+        + rest.split("[learner]")[1]
+    )
+
+
+def begun(tmp_path: Path, text: str) -> Path:
+    return run_folder.create(tmp_path / "state", parse_recipe(text, "mine"), text, seed=1).policy
+
+
+def test_a_directory_is_pointed_to_as_it_is(tmp_path: Path) -> None:
+    policies.lake(tmp_path / "mine")
+
+    assert begun(tmp_path, recipe_on(f"{tmp_path}/mine")).resolve() == tmp_path / "mine"
+
+
+def test_another_template_is_the_runs_own_and_the_directory_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    policies.lake(tmp_path / "mine")
+    before = (tmp_path / "mine" / "rollcall.json").read_bytes()
+
+    at = begun(tmp_path, recipe_on(f"{tmp_path}/mine", TEMPLATE))
+
+    assert json.loads((at / "rollcall.json").read_text())["template"]["turn"] == "no"
+    assert load_policy(at).template.digest != load_policy(tmp_path / "mine").template.digest
+    assert (at / "model.safetensors").resolve() == tmp_path / "mine" / "model.safetensors"
+    assert (tmp_path / "mine" / "rollcall.json").read_bytes() == before
+
+
+def test_a_directory_that_holds_no_policy_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"'nowhere' holds no config\.json; .* policy fetch smollm2"):
+        begun(tmp_path, recipe_on("nowhere"))
+
+    assert not (tmp_path / "state").exists()

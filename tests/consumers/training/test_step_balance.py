@@ -1,0 +1,50 @@
+"""Every step tells what came, what became of it, and how long the trainer waited."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consumers.training.step_balance import StepBalance
+from tests.support.scored_trajectories import sample, scored
+from tests.support.staged_run import CONFIG, Stage
+from trainer.curation import Tally
+
+
+def test_what_came_since_the_step_before_is_told_with_its_lengths_and_the_wait() -> None:
+    now = [100.0]
+    balance = StepBalance(lambda: now[0])
+    balance.begin({"failed": Tally(3, 30), "redundant": Tally(1, 5)})
+    samples = [sample(scored(f"r{n}"), n) for n in range(4)]
+    drops = {
+        "failed": Tally(4, 50), "redundant": Tally(3, 11), "stale": Tally(1, 10),
+        "other_run": Tally(9, 90), "duplicate": Tally(2, 2),
+    }  # fmt: skip
+    now[0] = 110.0
+
+    told = balance.step(106.0, samples, drops, held=5)
+
+    assert told == pytest.approx({
+        "produced": 4 + 2 + 2 + 5, "used": 4, "dropped": 2, "cancelled": 2,
+        "length_used": 1, "length_dropped": 15, "length_cancelled": 3,
+        "wait_seconds": 6, "cycle_seconds": 10, "wait_share": 0.6,
+    })  # fmt: skip
+    now[0] = 111.0
+    balance.waits()
+    now[0] = 114.0
+    again = balance.step(112.0, samples, drops, held=1)
+    assert (again["produced"], again["wait_seconds"], again["cycle_seconds"]) == (0, 1, 4)
+
+
+def test_all_that_came_in_a_run_is_in_its_steps_once_whatever_begins_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, replace(CONFIG, redundancy=1, max_staleness=1))
+    for steps in range(1, 5):
+        stage.train(steps)
+        stage.begin()
+    steps = [step.metrics for step in stage.steps()]
+
+    for told in steps:
+        assert told["used"] == CONFIG.groups_per_step * CONFIG.group_size
+        assert told["produced"] >= told["used"] + told["dropped"] + told["cancelled"]
+        assert 0 <= told["wait_share"] <= 1
+    assert sum(told["used"] for told in steps) == stage.trainer.buffer.used

@@ -4,7 +4,7 @@ Its reward is 0, so it goes beside others without a weight; what it thinks of ea
 `token_scores`, for learners that distil. It needs an engine, which scorers by name have not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from compose.extras import require
@@ -32,6 +32,26 @@ def check_named(name: str) -> None:
             "Hugging Face directory"
         )
         raise Refused(msg)
+
+
+def check_teachers(scorers: Iterable[str], wanted: str, student: Path) -> None:
+    """Refuse a learner whose teacher is not among its scorers, or has other words than it.
+
+    `wanted` is what the teacher's name begins with, empty where the learner needs none.
+    """
+    names = [scorer.partition("*")[0] for scorer in scorers]
+    if wanted and not any(name.startswith(wanted) for name in names):
+        msg = (
+            f"the learner distils from {wanted!r}, but the scorers are {', '.join(names)}; add "
+            "'teacher:DIRECTORY' to them"
+        )
+        raise Refused(msg)
+    directories = [each for each in map(teacher_directory, names) if each is not None]
+    if directories:
+        from inference.teacher import require_same_vocabulary
+
+        for directory in directories:
+            require_same_vocabulary(student, directory)
 
 
 def scorer_spec(text: str, threads: int | None = None) -> ScorerSpec:

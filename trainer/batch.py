@@ -17,6 +17,7 @@ from torch import Tensor
 from schemas.packed import ids_of, logprobs_of
 from schemas.rules import Chosen
 from trainer.aggregates import token_weights
+from trainer.distillation.teacher_scores import teacher_logprobs
 from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, rewards_of
 from trainer.samples import Sample, mine
 
@@ -37,6 +38,8 @@ class BatchRow:
     """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
     prox: NDArray[np.float32] | None = None
     """lp at the step's start, where a rule needs it."""
+    teacher: NDArray[np.float32] | None = None
+    """A teacher's log-probabilities, nan where it gave none, where a rule needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +72,21 @@ class MicroBatch:
     reward_B: Tensor
     weight_B: Tensor
     prox_BT: Tensor | None
+    teacher_BT: Tensor | None = None
 
 
 def make_batch(
-    samples: Sequence[Sample], rule: Chosen[AdvantageRule], aggregate: str, norm: int
+    samples: Sequence[Sample],
+    rule: Chosen[AdvantageRule],
+    aggregate: str,
+    norm: int,
+    teacher: str = "",
 ) -> Batch:
     """Rows in the order of the samples; advantages and weights over all of them at once.
 
     `norm` is the constant L of `seq_mean_token_sum_norm`. Sequences without a token of our policy
-    are left out; a trajectory counts once, however many sequences it has.
+    are left out; a trajectory counts once, however many sequences it has. `teacher` is what the
+    name of a scorer begins with whose token scores go along.
     """
     rewards = rewards_of(samples, rule.rule.needs)
     given = rule(rewards)
@@ -88,7 +97,7 @@ def make_batch(
     rows = [
         row
         for number, sample in enumerate(samples)
-        for row in _rows(number, sample, advantages, float(weights_N[number]))
+        for row in _rows(number, sample, advantages, float(weights_N[number]), teacher)
     ]
     versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
     return Batch(tuple(rows), rewards.totals_N, advantages.values_N, rewards.lengths_N, versions_N)
@@ -162,6 +171,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         return torch.from_numpy(out).to(device, dtype)
 
     prox = [row.prox for row in chosen if row.prox is not None]
+    teacher = [row.teacher for row in chosen if row.teacher is not None]
     ones = [np.ones(len(row.token_ids), dtype=np.int64) for row in chosen]
     return MicroBatch(
         tuple(rows),
@@ -175,15 +185,20 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         torch.tensor([row.reward for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([row.weight for row in chosen], dtype=torch.float64, device=device),
         stacked(prox, torch.float32) if len(prox) == len(chosen) else None,
+        stacked(teacher, torch.float32) if len(teacher) == len(chosen) else None,
     )
 
 
-def _rows(number: int, sample: Sample, advantages: Advantages, weight: float) -> Iterator[BatchRow]:
+def _rows(
+    number: int, sample: Sample, advantages: Advantages, weight: float, teacher: str
+) -> Iterator[BatchRow]:
     """The trajectory's sequences in which our policy has sampled."""
     per_token = None if advantages.tokens is None else advantages.tokens[number]
     taken = 0
-    for sequence in sample.scored.trajectory.sequences or ():
-        mask = mine(sequence, sample.policy_index)
+    sequences = sample.scored.trajectory.sequences or ()
+    masks = [mine(sequence, sample.policy_index) for sequence in sequences]
+    taught = teacher_logprobs(sample.scored, masks, teacher) if teacher else None
+    for at, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
         sampled = int(mask.sum())
         if not sampled:
             continue
@@ -201,4 +216,5 @@ def _rows(number: int, sample: Sample, advantages: Advantages, weight: float) ->
             worth,
             sample.reward,
             weight,
+            teacher=taught[at] if taught else None,
         )

@@ -9,20 +9,24 @@ from trainer.advantages.dr_grpo import DR_GRPO
 from trainer.advantages.grpo import GRPO
 from trainer.advantages.rloo import RLOO
 from trainer.aggregates import AGGREGATES
+from trainer.distillation.no_teacher import NO_TEACHER
+from trainer.distillation.reverse_kl import REVERSE_KL
 from trainer.losses.gspo import GSPO
 from trainer.losses.policy_gradient import POLICY_GRADIENT
 from trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP
 from trainer.rewards import AdvantageRule
 from trainer.schedules import SCHEDULES
-from trainer.tokens import Loss
+from trainer.tokens import Distil, Loss
 
 ADVANTAGES: Mapping[str, Rule[AdvantageRule]] = table(BATCH_NORMALISED, GRPO, DR_GRPO, RLOO)
 LOSSES: Mapping[str, Rule[Loss]] = table(CLIP_HIGHER, POLICY_GRADIENT, PPO_CLIP, GSPO)
+DISTILS: Mapping[str, Rule[Distil]] = table(NO_TEACHER, REVERSE_KL)
 
 KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {
     "advantage": ADVANTAGES,
     "loss": LOSSES,
     "aggregate": AGGREGATES,
     "schedule": SCHEDULES,
+    "distill": DISTILS,
 }
 """The keys of a configuration that choose a rule."""

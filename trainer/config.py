@@ -15,13 +15,13 @@ import orjson
 from schemas import names
 from schemas.errors import Refused
 from schemas.rules import Choice, Chosen, choose, frozen
-from trainer.catalogue import ADVANTAGES, KINDS, LOSSES
+from trainer.catalogue import ADVANTAGES, DISTILS, KINDS, LOSSES
 from trainer.curation import FILTERS
 from trainer.plugins import plugin
 from trainer.rewards import AdvantageRule
 from trainer.samples import Curation
 from trainer.schedules import SCHEDULES
-from trainer.tokens import Loss
+from trainer.tokens import Distil, Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class LearnerConfig:
     """How often a batch is gone through in one step."""
     minibatch: int = 0
     """Trajectories to one update of the weights; 0: all of the batch."""
+    distill: str | Choice = "none"
+    """What a teacher's token scores add to the advantage."""
     checkpoint_keep_every: int = 20
     """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.
 
@@ -106,6 +108,13 @@ class LearnerConfig:
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm < 1:
             msg = f"aggregate_norm is {self.aggregate_norm}; set it to the maximum of new tokens"
             raise Refused(msg)
+        if self.distill_rule().needs("teacher") and self.loss_rule().needs("step"):
+            msg = (
+                f"distill {self.distill_rule().rule.name!r} changes advantages token by token, but "
+                f"loss {self.loss_rule().rule.name!r} looks at those of a whole step before it; "
+                "use clip_higher"
+            )
+            raise Refused(msg)
         self.curation("", "")
 
     @classmethod
@@ -139,6 +148,16 @@ class LearnerConfig:
         merged = Choice(choice.name, tuple(sorted((dict(choice.options) | flat).items())))
         return choose("loss", merged, LOSSES)
 
+    def distill_rule(self) -> Chosen[Distil]:
+        """What a teacher adds to advantages, with its options. Raises Refused."""
+        return choose("distill", self.distill, DISTILS)
+
+    @property
+    def teacher(self) -> str:
+        """What the scorer's name begins with whose token scores are needed; empty for none."""
+        chosen = self.distill_rule()
+        return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
+
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
     ) -> Curation:
@@ -155,6 +174,7 @@ class LearnerConfig:
             temperature=self.temperature,
             capacity_groups=self.capacity_groups,
             abandoned=abandoned,
+            teacher=self.teacher,
         )
 
     def lr_at(self, done: int) -> float:

@@ -14,11 +14,11 @@ import orjson
 
 from schemas import names
 from schemas.errors import Refused
-from schemas.rules import Choice, Chosen, choose, frozen
-from trainer.catalogue import ADVANTAGES, DISTILS, KINDS, LOSSES
+from schemas.rules import Choice, Chosen, choose
+from trainer.catalogue import ADVANTAGES, DISTILS, EXPLORATIONS, KINDS, LOSSES, SHAPINGS
 from trainer.curation import FILTERS
 from trainer.plugins import plugin
-from trainer.rewards import AdvantageRule
+from trainer.rewards import AdvantageRule, Exploration, Shaping
 from trainer.samples import Curation
 from trainer.schedules import SCHEDULES
 from trainer.tokens import Distil, Loss
@@ -30,6 +30,10 @@ class LearnerConfig:
 
     advantage: str | Choice = "batch_normalised"
     loss: str | Choice = "clip_higher"
+    exploration: str | Choice = "even"
+    """Whose entropy is worth how much; `entropy` is what most get."""
+    shaping: tuple[str | Choice, ...] = ()
+    """What is done to totals before advantages are made of them, one after the other."""
     clip_low: float | None = None
     """The options `low`, `high` and `dual` of a loss that clips, as they were first spelled."""
     clip_high: float | None = None
@@ -80,7 +84,9 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         for key, known in KINDS.items():
-            choose(key, getattr(self, key), known)
+            value = getattr(self, key)
+            for each in value if isinstance(value, tuple) else (value,):
+                choose(key, each, known)
         for name in self.filters:
             plugin("filters", name, FILTERS)
         for key, (holds, remedy) in BOUNDS.items():
@@ -124,10 +130,7 @@ class LearnerConfig:
         for key in values:
             if key not in known:
                 raise names.unknown("key of the learner", key, known)
-        given = {
-            key: Choice.of(key, value) if isinstance(value, Mapping) else frozen(value)
-            for key, value in values.items()
-        }
+        given = {key: _written(key, value) for key, value in values.items()}
         return cls(**given)  # type: ignore[arg-type]
 
     def advantage_rule(self) -> Chosen[AdvantageRule]:
@@ -157,6 +160,14 @@ class LearnerConfig:
         """What the scorer's name begins with whose token scores are needed; empty for none."""
         chosen = self.distill_rule()
         return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
+
+    def exploration_rule(self) -> Chosen[Exploration]:
+        """What gives each trajectory's entropy its weight."""
+        return choose("exploration", self.exploration, EXPLORATIONS)
+
+    def shaping_rules(self) -> list[Chosen[Shaping]]:
+        """What is done to totals, in order."""
+        return [choose("shaping", each, SHAPINGS) for each in self.shaping]
 
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
@@ -236,5 +247,15 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+def _written(key: str, value: object) -> object:
+    """A value of a configuration file: tables are choices, lists do not change."""
+    if isinstance(value, list):
+        return tuple(_written(key, each) for each in value)
+    return Choice.of(key, value) if isinstance(value, Mapping) else value
+
+
 def _plain(value: object) -> object:
+    """The other way round, for the digest."""
+    if isinstance(value, tuple):
+        return tuple(_plain(each) for each in value)
     return value.plain() if isinstance(value, Choice) else value

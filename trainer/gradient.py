@@ -42,7 +42,7 @@ class Gradient:
         if self.distil.needs("teacher"):
             tokens = replace(tokens, advantage_BT=self.distil(tokens))
         costs = self.loss(tokens)
-        cost_BT = costs.cost_BT - self.config.entropy * said.entropy_BT
+        cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
         cost_M = cost_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
         cost = cost_M.sum()
         cost.backward()

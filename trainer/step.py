@@ -63,8 +63,7 @@ class Learner:
         self.steps_done = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
-        self._rule, self._loss = config.advantage_rule(), config.loss_rule()
-        self._distil = config.distill_rule()
+        self._loss, self._distil = config.loss_rule(), config.distill_rule()
         self.model = loaded(model_directory).to(device).eval()
         self._parameters = dict(self.model.named_parameters())
         self.optimiser = torch.optim.AdamW(
@@ -104,9 +103,7 @@ class Learner:
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""
         config = self.config
-        batch = make_batch(
-            samples, self._rule, config.aggregate, config.aggregate_norm, config.teacher
-        )
+        batch = make_batch(samples, config)
         if not self._loss.rule.needs & EXTRA_PASS:
             return batch
         return with_prox(batch, self._pieces(batch), self.model, config.temperature)

@@ -6,10 +6,14 @@ nats, and 0 where the mask is 0.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from schemas.errors import Refused
+
+X = TypeVar("X")
 LOG_RATIO_LIMIT = 20.0
 
 
@@ -71,10 +75,6 @@ Loss = Callable[..., Costs]
 """(tokens, options) to costs; a user's function without options takes the tokens alone."""
 
 
-Distil = Callable[..., Tensor]
-"""(tokens, options) to the advantages [B,T] that the loss is to see."""
-
-
 def log_ratio(lp_BT: Tensor, old_BT: Tensor) -> Tensor:
     """lp − old within ±20, so that its exponential stays finite."""
     return (lp_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -99,6 +99,14 @@ def sampled_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
     mask = mask_BT.to(value_BT.dtype)
     n_B1 = mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (value_BT * mask).sum(dim=1, keepdim=True) / n_B1
+
+
+def needed(value: X | None, name: str) -> X:
+    """What a rule has named among its `needs`; raises Refused where nobody has computed it."""
+    if value is None:
+        msg = f"{name} is missing; name it in the `needs` of the rule that looks at it"
+        raise Refused(msg)
+    return value
 
 
 def nothing_clipped(mask_BT: Tensor) -> Tensor:

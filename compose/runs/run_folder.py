@@ -11,7 +11,6 @@ import orjson
 from compose.runs.recipe import Recipe, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from compose.runs.starting_policy import lay_policy, require_policy
-from compose.teacher_scorer import check_teachers
 from producers.admission import AdmissionRule, Draws
 from schemas.errors import Refused
 from schemas.names import unknown
@@ -141,7 +140,6 @@ def create(
         (folder.directory / TASKS).symlink_to(suite)
         (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
     lay_policy(recipe.policy, folder.policy, seed)
-    check_teachers(recipe.scorers, folder.learner().teacher, folder.policy)
     return folder
 
 

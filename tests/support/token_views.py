@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.tokens import Loss, Tokens
+from trainer.tokens import Loss, StepTokens, Tokens
 
 
 def piece(
@@ -39,3 +39,10 @@ def gain_and_gradient(
     (-costs.cost_BT).sum().backward()
     assert lp_BT.grad is not None
     return -costs.cost_BT[0].detach(), lp_BT.grad[0]
+
+
+def everything(lp_BT: Tensor) -> dict[str, Any]:
+    """Whatever a rule may need, all of it as if nothing had changed since the sampling."""
+    lp_K = lp_BT.detach().reshape(-1)
+    step = StepTokens(lp_K, lp_K, lp_K, torch.ones_like(lp_K), torch.zeros_like(lp_K))
+    return {"prox_BT": lp_BT, "ref_BT": lp_BT, "ewma_BT": lp_BT, "step": step}

@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.rules import choose
 from tests.support.scored_trajectories import sample, scored, sequence
 from trainer.batch import Batch, make_batch, micro_batches, minibatches, padded
-from trainer.config import LearnerConfig
+from trainer.catalogue import ADVANTAGES
 from trainer.rewards import group_numbers
+
+RULE = choose("advantage", "batch_normalised", ADVANTAGES)
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -17,7 +20,7 @@ def batch_of(lengths: list[int]) -> Batch:
         sample(scored(f"r{i}", i % 2, sequences=(sequence(range(n + 1), [0] + [1] * n),)), i)
         for i, n in enumerate(lengths)
     ]
-    return make_batch(samples, LearnerConfig())
+    return make_batch(samples, RULE, "token_mean", 0)
 
 
 def test_rows_are_padded_on_the_right_and_masked() -> None:
@@ -34,7 +37,7 @@ def test_a_trajectory_of_several_sequences_counts_once() -> None:
     several = tuple(sequence([1, 2, 3], [0, 1, 1]) for _ in range(3))
     samples = [sample(scored("a", 1.0, sequences=several), 0), sample(scored("b", 0.0), 1)]
 
-    batch = make_batch(samples, LearnerConfig(aggregate="seq_mean_token_mean"))
+    batch = make_batch(samples, RULE, "seq_mean_token_mean", 0)
 
     assert len(batch.rows) == 4
     assert batch.lengths_N.tolist() == [6, 1]
@@ -47,7 +50,9 @@ def test_a_sequence_of_another_policy_is_left_out() -> None:
     both = (theirs, sequence([1, 2], [0, 1]))
     batch = make_batch(
         [sample(scored("a", sequences=both, policies=("policy", "other")))],
-        LearnerConfig(),
+        RULE,
+        "token_mean",
+        0,
     )
 
     assert len(batch.rows) == 1

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from schemas.errors import Refused
 from schemas.rules import NoOptions, choose
-from tests.support.token_views import gain_and_gradient, piece
+from tests.support.golden import golden
+from tests.support.token_views import everything, gain_and_gradient, piece
 from trainer.aggregates import AGGREGATES, token_weights
 from trainer.catalogue import LOSSES
 from trainer.losses.clip import Clip
@@ -18,6 +19,7 @@ from trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP, ppo_clip
 from trainer.tokens import entropy, k3
 
 
+@golden("loss", "ppo_clip", "clip_higher")
 @pytest.mark.parametrize(
     ("ratio", "advantage", "clip", "gain", "gradient"),
     [
@@ -47,6 +49,7 @@ def test_clip_higher_is_ppo_with_a_wider_upper_range() -> None:
     assert found == [(0.2, 0.28), (0.2, 0.2), (3e-4, 4e-4)]
 
 
+@golden("loss", "gspo")
 @pytest.mark.parametrize(
     ("log_ratios", "advantage", "gain", "gradient"),
     [
@@ -73,6 +76,7 @@ def test_gspo_does_not_count_observations() -> None:
     assert costs.ratio_BT[0, 0].item() == pytest.approx(np.exp(0.2))
 
 
+@golden("loss", "policy_gradient")
 def test_policy_gradient_pushes_by_the_advantage() -> None:
     gains, gradients = gain_and_gradient(policy_gradient, [0.5, -0.5], -2.0, NoOptions())
 
@@ -83,7 +87,9 @@ def test_policy_gradient_pushes_by_the_advantage() -> None:
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @given(ratios=st.lists(st.floats(-30, 30), min_size=1, max_size=5))
 def test_no_advantage_means_no_gradient(name: str, ratios: list[float]) -> None:
-    gains, gradients = gain_and_gradient(LOSSES[name].function, ratios, 0.0, LOSSES[name].options())
+    known = everything(torch.full((1, len(ratios)), -1.0, dtype=torch.float64))
+    rule = LOSSES[name]
+    gains, gradients = gain_and_gradient(rule.function, ratios, 0.0, rule.options(), **known)
 
     assert gains.abs().max() == 0
     assert gradients.abs().max() == 0
@@ -130,6 +136,13 @@ def test_k3_is_never_negative_and_as_printed() -> None:
     assert k3(torch.tensor(-1.0), torch.tensor(-1.0)).item() == 0
 
 
+@golden(
+    "aggregate",
+    "token_mean",
+    "seq_mean_token_mean",
+    "seq_mean_token_sum",
+    "seq_mean_token_sum_norm",
+)
 @pytest.mark.parametrize(
     ("aggregate", "expected"),
     [

@@ -1,0 +1,30 @@
+"""No rule without a source and a test of its values."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.golden import claimed
+from trainer.catalogue import KINDS
+
+ROOT = Path(__file__).parents[2]
+RULES = sorted((kind, name) for kind, rules in KINDS.items() for name in rules)
+CLAIMED = claimed(ROOT / "tests")
+
+
+@pytest.mark.parametrize(("kind", "name"), RULES)
+def test_a_rule_says_where_it_is_from_and_a_test_holds_it_to_its_values(
+    kind: str, name: str
+) -> None:
+    rule = KINDS[kind][name]
+
+    assert rule.source, f"{kind} {name!r}: name paper and section in its Rule, or say `ours`"
+    assert rule.function.__doc__, f"{kind} {name!r}: give its formula in the docstring"
+    assert (kind, name) in CLAIMED, (
+        f"{kind} {name!r} has no test of its values: put @golden({kind!r}, {name!r}) of "
+        "tests.support.golden above one that compares with numbers from its source"
+    )
+
+
+def test_no_test_claims_a_rule_that_there_is_not() -> None:
+    assert {each for each in CLAIMED if each[0] in KINDS} <= set(RULES)

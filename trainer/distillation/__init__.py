@@ -1,1 +1,0 @@
-"""What is learned from a teacher: terms beside the advantage, one file each."""

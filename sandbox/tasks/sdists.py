@@ -8,25 +8,19 @@ import gzip
 import hashlib
 import io
 import re
-import subprocess
-import sys
 import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.boxes.tar_streams import MOST_BYTES, checked
-from schemas.errors import Refused, Unavailable, WorkFailed
+from sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
+from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 from schemas.names import hint
 
-PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "download")
-# Of this package alone the source is wanted: what builds it may come built.
-QUIETLY = ("--quiet", "--no-deps", "--retries", "2", "--timeout", "30")
-LONGEST_S = 900.0
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
-AWAY = ("connection broken", "ConnectionError", "ProxyError", "Max retries exceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +36,18 @@ class Sdist:
 
 
 def fetch(name: str, version: str, folder: Path) -> Sdist:
-    """Fetch one into an empty folder. Raises Refused and Unavailable."""
+    """Fetch one into an empty folder. Raises Refused and Unavailable.
+
+    Of this package alone the source is wanted: what builds it may come built.
+    """
     wanted = f"{name}=={version}"
-    command = [sys.executable, *PIP, *QUIETLY, "--no-binary", name, "-d", str(folder), wanted]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", check=False, timeout=LONGEST_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        msg = f"{wanted} cannot be fetched: pip takes more than {LONGEST_S:g} s"
-        raise Unavailable(msg) from error
+    code, said = pip(
+        "download", *QUIETLY, "--no-deps", "--no-binary", name, "-d", str(folder), wanted,
+        what=wanted,
+    )  # fmt: skip
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    if done.returncode or not found:
-        raise _refusal(name, version, done.stdout)
+    if code or not found:
+        raise _refusal(name, version, said)
     if len(found) != 1 or not found[0].name.endswith((".tar.gz", ".tgz")):
         names = ", ".join(path.name for path in found)
         msg = f"the source release of {wanted} is {names!r}; only a .tar.gz is read"
@@ -93,26 +85,14 @@ def unpack_tar(tar: bytes, into: Path) -> None:
         archive.extractall(into, members)
 
 
-def _refusal(name: str, version: str, said: str) -> Exception:
-    """What the words of a pip that failed come to: one line."""
+def _refusal(name: str, version: str, said: str) -> Refused:
+    """What the words of a pip that failed come to: one line. Raises as `refuse_without_index`."""
     wanted = f"{name}=={version}"
-    if "No module named pip" in said:
-        msg = f"releases are fetched by pip, which {sys.executable} lacks; run `-m ensurepip` on it"
-        return Refused(msg)
     versions = re.search(r"\(from versions: ([^)]+)\)", said)
     if versions and versions[1] != "none":
         known = versions[1].split(", ")
         return Refused(f"the index has no source release of {wanted}; {hint(version, known[-8:])}")
-    if any(words in said for words in AWAY):
-        msg = (
-            f"{wanted} cannot be fetched: the package index does not answer; look at network, "
-            "proxy and `pip config list`, and run the command again"
-        )
-        return Unavailable(msg)
+    refuse_without_index(wanted, said)
     if versions:
         return Refused(f"the index has no source release of {name} at all")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    wrong = [line for line in lines if line.lower().startswith("error")]
-    return Refused(
-        f"{wanted} cannot be fetched: {([*lines, *wrong] or ['pip is silent'])[-1][:500]}"
-    )
+    return Refused(f"{wanted} cannot be fetched: {last_error(said)}")

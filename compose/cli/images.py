@@ -1,53 +1,89 @@
 """`rollcall images`: what boxes are made of, on this host."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-Name = Annotated[str, typer.Argument(help="`base`: a Debian with python3, git and pytest.")]
+if TYPE_CHECKING:
+    from sandbox.boxes.image_rows import ImageRow
+    from sandbox.boxes.image_store import BuiltImage
+
+Name = Annotated[
+    str, typer.Argument(help="`base`: a Debian with python3, git and pytest; or one with packages.")
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="A package of the index, such as six==1.16.0; may be repeated."),
+]
+Requirements = Annotated[
+    Path | None, typer.Option(help="A file of packages, such as the lock of another image.")
+]
+Base = Annotated[str, typer.Option("--from", help="The image that packages are laid upon.")]
 Keep = Annotated[str, typer.Option(help="So much may stay, such as 5GB.")]
 OlderThan = Annotated[str, typer.Option(help="What was not used for so long goes, such as 14d.")]
+Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
-def build(name: Name) -> None:
-    """Make an image where it is missing, as root; `base` takes a minute and 400 MB.
+def build(
+    name: Name, with_: With = None, requirements: Requirements = None, base: Base = "base"
+) -> None:
+    """Make an image where it is missing: `base`, as root, or one with packages upon another.
 
-    Example: rollcall images build base
+    `base` takes a minute and 400 MB. Packages come as wheels from the index that pip is set to, and
+    are locked by their digests; nothing of theirs is run.
+
+    Example: rollcall images build numbers --with numpy==2.2.1
     """
-    from sandbox.boxes.image_store import build_base
+    from compose.extras import require
+    from compose.pages.images_page import megabytes
+    from sandbox.boxes.base_image import BASE, build_base
+    from sandbox.boxes.package_layers import build_packages, lock_place
     from schemas.errors import Refused
 
-    if name != "base":
-        msg = f"no image {name!r} can be built; `base` can"
+    require("packaging")
+    asked = _requirements(with_ or [], requirements)
+    if bool(asked) == (name == BASE):
+        msg = f"image {name!r} is made of packages, which --with and --requirements name"
+        if name == BASE:
+            msg = "image 'base' holds no packages; give an image with packages another name"
         raise Refused(msg)
-    image = build_base()
-    typer.echo(f"{image.name} {image.digest[:12]}  {_megabytes(image.size_bytes)}  {image.place}")
+    image = build_packages(name, base, asked) if asked else build_base()
+    size = megabytes(image.size_bytes)
+    typer.echo(f"{image.name} {image.digest[:12]}  {size}  {image.place}")
+    if asked:
+        typer.echo(f"with {' '.join(image.packages)}\nlocked in {lock_place(image)}")
 
 
-def list_images() -> None:
-    """Say which images there are, how large, and when each was last used.
+def list_images(json: Json = False) -> None:
+    """Say which images there are, how large, who stands on them, and when each was last used.
+
+    Those of the docker engine are among them where one listens.
 
     Example: rollcall images list
     """
-    from sandbox.boxes.image_store import directory, images
+    from compose.pages.images_page import print_images
+    from compose.terminal import emit
+    from sandbox.boxes.image_rows import directory_rows
+    from sandbox.boxes.image_store import directory
 
-    typer.echo("host  the programs of this host, read-only")
-    for image in images():
-        hours = image.idle_s() / 3600
-        size = _megabytes(image.size_bytes)
-        typer.echo(f"{image.name}  {image.digest[:12]}  {size}  used {hours:.1f} h ago")
-    typer.echo(f"in {directory()}")
+    rows = [*directory_rows(), *_of_engine()]
+    emit(rows, lambda terminal: print_images(terminal, rows), json=json)
+    if not json:
+        typer.echo(f"in {directory()}")
 
 
 def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
     """Remove images that were not used for long, and the longest unused of what is too much.
 
-    One that was used within a day may be in a box, and stays.
+    One that was used within a day may be in a box, and stays; so does what another one stands on.
+    Those of an engine are the engine's to remove.
 
     Example: rollcall images gc --keep 5GB --older-than 14d
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
+    from compose.pages.images_page import megabytes
     from consumers.history.times import seconds_of
     from sandbox.boxes.image_store import collect
     from schemas.errors import Refused
@@ -59,12 +95,48 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
         raise Refused(msg) from error
     removed, in_use = collect(keep_bytes, seconds_of(older_than))
     for image in removed:
-        typer.echo(f"removed {image.name}  {_megabytes(image.size_bytes)}")
+        typer.echo(f"removed {_called(image)}  {megabytes(image.size_bytes)}")
     for image in in_use:
-        typer.echo(f"kept {image.name}: it was used within a day")
+        typer.echo(f"kept {_called(image)}: it was used within a day")
     if not removed and not in_use:
         typer.echo("nothing to remove")
 
 
-def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.0f} MB"
+def _requirements(given: list[str], file: Path | None) -> list[str]:
+    """All that are asked for, each looked at. Raises Refused."""
+    from sandbox.boxes.wheels import checked, requirement_lines
+    from schemas.errors import Refused
+
+    asked = [checked(each, "--with") for each in given]
+    if file is None:
+        return asked
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"--requirements {file} cannot be read: {error}"
+        raise Refused(msg) from error
+    if not (lines := requirement_lines(text, str(file))):
+        msg = f"--requirements {file} names no packages"
+        raise Refused(msg)
+    return [*asked, *lines]
+
+
+def _of_engine() -> "list[ImageRow]":
+    """Those of the engine; where it does not answer that is said, and nothing else is lost."""
+    import asyncio
+
+    from sandbox.boxes.docker_engine import DockerEngine, listens
+    from sandbox.boxes.image_rows import engine_rows
+    from schemas.errors import WorkFailed
+
+    try:
+        return asyncio.run(DockerEngine().ask(engine_rows)) if listens() else []
+    except WorkFailed as error:
+        typer.echo(f"images of an engine are left out: {error}", err=True)
+        return []
+
+
+def _called(image: "BuiltImage") -> str:
+    from sandbox.boxes.image_store import LAYERS
+
+    return f"layer {image.name}" if image.place.parent.name == LAYERS else image.name

@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
+from sandbox.boxes.base_image import BUILD_LINES
 from sandbox.boxes.box import ImageBuild
 from sandbox.boxes.disk_floor import make_room
-from sandbox.boxes.image_store import BUILD_LINES
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain
 

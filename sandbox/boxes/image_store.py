@@ -1,51 +1,64 @@
 """Images as directories: what bubblewrap binds and docker imports, by name.
 
 Each is a folder with `tree`, a system's files, and `image.json`, whose time of change is that of
-its last use. Root has them at a place that all can walk to: its boxes run as other users.
+its last use. Beside them lie the layers of packages that images share (`package_layers`), each by
+its digest. Root has them at a place that all can walk to: its boxes run as other users.
 """
 
 import json
 import os
-import secrets
 import shutil
-import subprocess
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 from sandbox.boxes.disk_floor import make_room
-from schemas.errors import Refused, WorkFailed
+from schemas.errors import WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
 """The variable that names another directory for them."""
 ROOTS = Path("/var/lib/rollcall/images")
-PACKAGES = ("git", "procps", "python3", "python3-pip", "python3-pytest", "python3-venv")
-"""What `base` has beside the least that Debian can be."""
+LAYERS = "layers"
+RECORD = "image.json"
 IN_USE_S = 86_400.0
 """A box lives no longer: what was used in this time may be in one."""
-BUILD_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """One image of this host."""
+    """One image of this host, or one layer of such."""
 
     name: str
     digest: str
-    size_bytes: int
-    made_ms: int
+    size_bytes: int = 0
+    """Without what it shares with its base and its layers."""
+    made_ms: int = 0
+    base: str = ""
+    """The image that it stands on."""
+    layers: Sequence[str] = ()
+    """The digests of all that lie above the first base."""
+    packages: Sequence[str] = ()
+    """Those of its own layer, or of this layer, by name and version."""
     place: Path = field(default=Path(), compare=False)
 
     @property
     def tree(self) -> Path:
         return self.place / "tree"
 
+    def used_at(self) -> float:
+        """When it was used last, in seconds of the epoch."""
+        return (self.place / RECORD).stat().st_mtime
+
     def idle_s(self) -> float:
-        """Since it was used last."""
-        return max(0.0, time.time() - (self.place / "image.json").stat().st_mtime)
+        """Since then."""
+        return max(0.0, time.time() - self.used_at())
+
+    def carries(self, other: "BuiltImage") -> bool:
+        """Whether it stands on another image, or on a layer."""
+        return other.place in (directory() / self.base, *map(layer_place, self.layers))
 
 
 def directory() -> Path:
@@ -55,78 +68,84 @@ def directory() -> Path:
     return ROOTS if os.getuid() == 0 else Path.home() / ".cache" / "rollcall" / "images"
 
 
+def layer_place(digest: str) -> Path:
+    return directory() / LAYERS / digest
+
+
 def images() -> list[BuiltImage]:
     """All that are whole, by name."""
-    return [_read(path) for path in sorted(directory().glob("[a-z]*/image.json"))]
+    return [read_image(path.parent) for path in sorted(directory().glob(f"[a-z]*/{RECORD}"))]
+
+
+def layers() -> list[BuiltImage]:
+    """All that are whole, by digest."""
+    return [read_image(path.parent) for path in sorted(layer_place("").glob(f"*/{RECORD}"))]
+
+
+def users(image: BuiltImage, among: Iterable[BuiltImage]) -> list[str]:
+    """The names of the images that stand on one, or on a layer."""
+    return [each.name for each in among if each.carries(image)]
 
 
 def is_built(name: str) -> bool:
     """Whether an image of this name is one of ours; names of an engine's have other letters too."""
-    return name.replace("-", "").isalnum() and (directory() / name / "image.json").is_file()
+    return name.replace("-", "").isalnum() and (directory() / name / RECORD).is_file()
 
 
 def built(name: str) -> BuiltImage:
-    """An image, which is in use from now on. Raises WorkFailed(`image`)."""
+    """An image, which is in use from now on, with all that it stands on.
+
+    Raises WorkFailed(`image`).
+    """
     if not is_built(name):
         msg = f"there is no image {name!r} in {directory()}; `rollcall images list` names those"
         msg += " that are, `rollcall images build base` makes the first"
         raise WorkFailed("image", msg, retriable=False)
-    os.utime(directory() / name / "image.json")
-    return _read(directory() / name / "image.json")
+    image = read_image(directory() / name)
+    for place in (image.place, *map(layer_place, image.layers)):
+        with suppress(FileNotFoundError):  # somebody removed a layer: its files are here too
+            os.utime(place / RECORD)
+    if is_built(image.base):
+        built(image.base)
+    return image
 
 
-def build_base() -> BuiltImage:
-    """Make `base` with debootstrap from apt's own mirror; takes a minute. Raises Refused."""
-    place = directory() / "base"
-    if is_built("base"):
-        return built("base")
-    _check_host()
-    making = directory() / f".making-{secrets.token_hex(4)}"
-    try:
-        (making / "tree/etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
-        # Whoever loses it in a power cut makes another.
-        (making / "tree/etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
-        for parent in (making, making / "tree"):
-            parent.chmod(0o755)
-        _debootstrap(making / "tree")
-        _seal(making, "base")
+def read_image(place: Path) -> BuiltImage:
+    return BuiltImage(**json.loads((place / RECORD).read_text()), place=place)
+
+
+def seal(making: Path, image: BuiltImage, place: Path) -> None:
+    """Write down what was made, and have it at its place: last, so that what is there is whole.
+
+    Where it is there already it stays as it is.
+    """
+    whole = replace(image, size_bytes=_own_size(making), made_ms=time.time_ns() // 1_000_000)
+    fields = {key: value for key, value in asdict(whole).items() if key != "place"}
+    (making / RECORD).write_text(json.dumps(fields))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.chmod(0o755)
+    if not (place / RECORD).is_file():
         making.rename(place)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
-    return built("base")
 
 
 def collect(keep_bytes: int, older_than_s: float) -> tuple[list[BuiltImage], list[BuiltImage]]:
     """Remove what was not used for so long, and the longest unused of what is too much.
 
-    Returns what was removed, and what would have been but may be in use.
+    What an image stands on stays as long as it. Returns what was removed, and what would have been
+    but may be in use.
     """
-    left = sorted(images(), key=BuiltImage.idle_s)
-    removed, in_use, size = list[BuiltImage](), list[BuiltImage](), 0
+    left = _longest_unused()
+    removed, in_use = list[BuiltImage](), list[BuiltImage]()
+    size = sum(each.size_bytes for each in left)
     for image in left:
-        size += image.size_bytes
         if size <= keep_bytes and image.idle_s() < older_than_s:
             continue
         if image.idle_s() < IN_USE_S:
-            in_use.append(image)
-            continue
-        _remove(image)
-        removed.append(image)
-        size -= image.size_bytes
+            in_use.insert(0, image)
+        elif _remove(image):
+            removed.insert(0, image)
+            size -= image.size_bytes
     return removed, in_use
-
-
-def _check_host() -> None:
-    if os.getuid() != 0:
-        msg = "images are built by root alone: debootstrap makes the files of a system"
-        raise Refused(msg)
-    for program in ("debootstrap", "apt-get"):
-        if not shutil.which(program):
-            msg = f"{program} is not installed; `apt-get install debootstrap` on a Debian host"
-            raise Refused(msg)
-    directory().mkdir(parents=True, exist_ok=True)
-    directory().chmod(0o755)
-    clear_disk(directory())
 
 
 def clear_disk(place: Path) -> None:
@@ -134,53 +153,33 @@ def clear_disk(place: Path) -> None:
 
     The longest unused go first.
     """
-    unused = [each for each in images() if each.idle_s() >= IN_USE_S]
-    unused.sort(key=BuiltImage.idle_s, reverse=True)
+    unused = [each for each in _longest_unused() if each.idle_s() >= IN_USE_S]
     remedy = ", and no image is left that was not used within a day; make room there"
     make_room(place, [partial(_remove, image) for image in unused], remedy)
 
 
-def _remove(image: BuiltImage) -> None:
-    (image.place / "image.json").unlink()  # from now on it is none
+def _longest_unused() -> list[BuiltImage]:
+    """Images and layers, each before what it stands on where both were used last at once."""
+    return sorted((*images(), *layers()), key=lambda each: (each.used_at(), -each.made_ms))
+
+
+def _remove(image: BuiltImage) -> bool:
+    """Whether it could be: not what another one stands on."""
+    if users(image, images()):
+        return False
+    (image.place / RECORD).unlink()  # from now on it is none
     shutil.rmtree(image.place, ignore_errors=True)
+    return True
 
 
-def _debootstrap(tree: Path) -> None:
-    script = (
-        "set -e; . /etc/os-release\n"
-        "mirror=$(apt-get indextargets --format '$(REPO_URI)' "
-        '"Codename: $VERSION_CODENAME" "Component: main" | head -n 1)\n'
-        "http_proxy=; eval \"$(apt-config shell http_proxy Acquire::http::Proxy)\"\n"
-        "test -z \"$http_proxy\" || export http_proxy\n"
-        'debootstrap --variant=minbase --include="$2" "$VERSION_CODENAME" "$1" "$mirror"\n'
-        'rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*\n'
-    )  # fmt: skip
-    argv = ["/bin/sh", "-c", script, "sh", str(tree), ",".join(PACKAGES)]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+def _own_size(place: Path) -> int:
+    """Of folders, and of files that have no name elsewhere."""
+    seen = [(path, os.lstat(path)) for path in _below(place)]
+    return sum(
+        each.st_blocks * 512 for path, each in seen if each.st_nlink == 1 or os.path.isdir(path)
     )
-    if done.returncode:
-        last = (done.stdout + done.stderr).splitlines()[-BUILD_LINES:]
-        msg = "image 'base' cannot be built; debootstrap ended with:\n" + "\n".join(last)
-        raise Refused(msg)
-
-
-def _seal(place: Path, name: str) -> None:
-    """Write down what it is: last, so that what has been written down is whole."""
-    digest = sha256((place / "tree/var/lib/dpkg/status").read_bytes()).hexdigest()
-    made = BuiltImage(name, digest, _size(place), time.time_ns() // 1_000_000)
-    fields = {key: value for key, value in asdict(made).items() if key != "place"}
-    (place / "image.json").write_text(json.dumps(fields))
-
-
-def _size(place: Path) -> int:
-    return sum(os.lstat(path).st_blocks * 512 for path in _below(place))
 
 
 def _below(place: Path) -> Iterable[str]:
     for folder, folders, files in os.walk(place):
         yield from (os.path.join(folder, name) for name in (*folders, *files))
-
-
-def _read(path: Path) -> BuiltImage:
-    return BuiltImage(**json.loads(path.read_text()), place=path.parent)

@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 import pytest
 
-from sandbox.boxes import disk_floor, image_store
+from sandbox.boxes import base_image, disk_floor, image_store
 from sandbox.boxes.auto_driver import AutoDriver
 from sandbox.boxes.box import ImageBuild, Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
 from sandbox.boxes.engine_builds import engine_build
+from sandbox.boxes.image_rows import engine_rows
 from sandbox.boxes.images import engine_image
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import REASON_CHARS
@@ -108,7 +109,7 @@ def test_a_build_that_fails_leaves_nothing_and_tells_the_end_of_its_words(
 
     said = "E: no mirror" if os.getuid() == 0 else "by root alone"
     with pytest.raises(Refused, match=said):
-        image_store.build_base()
+        base_image.build_base()
     assert list(store.iterdir()) == []
 
 
@@ -189,6 +190,31 @@ def test_an_engine_is_given_the_same_directory_once_by_its_digest(store: Path) -
     for _ in range(2):
         assert engine_image(engine, "ours") == f"rollcall/ours:{'d' * 12}"
     assert engine.taken == {f"rollcall/ours:{'d' * 12}": [".", "./file"]}
+
+
+class CountedEngine(Engine):
+    """One that says what it has."""
+
+    def containers(self, *, all: bool) -> list[dict[str, object]]:
+        assert all
+        return [{"ImageID": "sha256:a", "Names": [f"/{name}"]} for name in ("two", "one")]
+
+    def df(self) -> dict[str, object]:
+        common = {"Size": 90, "Created": 7, "RepoDigests": None}
+        return {
+            "Images": [
+                {"Id": "sha256:a", "RepoTags": ["python:3.11"], "SharedSize": 50, **common},
+                {"Id": "sha256:b", "RepoTags": None, "SharedSize": -1, **common},
+            ]
+        }
+
+
+def test_images_of_an_engine_are_counted_with_the_containers_made_of_them() -> None:
+    tagged, nameless = engine_rows(CountedEngine())
+
+    assert (tagged.name, tagged.digest, tagged.size_bytes) == ("python:3.11", "a", 40)
+    assert (tagged.users, tagged.made_ms, tagged.idle_s) == (["one", "two"], 7000, None)
+    assert (nameless.name, nameless.size_bytes, nameless.users) == ("<none>", 90, [])
 
 
 class BuildingEngine(Engine):

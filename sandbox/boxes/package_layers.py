@@ -1,0 +1,133 @@
+"""Images of packages: a base, and layers of wheels from the package index.
+
+A layer is what one list of requirements came to: it is named by the digest of its lock, and lies on
+the disk once, whoever has it. An image is a tree of hard links to its base's files and its layers',
+so boxes of both drivers take it as any other, and find its packages without any network.
+"""
+
+import hashlib
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandbox.boxes.image_python import ImagePython, image_python
+from sandbox.boxes.image_store import (
+    LAYERS,
+    RECORD,
+    BuiltImage,
+    built,
+    clear_disk,
+    directory,
+    is_built,
+    layer_place,
+    seal,
+)
+from sandbox.boxes.wheels import Wheel, fetched, unpacked
+from schemas.errors import Refused
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+TAKEN = ("base", "host", LAYERS)
+LOCK = "lock.txt"
+
+
+def build_packages(name: str, base: str, requirements: Sequence[str]) -> BuiltImage:
+    """An image of this name: a base, and a layer of what fulfils requirements.
+
+    One that is there and is the same is left as it is. Raises Refused, Unavailable.
+    """
+    _check_name(name, base)
+    below = built(base)
+    clear_disk(directory())
+    with _making() as making:
+        python = image_python(below.tree, base)
+        wheels = fetched(requirements, python, making)
+        layer = _layer_of(wheels, python)
+        digests = *below.layers, layer.digest
+        whole = hashlib.sha256(" ".join((below.digest, *digests)).encode()).hexdigest()
+        image = BuiltImage(name, whole, base=base, layers=digests, packages=layer.packages)
+        if not is_built(name):
+            if not (layer_place(layer.digest) / RECORD).is_file():
+                _make_layer(making / "layer", layer, wheels, python)
+            _make_image(making / "image", image)
+    return _same(built(name), image)
+
+
+def lock_place(image: BuiltImage) -> Path:
+    """The packages of its own layer with their digests: from there it can be built again."""
+    return layer_place(image.layers[-1]) / LOCK
+
+
+def _check_name(name: str, base: str) -> None:
+    if not NAME.fullmatch(name) or name in TAKEN:
+        msg = f"{name[:100]!r} can be no name of an image of packages: small letters, digits and "
+        msg += f"'-', none of {', '.join(TAKEN)}"
+        raise Refused(msg)
+    if not is_built(base):
+        msg = f"image {name!r} stands on {base[:100]!r}, which is not in {directory()}; "
+        msg += "`rollcall images build base` makes the first"
+        raise Refused(msg)
+
+
+def _same(there: BuiltImage, wanted: BuiltImage) -> BuiltImage:
+    if there.digest != wanted.digest:
+        msg = f"image {there.name!r} is there with other packages ({' '.join(there.packages)}); "
+        msg += "give this one another name, or collect that one first"
+        raise Refused(msg)
+    return there
+
+
+def _layer_of(wheels: Sequence[Wheel], python: ImagePython) -> BuiltImage:
+    """What they are called together."""
+    whole = hashlib.sha256(b"rollcall layer 1\n")
+    whole.update(f"python {python.version} {platform.machine()}\n{_lock(wheels)}".encode())
+    digest = whole.hexdigest()
+    return BuiltImage(digest[:12], digest, packages=tuple(wheel.pinned for wheel in wheels))
+
+
+def _lock(wheels: Sequence[Wheel]) -> str:
+    return "".join(f"{wheel.locked}\n" for wheel in wheels)
+
+
+def _make_layer(
+    making: Path, layer: BuiltImage, wheels: Sequence[Wheel], python: ImagePython
+) -> None:
+    unpacked(wheels, python, making / "tree")
+    (making / LOCK).write_text(_lock(wheels))
+    seal(making, layer, layer_place(layer.digest))
+
+
+def _make_image(making: Path, image: BuiltImage) -> None:
+    """Its base's files and those of its own layer, each under one more name."""
+    making.mkdir()
+    for source in (directory() / image.base, layer_place(image.layers[-1])):
+        _link(source / "tree", making / "tree")
+    seal(making, image, directory() / image.name)
+
+
+@contextmanager
+def _making() -> Iterator[Path]:
+    """A folder where whatever is half made is removed in the end."""
+    making = directory() / f".making-{secrets.token_hex(4)}"
+    making.mkdir(parents=True)
+    making.chmod(0o755)
+    try:
+        yield making
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _link(source: Path, tree: Path) -> None:
+    """Have its files in another tree too, in place of what is there. Raises Refused."""
+    argv = ["cp", "-al", "--remove-destination", "-T", str(source), str(tree)]
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [str(done.returncode)])[-1]
+        msg = f"the files of {source} cannot be linked, which their owner can: {last[:500]}"
+        raise Refused(msg)

@@ -5,7 +5,7 @@ again from the log: request ids are digests of (run, draw, member), so a restart
 doubles one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import Refused
@@ -62,22 +62,42 @@ class Draws:
 
     def group(self, draw: int) -> list[RolloutRequest]:
         """The members of one group: one task, their own ids."""
+        return self.members(draw, self.request(draw, self.seed(draw)))
+
+    def seed(self, draw: int, refusals: int = 0) -> int:
+        """The task seed of a draw, or the one that follows so many that were refused for it."""
         first, end = self.seed_range
-        drawn = int.from_bytes(digest("draw", self.run_seed, draw, size_bytes=8), "big")
-        seed = first + drawn % (end - first)
-        run_id = self.template.run_id
-        task = task_of_seed(self.template.task, self.tasks, seed)
+        place = ("draw", self.run_seed, draw) + ((refusals,) if refusals else ())
+        return first + int.from_bytes(digest(*place, size_bytes=8), "big") % (end - first)
+
+    def request(self, draw: int, seed: int) -> RolloutRequest:
+        """What all members of a draw share where its task is that of a seed."""
+        return replace(
+            self.template,
+            task=task_of_seed(self.template.task, self.tasks, seed),
+            group_id=group_id(self.template.run_id, draw),
+            group_size=self.group_size,
+        )
+
+    def members(self, draw: int, shared: RolloutRequest) -> list[RolloutRequest]:
+        """One request for each member of a draw, of what all of them share."""
         return [
             replace(
-                self.template,
-                rollout_id=request_id(run_id, draw, member),
-                task=task,
-                group_id=group_id(run_id, draw),
-                group_size=self.group_size,
+                shared,
+                rollout_id=request_id(self.template.run_id, draw, member),
                 sampling_seed=f"{self.run_seed}/{draw}/{member}",
             )
-            for member in range(self.group_size)
+            for member in range(shared.group_size)
         ]
+
+    def task_number(self, seed: int) -> int:
+        """Names the task of a seed: seeds that stand for one task share its number."""
+        return seed % len(self.tasks) if self.tasks else seed
+
+    def task_count(self) -> int:
+        """How many tasks there are to draw from."""
+        first, end = self.seed_range
+        return min(len(self.tasks), end - first) if self.tasks else end - first
 
 
 def task_of_seed(shared: Task, tasks: Sequence[Task], seed: int) -> Task:
@@ -94,17 +114,23 @@ class Published:
     first: int = 0
     ids: set[str] = field(default_factory=set)
     highest_draw: int = -1
+    drawn: dict[int, RolloutRequest] = field(default_factory=dict)
+    """Of each draw that was met a request: it says what the draw is, whoever has drawn it."""
 
     def take(self, request: RolloutRequest) -> int:
         """Note one record of `rollout.requests`; returns its draw, -1 where it has none."""
         ours = request.run_id == self.run_id and request.purpose == "train"
         draw = draw_of(self.run_id, request.group_id) if ours else -1
+        if draw >= 0:
+            self.drawn.setdefault(draw, request)
         if draw >= self.first:
             self.ids.add(request.rollout_id)
             self.highest_draw = max(self.highest_draw, draw)
         return draw
 
-    def unfinished(self, draws: Draws) -> Iterator[RolloutRequest]:
-        """Members of begun groups that a crash kept from being published."""
+    def unfinished(
+        self, group: Callable[[int], Iterable[RolloutRequest]]
+    ) -> Iterator[RolloutRequest]:
+        """Members of begun groups that a crash kept from being published; `group` by draw."""
         for draw in range(self.first, self.highest_draw + 1):
-            yield from (r for r in draws.group(draw) if r.rollout_id not in self.ids)
+            yield from (r for r in group(draw) if r.rollout_id not in self.ids)

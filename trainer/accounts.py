@@ -42,6 +42,8 @@ class Book:
     """Requests of draws from `next_draw` on lie here or above."""
     won: tuple[int, ...] = ()
     """Those of `left` whose group was whole without the rest, which is redundant."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Draws that are unfinished and have fewer members than others, and how many."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Accounts:
         self.next_draw = book.next_draw
         self.low = book.low
         self._draws = {draw: _Draw(left=True, won=draw in book.won) for draw in book.left}
+        self._sizes = dict(book.sizes)
         self._ended = book.low * group_size
         self._held = 0
         self._names: OrderedDict[str, None] = OrderedDict()
@@ -90,9 +93,10 @@ class Accounts:
     def taken(self) -> int:
         """Drawn rollouts whose places in the buffer or in a batch are taken, beside those running.
 
-        A group that is whole takes the places of all its members, redundant ones included.
+        A group that is whole takes the places of all its members, redundant ones included, and a
+        smaller group those of a whole one.
         """
-        spare = sum(at.spare for at in self._draws.values())
+        spare = sum(at.spare for at in self._draws.values()) + self._empty()
         return self._held + spare - sum(map(self._unended, self._losing()))
 
     def losers(self) -> list[str]:
@@ -103,6 +107,11 @@ class Accounts:
             if at.won and at.left
             for member in self._unseen(at)
         ]
+
+    def _empty(self) -> int:
+        """Seats that smaller groups leave empty, until these are whole or leave."""
+        waiting = (d for d in self._sizes if not (self._draws[d].left or self._draws[d].won))
+        return sum(self.group_size - self._sizes[draw] for draw in waiting)
 
     def _losing(self) -> list[_Draw]:
         return [at for at in self._draws.values() if at.won and at.left]
@@ -118,14 +127,18 @@ class Accounts:
         return len(self._held_names)
 
     def ended(self) -> int:
-        """Drawn rollouts that have ended."""
+        """Drawn rollouts that have ended, and seats that smaller groups leave empty."""
         return self._ended
 
     # What happens to one
 
-    def published(self, draw: int) -> None:
-        """A draw was published, and with it all below."""
+    def published(self, draw: int, size: int | None = None) -> None:
+        """A draw was published, and with it all below; `size` where it may have fewer members."""
         self.next_draw = max(self.next_draw, draw + 1)
+        if size is not None and size < self.group_size and draw not in self._sizes:
+            self._sizes[draw] = size
+            for member in range(size, self.group_size):
+                self._mark_ended(draw, member)
 
     def enter(self, group: str, rollout_id: str, attempt: int) -> str:
         """Hold a rollout that has come. Returns why it cannot be: duplicate, redundant, late or
@@ -217,7 +230,8 @@ class Accounts:
 
     def size(self, group: str, claimed: int) -> int:
         """How many members a group has: of a draw what was drawn, whatever a record claims."""
-        return claimed if self._draw_of(group) < 0 else self.group_size
+        draw = self._draw_of(group)
+        return claimed if draw < 0 else self._sizes.get(draw, self.group_size)
 
     def book(self, unreadable: int = 0, asked: Iterable[Consumed] = ()) -> Book:
         """What a checkpoint holds; what is held is read again and not in it."""
@@ -229,7 +243,8 @@ class Accounts:
         left = tuple(sorted(d for d, at in open_draws.items() if at.left and not self._whole(at)))
         won = tuple(draw for draw in left if open_draws[draw].won)
         ended = np.packbits(bits, axis=None, bitorder="little").tobytes()
-        return Book(self.next_draw, self.low, ended, left, unreadable, tuple(asked), won)
+        sizes = tuple(sorted((d, n) for d, n in self._sizes.items() if d >= self.low))
+        return Book(self.next_draw, self.low, ended, left, unreadable, tuple(asked), won, sizes)
 
     def names(self) -> tuple[str, ...]:
         """Rollouts and groups that are gone for good and were not drawn; `know` takes them back."""
@@ -268,6 +283,7 @@ class Accounts:
             at.left, at.seats = True, {}
         while self.low in self._draws and self._whole(self._draws[self.low]):
             del self._draws[self.low]
+            self._sizes.pop(self.low, None)
             self.low += 1
 
     def _whole(self, at: _Draw) -> bool:

@@ -209,9 +209,11 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written(book: Book) -> dict[str, Any]:
+    """As plain values; what is not in use is left out, for older readers do not know it."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
-    if not book.won:  # which older readers do not know
-        del written["won"]
+    for key in ("won", "sizes"):
+        if not written[key]:
+            del written[key]
     return written
 
 
@@ -223,6 +225,7 @@ def _book_of(written: Mapping[str, Any]) -> Book:
             "left": tuple(written["left"]),
             "won": tuple(written.get("won", ())),
             "asked": _marks_of(written["asked"]),
+            "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
         }
     )
 

@@ -124,7 +124,9 @@ class Buffer:
     def _begin(self, key: str, claimed: int) -> _Group:
         size = self.accounts.size(key, claimed)
         spare = self.curation.redundancy if self.accounts.drew(key) else 0
-        self._groups[key] = _Group(key, size, max(1, size - spare))
+        # A group that a curator has made smaller is still one to compare in.
+        least = 1 if size == self.accounts.group_size else min(size, 2)
+        self._groups[key] = _Group(key, size, max(least, size - spare))
         return self._groups[key]
 
     def take(self, groups: int, v_now: int) -> tuple[Sample, ...] | None:

@@ -1,4 +1,4 @@
-"""The rules of a learner as a table, which stands in a README as it is printed."""
+"""The rules of a recipe as a table, which stands in a README as it is printed."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,12 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from producers.curators.curators import CURATORS
 from schemas import names
 from schemas.rules import Rule
 from trainer.catalogue import KINDS
 
+ALL: Mapping[str, Mapping[str, Rule[Any]]] = {"curator": CURATORS, **KINDS}
 COLUMNS = ("kind", "name", "stage", "needs", "options", "source")
 
 
@@ -32,10 +34,10 @@ class RuleRow:
 
 def rows_of(kind: str = "") -> list[RuleRow]:
     """All rules, or those of one kind. Raises Refused for a kind that there is not."""
-    if kind and kind not in KINDS:
-        raise names.unknown("kind of rules", kind, KINDS)
+    if kind and kind not in ALL:
+        raise names.unknown("kind of rules", kind, ALL)
     return [
-        row_of(rule) for each, rules in KINDS.items() if kind in ("", each)
+        row_of(rule) for each, rules in ALL.items() if kind in ("", each)
         for _, rule in sorted(rules.items())
     ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from compose.extras import EXTRAS
 from compose.strict_table import StrictTable, unknown_key
 from consumers.agents.programs import program_of
+from producers.curators.curators import curators_of
 from sandbox.agents.agent_box import check_agent_box
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment
@@ -108,6 +109,9 @@ class Recipe(StrictTable):
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
     """`trainer.config.LearnerConfig`; checked before anything is started."""
+    curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
+    """Which tasks come next: a rule of `producers/curators/` by name, a table with its name and
+    options, or several, of which each has to admit a task; empty: uniform draws."""
     scorers: Annotated[list[str], Field(min_length=1)] = ["environment_return"]
     evaluation: EvaluationTable = EvaluationTable()
     processes: ProcessTable = ProcessTable()
@@ -177,6 +181,7 @@ def _require_known(recipe: Recipe) -> None:
     if recipe.task.environment == "shell":
         check_shell(recipe.task.environment_config)
     program_of(recipe.task.agent)
+    curators_of(recipe.curator, 1)
     if recipe.task.agent == "hosted":
         check_agent(recipe.task.agent_config)
         task = recipe.task

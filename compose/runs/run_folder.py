@@ -12,6 +12,8 @@ from compose.runs.recipe import Recipe, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from compose.runs.starting_policy import lay_policy, require_policy
 from producers.admission import AdmissionRule, Draws
+from producers.curators.curator import Curator
+from producers.curators.curators import curators_of
 from schemas.errors import Refused
 from schemas.names import unknown
 from schemas.whole_files import write_whole
@@ -92,6 +94,10 @@ class RunFolder:
         template = self.recipe.template(self.run_id, self.policy_id)
         seeds = self.recipe.task.seeds
         return Draws(template, self.seed, self.learner().members, seeds, self.tasks())
+
+    def curators(self) -> tuple[Curator, ...]:
+        """Who chooses among its tasks, with nothing folded yet. Raises Refused."""
+        return curators_of(self.recipe.curator, self.draws().task_count())
 
     def held_out_rule(self) -> "HeldOutRule":
         """How it is evaluated, and whose rewards count."""

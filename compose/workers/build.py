@@ -258,6 +258,7 @@ class Workshop:
             folder.run(),
             folder.draws(),
             HeldOut(folder.heldout()),
+            folder.curators(),
         )
 
     def training(self, name: str, folder: "RunFolder", stopping: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ from consumers.decode_in_order import decoded
 from consumers.log.protocols import Log, Reader, Record
 from consumers.training.announcement import Announcements
 from consumers.training.evaluations import Evaluations
-from producers.admission import Draws
+from producers.curators.curriculum import Curriculum
 from schemas.ids import draw_of, scored_id
 from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
 from trainer.accounts import Accounts
@@ -28,7 +28,7 @@ class Intake:
     """Takes scored trajectories in, one record after the other."""
 
     words: Announcements
-    draws: Draws
+    curriculum: Curriculum
     buffer: Buffer
     consumption: Consumption
     evaluations: Evaluations
@@ -71,6 +71,7 @@ class Intake:
             self.evaluations.hear(scored)
             if self.evaluations.reached:
                 self.evaluations.ask(self.learner.version)
+            self.curriculum.hear(scored)
             self.buffer.offer(scored, record.partition, record.offset)
 
     def _named(self, record: Record) -> ScoredTrajectory | None:
@@ -81,7 +82,7 @@ class Intake:
         group = (record.key or b"").decode(errors="replace")
         draw = draw_of(self.run.run_id, group)
         if 0 <= draw < self.accounts.next_draw:
-            return end_of(record, self.draws.group(draw), self.run.scoring_id)
+            return end_of(record, self.curriculum.group(draw), self.run.scoring_id)
         return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
 
     def _requested(self, scored: ScoredTrajectory) -> ScoredTrajectory:
@@ -95,7 +96,7 @@ class Intake:
         name = trajectory.rollout_id
         draw = self.accounts.draw_with(name)
         group, _, _ = name.rpartition("/")
-        requests = self.evaluations.requests_of(group) if draw < 0 else self.draws.group(draw)
+        requests = self.evaluations.requests_of(group) if draw < 0 else self.curriculum.group(draw)
         request = next((request for request in requests if request.rollout_id == name), None)
         return replace(scored, trajectory=replace(trajectory, request=request))
 

@@ -7,6 +7,7 @@ beginning, and the scored trajectories that it consumed, once.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -15,7 +16,8 @@ from consumers.heldout import MARK
 from consumers.log.protocols import Log, Record, TopicPartition
 from consumers.log.reading import read_all
 from consumers.training.training_run import TrainingRun
-from producers.admission import Draws, Published
+from producers.admission import Published
+from producers.curators.curriculum import Curriculum
 from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
 from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
@@ -95,20 +97,42 @@ class RunLog:
                 seen.highest_step_record = max(seen.highest_step_record, version)
         return seen
 
-    def known(self, held: Checkpoint | None, draws: Draws) -> Resumption:
-        """The accounts of the newest checkpoint, and what the log has been asked for since."""
+    def known(self, held: Checkpoint | None, curriculum: Curriculum) -> Resumption:
+        """The accounts of the newest checkpoint, and what the log has been asked for since.
+
+        Where curators choose the draws, they hear all that became of the run's draws so far.
+        """
         book = held.book if held else Book()
         asked_from = self.begin(self.topics.requests, book.asked if book else ())
-        requests = self._requests(asked_from, book.next_draw if book else 0)
+        read_from = self.begin(self.topics.requests) if curriculum.curators else asked_from
+        requests = self._requests(read_from, book.next_draw if book else 0)
         if held and book is None:
-            accounts = self._without_book(requests, held.consumed, draws.group_size)
+            accounts = self._without_book(requests, held.consumed, curriculum.group_size)
         else:
-            accounts = Accounts(self.run.run_id, draws.group_size, book)
-        unfinished = tuple(requests.published.unfinished(draws))
-        highest = requests.published.highest_draw
+            accounts = Accounts(self.run.run_id, curriculum.group_size, book)
+        curriculum.knows(requests.published.drawn)
+        self._tell(curriculum, accounts)
+        version = held.version if held else -1
+        unfinished = requests.published.unfinished(partial(curriculum.next_group, version=version))
         return Resumption(
-            accounts, asked_from, unfinished, frozenset(requests.evaluations), highest
+            accounts,
+            asked_from,
+            tuple(unfinished),
+            frozenset(requests.evaluations),
+            requests.published.highest_draw,
         )
+
+    def _tell(self, curriculum: Curriculum, accounts: Accounts) -> None:
+        """Have curators hear what became of every draw; without curators nothing is read."""
+        if not curriculum.curators:
+            return
+        starts = _starts(self.begin(self.topics.scored))
+        for record in read_all(self.log, [self.topics.scored], starts):
+            scored = decoded(self.codec, record, ScoredTrajectory)
+            if scored is not None:
+                curriculum.hear(scored)
+        curriculum.settle(accounts.low)
+        log.info("curators_resumed", draws=curriculum.outcomes.next_draw)
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
         """Where to read on: at the marks, else where the run began, at most what retention left."""

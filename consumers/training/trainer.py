@@ -8,7 +8,7 @@ It reads with `assign`, not as a group member: its position is in the checkpoint
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,8 @@ from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
 from consumers.training.training_run import TrainingRun
 from producers.admission import Draws
+from producers.curators.curator import Curator
+from producers.curators.curriculum import Curriculum
 from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
@@ -60,6 +62,8 @@ class Trainer:
     run: TrainingRun
     draws: Draws
     heldout: HeldOut | None = None
+    curators: Sequence[Curator] = ()
+    """Who chooses the tasks; nobody: they are drawn uniformly."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
@@ -70,6 +74,7 @@ class Trainer:
         self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
+        self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
         self._idle_since = self.clock()
         self.balance = StepBalance(self.clock)
         self._resume()
@@ -86,7 +91,7 @@ class Trainer:
         for reason in latest.passed_over:
             log.warning("checkpoint_passed_over", reason=reason)
         held = latest.checkpoint
-        known = self.past.known(held, self.draws)
+        known = self.past.known(held, self.curriculum)
         if held is not None and latest.path is not None:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
         self.accounts = known.accounts
@@ -101,7 +106,8 @@ class Trainer:
         )  # fmt: skip
         self.saver.begin(held, announced)
         self.submitter.publish(*known.unfinished)
-        self.accounts.published(known.highest_draw)
+        for draw in range(self.accounts.next_draw, known.highest_draw + 1):
+            self.accounts.published(draw, len(self.curriculum.group(draw)))
         self.cancels.ask(self.accounts.losers(), REDUNDANT)
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
@@ -114,7 +120,7 @@ class Trainer:
         scored, marks = self.topics.scored, held.consumed if held else ()
         consumption = Consumption(scored, marks, self.log.topic_id(scored))
         buffer = Buffer(curation, self.accounts)
-        intake = Intake(self.words, self.draws, buffer, consumption, self.evaluations)
+        intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
         if held is not None:
             self.learner.load(held.state)
             intake.restore(held)
@@ -150,6 +156,7 @@ class Trainer:
             self._unread.popleft()
         self.intake.note_dropped()
         self.cancels.ask(self.buffer.losers(), REDUNDANT)
+        self.curriculum.settle(self.accounts.low)
         admitted = self.admit()
         trained = self._train()
         self.publisher.poll()
@@ -228,8 +235,10 @@ class Trainer:
         accepted = done * self.run.rule.batch + self.accounts.taken()
         groups = self.run.rule.grant(done, accepted, self.running())
         for _ in range(groups):
-            self.submitter.publish(*self.draws.group(self.accounts.next_draw))
-            self.accounts.published(self.accounts.next_draw)
+            draw = self.accounts.next_draw
+            group = self.curriculum.next_group(draw, self.learner.version)
+            self.submitter.publish(*group)
+            self.accounts.published(draw, len(group))
         return groups
 
     def _give_up(self) -> None:

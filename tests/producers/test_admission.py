@@ -84,6 +84,6 @@ def test_what_a_crash_kept_from_being_published_is_what_is_missing_below_the_hig
     published.take(replace(DRAWS.group(9)[0], run_id="other"))
     published.take(replace(DRAWS.group(9)[0], purpose="evaluate"))
 
-    missing = list(published.unfinished(DRAWS))
+    missing = list(published.unfinished(DRAWS.group))
 
     assert missing == [*DRAWS.group(2), DRAWS.group(3)[0], *DRAWS.group(4)[2:]]

@@ -1,7 +1,7 @@
 """A run on the in-memory log whose rollouts end as a test says, and whose learner only counts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ from consumers.log.memory_publisher import MemoryPublisher
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
+from producers.curators.curators import curators_of
 from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
@@ -78,6 +79,10 @@ class Stage:
     max_running: int = 64
     objects: Objects | None = None
     agent_config: str = ""
+    curator: object = ""
+    tasks: int = 100
+    rewards: Callable[[RolloutRequest], float] | None = None
+    """What a rollout earns; every second one where nothing is said."""
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -94,7 +99,7 @@ class Stage:
             purpose="train",
             agent_config=self.agent_config,
         )
-        self.draws = Draws(template, 7, self.config.members, (0, 100))
+        self.draws = Draws(template, 7, self.config.members, (0, self.tasks))
         self.plan = HeldOutPlan(template, self.seeds, 2, 0.5, self.goal)
         self.trainer = self.begin()
 
@@ -107,7 +112,8 @@ class Stage:
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
-        self.trainer = Trainer("t", self.log, self.codec, self.topics, *arguments)
+        curators = curators_of(self.curator, self.tasks)
+        self.trainer = Trainer("t", self.log, self.codec, self.topics, *arguments, curators)
         return self.trainer
 
     def asked(self) -> list[RolloutRequest]:
@@ -161,6 +167,8 @@ class Stage:
         version = request.policy_version if request.purpose == "evaluate" else newest
         tokens: Any = {"sequences": ()} if status != "finished" else {"version": version}
         total = float(len(self.ended) % 2) if reward is None else reward
+        if self.rewards and reward is None:
+            total = self.rewards(request)
         made = scored(request.rollout_id, total, status=status, **tokens)
         return replace(made, trajectory=replace(made.trajectory, request=request))
 

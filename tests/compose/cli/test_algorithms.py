@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from compose.pages.algorithms_page import rows_of
+from compose.pages.algorithms_page import ALL, rows_of
 from schemas.errors import Refused
 from tests.support.command_line import ROOT
-from trainer.catalogue import KINDS
 
 ROLLCALL = (sys.executable, "-m", "compose.cli", "algorithms")
 
@@ -18,9 +17,9 @@ ROLLCALL = (sys.executable, "-m", "compose.cli", "algorithms")
 def test_every_rule_has_a_source_and_a_stage_of_its_own_kind() -> None:
     rows = rows_of()
 
-    assert len(rows) == sum(len(rules) for rules in KINDS.values())
+    assert len(rows) == sum(len(rules) for rules in ALL.values())
     for row in rows:
-        rule = KINDS[row.kind][row.name]
+        rule = ALL[row.kind][row.name]
         assert (rule.kind, rule.name) == (row.kind, row.name)
         assert len(row.source) > 3, row
         assert row.stage in tuple("GFCRT"), row
@@ -33,7 +32,7 @@ def test_the_readme_shows_what_the_command_prints() -> None:
     page = lines_of((ROOT / "trainer" / "README.md").read_text())
     missing = [line for line in told if line not in page]
     assert not missing, "put these lines into the table of trainer/README.md"
-    kinds = tuple(f"| {kind} |" for kind in KINDS)
+    kinds = tuple(f"| {kind} |" for kind in ALL)
     assert [line for line in page if line.startswith(kinds)] == told[2:]
 
 

@@ -1,0 +1,28 @@
+"""Every curator that a recipe can choose by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from producers.curators.accept_all import ACCEPT_ALL
+from producers.curators.adaptive_rollouts import ADAPTIVE_ROLLOUTS
+from producers.curators.curator import Curator
+from producers.curators.filter_solved import FILTER_SOLVED
+from producers.curators.greso import GRESO
+from producers.curators.length_cap import LENGTH_CAP
+from producers.curators.paced import PACED
+from producers.curators.pass_rate import PASS_RATE
+from schemas.rules import choose, table
+
+CURATORS = table(ACCEPT_ALL, PASS_RATE, FILTER_SOLVED, GRESO, PACED, ADAPTIVE_ROLLOUTS, LENGTH_CAP)
+
+
+def curators_of(value: object, tasks: int) -> tuple[Curator, ...]:
+    """What a recipe's `curator` means: a name, a table with a name and options, or several.
+
+    Of several every one has to admit a task, and the smallest group and the fewest turns count.
+    Nothing at all, and `accept_all` alone, are uniform draws, with nothing to fold. Raises Refused.
+    """
+    named: Sequence[Any] = value if isinstance(value, list | tuple) else [value] if value else []
+    chosen = [choose("curator", each, CURATORS) for each in named]
+    made = [each(tasks) for each in chosen if each.rule is not ACCEPT_ALL]
+    return tuple(made)

@@ -1,0 +1,110 @@
+"""Which task comes next: curators over a run's endless series of draws.
+
+The law: a draw's task stands in its requests, so whoever begins again asks the log what was drawn
+and the curators only for what was not. Without curators every draw is a function of its number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+
+import structlog
+
+from producers.admission import Draws
+from producers.curators.curator import Curator
+from producers.curators.outcomes import Outcomes
+from schemas.ids import digest
+from schemas.messages import RolloutRequest, ScoredTrajectory
+
+FORCE_AFTER = 256
+"""After so many refusals in a row one task is drawn unasked, lest nothing be drawn for ever."""
+
+log = structlog.get_logger()
+
+
+class Curriculum:
+    """The draws of one run, as its curators choose them."""
+
+    def __init__(
+        self, draws: Draws, curators: Sequence[Curator] = (), scoring_id: str = ""
+    ) -> None:
+        self.draws = draws
+        self.curators = tuple(curators)
+        self.refused = 0
+        """Tasks that were drawn and not started."""
+        self.forced = 0
+        """Draws that no curator was asked about any more."""
+        template = draws.template
+        self.outcomes = Outcomes(template.run_id, template.policy_id, scoring_id, draws.group_size)
+        self._version, self._low = -1, 0
+        self._drawn: dict[int, RolloutRequest] = {}
+
+    @property
+    def group_size(self) -> int:
+        """The most members that a group can have."""
+        return self.draws.group_size
+
+    def knows(self, drawn: Mapping[int, RolloutRequest]) -> None:
+        """What was drawn before, by draw any of its requests."""
+        if self.curators:
+            self._drawn |= {d: r for d, r in drawn.items() if self._fits(r)}
+
+    def group(self, draw: int) -> list[RolloutRequest]:
+        """The members of a group that was drawn, as they were published."""
+        drawn = self._drawn.get(draw)
+        return self.draws.members(draw, drawn) if drawn else self.draws.group(draw)
+
+    def next_group(self, draw: int, version: int = -1) -> list[RolloutRequest]:
+        """The members of a group that may have to be drawn first, under the newest version."""
+        if self.curators and draw not in self._drawn:
+            self._drawn[draw] = self._draw(draw, version)
+        return self.group(draw)
+
+    def hear(self, scored: ScoredTrajectory) -> None:
+        """Fold in what became of a rollout."""
+        if self.curators:
+            self.outcomes.take(scored)
+            self._fold()
+
+    def settle(self, low: int) -> None:
+        """All draws below have ended: what was not heard of them never will be."""
+        if self.curators and low > self._low:
+            self._low = low
+            self.outcomes.settle(low)
+            self._fold()
+            self._drawn = {d: r for d, r in self._drawn.items() if d >= low}
+
+    def _fold(self) -> None:
+        for seed, outcome in self.outcomes.ready():
+            told = replace(outcome, task=self.draws.task_number(seed))
+            newer, self._version = told.version > self._version, max(self._version, told.version)
+            for curator in self.curators:
+                if newer:
+                    curator.on_version(self._version)
+                curator.update(told)
+
+    def _draw(self, draw: int, version: int) -> RolloutRequest:
+        for refusals in range(FORCE_AFTER):
+            seed = self.draws.seed(draw, refusals)
+            task = self.draws.task_number(seed)
+            chance = Random(digest("admit", self.draws.run_seed, draw, refusals))
+            if all(curator.admit(task, version, chance) for curator in self.curators):
+                return self._shaped(draw, seed)
+            self.refused += 1
+        self.forced += 1
+        log.warning("curator_forced_a_task", draw=draw, refusals=FORCE_AFTER)
+        return self._shaped(draw, self.draws.seed(draw, FORCE_AFTER))
+
+    def _shaped(self, draw: int, seed: int) -> RolloutRequest:
+        """What a draw asks for: its task, so many members, so many turns."""
+        shared, task = self.draws.request(draw, seed), self.draws.task_number(seed)
+        size, turns = shared.group_size, shared.limits.max_turns
+        for curator in self.curators:
+            size = max(1, min(size, curator.rollouts(task, shared.group_size)))
+            turns = max(1, min(turns, curator.turns(task, shared.limits.max_turns)))
+        limits = replace(shared.limits, max_turns=turns)
+        return replace(shared, group_size=size, limits=limits)
+
+    def _fits(self, request: RolloutRequest) -> bool:
+        """Whether a request can be one of ours: nobody else's makes a group larger."""
+        return 1 <= request.group_size <= self.group_size

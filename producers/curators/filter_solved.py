@@ -1,0 +1,53 @@
+"""Tasks that are solved are let go of."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from producers.curators.curator import Curator, Outcome
+from schemas.rules import Rule, require
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSolvedOptions:
+    keep: float = 0.9
+    """How much of the estimate stays with each group."""
+    solved_at: float = 0.95
+
+    def __post_init__(self) -> None:
+        require("keep", self.keep, 0 <= self.keep < 1, "give a number in [0, 1)")
+        require("solved_at", self.solved_at, 0 < self.solved_at <= 1, "give a number in (0, 1]")
+
+
+@dataclass
+class FilterSolved(Curator):
+    """q ← 0.9·q + 0.1·(share of rewards > 0), prior 0; a task is admitted while q < 0.95.
+
+    Source: AstraFlow, data curation. Slow to let go: 29 groups, all correct.
+    """
+
+    options: FilterSolvedOptions = FilterSolvedOptions()
+    q: dict[int, float] = field(default_factory=dict)
+
+    def admit(self, task: int, version: int, random: Random) -> bool:
+        return self.q.get(task, 0.0) < self.options.solved_at
+
+    def update(self, outcome: Outcome) -> None:
+        if outcome.rewards:
+            keep, before = self.options.keep, self.q.get(outcome.task, 0.0)
+            self.q[outcome.task] = keep * before + (1 - keep) * outcome.share_above()
+
+
+def filter_solved(tasks: int, options: FilterSolvedOptions) -> Curator:
+    """A curator that refuses what is solved."""
+    del tasks
+    return FilterSolved(options)
+
+
+FILTER_SOLVED = Rule(
+    "filter_solved",
+    "curator",
+    "AstraFlow, data curation",
+    filter_solved,
+    FilterSolvedOptions,
+    stage="C",
+)

@@ -1,0 +1,106 @@
+"""What became of a run's draws, in their order, from scored trajectories in any order.
+
+The law: an outcome comes out once all members of its draw and of all draws before it have ended.
+So whoever reads the same records, in whatever interleaving of partitions, how often and from
+wherever he was cut off, gets the same outcomes in the same order.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from producers.curators.curator import Outcome
+from schemas.ids import draw_of, request_id
+from schemas.messages import ScoredTrajectory, Trajectory
+from schemas.packed import ids_of, mask_of
+
+
+@dataclass(slots=True)
+class _OpenDraw:
+    """A draw of which a record was met."""
+
+    seed: int
+    seats: dict[str, int]
+    heard: dict[int, tuple[float | None, int, int]] = field(default_factory=dict)
+    """Of each member that has ended its reward, turns and newest version."""
+
+
+@dataclass
+class Outcomes:
+    """The fold of `trajectories.scored` that curators live on."""
+
+    run_id: str
+    policy_id: str
+    scoring_id: str
+    group_size: int
+    """The most members that a draw can have, whatever a record claims."""
+    next_draw: int = 0
+    """Outcomes of all draws below have come out."""
+    _open: dict[int, _OpenDraw] = field(default_factory=dict)
+    _low: int = 0
+    """Every member of every draw below has ended, whether it was read or not."""
+
+    def take(self, scored: ScoredTrajectory) -> None:
+        """Note a record, if it is the first of a member of one of the run's draws."""
+        trajectory, request = scored.trajectory, scored.trajectory.request
+        if request is None or scored.scoring_id != self.scoring_id:
+            return
+        if request.run_id != self.run_id or request.purpose != "train":
+            return
+        draw = draw_of(self.run_id, request.group_id)
+        if draw < self.next_draw:
+            return
+        size = min(max(1, request.group_size), self.group_size)
+        at = self._open.get(draw)
+        if at is None:
+            seats = {request_id(self.run_id, draw, member): member for member in range(size)}
+            at = _OpenDraw(request.task.seed, seats)
+        seat = at.seats.get(trajectory.rollout_id)
+        if seat is not None and seat not in at.heard:
+            self._open[draw] = at
+            at.heard[seat] = _reward(scored), trajectory.model_calls, self._newest(trajectory)
+
+    def settle(self, low: int) -> None:
+        """All members of all draws below have ended: what was not read of them never will be."""
+        self._low = max(self._low, low)
+
+    def ready(self) -> Iterator[tuple[int, Outcome]]:
+        """Outcomes that are complete now, each with its task's seed, in the order of draws."""
+        while True:
+            at = self._open.get(self.next_draw)
+            whole = at is not None and len(at.heard) == len(at.seats)
+            if not whole and self.next_draw >= self._low:
+                return
+            draw, self.next_draw = self.next_draw, self.next_draw + 1
+            if at is not None:
+                del self._open[draw]
+                yield at.seed, _outcome(draw, at)
+
+    def _newest(self, trajectory: Trajectory) -> int:
+        """The newest weights that sampled one of the policy's tokens; -1 where none did."""
+        if self.policy_id not in trajectory.policies:
+            return -1
+        index = trajectory.policies.index(self.policy_id)
+        newest = -1
+        for sequence in trajectory.sequences or ():
+            ours = ids_of(sequence.versions)[mask_of(sequence.policy_index) == index]
+            newest = max(newest, int(ours.max(initial=-1)))
+        return newest
+
+
+def _outcome(draw: int, at: _OpenDraw) -> Outcome:
+    members = [at.heard[seat] for seat in sorted(at.heard)]
+    scored = [(reward, turns) for reward, turns, _ in members if reward is not None]
+    return Outcome(
+        draw,
+        at.seed,
+        tuple(reward for reward, _ in scored),
+        tuple(turns for _, turns in scored),
+        max(version for *_, version in members),
+    )
+
+
+def _reward(scored: ScoredTrajectory) -> float | None:
+    """The total; None where there is none that means anything."""
+    total = scored.total
+    return total if total is not None and math.isfinite(total) else None

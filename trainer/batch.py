@@ -17,6 +17,7 @@ from torch import Tensor
 from schemas.packed import ids_of, logprobs_of
 from schemas.rules import Chosen
 from trainer.aggregates import token_weights
+from trainer.packing import ModelInput, Worth, model_input, pack_row, packs_of, pieces_of
 from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, rewards_of
 from trainer.samples import Sample, mine
 
@@ -69,6 +70,8 @@ class MicroBatch:
     reward_B: Tensor
     weight_B: Tensor
     prox_BT: Tensor | None
+    shared: ModelInput | None = None
+    """What the model is given in place of these rows, where they share what they begin with."""
 
 
 def make_batch(
@@ -147,6 +150,19 @@ def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iter
         taken.append(b)
     if taken:
         yield padded(batch, taken, device)
+
+
+def shared_micro_batches(
+    batch: Batch, worth: Worth, budget_tokens: int, device: str = "cpu"
+) -> Iterator[MicroBatch]:
+    """The same rows, but the model is given once what several begin with.
+
+    Raises ValueError for a row whose first token was sampled.
+    """
+    rows = [pack_row(b, row.token_ids, row.mask) for b, row in enumerate(batch.rows)]
+    for packs in pieces_of(packs_of(rows, worth), budget_tokens):
+        taken = [row.row for pack in packs for row in pack.rows]
+        yield replace(padded(batch, taken, device), shared=model_input(packs, device))
 
 
 def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch:

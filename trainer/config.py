@@ -59,6 +59,9 @@ class LearnerConfig:
     """Of the samples; the trainer divides its logits by it."""
     seed: int = 0
     micro_batch_tokens: int = 16384
+    packing: str = "rows"
+    """`rows` side by side; or `shared`: what rows begin with together is computed once, and logits
+    only where something was sampled. It is the same to 5e-7, not to the bit."""
     max_skipped: int = 3
     """So many steps in a row without a finite gradient end the process."""
     epochs: int = 1
@@ -98,6 +101,8 @@ class LearnerConfig:
                 f"{self.groups_per_step}; no batch would ever be complete; raise it"
             )
             raise Refused(msg)
+        if self.packing not in PACKINGS:
+            raise names.unknown("packing", self.packing, PACKINGS)
         self.loss_rule()
         advantage = self.advantage_rule()
         if self.group_size < 2 and advantage.needs("group"):
@@ -191,6 +196,8 @@ FIRST = frozenset({
 
 FREE = frozenset({"checkpoint_keep_every"})
 """What may change between two checkpoints: it decides nothing that is learned."""
+
+PACKINGS = ("rows", "shared")
 
 BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from schemas.errors import Refused
 from trainer.batch import MicroBatch
+from trainer.packing import ModelInput
+from trainer.token_scores import token_scores
 from trainer.tokens import entropy
 
 
@@ -27,6 +29,8 @@ class Forward:
 
 def forward(model: nn.Module, micro: MicroBatch, temperature: float) -> Forward:
     """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0."""
+    if micro.shared is not None:
+        return _forward_shared(model, micro, micro.shared, temperature)
     logits_BTV = model(
         input_ids=micro.token_ids_BT,
         attention_mask=micro.attention_mask_BT,
@@ -36,12 +40,41 @@ def forward(model: nn.Module, micro: MicroBatch, temperature: float) -> Forward:
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
     log_p_MV = (logits_BTV[b_M, t_M - 1].float() / temperature).log_softmax(dim=-1)
     lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
+    return _placed(micro, lp_M, entropy(log_p_MV), (b_M, t_M))
+
+
+def _forward_shared(
+    model: nn.Module, micro: MicroBatch, given: ModelInput, temperature: float
+) -> Forward:
+    """The same, with shared beginnings computed once and logits only where they are needed."""
+    b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
+    logits_UV = kept_logits(model, given).flatten(0, 1)
+    tokens_M = micro.token_ids_BT[b_M, t_M]
+    lp_M, entropy_M = token_scores(logits_UV, given.place_M, tokens_M, temperature)
+    return _placed(micro, lp_M, entropy_M, (b_M, t_M))
+
+
+def kept_logits(model: nn.Module, given: ModelInput) -> Tensor:
+    """Logits of the last `keep` places of each pack, [P, keep, V]."""
+    mask = given.attention_mask
+    logits: Tensor = model(
+        input_ids=given.token_ids_PW,
+        attention_mask=mask.to(model.dtype) if mask.is_floating_point() else mask,
+        position_ids=given.position_ids_PW,
+        use_cache=False,
+        logits_to_keep=given.keep,
+    ).logits
+    return logits
+
+
+def _placed(
+    micro: MicroBatch, lp_M: Tensor, entropy_M: Tensor, places: tuple[Tensor, Tensor]
+) -> Forward:
     empty_BT = torch.zeros_like(micro.behaviour_logprobs_BT)
     return Forward(
-        empty_BT.index_put((b_M, t_M), lp_M),
-        empty_BT.index_put((b_M, t_M), entropy(log_p_MV)),
-        b_M,
-        t_M,
+        empty_BT.index_put(places, lp_M.to(empty_BT.dtype)),
+        empty_BT.index_put(places, entropy_M.to(empty_BT.dtype)),
+        *places,
     )
 
 

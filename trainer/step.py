@@ -17,11 +17,19 @@ import torch
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
-from trainer.batch import Batch, MicroBatch, make_batch, micro_batches, minibatches
+from trainer.batch import (
+    Batch,
+    MicroBatch,
+    make_batch,
+    micro_batches,
+    minibatches,
+    shared_micro_batches,
+)
 from trainer.config import LearnerConfig
 from trainer.forward import loaded
 from trainer.gradient import EXTRA_PASS, Gradient, step_tokens, with_prox
 from trainer.samples import Sample
+from trainer.sharing import sharing_with
 from trainer.step_metrics import batch_metrics, token_metrics
 from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
@@ -65,6 +73,7 @@ class Learner:
         self._skipped_in_a_row = 0
         self._rule, self._loss = config.advantage_rule(), config.loss_rule()
         self.model = loaded(model_directory).to(device).eval()
+        self._sharing = sharing_with(self.model) if config.packing == "shared" else None
         self._parameters = dict(self.model.named_parameters())
         self.optimiser = torch.optim.AdamW(
             self._parameters.values(),
@@ -205,7 +214,10 @@ class Learner:
         )
 
     def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
-        return micro_batches(batch, self.config.micro_batch_tokens, self.device)
+        budget = self.config.micro_batch_tokens
+        if self._sharing is None:
+            return micro_batches(batch, budget, self.device)
+        return shared_micro_batches(batch, self._sharing, budget, self.device)
 
     def _apply(self, lr: float, skip: bool) -> None:
         if not skip:

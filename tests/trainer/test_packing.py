@@ -1,0 +1,275 @@
+"""What rows share is computed once, and nobody can tell by the numbers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from schemas.errors import BatchFailed, Refused
+from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
+from trainer.batch import Batch, make_batch, micro_batches, shared_micro_batches
+from trainer.config import LearnerConfig
+from trainer.forward import forward
+from trainer.packing import Worth, model_input, pack_row, packs_of, pieces_of
+from trainer.samples import Sample
+from trainer.sharing import sharing_of
+from trainer.step import Learner
+from trainer.token_scores import token_scores
+
+ALWAYS = Worth(pairs=2**40, longest=2**40)
+CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, packing="shared")
+SHAPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def model_of(kind: str, **other: object) -> torch.nn.Module:
+    """A random model that has opinions, so that mistakes show."""
+    torch.manual_seed(1)
+    known = AutoConfig.for_model(kind)
+    fields = {key: value for key, value in SHAPE.items() if hasattr(known, key)}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**fields, **other}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def rollouts() -> list[Sample]:
+    """Groups with a prompt each, of one turn and of two; doubles, and one that begins another."""
+    prompts = ([1, 2, 3, 4, 5], [1, 2, 9], [7])
+    answers = ([6, 7], [6, 8, 9], [3], [6, 7])
+    rows = [([*p, *a], [0] * len(p) + [1] * len(a)) for p in prompts for a in answers]
+    turns = [[1, 2, 9, 6, 7, 11, 4, said] for said in (5, 6)]
+    rows += [(ids, [0, 0, 0, 1, 1, 0, 0, 1]) for ids in turns]
+    rows.append(([1, 2, 9, 6, 7, 11, 11, 11], [0, 0, 0, 1, 1, 0, 0, 0]))
+    made = []
+    for number, (ids, mask) in enumerate(rows):
+        record = scored(str(number), float(number % 3), sequences=(sequence(ids, mask),))
+        made.append(Sample(record, 0, number, 0, number, 0, sum(mask)))
+    return made
+
+
+def batch_of(samples: Sequence[Sample]) -> Batch:
+    config = LearnerConfig()
+    return make_batch(samples, config.advantage_rule(), config.aggregate, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "worth"),
+    [("gpt2", ALWAYS), ("llama", ALWAYS), ("qwen2", ALWAYS), ("qwen3", ALWAYS),
+     ("llama", Worth(60, 64)), ("llama", Worth(0, 64))],
+)  # fmt: skip
+def test_tokens_are_as_likely_as_in_rows_of_their_own(kind: str, worth: Worth) -> None:
+    model, batch = model_of(kind).double(), batch_of(rollouts())
+    apart, together = {}, {}
+
+    with torch.no_grad():
+        for micro in micro_batches(batch, 1):
+            said = forward(model, micro, 0.7)
+            [row] = micro.rows
+            apart[row] = said.lp_BT[0], said.entropy_BT[0]
+        for micro in shared_micro_batches(batch, worth, 60):
+            said = forward(model, micro, 0.7)
+            for b, row in enumerate(micro.rows):
+                length = len(batch.rows[row].token_ids)
+                together[row] = said.lp_BT[b, :length], said.entropy_BT[b, :length]
+
+    assert sorted(together) == sorted(apart)
+    for row, (lp, entropy) in apart.items():
+        torch.testing.assert_close(together[row][0], lp, rtol=5e-7, atol=1e-7)
+        torch.testing.assert_close(together[row][1], entropy, rtol=5e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("budget", [20, 16384])
+@pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
+def test_a_step_gives_the_gradient_of_rows_apart(
+    model_directory: str, loss: str, budget: int
+) -> None:
+    found = []
+    for packing, tokens in (("rows", 16384), ("shared", budget)):
+        config = replace(CONFIG, packing=packing, loss=loss, micro_batch_tokens=tokens)
+        learner = Learner(model_directory, replace(config, max_grad_norm=1e9))
+        learner.model.double()
+        metrics = learner.step(rollouts())
+        gradients = {n: p.grad.clone() for n, p in learner.model.named_parameters()}
+        found.append((metrics, gradients))
+
+    (rows, plain), (shared, packed) = found
+    assert shared == pytest.approx(rows, rel=1e-5, abs=1e-7)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(packed[name], gradient, rtol=1e-5, atol=1e-8)
+
+
+def test_the_same_batches_give_the_same_bits(model_directory: str) -> None:
+    learners = [Learner(model_directory, CONFIG) for _ in range(2)]
+
+    told = [[learner.step(some_samples(n)) for n in range(3)] for learner in learners]
+
+    assert told[0] == told[1]
+    assert learners[0].tensors() == learners[1].tensors()
+
+
+def test_a_rule_that_looks_before_the_first_update_sees_shared_rows_too(
+    model_directory: str,
+) -> None:
+    config = replace(CONFIG, loss="ppo_clip", epochs=2, minibatch=4)
+
+    assert np.isfinite(Learner(model_directory, config).step(rollouts())["loss"])
+
+
+Rows = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 2), min_size=1, max_size=6),
+        st.lists(st.booleans(), min_size=1, max_size=6),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(Rows, st.sampled_from([ALWAYS, Worth(20, 64), Worth(0, 64)]), st.integers(1, 60))
+def test_a_token_sees_its_own_row_and_nothing_else(
+    drawn: list[tuple[list[int], list[bool]]], worth: Worth, budget: int
+) -> None:
+    rows = [(np.array(p + [int(s) for s in m]), np.array([False] * len(p) + m)) for p, m in drawn]
+    rows = [(ids, mask) for ids, mask in rows if mask.any()]
+    made = [pack_row(number, ids, mask) for number, (ids, mask) in enumerate(rows)]
+    seen = []
+
+    for piece in pieces_of(packs_of(made, worth), budget):
+        given_ = model_input(piece)
+        mask = given_.attention_mask
+        width = given_.token_ids_PW.shape[1]
+        at = 0
+        for number in sorted(row.row for pack in piece for row in pack.rows):
+            ids, sampled = rows[number]
+            for t in np.flatnonzero(sampled):
+                p, kept = divmod(int(given_.place_M[at]), given_.keep)
+                w = width - given_.keep + kept
+                if mask.ndim == 4:
+                    visible = (mask[p, 0, w] == 0).nonzero()[:, 0]
+                else:
+                    visible = torch.arange(w + 1)
+                order = given_.position_ids_PW[p, visible].argsort()
+                assert given_.token_ids_PW[p, visible][order].tolist() == ids[:t].tolist()
+                assert given_.position_ids_PW[p, visible][order].tolist() == list(range(t))
+                at += 1
+            seen.append(number)
+        assert at == len(given_.place_M)
+
+    assert sorted(seen) == list(range(len(rows)))
+
+
+def test_what_rows_share_is_there_once_and_what_follows_the_last_answer_is_not() -> None:
+    prompt, answers = [1] * 50, ([2, 3, 4], [2, 3, 5], [6, 7, 8])
+    rows = [np.array([*prompt, *answer, 9, 9]) for answer in answers]
+    mask = np.array([False] * 50 + [True] * 3 + [False] * 2)
+
+    [pack] = packs_of([pack_row(b, ids, mask) for b, ids in enumerate(rows)], Worth(768, 64))
+
+    assert pack.width == 50 + len([2, 3]) + len([6, 7])
+    assert model_input([pack]).keep == 1 + len([2, 3]) + len([6, 7])
+
+
+def test_rows_share_where_that_saves_more_than_a_wider_mask_costs() -> None:
+    rows = [pack_row(b, np.array([1, 2, *[b + 3] * 40]), np.arange(42) > 5) for b in range(3)]
+
+    assert len(packs_of(rows, Worth(768, 64))) == 3
+    assert len(packs_of(rows, Worth(7680, 64))) == 1
+    assert len(packs_of(rows, Worth(7680, 40))) == 3
+
+
+def test_scores_have_the_gradient_of_log_softmax_and_entropy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(70, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    place = torch.randint(0, 70, (90,), generator=generator)
+    token = torch.randint(0, 5, (90,), generator=generator)
+    by = torch.randn(2, 90, generator=generator, dtype=torch.float64)
+
+    lp, entropy = token_scores(logits, place, token, 0.7)
+    (mine,) = torch.autograd.grad((lp * by[0] + entropy * by[1]).sum(), logits)
+
+    log_p = (logits / 0.7).log_softmax(-1)
+    plain = log_p[place, token], -(log_p.exp() * log_p).sum(-1)[place]
+    torch.testing.assert_close((lp, entropy), plain)
+    (wanted,) = torch.autograd.grad((plain[0] * by[0] + plain[1] * by[1]).sum(), logits)
+    torch.testing.assert_close(mine, wanted)
+
+
+def test_a_word_that_cannot_be_said_adds_nothing() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+
+    lp, entropy = token_scores(logits, torch.tensor([0]), torch.tensor([1]), 1.0)
+    (lp.sum() + entropy.sum()).backward()
+
+    assert [lp.item(), entropy.item()] == pytest.approx([np.log(0.5), np.log(2)])
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[-0.5, 0.5, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [("gpt2", True), ("llama", True), ("qwen2", True), ("qwen3", True), ("gemma2", True),
+     ("bloom", False), ("mamba", False)],
+)  # fmt: skip
+def test_whether_a_model_can_share_is_tried_on_it(kind: str, shares: bool) -> None:
+    assert isinstance(sharing_of(model_of(kind)), Worth) == shares
+
+
+def test_rows_beyond_a_sliding_window_stay_alone() -> None:
+    found = sharing_of(model_of("mistral", sliding_window=8))
+
+    assert isinstance(found, Worth)
+    assert found.longest == 8
+
+
+def test_a_model_that_cannot_share_is_padded_and_that_is_said_once(tmp_path: Path) -> None:
+    model_of("bloom").save_pretrained(tmp_path)
+    with capture_logs() as said:
+        learner = Learner(str(tmp_path), CONFIG)
+        told = [learner.step(some_samples(n)) for n in range(2)]
+
+    plain = Learner(str(tmp_path), replace(CONFIG, packing="rows"))
+    assert told == [plain.step(some_samples(n)) for n in range(2)]
+    assert learner.tensors() == plain.tensors()
+    assert [(line["event"], line["model"]) for line in said] == [
+        ("rows_padded", "BloomForCausalLM")
+    ]
+
+
+def test_a_batch_that_cannot_be_computed_is_no_step(model_directory: str) -> None:
+    learner = Learner(model_directory, CONFIG)
+    foreign = sample(scored("x", sequences=(sequence([1, 10**6, 2], [0, 0, 1]),)), 99)
+
+    with pytest.raises(BatchFailed, match="IndexError"):
+        learner.step([*some_samples(3), foreign])
+
+    assert learner.steps_done == 0
+    with pytest.raises(ValueError, match="row 5 begins with a sampled token"):
+        pack_row(5, np.array([1, 2]), np.array([True, True]))
+
+
+def test_a_packing_that_is_none_is_refused_and_the_first_one_is_in_no_digest() -> None:
+    with pytest.raises(Refused, match="did you mean 'shared'"):
+        LearnerConfig(packing="share")
+
+    plain = replace(CONFIG, packing="rows")
+    assert plain.digest() == LearnerConfig(entropy=0.01, lr=1e-2, steps=20).digest()
+    assert CONFIG.digest() != plain.digest()

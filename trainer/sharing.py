@@ -1,0 +1,93 @@
+"""Whether a model can be given rows that share their beginning: it is tried, on itself.
+
+What a library says of an architecture would not do: some ignore a mask of four dimensions, some
+count positions by themselves, some keep a state. So two short rows are computed apart, together,
+and together under a mask that lets one see the other; the first two must agree, the last must not.
+"""
+
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor, nn
+
+from trainer.forward import kept_logits
+from trainer.packing import ModelInput, PackRow, Worth, model_input, packs_of
+
+log = structlog.get_logger()
+
+ALIKE = 1e-4
+"""Of logits: what arithmetic in another order may differ by, relative to the largest."""
+EVERYTHING = Worth(pairs=2**40, longest=2**40)
+
+
+def sharing_with(model: nn.Module) -> Worth | None:
+    """When it pays to share; None for a model that cannot, whose rows are padded: it is said."""
+    found = sharing_of(model)
+    if isinstance(found, Worth):
+        return found
+    log.warning("rows_padded", model=type(model).__name__, reason=found)
+    return None
+
+
+def sharing_of(model: nn.Module) -> Worth | str:
+    """When it pays to share with this model; or why it cannot, in words."""
+    try:
+        with torch.no_grad():
+            reason = _tried(model)
+    except Exception as error:  # whatever a model raises that is not made for it
+        return f"it raises {type(error).__name__}"
+    return reason or Worth(6 * int(model.config.hidden_size), _longest(model.config))
+
+
+def _tried(model: nn.Module) -> str:
+    """Why two rows together are not the rows apart; empty if they are."""
+    size = int(model.config.vocab_size)
+    first = [(7 * place + 1) % size for place in range(6)]
+    second = [*first[:3], *((token + size // 2) % size for token in first[3:])]
+    rows = [
+        PackRow(number, np.array(ids), np.arange(2, 6))
+        for number, ids in enumerate((first, second))
+    ]
+    apart = torch.cat([_scores(model, model_input(packs_of([row], EVERYTHING))) for row in rows])
+    given = model_input(packs_of(rows, EVERYTHING))
+    together = _scores(model, given)
+    blind = _scores(model, _seeing_all(given))
+    scale = float(apart.abs().max())
+    if float((together - apart).abs().max()) > ALIKE * scale:
+        return "it gives two rows under one mask other logits than each alone"
+    if float((blind - apart).abs().max()) <= 10 * float((together - apart).abs().max()):
+        return "it does not look at a mask of its own tokens"
+    return ""
+
+
+def _scores(model: Any, given: ModelInput) -> Tensor:
+    device = model.device
+    moved = ModelInput(
+        given.token_ids_PW.to(device),
+        given.position_ids_PW.to(device),
+        given.attention_mask.to(device),
+        given.keep,
+        given.place_M.to(device),
+    )
+    return kept_logits(model, moved).flatten(0, 1)[moved.place_M]
+
+
+def _seeing_all(given: ModelInput) -> ModelInput:
+    """The same tokens where every one sees every one before it."""
+    width = given.token_ids_PW.shape[1]
+    causal = torch.full((width, width), torch.finfo(torch.float32).min).triu(1)
+    return ModelInput(
+        given.token_ids_PW, given.position_ids_PW, causal[None, None], given.keep, given.place_M
+    )
+
+
+def _longest(config: Any) -> int:
+    """Positions of the model, within a sliding window where layers have one."""
+    positions = int(getattr(config, "max_position_embeddings", 0)) or EVERYTHING.longest
+    slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if window and (slides or not hasattr(config, "layer_types")):
+        return min(positions, int(window))
+    return positions

@@ -12,7 +12,7 @@ CLIENTS_STAMP := $(CLIENTS)/.installed
 EXTRAS := models,training,pretrained,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
-.PHONY: demo test agents tasks bench chaos lint clean clients
+.PHONY: bench-learning demo test agents tasks bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
@@ -31,6 +31,9 @@ tasks: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)
+
+bench-learning: $(STAMP)
+	$(BIN)/rollcall bench learning --seeds 20 --memory $(BENCH_ARGS)
 
 chaos: $(STAMP)
 	ROLLCALL_SCHEDULES=2400 $(BIN)/python -m pytest -q tests/flow/test_memory_flow.py -k whatever_dies

@@ -295,6 +295,7 @@ def _summary(run: Conducted) -> dict[str, Any]:
         "timers": figures.phases.quantiles(),
         "environment_starts": figures.phases.starts(),
         "held_out_curve": curve,
+        "held_out": figures.held_out(),
     }
 
 

@@ -60,6 +60,7 @@ def run_in_memory(
         "model_calls": figures.model_calls,
         "timers": figures.phases.quantiles(),
         "environment_starts": figures.phases.starts(),
+        "held_out": figures.held_out(),
         "wall_seconds": round(time.monotonic() - began, 2),
     }
     Terminal().print_json(orjson.dumps(result).decode())

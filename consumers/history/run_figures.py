@@ -51,6 +51,8 @@ class RunFigures:
     goal_ms: int | None = None
     """When the held-out result of the goal was complete."""
     calls_at_goal: int | None = None
+    calls_at: dict[int, int] = field(default_factory=dict)
+    """By version the model calls of the run when its held-out evaluation was complete."""
     last_rollout_id: str = ""
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     _known: set[tuple[str, int]] = field(default_factory=set)
@@ -75,9 +77,10 @@ class RunFigures:
         if request.purpose == "train" and self.training_began_ms is None:
             self.training_began_ms = trajectory.started_ms
         version = self.heldout.take(scored)
-        if version is None or self.goal_version is not None:
+        if version is None or not self.heldout.complete(version):
             return
-        if self.heldout.complete(version) and self.heldout.reached_by(version):
+        self.calls_at.setdefault(version, self.model_calls)
+        if self.goal_version is None and self.heldout.reached_by(version):
             self.goal_version, self.goal_ms = version, appended_ms
             self.calls_at_goal = self.model_calls
 
@@ -85,6 +88,12 @@ class RunFigures:
         """Note one optimiser step; a step written twice is counted once."""
         if step.run_id == self.run_id and step.version not in {s.version for s in self.steps[-8:]}:
             self.steps.append(step)
+
+    def held_out(self) -> list[tuple[int, float, int]]:
+        """Of every evaluation its step, its success, and the model calls of the run by then."""
+        step_of = {step.version: step.step for step in self.steps}
+        curve = self.heldout.curve()
+        return [(step_of.get(v, 0), success, self.calls_at.get(v, 0)) for v, success in curve]
 
     def metric(self, name: str) -> list[float]:
         """One metric over all steps."""

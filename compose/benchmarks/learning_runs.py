@@ -1,0 +1,185 @@
+"""How surely a recipe learns: the same run from many seeds, to its last step.
+
+No ceiling stands beside it: what is compared is one seed with another, and a recipe with itself as
+it was. A run is a process of its own, and goes on after the goal, since what is learned may be lost
+again.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from compose.files import refuse_no_folder, write_json
+from compose.runs.recipe import load_recipe
+from schemas.errors import Refused
+from schemas.foreign_text import shown
+
+ENDLESS = 2.0
+"""A goal that no share of rollouts reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One held-out evaluation of a run."""
+
+    step: int
+    success: float
+    calls: int
+    """Model calls of the whole run when it was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRun:
+    """What came of one seed."""
+
+    seed: int
+    goal: float
+    evaluations: tuple[Evaluated, ...]
+    starts_solved: int
+    starts: int
+    wall_s: float
+
+    @property
+    def reached(self) -> Evaluated | None:
+        """The first evaluation at the goal."""
+        return next((each for each in self.evaluations if each.success >= self.goal), None)
+
+    @property
+    def after(self) -> float:
+        """Success after the last step."""
+        return self.evaluations[-1].success
+
+    @property
+    def worst_after(self) -> float | None:
+        """The lowest evaluation since the first good one."""
+        first = self.reached
+        return min((e.success for e in self.evaluations if first and e.step >= first.step),
+                   default=None)  # fmt: skip
+
+
+def learn(
+    recipe: str, seeds: Sequence[int], *, memory: bool, json: Path | None, picture: Path | None
+) -> list[SeedRun]:
+    """Run the recipe from every seed; print a table, draw a picture. Raises Refused."""
+    for option, path in (("--json", json), ("--picture", picture)):
+        refuse_no_folder(path, option)
+    with tempfile.TemporaryDirectory(prefix="rollcall-learning-") as folder:
+        runs = sorted(_runs(recipe, seeds, Path(folder), memory=memory), key=lambda run: run.seed)
+    terminal = Console()
+    terminal.print(table(runs))
+    for line in lines(runs):
+        terminal.print(line, highlight=False)
+    if json is not None:
+        write_json(json, runs)
+    if picture is not None:
+        draw(recipe, runs, picture)
+    return runs
+
+
+def endless(text: str) -> str:
+    """A recipe that goes on to its last step, whatever it has learned by then."""
+    without = re.sub(r"(?m)^goal\s*=.*\n?", "", text)
+    heading = "[evaluation]"
+    if heading not in without:
+        return f"{without}\n{heading}\ngoal = {ENDLESS}\n"
+    return without.replace(heading, f"{heading}\ngoal = {ENDLESS}", 1)
+
+
+def _runs(recipe: str, seeds: Sequence[int], folder: Path, *, memory: bool) -> Iterator[SeedRun]:
+    known, text = load_recipe(recipe)
+    file = folder / f"{known.name}.toml"
+    file.write_text(endless(text))
+    workers = (os.cpu_count() or 1) if memory else 1
+    with ThreadPoolExecutor(workers) as pool:
+        made = [
+            pool.submit(_run, file, seed, folder, known.evaluation.goal, memory) for seed in seeds
+        ]
+        for each in made:
+            yield each.result()
+
+
+def _run(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> SeedRun:
+    summary = folder / f"{seed}.json"
+    words = ["run", str(file), "--seed", str(seed), "--summary", str(summary)]
+    done = subprocess.run(
+        [sys.executable, "-m", "compose.cli", *words, *(["--log", "memory"] if memory else [])],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ROLLCALL_STATE_DIR": str(folder / f"state-{seed}")},
+    )
+    if done.returncode:
+        why = shown(done.stderr, str, 400)
+        msg = f"seed {seed} of {file.name} ended with exit code {done.returncode}: {why}"
+        raise Refused(msg)
+    return read_summary(orjson.loads(summary.read_bytes()), goal)
+
+
+def read_summary(told: dict[str, object], goal: float) -> SeedRun:
+    """A run's summary as far as it says what was learned."""
+    evaluations = tuple(Evaluated(*each) for each in told["held_out"])  # type: ignore[attr-defined]
+    return SeedRun(
+        int(str(told["seed"])), goal, evaluations, int(str(told["starts_solved"])),
+        int(str(told["starts"])), float(str(told["wall_seconds"])),
+    )  # fmt: skip
+
+
+def table(runs: Iterable[SeedRun]) -> Table:
+    """A row for each seed."""
+    shown_ = Table("seed", "calls to goal", "steps to goal", "after all", "worst since", "starts")
+    for column in shown_.columns:
+        column.justify = "right"
+    for run in runs:
+        first = run.reached
+        shown_.add_row(
+            str(run.seed),
+            f"{first.calls:,}" if first else "-",
+            str(first.step) if first else "-",
+            f"{run.after:.3f}",
+            "-" if run.worst_after is None else f"{run.worst_after:.3f}",
+            f"{run.starts_solved} of {run.starts}",
+        )
+    return shown_
+
+
+def lines(runs: Sequence[SeedRun]) -> Iterator[str]:
+    """What the seeds come to together."""
+    calls = [first.calls for run in runs if (first := run.reached)]
+    goal = runs[0].goal
+    yield f"{len(calls)} of {len(runs)} seeds came to {goal:g}"
+    if calls:
+        yield f"calls to it: median {median(calls):,.0f}, most {max(calls):,}"
+    kept = sum(run.worst_after is not None and run.worst_after >= goal for run in runs)
+    yield f"{kept} of {len(runs)} never fell below it afterwards"
+    whole = sum(run.starts_solved == run.starts for run in runs)
+    yield f"{whole} of {len(runs)} solved every start after the last step"
+
+
+def draw(recipe: str, runs: Sequence[SeedRun], path: Path) -> None:
+    """Held-out success of every seed by model calls, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, at = plt.subplots(figsize=(7, 4))
+    for run in runs:
+        at.plot([e.calls for e in run.evaluations], [e.success for e in run.evaluations], alpha=0.6)
+    at.axhline(runs[0].goal, color="grey", linestyle="--", linewidth=1)
+    at.set(xlabel="model calls", ylabel="held-out success", ylim=(-0.05, 1.05),
+           title=f"{recipe}: {len(runs)} seeds")  # fmt: skip
+    at.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, format="png", dpi=120)
+    plt.close(figure)

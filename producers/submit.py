@@ -22,6 +22,8 @@ MARK_CHARS = 8
 """Hexadecimal digits that tell the ids of one submission from those of the last."""
 PYTHON: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
+BY_POLICY = frozenset({"min_policy_versions", "policy_versions"})
+
 
 class Submitter:
     """Publishes requests; any other Kafka client may do the same."""
@@ -114,6 +116,8 @@ def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRe
             fields[key] = _nested(key, value, getattr(defaults, key))
         elif key in ("agent_config",) and isinstance(value, dict):
             fields[key] = orjson.dumps(value).decode()
+        elif key in BY_POLICY:
+            fields[key] = _by_policy(key, value)
         else:
             fields[key] = _checked("", RolloutRequest, key, value)
     request = dataclasses.replace(defaults, **fields)
@@ -146,6 +150,14 @@ def _nested(key: str, value: Any, default: Any) -> Any:
         else:
             fields[name] = _checked(f"{key}.", type(default), name, item)
     return dataclasses.replace(default, **fields)
+
+
+def _by_policy(key: str, value: Any) -> dict[str, int]:
+    """Versions by policy."""
+    if not isinstance(value, dict) or not all(type(each) is int for each in value.values()):
+        msg = f"{key} must be an object of versions by policy, found {value!r:.80}"
+        raise Refused(msg)
+    return value
 
 
 def _checked(place: str, kind: type, name: str, value: Any) -> Any:

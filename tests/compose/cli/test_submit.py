@@ -103,6 +103,8 @@ def test_a_data_set_gives_one_task_a_seed(cluster: MemoryCluster, submitted: Sub
     [
         ('{"policy_id"', "not JSON"),
         ("[1]", "a JSON object is needed, found list"),
+        ('{"policy_versions": 3}', "policy_versions must be an object of versions by policy"),
+        ('{"min_policy_versions": {"b": true}}', "must be an object of versions by policy, found"),
         (b"\xff".decode("latin-1"), "not JSON"),
         ({"tusk": {}}, "unknown key 'tusk'; did you mean 'task'"),
         ({"task": {"seed": "x"}}, "task.seed must be int"),

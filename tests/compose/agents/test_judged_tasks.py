@@ -1,0 +1,268 @@
+"""Tasks that are directories, worked at by an agent of others and judged, while workers are killed.
+
+Policies without weights say what each rollout has earned: `oracle` all of it, `null` nothing,
+`noisy` by the seed of its first call. By hand it is larger, with the variables below; see
+`sandbox/tasks/README.md` for tasks of the package index.
+"""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from compose.chaos.box_victims import boxes_left
+from compose.chaos.victims import agents_below
+from compose.cluster import Cluster, answers
+from compose.services.embedded import Endpoints, down, up
+from compose.settings import ObjectSettings
+from consumers.audit.audit import audit
+from consumers.log.reading import read_all
+from producers.submit import requests_of
+from sandbox.boxes.leases import Leases
+from sandbox.tasks.harbor import read_task
+from sandbox.tasks.listing import task_directories
+from sandbox.tasks.task_names import request_of
+from schemas.messages import Event, ModelAnswered, ModelCall, RolloutRequest, Task
+from tests.support.broker import BROKER, users_cache
+from tests.support.command_line import call
+from tests.support.crew import Crew, Seen, publish
+from tests.support.engines import has, left_out
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.agents, pytest.mark.broker, pytest.mark.timeout(3600)]
+
+ROOT = Path(__file__).parents[3]
+TASKS = Path(os.environ.get("JUDGED_TASKS", ROOT / "compose" / "recipes" / "repairs"))
+BOX = os.environ.get("JUDGED_BOX", "bubblewrap")
+IMAGE = os.environ.get("JUDGED_IMAGE", "")
+AGENTS = os.environ.get("JUDGED_AGENTS", "mini-swe-agent").split(",")
+MOST_TASKS = int(os.environ.get("JUDGED_MOST_TASKS", "2"))
+KILLS = int(os.environ.get("JUDGED_KILLS", "1"))
+"""Of each kind."""
+NOISY = int(os.environ.get("JUDGED_NOISY", "2"))
+"""Rollouts of `noisy`, of each task, agent and mode."""
+KINDS = ("processes", "environments", "agents", "models", "rewards")
+POLICIES = ("oracle", "null", "noisy")
+MODES = ("persistent", "ephemeral")
+SHARE = 0.5
+TURNS = 6
+LIVE = 3
+"""At once, in each of two workers."""
+WARM = 2
+PATIENCE_S = 600.0
+GONE_S = 60.0
+SCORERS = ("resolved", "tests_passed")
+SCORING = "judged"
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    state = tmp_path_factory.mktemp("services")
+    yield up(state, users_cache(), ready=answers, broker_properties=BROKER)
+    down(state, wipe=True)
+
+
+def requests() -> list[RolloutRequest]:
+    """Of every task, agent, mode and policy, as `tasks request` prints and `submit` reads them."""
+    lines: list[dict[str, Any]] = []
+    for directory in task_directories([TASKS])[:MOST_TASKS]:
+        for agent, mode in product(AGENTS, MODES):
+            for policy in ("oracle", "null", *["noisy"] * NOISY):
+                line = request_of(
+                    read_task(directory), agent=agent, box=BOX, image=IMAGE, max_tokens=100_000
+                )
+                name = f"{policy}-{agent}-{mode}-{directory.name}-{len(lines)}"
+                config = line["task"]["environment_config"] | {"mode": mode}
+                if agent == "react":
+                    config["max_steps"] = TURNS
+                else:
+                    line["agent_config"]["restarts"] = 1000
+                line["task"]["environment_config"] = config
+                line["limits"]["max_turns"] = TURNS
+                lines.append({**line, "rollout_id": name, "policy_id": policy})
+    texts = [json.dumps(line).encode() for line in lines]
+    return list(requests_of(texts, lambda _: None, defaults=RolloutRequest("", Task())))
+
+
+class Siege:
+    """A crew with two workers of most groups, and who of them is killed."""
+
+    def __init__(self, crew: Crew, asked: Sequence[RolloutRequest]) -> None:
+        self.crew, self.random = crew, Random(2026)
+        self.seen, self.asked = Seen(crew.cluster), asked
+        self.killed: Counter[str] = Counter()
+        self.started: Counter[str] = Counter()
+        self.live: dict[str, list[str]] = {
+            kind: [self.start(kind, which) for which in range(3 if kind == "models" else 2)]
+            for kind in KINDS[1:]
+        }
+
+    def start(self, kind: str, which: int) -> str:
+        """One of its group; of models the one of a policy."""
+        self.started[kind] += 1
+        words = [word for scorer in SCORERS for word in ("--scorer", scorer)]
+        if kind == "models":
+            policy = POLICIES[which]
+            words = ["--policy", policy, "--script", policy]
+            words += ["--tasks", str(TASKS)] if policy != "null" else []
+            words += ["--gold-share", str(SHARE)] if policy == "noisy" else []
+        scores = kind in ("models", "rewards")
+        return self.crew.start(kind, self.started[kind], *(words if scores else ()))
+
+    def go(self) -> None:
+        """Kill each kind so often while rollouts end, and wait for the last of them."""
+        kinds = [kind for kind in KINDS for _ in range(KILLS)]
+        self.random.shuffle(kinds)
+        for number, kind in enumerate(kinds):
+            self.reach(number * len(self.asked) // (len(kinds) + 1))
+            self.kill(kind)
+        self.reach(len(self.asked))
+
+    def reach(self, count: int) -> None:
+        def reached() -> bool:
+            assert not self.crew.dead(), self.crew.dead()
+            return self.seen.count() >= count
+
+        until(reached, PATIENCE_S, self.told)
+
+    def told(self) -> str:
+        call(self.crew.cluster, "waiting")
+        return f"{self.seen.count()} of {len(self.asked)} are judged, killed {dict(self.killed)}"
+
+    def kill(self, kind: str) -> None:
+        """SIGKILL to one that has joined, and another one in its place."""
+        if kind == "processes":
+            self.kill_process()
+            return
+        which = self.random.randrange(len(self.live[kind]))
+        victim = self.live[kind][which]
+        until(lambda: self.crew.joined(victim), PATIENCE_S, lambda: self.crew.words(victim))
+        self.crew.kill(victim)
+        self.live[kind][which] = self.start(kind, which)
+        self.killed[kind] += 1
+
+    def kill_process(self) -> None:
+        """Of an agent, wherever one runs; where all have ended nobody is killed."""
+
+        def running() -> list[int]:
+            pids = (self.crew.processes[each].pid for each in self.live["environments"])
+            return [pid for each in pids for pid in agents_below(each)]
+
+        over = len(self.asked)
+        until(lambda: bool(running()) or self.seen.count() >= over, PATIENCE_S, self.told)
+        for pid in running()[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.killed["processes"] += 1
+
+    def leave(self) -> None:
+        """All but one of those who remove boxes, until what the killed have left is gone."""
+        last = self.live["environments"][0]
+        for name in {each for names in self.live.values() for each in names} - {last}:
+            self.crew.leave(name)
+        leases = self.leases()
+        until(
+            lambda: len(boxes_left(leases, None).boxes) <= WARM,
+            GONE_S,
+            lambda: f"{boxes_left(leases, None)} are left",
+        )
+        self.crew.leave(last)
+
+    def leases(self) -> Leases:
+        return Leases(self.crew.cluster.settings.leases(), "test")
+
+
+@pytest.fixture
+def siege(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Siege]:
+    if not has("bwrap"):
+        left_out("bubblewrap", "agents of others in boxes, at tasks that are judged")
+    objects = str(tmp_path / "objects")
+    for name, value in {
+        "OBJECTS__URL": objects, "REWARDS__BOX": BOX, "ENVIRONMENTS__WARM": str(WARM),
+        "ENVIRONMENTS__SLOTS": json.dumps({"box": LIVE, "hosted": LIVE}),
+        "ENVIRONMENTS__BOX_TOUCH_S": "1", "ENVIRONMENTS__BOX_LAPSE_S": "6",
+        "ENVIRONMENTS__BOX_REAP_S": "2", "REWARDS__SCORING_ID": SCORING,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"ROLLCALL_{name}", value)
+    cluster = make_cluster(*POLICIES, objects=ObjectSettings(url=objects))
+    crew = Crew(cluster, tmp_path)
+    asked = requests()
+    publish(cluster, asked)
+    try:
+        yield Siege(crew, asked)
+    finally:
+        crew.close()
+
+
+def first_seeds(cluster: Cluster) -> dict[str, int]:
+    """Of the first call of each rollout."""
+    first: dict[str, ModelCall] = {}
+    for policy in POLICIES:
+        for record in read_all(cluster.log, [cluster.topics.calls(policy)]):
+            call = cluster.codec.decode(record.value, ModelCall)
+            if call.kind == "sample" and call.attempt == 1:
+                known = first.setdefault(call.rollout_id, call)
+                first[call.rollout_id] = min(known, call, key=lambda each: each.position)
+    return {name: each.seed for name, each in first.items()}
+
+
+def called_again(cluster: Cluster) -> int:
+    """Model calls that were written after their answer."""
+    answered: dict[tuple[str, int, int], int] = {}
+    for record in read_all(cluster.log, [cluster.topics.events]):
+        event = cluster.codec.decode(record.value, Event)
+        if isinstance(event.body, ModelAnswered):
+            place = event.rollout_id, event.attempt, event.position
+            answered.setdefault(place, record.timestamp_ms)
+    again = 0
+    for record in read_all(cluster.log, [cluster.topics.calls(name) for name in POLICIES]):
+        call = cluster.codec.decode(record.value, ModelCall)
+        at = answered.get((call.rollout_id, call.attempt, call.position))
+        again += call.kind == "sample" and at is not None and at < record.timestamp_ms
+    return again
+
+
+def test_rewards_are_what_each_policy_has_earned_whoever_is_killed(siege: Siege) -> None:
+    began = time.monotonic()
+    siege.go()
+    took_s = time.monotonic() - began
+
+    cluster, scored = siege.crew.cluster, siege.seen.scored
+    seeds = first_seeds(cluster)
+    earned = {
+        each.rollout_id: {"oracle": 1.0, "null": 0.0}.get(
+            each.policy_id, float(Random(seeds[each.rollout_id]).random() < SHARE)
+        )
+        for each in siege.asked
+    }
+    found = {name: each.rewards and each.rewards[0].value for name, each in scored.items()}
+    wrong = {
+        name: (value, earned[name], scored[name].trajectory.status, scored[name].reason)
+        for name, value in found.items()
+        if value != earned[name]
+    }
+    assert not wrong
+    assert {each.trajectory.attempt for each in scored.values()} == {1}
+    assert called_again(cluster) == 0
+    report = audit(cluster, drained=True)
+    assert report.breaches == []
+
+    siege.leave()
+    assert not boxes_left(siege.leases(), None)
+    policies = Counter(each.partition("-")[0] for each, value in earned.items() if value)
+    print(
+        f"{len(earned)} rollouts in {took_s:.0f} s, killed {dict(siege.killed)}, resolved "
+        f"{dict(policies)}, {report.repeated} repeated, "
+        f"{sum(siege.seen.written.values()) - len(scored)} scored again"
+    )

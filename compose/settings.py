@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from compose.strict_table import StrictTable, unknown_key
+from sandbox.boxes import image_store
 from sandbox.boxes.box import AUTO
 from sandbox.boxes.driver_name import DriverName
 from schemas import names
@@ -205,7 +206,7 @@ def reject_unknown(
     """
     known = {f"{PREFIX}{field}".upper() for field in fields}
     open_ = {f"{PREFIX}{table}".upper() for table in tables}
-    for name in environ:
+    for name in environ.keys() - {image_store.DIRECTORY}:
         spelt = name.upper()
         if spelt.startswith(PREFIX) and spelt not in known and spelt.split("__")[0] not in open_:
             raise names.unknown("setting", spelt, known)

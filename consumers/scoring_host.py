@@ -1,6 +1,7 @@
 """What a rewards worker offers the scorers that wait in its room."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -18,8 +19,16 @@ T = TypeVar("T")
 class ScoringHosts:
     """Makes the host of each trajectory. All but the making belongs to the room."""
 
-    def __init__(self, *, box: str, objects: Objects | None, leases: Leases | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        box: str,
+        objects: Objects | None,
+        leases: Leases | None = None,
+        timeout_s: float = math.inf,
+    ) -> None:
         """Without `leases` no reaper knows of its boxes."""
+        self.timeout_s = timeout_s
         self.box = box
         self.objects = objects
         self.leases = leases
@@ -46,6 +55,10 @@ class TrajectoryHost:
 
     hosts: ScoringHosts
     _made: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.hosts.timeout_s
 
     async def fetch(self, claim: Claim) -> bytes:
         """Raises ObjectLost, and Unavailable."""

@@ -31,6 +31,8 @@ T = TypeVar("T")
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 FUNCTION = "function:"
 """Before the name of the one function that must be called, in `tool_choice`."""
+STARVED = "out_of_memory"
+"""In what is told of an agent's end: its task's box had no memory left."""
 
 
 @dataclass(frozen=True, slots=True)

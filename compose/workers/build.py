@@ -223,7 +223,12 @@ class Workshop:
         return WaitingScorers(
             specs,
             Room(threaded=self.watched),
-            ScoringHosts(box=settings.box, objects=self.codec.objects, leases=self._leases(name)),
+            ScoringHosts(
+                box=settings.box,
+                objects=self.codec.objects,
+                leases=self._leases(name),
+                timeout_s=settings.waiting_timeout_s,
+            ),
             at_once=settings.boxes,
             timeout_s=settings.waiting_timeout_s,
         )

@@ -31,6 +31,7 @@ from consumers.agents.wishes import (
 )
 from sandbox.agents.agent_box import FINISH_WORD, where
 from schemas.asks import (
+    STARVED,
     AgentAction,
     Ask,
     Choice,
@@ -261,8 +262,8 @@ class HostedRollout:
 
     def _end(self, info: dict[str, Any]) -> Finish:
         code, words = info.get("exit_code"), info.get("last_words", "")
-        with_its_box = self.box == "task" and self.main_over and code is None
-        if code != 0 and not with_its_box:
+        spent = self.main_over or info.get(STARVED)  # with its box, or with the memory of that
+        if code != 0 and not (self.box == "task" and spent and code is None):
             how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
             msg = f"agent {self.task.config['agent']!r} ended {how}; its last words: {words}"
             raise ProgramFailed("agent_exit", msg)

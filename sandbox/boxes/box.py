@@ -30,6 +30,8 @@ AUTO = "auto"
 """Whichever of them isolates and has the image: `sandbox.boxes.auto_driver`."""
 BOX_DIED = "box_died"
 """The code of what fails with its box, through no fault of whoever works there."""
+BOX_SPOILT = "box_spoilt"
+"""The code of what fails since whoever worked in its box has left nothing to do anything with."""
 
 
 @dataclass(frozen=True, slots=True)

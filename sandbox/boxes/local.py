@@ -13,6 +13,7 @@ import asyncio
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -99,10 +100,16 @@ class LocalBox(BoxCommands):
             await self._keeper.give_back()
 
     def _make_home(self) -> None:
-        """A command may have removed it, and everything is survived."""
-        for directory in (self._home, self._tmp):
+        """A command may have removed, replaced or barred it, and everything is survived."""
+        for directory in (self._place, self._home, self._tmp):
             try:
-                directory.mkdir(parents=True, exist_ok=True)
+                if not directory.is_dir():
+                    directory.unlink(missing_ok=True)
+                    directory.mkdir(parents=True)
+                elif not (
+                    directory.is_symlink() or os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+                ):
+                    directory.chmod(stat.S_IRWXU)
             except OSError as error:
                 msg = f"directory {directory} of a box is gone and cannot be made: {error}"
                 raise WorkFailed("box_died", msg, retriable=True) from error

@@ -1,6 +1,11 @@
-"""Whether a box is alive: what tells a fault of ours from one of whoever works in it."""
+"""Whether a box is alive, and if it is not, whose doing that is.
 
-from sandbox.boxes.box import Box
+What tells a fault of ours from one of whoever works in it: who could have his box given up as dead
+would never earn nothing. So a box is asked where nothing of his is in the way, and what he has
+taken of it for good is his doing.
+"""
+
+from sandbox.boxes.box import BOX_DIED, BOX_SPOILT, Box
 from schemas.errors import WorkFailed
 
 NOTHING = ("/bin/sh", "-c", ":")
@@ -8,9 +13,16 @@ PROBE_S = 20.0
 
 
 async def probe(box: Box, *, timeout_s: float = PROBE_S) -> None:
-    """Raises WorkFailed(`box_died`) where a box cannot even do nothing."""
-    ran = await box.run(NOTHING, timeout_s=timeout_s)
+    """Raises WorkFailed where a box cannot even do nothing.
+
+    `box_spoilt`, not to be tried again, where what was done in it has taken all its memory; else
+    `box_died`. Its own directory is not needed for that: whoever works there may bar it.
+    """
+    ran = await box.run(NOTHING, timeout_s=timeout_s, cwd="/")
+    if ran.oom:
+        msg = "what was done in the box holds all the memory that it may have"
+        raise WorkFailed(BOX_SPOILT, msg, retriable=False)
     if ran.exit_code:
         how = f"within {timeout_s:g} s" if ran.timed_out else f"({ran.output.strip()[:300]})"
         msg = f"the box is dead: a shell that is to do nothing does not do it {how}"
-        raise WorkFailed("box_died", msg, retriable=True)
+        raise WorkFailed(BOX_DIED, msg, retriable=True)

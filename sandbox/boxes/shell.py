@@ -55,7 +55,7 @@ class Shell:
     async def run(
         self, command: str, *, timeout_s: float, whole: Callable[[bytes], None] | None = None
     ) -> Ran:
-        """Run one command, whatever it says. Raises WorkFailed(`box_died`).
+        """Run one command, whatever it says. Raises WorkFailed, as `sandbox.boxes.probe`.
 
         `whole` is given all of an output of which something is left out.
 
@@ -96,7 +96,7 @@ class Shell:
             await program.end()
 
     async def _open(self) -> BoxProgram:
-        """A shell that has answered. Raises WorkFailed(`box_died`)."""
+        """A shell that has answered. Raises WorkFailed, as `sandbox.boxes.probe`."""
         program = await self._box.start("/bin/sh")
         frame = Frame()
         try:
@@ -108,6 +108,7 @@ class Shell:
             if frame.exit_code != 0:
                 await program.end()
         if frame.exit_code != 0:
+            await probe(self._box)
             msg = f"a shell in the box does not answer within {self._open_s:g} s"
             raise WorkFailed("box_died", msg, retriable=True)
         self._status = 0

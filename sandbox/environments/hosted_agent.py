@@ -39,7 +39,7 @@ from sandbox.agents.agent_processes import AgentExit
 from sandbox.boxes.box import Box, Spec
 from sandbox.environment import Observation
 from sandbox.host import Host, Line, Process
-from schemas.asks import AgentAction, Ask, ModelReply, Reply, StepReply, asks_text
+from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, asks_text
 from schemas.errors import Unavailable, WorkFailed
 from schemas.foreign_text import plain
 from schemas.known_asks import KnownAsks
@@ -85,6 +85,8 @@ class HostedAgent:
         """Its own, to be given back."""
         self._entered: Box | None = None
         """That of its task, which ends with the episode."""
+        self._killed_before = 0
+        """Of those in it, for want of memory."""
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
@@ -160,6 +162,7 @@ class HostedAgent:
             return None
         if self._where == "task":
             self._entered = self._host.boxes.enter_task()
+            self._killed_before = (await self._entered.usage()).oom_kills
             return AgentBox(self._entered, HOME_IN_TASK)
         spec = Spec(mounts=mounts(config, await self._host.imports(self._agent, config)))
         self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
@@ -262,6 +265,8 @@ class HostedAgent:
         assert self._exit is not None
         ended = self._exit.result()
         over = self._entered is not None and not self._host.boxes.holds(self._entered)
+        starved = self._entered is not None and await self._starved(self._entered)
+        over = over or starved
         if ended.code is None and self._entered is not None and not over:
             msg = f"agent {self._agent!r} was ended by signal {ended.signal} in its task's box"
             raise WorkFailed("session_lost", msg, retriable=False)
@@ -274,9 +279,18 @@ class HostedAgent:
         info: dict[str, object] = {
             "exit_code": ended.code, "signal": ended.signal, "last_words": ended.last_words
         }  # fmt: skip
+        if starved:
+            info[STARVED] = True
         if len(ended.output) > len(ended.last_words.encode()):
             info |= {"output": await self._kept(ended), "output_bytes": ended.output_bytes}
         return Observation(asks_text([], []), terminated=True, info=info)
+
+    async def _starved(self, box: Box) -> bool:
+        """Whether somebody was killed in its task's box since all memory of that was taken.
+
+        By whatever was done there: so it is at its end, as one that ends itself.
+        """
+        return (await box.usage()).oom_kills > self._killed_before
 
     async def _kept(self, ended: AgentExit) -> str:
         """The reference of its output, where the store takes it."""

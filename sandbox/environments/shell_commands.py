@@ -7,13 +7,16 @@ directory and variables are as at the start, and nothing that was started still 
     exit code 0
     exit code 1 and the shell ended; the next command begins in a new one
     timed out after 30 s and was killed; the next command begins in a new shell
+    the box cannot be used any more: ...
 
-`info` holds `exit_code` (-1 for a command that timed out), `timed_out` and `elided_chars`; at the
-end of an episode with a check also `check_exit_code`; and `artefacts`: all of an output of which
-something is left out, and at the end of an episode with a task the patch that it comes to. Nothing
-in it tells the time, and the name of the box's own directory, which is another one in every box, is
-shown as `~`, as the shell reads it. So the same actions show the same again, as long as the
-commands do: what they make of the clock, of chance, of process ids and of the host is theirs.
+the last where what was done in the box leaves no memory to do anything: whoever did it has ended
+the episode with nothing. `info` holds `exit_code` (-1 for a command that timed out), `timed_out`
+and `elided_chars`; at the end of an episode with a check also `check_exit_code`; and `artefacts`:
+all of an output of which something is left out, and at the end of an episode with a task the patch
+that it comes to. Nothing in it tells the time, and the name of the box's own directory, which is
+another one in every box, is shown as `~`, as the shell reads it. So the same actions show the same
+again, as long as the commands do: what they make of the clock, of chance, of process ids and of the
+host is theirs.
 """
 
 import asyncio
@@ -31,9 +34,9 @@ from sandbox.agents.agent_box import SHOW_NOTHING, mounts
 from sandbox.artefact_keeping import keep
 from sandbox.artefact_spool import ArtefactSpool
 from sandbox.artefacts import KEY, OUTPUT, Artefact
-from sandbox.boxes.box import AUTO, BOX_DIED, Box, Ran, Spec, driver
+from sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, Ran, Spec, driver
 from sandbox.boxes.probe import probe
-from sandbox.boxes.shell import Shell
+from sandbox.boxes.shell import TIMED_OUT, Shell
 from sandbox.environment import Observation
 from sandbox.environments.shell_config import ShellConfig, read_config
 from sandbox.environments.task_work import TaskWork
@@ -99,7 +102,7 @@ class ShellEnvironment:
             try:
                 self._work = await self._furnish(box, task, workdir)
             except WorkFailed:
-                await probe(box)  # in one that has died nothing can be put anywhere
+                await _died_unused(box)  # then nothing can be put anywhere
                 raise
         self._shell = self._shell_in(box, stateful=config.stateful)
         self._steps = self._kept_bytes = 0
@@ -107,7 +110,7 @@ class ShellEnvironment:
         return Observation(_opening(config, task, workdir or "~"))
 
     async def step(self, action: str) -> Observation:
-        """Run a command, whatever it says.
+        """Run a command, whatever it says; one that spoils the box ends the episode.
 
         Raises WorkFailed(`box_died`), and `history_needed` after a step that was cancelled: nobody
         knows how far that came.
@@ -120,7 +123,12 @@ class ShellEnvironment:
             raise WorkFailed("history_needed", msg, retriable=True)
         self._half_done = True
         with self._mourned():
-            seen = await self._seen(self._shell, action)
+            try:
+                seen = await self._seen(self._shell, action)
+            except WorkFailed as error:
+                if error.code != BOX_SPOILT:
+                    raise
+                seen = _spoilt(str(error))
         self._half_done = False
         return seen
 
@@ -245,6 +253,24 @@ def _opening(config: ShellConfig, task: HarborTask | None, place: str) -> str:
         told += f" To finish, print {config.finish_word} as the first line."
     instruction = config.instruction or (task.instruction.strip() if task else "")
     return f"{instruction}\n\n{told}" if instruction else told
+
+
+async def _died_unused(box: Box) -> None:
+    """Raises WorkFailed where a box cannot even do nothing, and nobody has acted in it."""
+    try:
+        await probe(box)
+    except WorkFailed as error:
+        if error.code != BOX_SPOILT:
+            raise
+        msg = "the box has too little memory for the files that an episode begins with; "
+        msg += "raise `limits.memory_bytes`, or `environment.memory_mb` of the task"
+        raise WorkFailed("bad_config", msg, retriable=False) from error
+
+
+def _spoilt(why: str) -> Observation:
+    """The end of an episode by whoever acted in it: there is nothing that could be judged."""
+    info = {"exit_code": TIMED_OUT, "timed_out": False, "elided_chars": 0, BOX_SPOILT: why}
+    return Observation(f"the box cannot be used any more: {why}\n", 0.0, True, False, info)
 
 
 def _how(ran: Ran, timeout_s: float) -> str:

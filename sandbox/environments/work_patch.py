@@ -6,6 +6,7 @@ task; only where nobody but the image had them their objects are read from the r
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 from sandbox.artefact_spool import ArtefactSpool
@@ -21,7 +22,10 @@ TAKE_S = 60.0
 CHANGED_BYTES = 64 << 20
 """Of all files that are new or other ones; what is more makes no patch that anybody would judge."""
 CHANGED_FILES = 20_000
+ENTRIES = 400_000
+"""Of all that is there, git's own included: more is not even looked at."""
 TOO_MUCH = 65
+COUNTED = re.compile(r"(\d{1,18}) (\d{1,18})\b")
 ENVIRONMENT = {
     "PATH": VARIABLES["PATH"],
     "LC_ALL": "C.UTF-8",
@@ -53,7 +57,13 @@ work=$1 base=$2 most_files=$3 most_bytes=$4
 export GIT_DIR="$(mktemp -d)"
 trap 'code=$?; [ $code = 0 ] || head -c 300 "$GIT_DIR/said"; rm -rf -- "$GIT_DIR"; exit $code' EXIT
 exec 2>"$GIT_DIR/said"
+chmod u+rwx -- "$work" || :
 cd -- "$work"
+entries=$(find . -printf x | head -c $(($5 + 1)) | wc -c)
+if [ "$entries" -gt "$5" ]; then
+  echo "$entries 0"
+  exit {too_much}
+fi
 export GIT_WORK_TREE="$work"
 git init -q --template=
 mkdir -p "$GIT_DIR/info" "$GIT_DIR/objects/info"
@@ -117,10 +127,14 @@ async def take_patch(
     """Write the patch into a spool that takes no more than `sandbox.grading.patches.MOST_BYTES`.
 
     `base` is a tar stream of the files as they were; None where `tree` is theirs in the repository
-    of the work. Raises WorkFailed: `box_died`, and `deadline` after TAKE_S.
+    of the work. Raises WorkFailed: as `sandbox.boxes.probe`, and `deadline` after TAKE_S.
     """
     words = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
-    told = [workdir, "" if base is not None else tree, str(CHANGED_FILES), str(CHANGED_BYTES)]
+    told = [
+        workdir,
+        "" if base is not None else tree,
+        *map(str, (CHANGED_FILES, CHANGED_BYTES, ENTRIES)),
+    ]
     bare = "/bin/sh", "-c", BARE, "sh", *words
     program = await box.start(*bare, "/bin/sh", "-c", TAKE, "sh", *told)
     try:
@@ -137,10 +151,16 @@ async def take_patch(
     await probe(box)
     said = spool.read()[-300:].decode(errors="replace").strip()
     if code == TOO_MUCH:
-        files, _, size = said.partition(" ")
-        reason = f"{int(files):,} files of {int(size):,} bytes are new or other ones"
-        return WorkPatch(max(int(size), MOST_BYTES + 1), reason, too_large=True)
+        files, size = _counted(said)
+        reason = f"{files:,} files of {size:,} bytes are new or other ones"
+        return WorkPatch(max(size, MOST_BYTES + 1), reason, too_large=True)
     return WorkPatch(untaken=f"git makes no patch of it: {said or f'it ended with {code}'}")
+
+
+def _counted(said: str) -> tuple[int, int]:
+    """Files and bytes, as the first line tells them: programs that are killed may add to it."""
+    told = COUNTED.match(said)
+    return (int(told[1]), int(told[2])) if told else (0, 0)
 
 
 async def _spooled(program: BoxProgram, base: bytes, spool: ArtefactSpool) -> int:

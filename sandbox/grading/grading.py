@@ -7,7 +7,8 @@ command by a shell that frames its output with a nonce; a run that contradicts i
 A command that cannot be taken apart (`pytest_command`), or another runner, prints its own results:
 there code under test that prints what its runner would print is believed.
 
-A fault of the box is no verdict: `true` is run in it before the patch is blamed. Errors are
+A fault of the box is no verdict: `true` is run in it before the patch is blamed. A patch whose code
+takes all memory that the box may have is no fault of it (`sandbox.boxes.probe`). Errors are
 WorkFailed, those that may be retried among them.
 """
 
@@ -17,11 +18,11 @@ import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
-from posixpath import dirname
+from posixpath import dirname, join, normpath
 
 from sandbox import process_tree
 from sandbox.boxes import tar_streams
-from sandbox.boxes.box import VARIABLES, Box, Ran, Spec
+from sandbox.boxes.box import BOX_SPOILT, VARIABLES, Box, Ran, Spec
 from sandbox.boxes.frame import Frame
 from sandbox.boxes.probe import probe
 from sandbox.grading import pytest_witness, supervisor
@@ -87,6 +88,14 @@ class Grading:
         """Apply, put the tests in place, run, judge."""
         if self.reference.base is not None:
             await self.box.put(self.reference.base, self.workdir)
+        try:
+            return await self._judged(patch)
+        except WorkFailed as error:
+            if error.code != BOX_SPOILT:
+                raise
+            return Verdict(BOX_SPOILT, f"with it {error}")
+
+    async def _judged(self, patch: bytes) -> Verdict:
         wrong = await self._apply(patch) or await self._clear() or await self._lay()
         if wrong:
             return wrong
@@ -161,8 +170,12 @@ class Grading:
     async def _lay(self) -> Verdict | None:
         """Put the tests in place, wherever the patch lets them be put."""
         await asyncio.to_thread(tar_streams.checked, self.reference.tests)  # their own faults first
+        return await self._placed(self.reference.tests)
+
+    async def _placed(self, files: bytes) -> Verdict | None:
+        """Put files of ours into the tree as the patch has left it; why that cannot be."""
         try:
-            await self.box.put(self.reference.tests, self.workdir)
+            await self.box.put(files, self.workdir)
         except WorkFailed as error:
             if error.code != "bad_archive":
                 raise
@@ -174,7 +187,8 @@ class Grading:
         """Run pytest under a supervisor."""
         control = controls(_tests_directory(self.verifier.fail_to_pass[0]))
         files = tar_streams.of_files({control.path: control.text.encode()})
-        await self.box.put(files, self.workdir)
+        if wrong := await self._placed(files):
+            return wrong
         nonce, token = secrets.token_hex(16), secrets.token_hex(16)
         plan = self._plan(command, control, nonce, token)
         program = f"{_source(process_tree)}\n{_source(supervisor)}\n"
@@ -186,6 +200,8 @@ class Grading:
             timeout_s=self.verifier.timeout_sec + SETTLE_S,
             most_chars=MOST_CHARS,
         )
+        if ran.exit_code in NO_PROGRAM and self._in_tree(command.interpreter):
+            return Verdict("invalid", f"{command.interpreter} cannot be run with it")
         if ran.exit_code in NO_PROGRAM:
             msg = f"{command.interpreter} cannot be run in the box: {ran.output.strip()[:300]}"
             raise WorkFailed("bad_image", msg, retriable=False)
@@ -195,6 +211,11 @@ class Grading:
         if seen["wrong"]:
             return self._ended_early(str(seen["wrong"]))
         return witnessed(seen, token, control.expected)
+
+    def _in_tree(self, program: str) -> bool:
+        """Whether a patch could have changed it."""
+        place = normpath(join(self.workdir, program))
+        return "/" in program and place.startswith(f"{self.workdir}/")
 
     def _plan(
         self, command: PytestCommand, control: Controls, nonce: str, token: str
@@ -278,7 +299,7 @@ class Grading:
         return None
 
     async def _probe(self) -> None:
-        """Raises WorkFailed(`box_died`) where the box cannot even do nothing."""
+        """Raises WorkFailed where the box cannot even do nothing."""
         await probe(self.box, timeout_s=SETTLE_S)
 
 

@@ -254,6 +254,7 @@ def test_looking_for_unknown_variables_reads_no_environment_but_the_given_one(
 ) -> None:
     monkeypatch.setenv("ROLLCALL_PREFX", "x")
 
+    reject_unknown({"ROLLCALL_IMAGES": "/where images are"}, ["agents"], ["agents"])
     reject_unknown({"ROLLCALL_AGENTS__X": "", "PATH": ""}, ["agents", "prefix"], ["agents"])
     with pytest.raises(Refused):
         reject_unknown({"ROLLCALL_PREFIX__X": ""}, ["agents", "prefix"], ["agents"])

@@ -220,6 +220,21 @@ def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path
     assert (trajectory.status, trajectory.attempt) == ("finished", 2), trajectory.reason
 
 
+def test_one_for_whom_no_memory_is_left_in_its_tasks_box_is_at_its_end(tmp_path: Path) -> None:
+    if BubblewrapDriver().enforces()["memory"] != "control group":
+        pytest.skip("left out for want of control groups: agents without memory")
+    limits = {"memory_bytes": 64 << 20}
+    shell = {"box": "bubblewrap", "limits": limits, "check": "false"}
+    run = boxed("edits", "task", Task("shell", json.dumps(shell)))
+    run.say = lambda call: "tail /dev/zero; head -c 60000000 /dev/zero > /dev/shm/all"
+
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    last = (trajectory.steps or ())[-1]
+    assert (last.session, last.reward, last.terminated) == ("main", 0.0, True)
+
+
 def test_one_that_ends_its_episode_itself_ends_with_it(tmp_path: Path) -> None:
     run = boxed("ends_it", "task", Task("shell", json.dumps({"box": "bubblewrap", "max_steps": 1})))
 

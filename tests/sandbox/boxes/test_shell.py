@@ -7,7 +7,7 @@ import re
 import resource
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -343,11 +343,15 @@ class DeadBox:
     directory = b"/w"
     shown: ClassVar[dict[bytes, bytes]] = {}
 
-    def __init__(self, program: Deaf) -> None:
+    def __init__(self, program: Deaf, *, spoilt: bool = False) -> None:
         self.program = program
+        self.spoilt = spoilt
 
     async def start(self, *argv: str) -> Deaf:
         return self.program
+
+    async def run(self, argv: Sequence[str], **options: object) -> Ran:
+        return Ran("", 1, oom=self.spoilt)
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -355,11 +359,20 @@ def test_a_box_in_which_no_shell_answers_is_dead_and_no_command_is_blamed(ended:
     program = Deaf(ended=ended)
     shell = Shell(DeadBox(program), open_s=0.05)  # type: ignore[arg-type]
 
-    with pytest.raises(WorkFailed, match="does not answer") as failed:
+    with pytest.raises(WorkFailed, match="does not do it") as failed:
         asyncio.run(shell.run("echo", timeout_s=9.0))
 
     assert (failed.value.code, failed.value.retriable) == ("box_died", True)
     assert program.ends == 1
+
+
+def test_a_box_whose_memory_is_all_taken_is_told_from_one_that_has_died() -> None:
+    shell = Shell(DeadBox(Deaf(ended=True), spoilt=True), open_s=0.05)  # type: ignore[arg-type]
+
+    with pytest.raises(WorkFailed, match="holds all the memory") as failed:
+        asyncio.run(shell.run("echo", timeout_s=9.0))
+
+    assert (failed.value.code, failed.value.retriable) == ("box_spoilt", False)
 
 
 def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None:

@@ -179,10 +179,11 @@ def test_an_interpreter_without_pytest_gives_no_verdict(gold: bytes, tmp_path: P
 
 
 class Dying:
-    """A box that dies at its n-th command."""
+    """A box that dies at its n-th command, or has no memory left from then on."""
 
-    def __init__(self, box: Box, lives: int) -> None:
+    def __init__(self, box: Box, lives: int, *, spoilt: bool = False) -> None:
         self.box = box
+        self.spoilt = spoilt
         self.lives = lives
         self.closed = False
 
@@ -192,7 +193,7 @@ class Dying:
     async def run(self, argv: list[str], **options: object) -> Ran:
         self.lives -= 1
         if self.lives < 0:
-            return Ran("", 137)
+            return Ran("", 137, oom=self.spoilt)
         return await self.box.run(argv, **options)  # type: ignore[arg-type]
 
     async def close(self) -> None:
@@ -213,6 +214,16 @@ def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) ->
 
     assert (raised.value.code, raised.value.retriable) == ("box_died", True)
     assert dying[0].closed
+
+
+@pytest.mark.parametrize("lives", [0, 1, 2, 3])
+def test_a_box_that_the_patch_has_left_no_memory_is_a_verdict(gold: bytes, lives: int) -> None:
+    async def open_box(spec: Spec) -> Box:
+        return Dying(await driver("local").open(spec), lives, spoilt=True)  # type: ignore[return-value]
+
+    verdict = asyncio.run(grade(open_box, reference(), gold))
+
+    assert (verdict.code, verdict.resolved) == ("box_spoilt", False)
 
 
 def test_code_that_an_image_has_is_judged_in_its_place_and_other_code_in_the_boxs_own(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import Box, Spec, driver
+from sandbox.boxes.box import Box, BoxLimits, Spec, driver
+from sandbox.boxes.bubblewrap import BubblewrapDriver
 from sandbox.grading.grading import grade
 from sandbox.grading.reference import Reference
 from sandbox.grading.verdict import Verdict
@@ -24,6 +25,9 @@ from tests.support.tiny_package import TESTS, Patches, reference, tar_of
 
 SLEEP = f"{100_000 + secrets.randbelow(800_000)}.{secrets.randbelow(10**9):09d}"
 """What sleepers of this module sleep, so that they are found; other runs have others."""
+
+
+BOUND = BubblewrapDriver().enforces()["memory"] == "control group"
 
 
 class Judge:
@@ -39,9 +43,9 @@ class Judge:
             python = Path("/opt/tests/bin/python3")
         self.command = f"PYTHONPATH=. {python} -m pytest -q -rA tests"
 
-    def reference(self, **fields: object) -> Reference:
+    def reference(self, limits: BoxLimits = BoxLimits(), **fields: object) -> Reference:  # noqa: B008
         given = reference(**{"command": self.command, **fields})
-        return replace(given, spec=self.spec, output_bytes=1 << 20)
+        return replace(given, spec=replace(self.spec, limits=limits), output_bytes=1 << 20)
 
     async def open(self, spec: Spec) -> Box:
         box = await driver(self.kind).open(spec)
@@ -272,6 +276,40 @@ def test_a_sleep_ends_with_its_time_and_leaves_nobody(judge: Judge, patches: Pat
     verdict = judge.once(patch, timeout_sec=1.0)
 
     assert (verdict.code, verdict.reason) == ("timeout", "the tests take more than 1 s")
+
+
+FILL = """\
+import os
+for place in ("/dev/shm", "/tmp", "."):
+    try:
+        with open(f"{place}/all", "wb", 0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+    except OSError:
+        pass
+"""
+BARRED = "import os; os.chmod('.', 0)"
+BARRED = "import os; os.chmod('.', 0)"
+SPOILERS = {
+    "no memory is left": FILL,
+    "its directory is barred": BARRED,
+    "and whoever runs it is killed": f"{BARRED}; os.kill(os.getppid(), 9); os._exit(0)",
+}
+SMALL = BoxLimits(memory_bytes=192 << 20, disk_bytes=128 << 20)
+
+
+@pytest.mark.parametrize("name", SPOILERS)
+def test_whose_code_breaks_the_box_that_judges_it_earns_nothing(
+    judge: Judge, patches: Patches, name: str
+) -> None:
+    if "memory" in name and (judge.kind == "local" or not BOUND):
+        pytest.skip(f"left out for want of control groups: box {judge.kind!r} without memory")
+    patch = patches.of(at_import(SPOILERS[name]))
+
+    verdict = judge.once(patch, limits=SMALL if judge.kind == "bubblewrap" else BoxLimits())
+
+    assert verdict.code in ("failed", "invalid", "killed", "out_of_memory", "box_spoilt")
+    assert not verdict.resolved
 
 
 def made_up(path: str) -> bytes:

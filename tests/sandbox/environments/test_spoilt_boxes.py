@@ -1,0 +1,175 @@
+"""Whoever breaks the box that he acts in earns 0 for it, as for anything else that mends nothing.
+
+A rollout whose box died is nobody's fault and has no reward; so nobody may make his box look dead.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from sandbox.artefacts import KEY, PATCH
+from sandbox.boxes.bubblewrap import BubblewrapDriver
+from sandbox.environment import Observation, make_environment
+from sandbox.tasks.harbor import HarborTask, read_task
+from sandbox.tasks.task_names import environment_config
+from schemas.errors import WorkFailed
+from tests.support.engines import IMAGE, has, left_out
+from tests.support.mortal_boxes import MortalHost, kill
+from tests.support.task_directories import write_task
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+TIME_S = 1.0
+MEBIBYTE = 1 << 20
+LIMITS = {"memory_bytes": 96 * MEBIBYTE, "disk_bytes": 64 * MEBIBYTE, "processes": 64}
+FILL = "for place in /dev/shm/a /tmp/a ~/a; do head -c 300000000 /dev/zero > $place; done"
+LOOP = "while :; do kill -STOP -1; done"
+OPEN = {
+    "its directory is barred": "chmod 0 ~",
+    "and the shell ended": "chmod 0 ~; exit",
+    "and its time spent": "chmod 0 ~; sleep 60",
+    "all below it is barred": "chmod -R 0 .; chmod 0 ~/.git ~",
+    "all names are gone": "rm -rf ~/* ~/.git ~",
+}
+"""Whatever is done here, what it is done in goes on."""
+CLOSED = {
+    "everybody is killed": "kill -9 -1",
+    "everybody is stopped": f"({LOOP}) & exit",
+    "nothing new can begin": "for i in $(seq 100); do sleep 1000 & done",
+    "nothing new can begin, ever": "for i in $(seq 100); do setsid sleep 1000 & done; exit",
+    "files without end": "mkdir d; cd d; seq 100000 | xargs touch; echo",
+}
+"""What nobody but a box that isolates holds."""
+BOUND = BubblewrapDriver().enforces()["memory"] == "control group"
+SPOILS = {"memory is full": f"{FILL}; exit", "memory is full, without a word": FILL}
+
+
+def usable(kind: str) -> str:
+    if kind == "bubblewrap" and not has("bwrap"):
+        left_out("bubblewrap", "its boxes that are broken from within")
+    if kind == "docker" and not IMAGE:
+        left_out("docker", "containers that are broken from within; `.ci/docker` starts an engine")
+    return kind
+
+
+@pytest.fixture(params=["local", "bubblewrap", "docker"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return usable(request.param)
+
+
+@pytest.fixture(params=["bubblewrap", "docker"])
+def isolating(request: pytest.FixtureRequest) -> str:
+    """As `kind`, without a directory of the host, which holds nothing of this."""
+    return usable(request.param)
+
+
+@pytest.fixture
+def task(tmp_path: Any) -> HarborTask:
+    return read_task(write_task(tmp_path / "sums"))
+
+
+def shown(task: HarborTask, kind: str, *actions: str, **config: Any) -> list[Observation]:
+    """All observations, until one ends the episode. Raises WorkFailed."""
+    limits = {} if kind == "local" else {"limits": LIMITS}
+    image = IMAGE if kind == "docker" else ""
+    given = {**environment_config(task, box=kind, image=image), "timeout_s": TIME_S, **limits}
+
+    async def whole() -> list[Observation]:
+        host = MortalHost(lambda *moment: None)
+        made = make_environment("shell", json.dumps({**given, **config}), host)  # type: ignore[arg-type]
+        seen = [await made.open(0)]  # type: ignore[misc]
+        try:
+            for action in actions:
+                if not seen[-1].terminated:
+                    seen.append(await made.step(action))  # type: ignore[misc]
+            return seen
+        finally:
+            await made.close()  # type: ignore[misc]
+
+    return asyncio.run(whole())
+
+
+def size_of_patch(seen: Observation) -> int:
+    left: Any = seen.info.get(KEY, [])
+    return next((each["size"] for each in left if each["name"] == PATCH), 0)
+
+
+@pytest.mark.parametrize("how", OPEN)
+def test_who_bars_the_directory_that_he_works_in_has_handed_in_nothing(
+    task: HarborTask, kind: str, how: str
+) -> None:
+    last = shown(task, kind, OPEN[how], SUBMIT, check="false")[-1]
+
+    assert (last.terminated, last.reward, last.info["check_exit_code"]) == (True, 0.0, 1)
+
+
+def test_who_mends_it_and_bars_the_directory_has_mended_it(task: HarborTask, kind: str) -> None:
+    mend = "sed -i 's/a - b/a + b/' sums.py; chmod 0 ~"
+
+    last = shown(task, kind, mend, SUBMIT)[-1]
+
+    assert last.terminated
+    assert size_of_patch(last) > 100
+
+
+@pytest.mark.parametrize("how", CLOSED)
+def test_who_disturbs_all_that_runs_there_disturbs_himself(
+    task: HarborTask, isolating: str, how: str
+) -> None:
+    last = shown(task, isolating, CLOSED[how], "exit", SUBMIT, check="false")[-1]
+
+    assert (last.terminated, last.reward) == (True, 0.0)
+
+
+@pytest.mark.parametrize("how", SPOILS)
+def test_who_takes_all_memory_for_good_has_ended_his_episode(
+    task: HarborTask, isolating: str, how: str
+) -> None:
+    if isolating == "bubblewrap" and not BOUND:
+        pytest.skip("left out for want of control groups: boxes of bubblewrap without memory")
+
+    last = shown(task, isolating, SPOILS[how], SUBMIT, SUBMIT, check="false")[-1]
+
+    assert (last.terminated, last.reward, size_of_patch(last)) == (True, 0.0, 0)
+    said = "the box cannot be used any more: what was done in the box holds all the memory"
+    assert last.text.startswith(said) or "exit code" in last.text
+
+
+def test_a_box_too_small_for_its_task_is_no_fault_of_who_acts_in_it(
+    task: HarborTask, tmp_path: Any
+) -> None:
+    if not has("bwrap") or not BOUND:
+        left_out("bubblewrap", "boxes that are too small for their tasks")
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "file").write_bytes(b"\1" * (40 * MEBIBYTE))
+    small = {"limits": {"memory_bytes": 16 * MEBIBYTE}, "path": str(tmp_path / "large")}
+
+    with pytest.raises(WorkFailed) as failed:
+        shown(task, "bubblewrap", SUBMIT, **small)
+
+    assert failed.value.code == "bad_config"
+
+
+def test_a_box_that_is_killed_from_without_is_told_from_one_that_is_spoilt(
+    task: HarborTask,
+) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "its boxes that are killed from without")
+    given = {**environment_config(task, box="bubblewrap"), "limits": LIMITS}
+
+    async def whole() -> str:
+        lent: list[Any] = []
+        host = MortalHost(lambda box, *moment: lent.append(box))
+        made = make_environment("shell", json.dumps(given), host)  # type: ignore[arg-type]
+        await made.open(0)  # type: ignore[misc]
+        try:
+            kill(lent[-1])
+            await made.step("chmod 0 ~; exit")  # type: ignore[misc]
+        except WorkFailed as error:
+            return error.code
+        finally:
+            await made.close()  # type: ignore[misc]
+        return ""
+
+    assert asyncio.run(whole()) == "box_died"

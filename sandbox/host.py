@@ -169,8 +169,10 @@ class Host(Starts, Protocol):
 class ScoringHost(Protocol):
     """What scorers that wait may ask of the worker that they live in; one for each trajectory."""
 
-    timeout_s: float
-    """How long one scorer may take."""
+    @property
+    def timeout_s(self) -> float:
+        """How long one scorer may take."""
+        ...
 
     async def fetch(self, claim: "Claim") -> bytes:
         """An object of the store. Raises ObjectLost, and Unavailable."""

@@ -19,6 +19,7 @@ from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
 from sandbox.boxes.engine_builds import engine_build
+from sandbox.boxes.failed_builds import FailedBuilds
 from sandbox.boxes.images import engine_image
 from sandbox.boxes.interior import HOME, USER, WAIT, variables
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
@@ -99,6 +100,7 @@ class DockerDriver(Driver):
         """`image` is taken where a box names none."""
         self._image = image
         self._engine = DockerEngine()
+        self._failed = FailedBuilds()
 
     async def open(self, spec: Spec, ident: str = "") -> DockerBox:
         """Raises WorkFailed: `box_unavailable` with the remedy, `image`, `bad_config`."""
@@ -110,7 +112,9 @@ class DockerDriver(Driver):
         ident = drawn_ident(ident)
         name = spec.image or self._image
         if build := spec.build:
-            await self._engine.ask(lambda client: engine_build(client, name, build), long=True)
+            await self._engine.ask(
+                lambda client: engine_build(client, name, build, self._failed), long=True
+            )
         image = await self._engine.ask(lambda client: engine_image(client, name))
         keeper = borrowed_keeper()
         box = DockerBox(ident, self._engine, keeper, spec)

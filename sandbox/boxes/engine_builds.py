@@ -14,6 +14,7 @@ import structlog
 from sandbox.boxes.base_image import BUILD_LINES
 from sandbox.boxes.box import ImageBuild
 from sandbox.boxes.disk_floor import make_room
+from sandbox.boxes.failed_builds import FailedBuilds
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import REASON_CHARS, plain
 
@@ -23,14 +24,15 @@ LINE_CHARS = 300
 log = structlog.get_logger()
 
 
-def engine_build(client: Any, name: str, build: ImageBuild) -> None:
+def engine_build(client: Any, name: str, build: ImageBuild, failed: FailedBuilds) -> None:
     """Build an image that the engine has not; for a thread, as it takes as long as it takes.
 
-    Raises WorkFailed(`image`) with the last lines of a build that fails, and what the library
-    `docker` raises where the engine is away.
+    Raises WorkFailed(`image`) with the last lines of a build that fails, or failed lately, and what
+    the library `docker` raises where the engine is away.
     """
     if client.images.list(name):
         return
+    failed.check(name)
     _make_room(client)
     began = time.monotonic()
     lines = deque[str](maxlen=BUILD_LINES)
@@ -52,7 +54,8 @@ def engine_build(client: Any, name: str, build: ImageBuild) -> None:
     msg = f"image {name!r} cannot be built: {last[-1]}\n"  # so much of it is shown everywhere
     msg += f"{plain(build.directory, LINE_CHARS)}/Dockerfile ended with:\n"
     msg += "\n".join(last)[-(REASON_CHARS - len(msg)) :]
-    raise WorkFailed("image", msg, retriable=False)
+    log.warning("image_not_built", image=name, reason=last[-1], took_s=time.monotonic() - began)
+    raise failed.add(name, msg)
 
 
 def _said(client: Any, name: str, build: ImageBuild) -> Iterable[str]:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 from sandbox import process_tree
@@ -21,6 +22,15 @@ def kill(box: Box) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if confinement:  # its first process ends after all others
+        while _runs(confinement.within):
+            os.sched_yield()
+
+
+def _runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def _keepers(guardian: int) -> list[int]:

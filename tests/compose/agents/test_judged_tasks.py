@@ -5,6 +5,7 @@ Policies without weights say what each rollout has earned: `oracle` all of it, `
 `sandbox/tasks/README.md` for tasks of the package index.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from compose.chaos.box_victims import boxes_left
 from compose.chaos.victims import agents_below
 from compose.cluster import Cluster, answers
 from compose.services.embedded import Endpoints, down, up
@@ -27,6 +27,7 @@ from compose.settings import ObjectSettings
 from consumers.audit.audit import audit
 from consumers.log.reading import read_all
 from producers.submit import requests_of
+from sandbox.boxes.box import driver
 from sandbox.boxes.leases import Leases
 from sandbox.tasks.harbor import read_task
 from sandbox.tasks.listing import task_directories
@@ -169,16 +170,16 @@ class Siege:
         last = self.live["environments"][0]
         for name in {each for names in self.live.values() for each in names} - {last}:
             self.crew.leave(name)
-        leases = self.leases()
-        until(
-            lambda: len(boxes_left(leases, None).boxes) <= WARM,
-            GONE_S,
-            lambda: f"{boxes_left(leases, None)} are left",
-        )
+        until(lambda: len(self.boxes()) <= WARM, GONE_S, lambda: f"{self.boxes()} are left")
         self.crew.leave(last)
 
-    def leases(self) -> Leases:
-        return Leases(self.crew.cluster.settings.leases(), "test")
+    def boxes(self) -> list[str]:
+        """Of this crew, on this host."""
+        leases = Leases(self.crew.cluster.settings.leases(), "test")
+        found = {
+            ident for name in {BOX, "bubblewrap"} for ident in asyncio.run(driver(name).found())
+        }
+        return sorted(filter(leases.is_of_here, found))
 
 
 @pytest.fixture
@@ -259,7 +260,7 @@ def test_rewards_are_what_each_policy_has_earned_whoever_is_killed(siege: Siege)
     assert report.breaches == []
 
     siege.leave()
-    assert not boxes_left(siege.leases(), None)
+    assert siege.boxes() == []
     policies = Counter(each.partition("-")[0] for each, value in earned.items() if value)
     print(
         f"{len(earned)} rollouts in {took_s:.0f} s, killed {dict(siege.killed)}, resolved "

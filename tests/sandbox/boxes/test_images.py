@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 import pytest
 
-from sandbox.boxes import base_image, disk_floor, image_store
+from sandbox.boxes import base_image, disk_floor, failed_builds, image_store
 from sandbox.boxes.auto_driver import AutoDriver
 from sandbox.boxes.box import ImageBuild, Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
 from sandbox.boxes.engine_builds import engine_build
+from sandbox.boxes.failed_builds import FailedBuilds
 from sandbox.boxes.image_rows import engine_rows
 from sandbox.boxes.images import engine_image
 from schemas.errors import Refused, WorkFailed
@@ -248,7 +249,7 @@ def test_a_dockerfile_is_built_once(tmp_path: Path) -> None:
     engine = BuildingEngine({"stream": "Step 1/1 : FROM base\n"})
 
     for _ in range(2):
-        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600))
+        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600), FailedBuilds())
     assert (engine.builds, list(engine.taken)) == (1, ["rollcall/task:1"])
 
 
@@ -269,17 +270,47 @@ def test_the_last_lines_of_a_build_that_fails_are_the_reason(
     build = ImageBuild(str(tmp_path), 0 if says.startswith("more") else 600)
 
     with pytest.raises(WorkFailed) as failed:
-        engine_build(engine, "rollcall/task:1", build)
+        engine_build(engine, "rollcall/task:1", build, FailedBuilds())
     assert says in str(failed.value)
     assert (failed.value.code, failed.value.retriable) == ("image", False)
     assert len(str(failed.value)) <= REASON_CHARS
+
+
+def test_a_build_that_failed_is_not_tried_again_for_a_while_and_says_so(tmp_path: Path) -> None:
+    now = [0.0]
+    engine, failed = BuildingEngine({"error": "pip ended with 1"}), FailedBuilds(lambda: now[0])
+    build = ImageBuild(str(tmp_path), 600)
+
+    def told(name: str = "rollcall/task:1") -> str:
+        with pytest.raises(WorkFailed) as error:
+            engine_build(engine, name, build, failed)
+        assert (error.value.code, error.value.retriable) == ("image", False)
+        return str(error.value).partition("\n")[0]
+
+    assert told() == "image 'rollcall/task:1' cannot be built: pip ended with 1"
+    now[0] = 40.0
+    again = [told() for _ in range(9)]
+    assert set(again) == {
+        "image 'rollcall/task:1' cannot be built: pip ended with 1 (40 s ago; it is built again in "
+        "260 s)"
+    }
+    assert engine.builds == 1
+
+    # What is made of something else is built, and so is this one after a while, or among many
+    told("rollcall/task:2")
+    now[0] = 301.0
+    assert "ago" not in told()
+    assert engine.builds == 3
+    for number in range(failed_builds.KEPT):
+        told(f"rollcall/task:other{number}")
+    assert "ago" not in told()
 
 
 def test_an_engine_that_goes_away_while_it_builds_is_no_fault_of_the_image(tmp_path: Path) -> None:
     engine = BuildingEngine({"stream": "one"}, error=ConnectionResetError("gone"))
 
     with pytest.raises(ConnectionResetError):
-        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600))
+        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600), FailedBuilds())
 
 
 def test_an_engine_whose_disk_is_full_is_cleared_of_what_was_built_first(
@@ -302,7 +333,7 @@ def test_an_engine_whose_disk_is_full_is_cleared_of_what_was_built_first(
     )
 
     with pytest.raises(WorkFailed, match="`docker image prune` makes room") as failed:
-        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600))
+        engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600), FailedBuilds())
     assert (removed, engine.builds) == ([1, 3], 0)
     assert (failed.value.code, failed.value.retriable) == ("image", False)
 

@@ -92,7 +92,7 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
         msg = f"no policy at {str(directory)!r}: no config.json there; make one with make_policy"
         raise Refused(msg)
     about = _about(directory)
-    tokenizer = _tokenizer_of(directory)
+    tokenizer = load_tokenizer(directory)
     model = _loaded(directory, about.get("precision"))
     template = template_of(about.get("template", {"kind": "jinja"}), tokenizer)
     precision = str(model.dtype).removeprefix("torch.")
@@ -140,8 +140,8 @@ def _tokenizer(words: Sequence[str], template: Mapping[str, Any]) -> PreTrainedT
     )  # fmt: skip
 
 
-def _tokenizer_of(directory: Path) -> Any:
-    """What tokenizer.json says, where no class of a model is named.
+def load_tokenizer(directory: Path) -> Any:
+    """A policy's: what tokenizer.json says, where no class of a model is named.
 
     AutoTokenizer goes by the model type instead for some models: it reads a word-level tokenizer
     beside a Qwen2 model as Qwen2's own, which drops every space and encodes words to nothing.

@@ -62,6 +62,8 @@ class ScorerSpec:
 
     name: str
     weight: float = 1.0
+    function: Scorer | None = None
+    """What is called, where that is not what the name stands for."""
 
 
 def check_scorer(name: str) -> None:
@@ -109,7 +111,8 @@ def score(
 
 def waiting(specs: Sequence[ScorerSpec]) -> tuple[int, ...]:
     """Which of some scorers wait, by number; imports the modules that they are in."""
-    return tuple(number for number, spec in enumerate(specs) if _waits(spec.name))
+    numbered = enumerate(specs)
+    return tuple(n for n, spec in numbered if spec.function is None and _waits(spec.name))
 
 
 def filled(scored: ScoredTrajectory, opinions: Mapping[int, Opinion]) -> ScoredTrajectory:
@@ -154,11 +157,11 @@ def reasoning_gym(trajectory: Trajectory) -> float:
 
 
 def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> Opinion:
-    if _waits(spec.name):
+    if spec.function is None and _waits(spec.name):
         return Opinion(Reward(spec.name, None, OPEN, spec.weight))
     try:
         with foreign("raised", "it raised"):
-            found = read_result(_scorer(spec.name)(trajectory))
+            found = read_result((spec.function or _scorer(spec.name))(trajectory))
         return given(spec, trajectory, found)
     except ProgramFailed:
         raise  # it did not come back: no time is left for the others

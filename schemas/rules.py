@@ -58,7 +58,7 @@ class Choice:
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-            given = {key: frozen(each) for key, each in value.items() if key != "name"}
+            given = {key: _frozen(each) for key, each in value.items() if key != "name"}
             return cls(value["name"], tuple(sorted(given.items())))
         msg = f"{kind} is {value!r}; give a name, or a table with `name` and the rule's options"
         raise Refused(msg)
@@ -129,11 +129,6 @@ def require(key: str, value: object, holds: bool, remedy: str) -> None:
         raise Refused(msg)
 
 
-def frozen(value: object) -> object:
-    """A value of a configuration file that can be compared and hashed: lists become tuples."""
-    return tuple(frozen(each) for each in value) if isinstance(value, list) else value
-
-
 def _users(kind: str, name: str, known: Iterable[str]) -> Rule[Any]:
     if ":" not in name:
         raise names.unknown(kind, name, known)
@@ -148,6 +143,11 @@ def _plain(kind: str, name: str, function: Callable[..., Any]) -> Rule[Any]:
         return function(*arguments[:-1])
 
     return Rule(name, kind, f"{name}, a user's", called, needs=frozenset({"group"}))
+
+
+def _frozen(value: object) -> object:
+    """A value of a configuration file that can be compared and hashed: lists become tuples."""
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
 
 
 def _fits(value: object, wanted: object) -> bool:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from schemas.packed import ids_of, logprobs_of
-from schemas.rules import Chosen
 from trainer.aggregates import token_weights
+from trainer.config import LearnerConfig
+from trainer.distillation.teacher_scores import teacher_logprobs
 from trainer.packing import ModelInput, Worth, model_input, pack_row, packs_of, pieces_of
-from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, rewards_of
+from trainer.rewards import Advantages, Floats, Ints, Rewards, rewards_of
 from trainer.samples import Sample, mine
 
 
@@ -36,8 +37,12 @@ class BatchRow:
     reward: float
     weight: float
     """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
+    entropy: float
+    """What each sampled token's entropy is worth."""
     prox: NDArray[np.float32] | None = None
     """lp at the step's start, where a rule needs it."""
+    teacher: NDArray[np.float32] | None = None
+    """A teacher's log-probabilities, nan where it gave none, where a rule needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +74,43 @@ class MicroBatch:
     advantage_BT: Tensor
     reward_B: Tensor
     weight_B: Tensor
+    entropy_B1: Tensor
+    """float32, as what it is multiplied with."""
     prox_BT: Tensor | None
+    teacher_BT: Tensor | None = None
     shared: ModelInput | None = None
     """What the model is given in place of these rows, where they share what they begin with."""
 
 
-def make_batch(
-    samples: Sequence[Sample], rule: Chosen[AdvantageRule], aggregate: str, norm: int
-) -> Batch:
+def make_batch(samples: Sequence[Sample], config: LearnerConfig) -> Batch:
     """Rows in the order of the samples; advantages and weights over all of them at once.
 
-    `norm` is the constant L of `seq_mean_token_sum_norm`. Sequences without a token of our policy
-    are left out; a trajectory counts once, however many sequences it has.
+    Sequences without a token of our policy are left out; a trajectory counts once, however many
+    sequences it has.
     """
-    rewards = rewards_of(samples, rule.rule.needs)
-    given = rule(rewards)
-    advantages = given if isinstance(given, Advantages) else Advantages(given)
-    weights_N = token_weights(aggregate, rewards.lengths_N, norm)
-    if advantages.keep_N is not None:
-        weights_N = weights_N * advantages.keep_N
+    scored, worth = valued(samples, config)
+    weights_N = token_weights(config.aggregate, scored.lengths_N, config.aggregate_norm)
+    if worth.keep_N is not None:
+        weights_N = weights_N * worth.keep_N
+    entropy_N = config.exploration_rule()(scored, config.entropy)
     rows = [
         row
         for number, sample in enumerate(samples)
-        for row in _rows(number, sample, advantages, float(weights_N[number]))
+        for row in _rows(number, sample, worth, weights_N, entropy_N, config.teacher)
     ]
     versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
-    return Batch(tuple(rows), rewards.totals_N, advantages.values_N, rewards.lengths_N, versions_N)
+    return Batch(tuple(rows), scored.totals_N, worth.values_N, scored.lengths_N, versions_N)
+
+
+def valued(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Rewards, Advantages]:
+    """Rewards as they were scored, and what shaping and the advantage rule make of them."""
+    rule = config.advantage_rule()
+    scored = rewards_of(samples, rule.rule.needs)
+    shaped = scored
+    for shape in config.shaping_rules():
+        shaped = replace(shaped, totals_N=shape(shaped))
+    given = rule(shaped)
+    return scored, given if isinstance(given, Advantages) else Advantages(given)
 
 
 def minibatches(
@@ -178,6 +194,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         return torch.from_numpy(out).to(device, dtype)
 
     prox = [row.prox for row in chosen if row.prox is not None]
+    teacher = [row.teacher for row in chosen if row.teacher is not None]
     ones = [np.ones(len(row.token_ids), dtype=np.int64) for row in chosen]
     return MicroBatch(
         tuple(rows),
@@ -190,16 +207,27 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         stacked([row.advantages for row in chosen], torch.float64),
         torch.tensor([row.reward for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([row.weight for row in chosen], dtype=torch.float64, device=device),
+        torch.tensor([[row.entropy] for row in chosen], dtype=torch.float32, device=device),
         stacked(prox, torch.float32) if len(prox) == len(chosen) else None,
+        stacked(teacher, torch.float32) if len(teacher) == len(chosen) else None,
     )
 
 
-def _rows(number: int, sample: Sample, advantages: Advantages, weight: float) -> Iterator[BatchRow]:
+def _rows(
+    number: int,
+    sample: Sample,
+    advantages: Advantages,
+    weights_N: Floats,
+    entropy_N: Floats,
+    teacher: str,
+) -> Iterator[BatchRow]:
     """The trajectory's sequences in which our policy has sampled."""
     per_token = None if advantages.tokens is None else advantages.tokens[number]
     taken = 0
-    for sequence in sample.scored.trajectory.sequences or ():
-        mask = mine(sequence, sample.policy_index)
+    sequences = sample.scored.trajectory.sequences or ()
+    masks = [mine(sequence, sample.policy_index) for sequence in sequences]
+    taught = teacher_logprobs(sample.scored, masks, teacher) if teacher else None
+    for at, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
         sampled = int(mask.sum())
         if not sampled:
             continue
@@ -216,5 +244,7 @@ def _rows(number: int, sample: Sample, advantages: Advantages, weight: float) ->
             ids_of(sequence.versions),
             worth,
             sample.reward,
-            weight,
+            float(weights_N[number]),
+            float(entropy_N[number]),
+            teacher=taught[at] if taught else None,
         )

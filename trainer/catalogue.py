@@ -6,9 +6,17 @@ from typing import Any
 from schemas.rules import Rule, table
 from trainer.advantages.batch_normalised import BATCH_NORMALISED
 from trainer.advantages.dr_grpo import DR_GRPO
+from trainer.advantages.gdpo import GDPO
 from trainer.advantages.grpo import GRPO
+from trainer.advantages.mc_grpo import MC_GRPO
+from trainer.advantages.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
 from trainer.advantages.rloo import RLOO
+from trainer.advantages.success_weighted import SUCCESS_WEIGHTED
 from trainer.aggregates import AGGREGATES
+from trainer.distillation.no_teacher import NO_TEACHER
+from trainer.distillation.reverse_kl import REVERSE_KL
+from trainer.exploration.even import EVEN
+from trainer.exploration.explore_failed import EXPLORE_FAILED
 from trainer.losses.cispo import CISPO
 from trainer.losses.decoupled_ppo import DECOUPLED_PPO
 from trainer.losses.gspo import GSPO
@@ -17,11 +25,26 @@ from trainer.losses.policy_gradient import POLICY_GRADIENT
 from trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP
 from trainer.losses.soft_gate import SOFT_GATE
 from trainer.losses.topr import TOPR
-from trainer.rewards import AdvantageRule
+from trainer.rewards import AdvantageRule, Exploration, Shaping
 from trainer.schedules import SCHEDULES
-from trainer.tokens import Loss
+from trainer.shaping.no_submit import NO_SUBMIT
+from trainer.shaping.overlong import OVERLONG
+from trainer.tokens import Distil, Loss
 
-ADVANTAGES: Mapping[str, Rule[AdvantageRule]] = table(BATCH_NORMALISED, GRPO, DR_GRPO, RLOO)
+ADVANTAGES: Mapping[str, Rule[AdvantageRule]] = table(
+    BATCH_NORMALISED,
+    GRPO,
+    DR_GRPO,
+    RLOO,
+    REINFORCE_PP,
+    REINFORCE_PP_BASELINE,
+    MC_GRPO,
+    GDPO,
+    SUCCESS_WEIGHTED,
+)
+EXPLORATIONS: Mapping[str, Rule[Exploration]] = table(EVEN, EXPLORE_FAILED)
+SHAPINGS: Mapping[str, Rule[Shaping]] = table(NO_SUBMIT, OVERLONG)
+DISTILS: Mapping[str, Rule[Distil]] = table(NO_TEACHER, REVERSE_KL)
 LOSSES: Mapping[str, Rule[Loss]] = table(
     CLIP_HIGHER, POLICY_GRADIENT, PPO_CLIP, GSPO, CISPO, DECOUPLED_PPO, M2PO, TOPR, SOFT_GATE
 )
@@ -29,7 +52,10 @@ LOSSES: Mapping[str, Rule[Loss]] = table(
 KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {
     "advantage": ADVANTAGES,
     "loss": LOSSES,
+    "exploration": EXPLORATIONS,
+    "shaping": SHAPINGS,
     "aggregate": AGGREGATES,
     "schedule": SCHEDULES,
+    "distill": DISTILS,
 }
 """The keys of a configuration that choose a rule."""

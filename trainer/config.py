@@ -14,14 +14,14 @@ import orjson
 
 from schemas import names
 from schemas.errors import Refused
-from schemas.rules import Choice, Chosen, choose, frozen
-from trainer.catalogue import ADVANTAGES, KINDS, LOSSES
+from schemas.rules import Choice, Chosen, choose
+from trainer.catalogue import ADVANTAGES, DISTILS, EXPLORATIONS, KINDS, LOSSES, SHAPINGS
 from trainer.curation import FILTERS
 from trainer.plugins import plugin
-from trainer.rewards import AdvantageRule
+from trainer.rewards import AdvantageRule, Exploration, Shaping
 from trainer.samples import Curation
 from trainer.schedules import SCHEDULES
-from trainer.tokens import Loss
+from trainer.tokens import Distil, Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class LearnerConfig:
 
     advantage: str | Choice = "batch_normalised"
     loss: str | Choice = "clip_higher"
+    exploration: str | Choice = "even"
+    """Whose entropy is worth how much; `entropy` is what most get."""
+    shaping: tuple[str | Choice, ...] = ()
+    """What is done to totals before advantages are made of them, one after the other."""
     clip_low: float | None = None
     """The options `low`, `high` and `dual` of a loss that clips, as they were first spelled."""
     clip_high: float | None = None
@@ -68,6 +72,8 @@ class LearnerConfig:
     """How often a batch is gone through in one step."""
     minibatch: int = 0
     """Trajectories to one update of the weights; 0: all of the batch."""
+    distill: str | Choice = "none"
+    """What a teacher's token scores add to the advantage."""
     checkpoint_keep_every: int = 20
     """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.
 
@@ -81,7 +87,9 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         for key, known in KINDS.items():
-            choose(key, getattr(self, key), known)
+            value = getattr(self, key)
+            for each in value if isinstance(value, tuple) else (value,):
+                choose(key, each, known)
         for name in self.filters:
             plugin("filters", name, FILTERS)
         for key, (holds, remedy) in BOUNDS.items():
@@ -111,6 +119,13 @@ class LearnerConfig:
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm < 1:
             msg = f"aggregate_norm is {self.aggregate_norm}; set it to the maximum of new tokens"
             raise Refused(msg)
+        if self.distill_rule().needs("teacher") and self.loss_rule().needs("step"):
+            msg = (
+                f"distill {self.distill_rule().rule.name!r} changes advantages token by token, but "
+                f"loss {self.loss_rule().rule.name!r} looks at those of a whole step before it; "
+                "use clip_higher"
+            )
+            raise Refused(msg)
         self.curation("", "")
 
     @classmethod
@@ -120,10 +135,7 @@ class LearnerConfig:
         for key in values:
             if key not in known:
                 raise names.unknown("key of the learner", key, known)
-        given = {
-            key: Choice.of(key, value) if isinstance(value, Mapping) else frozen(value)
-            for key, value in values.items()
-        }
+        given = {key: _written(key, value) for key, value in values.items()}
         return cls(**given)  # type: ignore[arg-type]
 
     def advantage_rule(self) -> Chosen[AdvantageRule]:
@@ -144,6 +156,24 @@ class LearnerConfig:
         merged = Choice(choice.name, tuple(sorted((dict(choice.options) | flat).items())))
         return choose("loss", merged, LOSSES)
 
+    def distill_rule(self) -> Chosen[Distil]:
+        """What a teacher adds to advantages, with its options. Raises Refused."""
+        return choose("distill", self.distill, DISTILS)
+
+    @property
+    def teacher(self) -> str:
+        """What the scorer's name begins with whose token scores are needed; empty for none."""
+        chosen = self.distill_rule()
+        return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
+
+    def exploration_rule(self) -> Chosen[Exploration]:
+        """What gives each trajectory's entropy its weight."""
+        return choose("exploration", self.exploration, EXPLORATIONS)
+
+    def shaping_rules(self) -> list[Chosen[Shaping]]:
+        """What is done to totals, in order."""
+        return [choose("shaping", each, SHAPINGS) for each in self.shaping]
+
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
     ) -> Curation:
@@ -160,6 +190,7 @@ class LearnerConfig:
             temperature=self.temperature,
             capacity_groups=self.capacity_groups,
             abandoned=abandoned,
+            teacher=self.teacher,
         )
 
     def lr_at(self, done: int) -> float:
@@ -223,5 +254,15 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+def _written(key: str, value: object) -> object:
+    """A value of a configuration file: tables are choices, lists do not change."""
+    if isinstance(value, list):
+        return tuple(_written(key, each) for each in value)
+    return Choice.of(key, value) if isinstance(value, Mapping) else value
+
+
 def _plain(value: object) -> object:
+    """The other way round, for the digest."""
+    if isinstance(value, tuple):
+        return tuple(_plain(each) for each in value)
     return value.plain() if isinstance(value, Choice) else value

@@ -16,7 +16,7 @@ from trainer.batch import Batch, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.forward import forward
 from trainer.step_metrics import numbers_per_token
-from trainer.tokens import Loss, StepTokens, Tokens
+from trainer.tokens import Distil, Loss, StepTokens, Tokens
 
 EXTRA_PASS = frozenset({"prox", "step"})
 """Needs that are met by one forward pass without gradients before the first update: `prox` per
@@ -30,6 +30,7 @@ class Gradient:
     model: nn.Module
     config: LearnerConfig
     loss: Chosen[Loss]
+    distil: Chosen[Distil]
     step: StepTokens | None = None
     cost: float = 0.0
     _tokens: dict[int, np.ndarray] = field(default_factory=dict)
@@ -37,8 +38,11 @@ class Gradient:
     def add(self, micro: MicroBatch) -> None:
         """Leave the gradient of a piece in the parameters, beside what is there."""
         said = forward(self.model, micro, self.config.temperature)
-        costs = self.loss(tokens_of(micro, said.lp_BT, self.step))
-        cost_BT = costs.cost_BT - self.config.entropy * said.entropy_BT
+        tokens = tokens_of(micro, said.lp_BT, self.step)
+        if self.distil.needs("teacher"):
+            tokens = replace(tokens, advantage_BT=self.distil(tokens))
+        costs = self.loss(tokens)
+        cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
         cost_M = cost_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
         cost = cost_M.sum()
         cost.backward()
@@ -61,6 +65,7 @@ def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None) -> Toke
         micro.reward_B,
         micro.versions_BT,
         prox_BT=micro.prox_BT,
+        teacher_BT=micro.teacher_BT,
         step=step,
     )
 

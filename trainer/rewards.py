@@ -37,6 +37,8 @@ class Rewards:
     """Of each trajectory why it ended: `finished`, or the code of its end."""
     logprob_sums_N: Floats | None = None
     """Σ of the behaviour log-probabilities of our tokens, nats; for rules that need `logprobs`."""
+    kl: tuple[Floats, ...] | None = None
+    """Of each trajectory its sampled tokens' KL estimates to the reference, nats."""
     grad_norms_N: Floats | None = None
     """‖∇ log π(τ)‖, for rules that need `grad_norms`."""
     log_weights_N: Floats | None = None
@@ -56,6 +58,11 @@ class Advantages:
 
 AdvantageRule = Callable[..., Floats | Advantages]
 """(rewards, options) to advantages; a user's function without options takes the rewards alone."""
+
+Exploration = Callable[..., Floats]
+"""(rewards, the learner's entropy weight, options) to the weight of each one's entropy, [N]."""
+Shaping = Callable[..., Floats]
+"""(rewards, options) to the totals that advantages are made of, [N]."""
 
 
 def rewards_of(samples: Sequence[Sample], needs: frozenset[str] = frozenset()) -> Rewards:
@@ -80,17 +87,19 @@ def group_numbers(groups: Sequence[str]) -> Ints:
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
-def per_group(rewards: Rewards, advantages_of: Callable[[Floats], Floats]) -> Floats:
+def per_group(
+    rewards: Rewards, advantages_of: Callable[[Floats], Floats], *, shifted: bool = True
+) -> Floats:
     """Advantages of each group by itself, [N].
 
     Rewards are shifted by one of their number before anything else, which changes no formula that
-    compares and makes the law exact: equal rewards teach nothing. Raises Refused for a group of
-    one.
+    compares and makes the law exact: equal rewards teach nothing. `shifted` is false for a formula
+    that does more than compare. Raises Refused for a group of one.
     """
     advantages = np.empty_like(rewards.totals_N)
     for rows in members(rewards.groups_N):
         group = rewards.totals_N[rows]
-        advantages[rows] = advantages_of(group - group[0])
+        advantages[rows] = advantages_of(group - group[0] if shifted else group)
     return advantages
 
 

@@ -17,6 +17,7 @@ from schemas.errors import Refused
 from schemas.messages import Sampling, ScoredTrajectory, Trajectory, TrajectoryRef
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of, mask_of
+from trainer.distillation.teacher_scores import teacher_logprobs
 
 ScoredPlace = tuple[int, int]
 """Partition and offset."""
@@ -99,6 +100,9 @@ class Curation:
     admits_limits: frozenset[str] = frozenset()
     """Rollouts that ended at these of `LIMITS` are trained on, since a shaping rule says what they
     earn; unshaped they earn what was scored, and 0 where nothing was."""
+
+    teacher: str = ""
+    """Beginning of the name of the scorer whose scores every token of ours must have; "": none."""
 
     def __post_init__(self) -> None:
         _one_of("missing", self.missing, ("drop", "train_partial"))
@@ -206,7 +210,15 @@ def _missing(
         return "too_long"
     if any(first <= v <= last for v in versions for first, last in curation.abandoned):
         return "abandoned"
+    if curation.teacher and _untaught(scored, policy_index, curation.teacher):
+        return "untaught"
     return ""
+
+
+def _untaught(scored: ScoredTrajectory, policy_index: int, teacher: str) -> bool:
+    """Whether a token of ours has no score of a teacher, or none that can be one."""
+    ours = [mine(each, policy_index) for each in scored.trajectory.sequences or ()]
+    return teacher_logprobs(scored, ours, teacher) is None
 
 
 def _limit(trajectory: Trajectory) -> str:

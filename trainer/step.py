@@ -71,7 +71,7 @@ class Learner:
         self.steps_done = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
-        self._rule, self._loss = config.advantage_rule(), config.loss_rule()
+        self._loss, self._distil = config.loss_rule(), config.distill_rule()
         self.model = loaded(model_directory).to(device).eval()
         self._sharing = sharing_with(self.model) if config.packing == "shared" else None
         self._parameters = dict(self.model.named_parameters())
@@ -112,7 +112,7 @@ class Learner:
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""
         config = self.config
-        batch = make_batch(samples, self._rule, config.aggregate, config.aggregate_norm)
+        batch = make_batch(samples, config)
         if not self._loss.rule.needs & EXTRA_PASS:
             return batch
         return with_prox(batch, self._pieces(batch), self.model, config.temperature)
@@ -200,7 +200,7 @@ class Learner:
     def _gradient(self, batch: Batch) -> Gradient:
         """An update's, empty."""
         self.optimiser.zero_grad(set_to_none=True)
-        return Gradient(self.model, self.config, self._loss, step_tokens(batch))
+        return Gradient(self.model, self.config, self._loss, self._distil, step_tokens(batch))
 
     def _minibatches(self, batch: Batch) -> Iterator[Batch]:
         config = self.config

@@ -37,6 +37,7 @@ def token_metrics(tokens: Sequence[np.ndarray]) -> dict[str, float]:
 def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
     """What the batch was made of; staleness_i = v_now − min version of its sampled tokens."""
     staleness = version_now - batch.min_versions_N
+    gap = teacher_gap(batch)
     return {
         "reward_mean": float(batch.rewards_N.mean()),
         "reward_std": float(batch.rewards_N.std()),
@@ -49,4 +50,16 @@ def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
         "tokens": float(batch.tokens),
         "trajectories": float(len(batch.lengths_N)),
         "sequences": float(len(batch.rows)),
-    }
+    } | ({} if gap is None else {"teacher_gap": gap})
+
+
+def teacher_gap(batch: Batch) -> float | None:
+    """The mean of μ − lp_teacher over tokens that a teacher scored, which estimates
+    KL(student ‖ teacher); None where there was no teacher.
+    """
+    gaps = [
+        row.behaviour_logprobs[row.mask].astype(np.float64) - row.teacher[row.mask]
+        for row in batch.rows
+        if row.teacher is not None
+    ]
+    return float(np.concatenate(gaps).mean()) if gaps else None

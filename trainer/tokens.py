@@ -75,6 +75,10 @@ Loss = Callable[..., Costs]
 """(tokens, options) to costs; a user's function without options takes the tokens alone."""
 
 
+Distil = Callable[..., Tensor]
+"""(tokens, options) to the advantages [B,T] that the loss is to see."""
+
+
 def log_ratio(lp_BT: Tensor, old_BT: Tensor) -> Tensor:
     """lp − old within ±20, so that its exponential stays finite."""
     return (lp_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

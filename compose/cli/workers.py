@@ -46,7 +46,8 @@ def environments(name: Name = "", accept_truncation: Accept = False) -> None:
 def rewards(
     name: Name = "",
     scorer: Annotated[
-        list[str] | None, typer.Option(help="name or module:function, optionally *weight.")
+        list[str] | None,
+        typer.Option(help="name, module:function or teacher:DIRECTORY, optionally *weight."),
     ] = None,
     scoring_id: Annotated[str, typer.Option(help="Under which id the rewards are written.")] = "",
     accept_truncation: Accept = False,

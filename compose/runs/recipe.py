@@ -13,13 +13,13 @@ from pydantic import Field, ValidationError
 
 from compose.extras import EXTRAS
 from compose.strict_table import StrictTable, unknown_key
+from compose.teacher_scorer import check_named
 from consumers.agents.programs import program_of
 from producers.curators.curators import curators_of
 from sandbox.agents.agent_box import check_agent_box
 from sandbox.agents.shipped import check_agent
 from sandbox.environment import check_environment
 from sandbox.environments.shell_config import check_shell
-from sandbox.scorers import check_scorer
 from schemas import names
 from schemas.bounds import check_request
 from schemas.errors import Refused
@@ -175,7 +175,7 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
 def _require_known(recipe: Recipe) -> None:
     """Raise Refused for a name behind which there is nothing; a worker would die of it."""
     for scorer in recipe.scorers:
-        check_scorer(scorer.partition("*")[0])
+        check_named(scorer.partition("*")[0])
     if recipe.task.environment:
         check_environment(recipe.task.environment)
     if recipe.task.environment == "shell":

@@ -11,6 +11,7 @@ import orjson
 from compose.runs.recipe import Recipe, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from compose.runs.starting_policy import lay_policy, require_policy
+from compose.teacher_scorer import check_teachers
 from producers.admission import AdmissionRule, Draws
 from producers.curators.curator import Curator
 from producers.curators.curators import curators_of
@@ -146,6 +147,7 @@ def create(
         (folder.directory / TASKS).symlink_to(suite)
         (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
     lay_policy(recipe.policy, folder.policy, seed)
+    check_teachers(recipe.scorers, folder.learner().teacher, folder.policy)
     return folder
 
 

@@ -186,14 +186,14 @@ class Workshop:
         scoring_id: str | None = None,
     ) -> "Rewards":
         """What judges trajectories and writes what came of it, without a loop that reads them."""
+        from compose.teacher_scorer import scorer_spec
         from consumers.rewards import Rewards
-        from sandbox.scorers import check_scorer, score
+        from sandbox.scorers import score
 
         settings = self.settings.rewards
         scoring_id = scoring_id or settings.scoring_id
-        specs = [_spec(text) for text in scorers or settings.scorers]
-        for spec in specs:
-            check_scorer(spec.name)
+        threads = self.settings.models.threads if self.watched else None
+        specs = [scorer_spec(text, threads) for text in scorers or settings.scorers]
         self.codec.prepare(self.topics.scored, ScoredTrajectory)
         return Rewards(
             name,
@@ -316,18 +316,6 @@ def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool
                 yield True
                 return
         yield False
-
-
-def _spec(text: str) -> "ScorerSpec":
-    """A scorer as `name` or `name*weight`; raises Refused."""
-    from sandbox.scorers import ScorerSpec
-
-    name, _, weight = text.partition("*")
-    try:
-        return ScorerSpec(name, float(weight or 1.0))
-    except ValueError as error:
-        msg = f"scorer {text!r}: the weight {weight!r} is no number; write NAME*0.5"
-        raise Refused(msg) from error
 
 
 def scripted_engine(

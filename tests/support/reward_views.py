@@ -7,7 +7,7 @@ import numpy as np
 
 from schemas.rules import choose
 from trainer.catalogue import ADVANTAGES
-from trainer.rewards import Floats, Rewards
+from trainer.rewards import Advantages, Floats, Rewards
 
 
 def view(
@@ -26,8 +26,12 @@ def view(
     )
 
 
-def advantages(rule: object, rewards: Sequence[float], *seen: Any, **more: Any) -> Floats:
-    """Of a rule that gives one number a trajectory, by name or as a table with its options."""
+def valued(rule: object, rewards: Sequence[float], *seen: Any, **more: Any) -> Advantages:
+    """What a rule gives, by name or as a table with its options."""
     found = choose("advantage", rule, ADVANTAGES)(view(rewards, *seen, **more))
-    assert isinstance(found, np.ndarray)
-    return found
+    return found if isinstance(found, Advantages) else Advantages(found)
+
+
+def advantages(rule: object, rewards: Sequence[float], *seen: Any, **more: Any) -> Floats:
+    """One number a trajectory; of a rule per token their mean."""
+    return valued(rule, rewards, *seen, **more).values_N

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemas.errors import Refused
 from schemas.rules import NoOptions, choose
 from tests.support.golden import golden
-from tests.support.reward_views import advantages, view
+from tests.support.reward_views import advantages, valued, view
 from trainer.advantages.batch_normalised import BATCH_NORMALISED
 from trainer.catalogue import ADVANTAGES
 from trainer.rewards import Floats, Rewards
@@ -40,10 +40,14 @@ def test_batch_normalised_compares_over_the_whole_batch() -> None:
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 @given(reward=st.floats(-1e6, 1e6), count=st.integers(2, 9))
 def test_equal_rewards_teach_nothing(name: str, reward: float, count: int) -> None:
-    assert advantages(name, [reward] * count).tolist() == [0.0] * count
+    channels = {scorer: np.full(count, reward) for scorer in ("a", "b")}
+    found = valued(name, [reward] * count, lengths=range(1, count + 1), channels=channels)
+
+    assert found.values_N.tolist() == [0.0] * count
+    assert found.tokens is None or not any(each.any() for each in found.tokens)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "mc_grpo", "success_weighted"])
 @given(rewards=st.lists(st.floats(-5, 5), min_size=2, max_size=8), other=st.floats(-5, 5))
 def test_groups_do_not_see_one_another(name: str, rewards: list[float], other: float) -> None:
     alone = advantages(name, rewards)
@@ -53,13 +57,110 @@ def test_groups_do_not_see_one_another(name: str, rewards: list[float], other: f
     assert together[:count].tolist() == alone.tolist()
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"mc_grpo", "gdpo"}))
 @given(rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=8))
 def test_advantages_sum_to_nothing(name: str, rewards: list[float]) -> None:
     assert advantages(name, rewards).sum() == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("name", sorted(n for n, r in ADVANTAGES.items() if "group" in r.needs))
+@given(rewards=st.lists(st.floats(-5, 5), min_size=2, max_size=8), data=st.data())
+def test_a_permutation_of_a_group_permutes_its_advantages(
+    name: str, rewards: list[float], data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(rewards))))
+    two = {"a": np.array(rewards), "b": np.array(rewards) ** 2}
+    moved = {scorer: given[order] for scorer, given in two.items()}
+
+    straight = advantages(name, rewards, channels=two)
+    mixed = advantages(name, [rewards[at] for at in order], channels=moved)
+
+    assert mixed.tolist() == pytest.approx(straight[order].tolist(), rel=1e-6, abs=1e-6)
+
+
+@golden("advantage", "reinforce_pp", "reinforce_pp_baseline")
+def test_reinforce_pp_whitens_returns_over_tokens_as_printed() -> None:
+    kl = (np.array([0.1, 0, 0.2]), np.array([0, 0.3]))
+    plain = valued({"name": "reinforce_pp", "beta": 0.1}, [1, 0], lengths=[3, 2], kl=kl)
+    based = valued("reinforce_pp_baseline", [1, 0], lengths=[1, 3])
+
+    assert plain.tokens is not None
+    assert based.tokens is not None
+    assert [np.round(each, 6).tolist() for each in plain.tokens] == [
+        [0.718186, 0.736322, 0.736322], [-1.095415, -1.095415],
+    ]  # fmt: skip
+    assert [np.round(each, 6).tolist() for each in based.tokens] == [[1.5], [-0.5] * 3]
+
+
+def test_a_penalty_without_a_reference_is_refused() -> None:
+    with pytest.raises(Refused, match="needs a reference"):
+        advantages({"name": "reinforce_pp", "beta": 0.1}, [1, 0])
+
+
+@golden("advantage", "mc_grpo")
+def test_mc_grpo_compares_with_the_median_as_printed() -> None:
+    rewards = [0, 0.1, 0.4, 0.5, 1]
+    found = valued("mc_grpo", rewards)
+    scaled = advantages({"name": "mc_grpo", "rescale": True}, rewards)
+
+    assert np.round(found.values_N, 6).tolist() == [-1.328904, -0.996678, 0, 0.332226, 1.993355]
+    assert np.round(scaled, 6).tolist() == [-1.661130, -1.245847, 0, 0.415282, 2.491694]
+    assert found.keep_N is not None
+    assert found.keep_N.tolist() == [True, True, False, True, True]
+
+
+def test_mc_grpo_does_not_blow_up_where_most_rewards_are_equal() -> None:
+    found = valued("mc_grpo", FIVE)
+
+    assert found.values_N.tolist() == FIVE
+    assert found.keep_N is not None
+    assert found.keep_N.tolist() == [True, False, True, True, True]
+    assert abs(advantages("mc_grpo", [0, 0, 1e-9, 1e6, 1])).max() <= 10
+
+
+@golden("advantage", "gdpo")
+def test_gdpo_tells_two_rewards_apart_as_printed() -> None:
+    a, b = [1, 1, 0, 0, 1, 0, 0, 0], [1, 0, 1, 0, 1, 1, 0, 0]
+    channels = {"a": np.array(a, dtype=float), "b": np.array(b, dtype=float)}
+    total, groups = (np.array(a) + b).tolist(), [0] * 4 + [1] * 4
+
+    found = advantages("gdpo", total, groups, channels=channels)
+
+    expected = [1.165257, 0, 0, -1.165257, 1.591743, 0.246257, -0.919000, -0.919000]
+    assert np.round(found, 6).tolist() == expected
+    assert np.round(advantages("grpo", total, groups), 6).tolist() == [
+        1.224595, 0, 0, -1.224595, 1.305446, 0.261089, -0.783268, -0.783268,
+    ]  # fmt: skip
+
+
+def test_gdpo_counts_a_missing_reward_as_nothing_and_wants_two_scorers() -> None:
+    gone = {"a": np.array([1.0, np.nan]), "b": np.array([0.0, 1.0])}
+    there = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
+
+    assert (
+        advantages("gdpo", [1, 1], channels=gone) == advantages("gdpo", [1, 1], channels=there)
+    ).all()
+    with pytest.raises(Refused, match="compares scorers, and there is 1"):
+        advantages("gdpo", [1, 0], channels={"a": np.array([1.0, 0.0])})
+
+
+@golden("advantage", "success_weighted")
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1, 0, 0, 0, 0, 0, 0, 0], [7, -1, -1, -1, -1, -1, -1, -1]),
+        ([1, 1, 1, 0], [1 / 3, 1 / 3, 1 / 3, -1]),
+        ([0, -0.05, -0.4, 0], [0, 0, 0, 0]),
+        ([1, -0.4], [1, -1]),
+    ],
+)
+def test_the_rarer_a_success_the_more_it_weighs(
+    rewards: list[float], expected: list[float]
+) -> None:
+    assert advantages("success_weighted", rewards).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "mc_grpo", "success_weighted"])
 def test_a_group_of_one_is_refused(name: str) -> None:
     with pytest.raises(Refused, match="singleton"):
         advantages(name, [1.0, 0.0, 1.0], [0, 0, 1])

@@ -5,13 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.rules import choose
 from tests.support.scored_trajectories import sample, scored, sequence
 from trainer.batch import Batch, make_batch, micro_batches, minibatches, padded
-from trainer.catalogue import ADVANTAGES
+from trainer.config import LearnerConfig
 from trainer.rewards import group_numbers
-
-RULE = choose("advantage", "batch_normalised", ADVANTAGES)
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -20,7 +17,7 @@ def batch_of(lengths: list[int]) -> Batch:
         sample(scored(f"r{i}", i % 2, sequences=(sequence(range(n + 1), [0] + [1] * n),)), i)
         for i, n in enumerate(lengths)
     ]
-    return make_batch(samples, RULE, "token_mean", 0)
+    return make_batch(samples, LearnerConfig())
 
 
 def test_rows_are_padded_on_the_right_and_masked() -> None:
@@ -37,7 +34,7 @@ def test_a_trajectory_of_several_sequences_counts_once() -> None:
     several = tuple(sequence([1, 2, 3], [0, 1, 1]) for _ in range(3))
     samples = [sample(scored("a", 1.0, sequences=several), 0), sample(scored("b", 0.0), 1)]
 
-    batch = make_batch(samples, RULE, "seq_mean_token_mean", 0)
+    batch = make_batch(samples, LearnerConfig(aggregate="seq_mean_token_mean"))
 
     assert len(batch.rows) == 4
     assert batch.lengths_N.tolist() == [6, 1]
@@ -50,9 +47,7 @@ def test_a_sequence_of_another_policy_is_left_out() -> None:
     both = (theirs, sequence([1, 2], [0, 1]))
     batch = make_batch(
         [sample(scored("a", sequences=both, policies=("policy", "other")))],
-        RULE,
-        "token_mean",
-        0,
+        LearnerConfig(),
     )
 
     assert len(batch.rows) == 1

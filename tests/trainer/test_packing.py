@@ -66,8 +66,7 @@ def rollouts() -> list[Sample]:
 
 
 def batch_of(samples: Sequence[Sample]) -> Batch:
-    config = LearnerConfig()
-    return make_batch(samples, config.advantage_rule(), config.aggregate, 0)
+    return make_batch(samples, LearnerConfig())
 
 
 @pytest.mark.parametrize(

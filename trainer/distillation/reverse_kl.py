@@ -1,0 +1,44 @@
+"""On-policy distillation: the student samples, the teacher says how likely it finds that."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, isnan
+
+from schemas.rules import Rule, require
+from trainer.distillation.teacher_scores import TEACHER
+from trainer.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ReverseKl:
+    """`weight` is λ: 1 where nothing else is rewarded, small (such as 0.005) beside a reward."""
+
+    weight: float = 1.0
+    only_failed: bool = False
+    """Guide rollouts alone that earned less than `solved_at`; on solved ones guidance is noise."""
+    solved_at: float = 1.0
+    scorer: str = TEACHER
+    """Whose token scores: the first whose name begins so."""
+
+    def __post_init__(self) -> None:
+        require("weight", self.weight, self.weight > 0, "give a number above 0, such as 1")
+        require("scorer", self.scorer, bool(self.scorer), "name the scorer, such as 'teacher:'")
+
+
+def reverse_kl(tokens: Tokens, options: ReverseKl) -> Tensor:
+    """A_t ← A_t − λ·sg[lp_student − lp_teacher], [B,T]; unchanged where the teacher said nothing.
+
+    Source: On-Policy Distillation of Language Models (GKD), arXiv 2306.13649, §3, with the reverse
+    KL on the student's own tokens as a term of their advantage.
+    """
+    if tokens.teacher_BT is None:
+        return tokens.advantage_BT
+    guided_BT = tokens.mask_BT & ~isnan(tokens.teacher_BT)
+    if options.only_failed:
+        guided_BT = guided_BT & (tokens.reward_B < options.solved_at)[:, None]
+    gap_BT = tokens.lp_BT.detach() - tokens.teacher_BT
+    return (tokens.advantage_BT - options.weight * gap_BT).where(guided_BT, tokens.advantage_BT)
+
+
+SOURCE = "GKD, arXiv 2306.13649, §3"
+REVERSE_KL = Rule("reverse_kl", "distill", SOURCE, reverse_kl, ReverseKl, frozenset({"teacher"}))

@@ -1,0 +1,1 @@
+"""How much entropy is worth to whom, one rule to a file: rewards of a batch in, weights out."""

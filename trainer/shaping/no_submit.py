@@ -1,0 +1,32 @@
+"""What an agent earns that comes to a limit before it has finished or submitted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.rules import Rule
+from trainer.rewards import Floats, Rewards
+
+LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
+"""Codes of ends at a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubmitted:
+    reward: float = -0.5
+
+
+def no_submit(rewards: Rewards, options: Unsubmitted) -> Floats:
+    """R = −0.5 where the rollout ended at a limit. Source: MegaFlow.
+
+    Where nobody solves a task it is the only signal and teaches to submit always: look at the share
+    of rollouts that submit.
+    """
+    at_limit = np.array([end in LIMITS for end in rewards.ends], dtype=np.bool_)
+    return np.where(at_limit, options.reward, rewards.totals_N)
+
+
+NO_SUBMIT = Rule(
+    "no_submit", "shaping", "MegaFlow", no_submit, Unsubmitted,
+    needs=frozenset({"limits"}), stage="F",
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from sys import getsizeof
@@ -11,51 +11,89 @@ from typing import Generic, TypeVar
 
 V = TypeVar("V")
 KEPT_BYTES = 64 << 20
+OVERTAKEN_BYTES = 2 << 20
 ENTRY_BYTES = 400
 """What a small message, its key and their place in the table take beside texts and bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[V]):
+    value: V
+    size_bytes: int
+    of: Hashable
 
 
 class AnswerCache(Generic[V]):
     """Values by key, the least recently used out first. Any thread may use it.
 
-    A value is a message, a text or bytes; one that alone is above the bound is not kept.
+    A value is a message, a text or bytes; one that alone is above the bound is not kept. Where
+    values follow one another, whoever asks for the next one has had the one before: it is kept for
+    what comes twice from a log alone, among at most `overtaken_bytes` of such.
     """
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self, most_bytes: int = KEPT_BYTES, overtaken_bytes: int = OVERTAKEN_BYTES
+    ) -> None:
         self.most_bytes = most_bytes
+        self.overtaken_bytes = overtaken_bytes
         self.size_bytes = 0
-        self._kept: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._latest: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
+        self._overtaken: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
+        self._overtaken_size = 0
+        self._last_of: dict[Hashable, Hashable] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._latest) + len(self._overtaken)
 
     def get(self, key: Hashable) -> V | None:
         with self._lock:
-            found = self._kept.get(key)
+            table = self._latest if key in self._latest else self._overtaken
+            found = table.get(key)
             if found is None:
                 return None
-            self._kept.move_to_end(key)
-            return found[0]
+            table.move_to_end(key)
+            return found.value
 
-    def keep(self, key: Hashable, value: V) -> None:
-        """Keep a value in place of the one that was there."""
+    def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:
+        """Keep a value in place of the one that was there.
+
+        `of`: what it is a value of, of which only the last one is asked for; None: of nothing.
+        """
         size_bytes = size_of(value)
         with self._lock:
             self._forget(key)
+            if of is not None:
+                self._overtake(of)
             if size_bytes > self.most_bytes:
                 return
-            self._kept[key] = value, size_bytes
+            self._latest[key] = _Kept(value, size_bytes, of)
             self.size_bytes += size_bytes
+            if of is not None:
+                self._last_of[of] = key
             while self.size_bytes > self.most_bytes:
-                self._forget(next(iter(self._kept)))
+                self._forget(next(iter(self._overtaken or self._latest)))
 
     def drop(self, key: Hashable) -> None:
         with self._lock:
             self._forget(key)
 
+    def _overtake(self, of: Hashable) -> None:
+        key = self._last_of.pop(of, None)
+        if key is None:
+            return
+        self._overtaken[key] = kept = self._latest.pop(key)
+        self._overtaken_size += kept.size_bytes
+        while self._overtaken_size > self.overtaken_bytes:
+            self._forget(next(iter(self._overtaken)))
+
     def _forget(self, key: Hashable) -> None:
-        self.size_bytes -= self._kept.pop(key, (None, 0))[1]
+        if kept := self._latest.pop(key, None):
+            if kept.of is not None:
+                del self._last_of[kept.of]
+        elif kept := self._overtaken.pop(key, None):
+            self._overtaken_size -= kept.size_bytes
+        self.size_bytes -= kept.size_bytes if kept else 0
 
 
 def size_of(value: object) -> int:

@@ -27,6 +27,10 @@ def call_seed(seed_key: str, attempt: int, position: int) -> int:
     return int.from_bytes(blake2b(place.encode(), digest_size=8).digest(), "big") >> 1
 
 
+LONG_PREFIX = 1024
+"""Tokens; where a prefix is longer, a call names it, for the server that answered last holds it."""
+
+
 def prefix_digest(packed_ids: bytes) -> bytes:
     """Name the tokens of a sequence so far, 16 bytes."""
     return prefix_hash(packed_ids).digest()

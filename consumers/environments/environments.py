@@ -118,7 +118,8 @@ class Environments(WorkRole):
             record.closed = True
             return
         if isinstance(body, EnvironmentStepped):
-            self.kept.keep(step.command_id, body)
+            session = step.rollout_id, step.attempt, step.session
+            self.kept.keep(step.command_id, body, session)
         elif body.code == BOX_DIED:
             self.counts[BOX_DIED] += 1
         self.answers.give(step, body, record)

@@ -23,7 +23,7 @@ from consumers.models.versions import Versions
 from inference.engine import Engine
 from schemas.answer_cache import AnswerCache
 from schemas.errors import KilledWorkers, NoSuchPartition, WorkFailed
-from schemas.ids import prefix_digest
+from schemas.ids import LONG_PREFIX, prefix_digest
 from schemas.messages import CallFailed, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
@@ -129,10 +129,13 @@ class Models(WorkRole):
         engine.add(call)
 
     def _hold(self, call: ModelCall, body: ModelAnswered) -> None:
-        """Keep a sequence that was extended, in place of what it was before."""
-        if not call.sampling.max_tokens:  # it was only counted
-            return
+        """Keep a sequence that was extended, in place of what it was before.
+
+        A short one is never named. One that was only counted was not extended.
+        """
         ids = (call.prefix_ids or b"") + body.added_ids + body.token_ids
+        if not call.sampling.max_tokens or len(ids) < 4 * LONG_PREFIX:
+            return
         self.prefixes.drop(call.prefix_digest or prefix_digest(call.prefix_ids or b""))
         self.prefixes.keep(prefix_digest(ids), ids)
 
@@ -229,7 +232,7 @@ class Models(WorkRole):
     def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
         _, records = self._in_hand.pop(call.command_id, (call, []))
         if isinstance(body, ModelAnswered):
-            self.kept.keep(call.command_id, body)
+            self.kept.keep(call.command_id, body, (call.rollout_id, call.attempt, call.sequence))
             self._hold(call, body)
         for record in records:
             self.answers.give(call, body, record)

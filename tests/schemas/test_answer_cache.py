@@ -9,21 +9,29 @@ from schemas.answer_cache import AnswerCache, size_of
 from schemas.messages import EnvironmentStepped, ModelAnswered
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 900), st.sampled_from([None, "a", "b"])),
+        max_size=60,
+    ),
+    st.integers(0, 9),
+)
 def test_it_never_takes_more_than_its_bound_and_knows_what_it_takes(
-    kept_sizes: list[tuple[int, int]],
+    kept_sizes: list[tuple[int, int, str | None]], dropped: int
 ) -> None:
-    kept: AnswerCache[bytes] = AnswerCache(3000)
+    kept: AnswerCache[bytes] = AnswerCache(3000, 1500)
 
-    for key, size in kept_sizes:
-        kept.keep(key, bytes(size))
+    for key, size, of in kept_sizes:
+        kept.keep(key, bytes(size), of)
 
     held = [value for key in range(10) if (value := kept.get(key)) is not None]
     assert kept.size_bytes == sum(map(size_of, held)) <= 3000
     assert len(kept) == len(held)
     if kept_sizes:
-        last, size = kept_sizes[-1]
+        last, size, _ = kept_sizes[-1]
         assert kept.get(last) == bytes(size)
+    kept.drop(dropped)
+    assert kept.get(dropped) is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -35,6 +43,19 @@ def test_the_least_recently_used_goes_first() -> None:
     kept.keep("d", bytes(100))
 
     assert [kept.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+def test_of_what_follows_one_another_the_last_stays_and_a_few_bytes_of_what_came_before() -> None:
+    kept: AnswerCache[bytes] = AnswerCache(50_000, 3 * size_of(bytes(100)))
+    for number in range(50):
+        for name in ("one session", "another"):
+            kept.keep((name, number), bytes(100), name)
+    kept.keep("of nothing", bytes(100))
+
+    held = [key for key in range(50) for name in ("one session",) if kept.get((name, key))]
+    assert held == [48, 49]
+    assert len(kept) == 2 + 3 + 1
+    assert kept.get(("another", 49)) is not None
 
 
 def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -> None:

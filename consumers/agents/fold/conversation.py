@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 from consumers.agents.wishes import CallModel
-from schemas.ids import prefix_hash
+from schemas.ids import LONG_PREFIX, prefix_hash
 from schemas.messages import Message, ModelAnswered, Sampling
 
-LONG_PREFIX = 1024
-"""Tokens; where a prefix is longer, a call names it, for the server that answered last holds it."""
 MISS_EVERY = 16
 """Answers to a question for a prefix; servers that ask more often, or always, are sent it whole."""
 

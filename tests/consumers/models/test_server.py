@@ -16,7 +16,7 @@ from inference.scripted import ScriptedEngine
 from schemas import messages
 from schemas.codec import Codec
 from schemas.errors import Unavailable, WeightsMissing, WorkFailed
-from schemas.ids import prefix_digest
+from schemas.ids import LONG_PREFIX, prefix_digest
 from schemas.messages import (
     CallFailed,
     Event,
@@ -423,6 +423,10 @@ def named(ids: bytes, position: int, **fields: Any) -> ModelCall:
     )
 
 
+BEGUN: dict[str, Any] = {"prefix_ids": pack_ids(range(LONG_PREFIX)), "prefix_length": LONG_PREFIX}
+"""A conversation that is long enough for its calls to name it."""
+
+
 def extended(ids: bytes, body: ModelAnswered) -> bytes:
     return ids + body.added_ids + body.token_ids
 
@@ -430,9 +434,9 @@ def extended(ids: bytes, body: ModelAnswered) -> bytes:
 def test_a_prefix_that_was_answered_here_is_held_as_far_as_it_came(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
-    send(rig, call_of(prefix_ids=pack_ids(range(9)), prefix_length=9))
+    send(rig, call_of(**BEGUN))
     rig.settle(loop)
-    once = extended(pack_ids(range(9)), answers(rig)[0])
+    once = extended(BEGUN["prefix_ids"], answers(rig)[0])
 
     send(rig, named(once, 1))
     rig.settle(loop)
@@ -446,11 +450,19 @@ def test_a_prefix_that_was_answered_here_is_held_as_far_as_it_came(rig: Rig) -> 
     assert len(role_of(loop).prefixes) == 1
 
 
-def test_a_call_that_only_counts_leaves_the_prefix_where_it_is(rig: Rig) -> None:
+def test_short_sequences_are_not_held_for_nobody_names_them(rig: Rig) -> None:
     loop = rig.models(Counting())
     send(rig, call_of())
     rig.settle(loop)
-    ids = extended(b"", answers(rig)[0])
+
+    assert len(role_of(loop).prefixes) == 0
+
+
+def test_a_call_that_only_counts_leaves_the_prefix_where_it_is(rig: Rig) -> None:
+    loop = rig.models(Counting())
+    send(rig, call_of(**BEGUN))
+    rig.settle(loop)
+    ids = extended(BEGUN["prefix_ids"], answers(rig)[0])
     whole = {"prefix_ids": ids, "prefix_length": len(ids) // 4, "sampling": Sampling(max_tokens=0)}
 
     send(rig, call_of(position=1, **whole))
@@ -465,9 +477,9 @@ def test_a_call_that_only_counts_leaves_the_prefix_where_it_is(rig: Rig) -> None
 def test_a_prefix_of_another_length_or_name_is_asked_for(rig: Rig, wrong: dict[str, Any]) -> None:
     engine = Counting()
     loop = rig.models(engine)
-    send(rig, call_of())
+    send(rig, call_of(**BEGUN))
     rig.settle(loop)
-    ids = extended(b"", answers(rig)[0])
+    ids = extended(BEGUN["prefix_ids"], answers(rig)[0])
 
     send(rig, replace(named(ids, 1), **wrong))
     rig.settle(loop)

@@ -35,6 +35,10 @@ class Line(Protocol):
         """The requests that wait for a reply, in order of arrival; equal ones each count."""
         ...
 
+    def shorten(self, ask: "Ask", short: "Ask") -> None:
+        """Hold this in place of one that `asked` has shown, the very object."""
+        ...
+
     async def wait(self, timeout_s: float | None) -> None:
         """Return when a request arrives or one is taken away, or after so long."""
         ...

@@ -10,8 +10,8 @@ messages, not with their square. A name is taken as it was told, never computed 
 journals stay readable when a later release names asks in another way.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -27,8 +27,10 @@ Kind = Literal["model", "step", "finish"]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 T = TypeVar("T")
+AnyAsk = TypeVar("AnyAsk", "Ask", "AskPrint")
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+PRINT_BYTES = 16
 FUNCTION = "function:"
 """Before the name of the one function that must be called, in `tool_choice`."""
 STARVED = "out_of_memory"
@@ -64,33 +66,103 @@ class Ask:
     seed: int | None = None
     d: str = ""
     """Its name: 32 hexadecimal digits; made when it is not given."""
+    own: "AskPrint | None" = field(default=None, compare=False, repr=False)
+    """What of it is remembered, where it is without its first messages."""
 
     def __post_init__(self) -> None:
         if not self.d:
             object.__setattr__(self, "d", _name_of(self))
+
+    @property
+    def count(self) -> int:
+        """How many messages it has."""
+        return len(self.messages)
 
     def sharing(self, known: Sequence["Ask"]) -> "Ask":
         """The same, which has in common with the closest known ask what is equal.
 
         A client sends all of a conversation with every ask: each would hold a copy of its own.
         """
-        like, same = _closest(self, known)
+        like, same = _closest(self, known, _shared_messages)
         if like is None:
             return self
         tools = like.tools if like.tools == self.tools else self.tools
         return replace(self, messages=(*like.messages[:same], *self.messages[same:]), tools=tools)
 
-    def value(self, known: Sequence["Ask"] = ()) -> dict[str, Any]:
-        """As JSON knows values, told by its difference to whichever known ask is closest."""
-        like, same = _closest(self, known)
+    def shortened(self, own: "AskPrint", same: int) -> "Ask":
+        """The same without its first messages, which it shared with the ask that it was told by."""
+        return replace(self, messages=self.messages[same - self.left_out :], own=own)
+
+    def without_words(self) -> "Ask":
+        """What of it is needed to answer it."""
+        return replace(self, messages=(), text="", tools="")
+
+    @property
+    def left_out(self) -> int:
+        """How many of its first messages it is without."""
+        return self.own.count - len(self.messages) if self.own else 0
+
+    def value(self, like: "AskPrint | None" = None, same: int = 0) -> dict[str, Any]:
+        """As JSON knows values, told by its difference to an ask with which it shares so much.
+
+        It must not be without more than that.
+        """
         value: dict[str, Any] = {"d": self.d, "kind": self.kind}
         if like is not None:
             value |= {"like": like.d, "same": same}
-        if self.messages[same:]:
-            value["new"] = [_sparse(message) for message in self.messages[same:]]
-        if like is not None and self.tools == like.tools:
+        if new := self.messages[same - self.left_out :]:
+            value["new"] = [_sparse(message) for message in new]
+        if like is not None and _print_of(self.tools) == like.tools:
             value["tools"] = None
-        return _sparse(self, "kind", "messages", "d") | value
+        return _sparse(self, "kind", "messages", "d", "own") | value
+
+
+@dataclass(slots=True)
+class AskPrint:
+    """What is to be remembered of an ask so that others can be told by their difference to it.
+
+    A digest stands for each message. An agent sends all of its conversation with every ask: whoever
+    tells asks need not hold it.
+    """
+
+    d: str
+    tools: bytes
+    messages: memoryview
+    """PRINT_BYTES of each."""
+
+    @classmethod
+    def of(cls, ask: "Ask | AskPrint") -> "AskPrint":
+        if isinstance(ask, AskPrint):
+            return ask
+        if ask.own is not None:
+            return ask.own
+        prints = [_print_of([m.role, m.content, m.tool_calls, m.tool_call_id, m.name])
+                  for m in ask.messages]  # fmt: skip
+        return cls(ask.d, _print_of(ask.tools), memoryview(b"".join(prints)))
+
+    @property
+    def count(self) -> int:
+        """How many messages the ask has."""
+        return len(self.messages) // PRINT_BYTES
+
+    def share(self, other: "AskPrint") -> None:
+        """Hold the same bytes as another one that begins alike: as a rule one goes on from it."""
+        same = other.messages[: len(self.messages)]
+        if same == self.messages:
+            self.messages = same
+
+    def shared_messages(self, other: "AskPrint") -> int:
+        """How many of their first messages are the same."""
+        some, others = self.messages, other.messages
+        size = min(len(some), len(others))
+        if some[:size] == others[:size]:
+            return size // PRINT_BYTES
+        places = (slice(at, at + PRINT_BYTES) for at in range(0, size, PRINT_BYTES))
+        return next(number for number, at in enumerate(places) if some[at] != others[at])
+
+    def closest(self, known: Sequence["AskPrint"]) -> "tuple[AskPrint | None, int]":
+        """The one with which it shares most of its first messages, and how many those are."""
+        return _closest(self, known, AskPrint.shared_messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +316,35 @@ class _AsksValue:
     asks: tuple[AskDifference, ...]
 
 
-def asks_text(asks: Iterable[Ask], known: Sequence[Ask]) -> str:
+def asks_text(asks: Iterable[Ask], known: Iterable[Ask | AskPrint]) -> str:
     """Asks as an observation; each is told by its difference to those heard before it."""
-    heard = list(known)
-    values = []
+    return text_of(told_by(asks, known))
+
+
+@dataclass(frozen=True, slots=True)
+class ToldAsk:
+    """An ask as it is told: by which other one, and how many messages both begin with."""
+
+    ask: Ask
+    own: AskPrint
+    like: AskPrint | None
+    same: int
+
+
+def told_by(asks: Iterable[Ask], known: Iterable[Ask | AskPrint]) -> list[ToldAsk]:
+    """By which of those heard before it each is to be told."""
+    heard, told = [AskPrint.of(each) for each in known], []
+    prints = {each.d: each for each in heard}
     for ask in asks:
-        values.append(ask.value(heard))
-        heard.append(ask)
-    return orjson.dumps({"asks": values}).decode()
+        own = prints.get(ask.d) or AskPrint.of(ask)
+        told.append(ToldAsk(ask, own, *own.closest(heard)))
+        heard.append(own)
+    return told
+
+
+def text_of(told: Iterable[ToldAsk]) -> str:
+    """Asks as an observation."""
+    return orjson.dumps({"asks": [each.ask.value(each.like, each.same) for each in told]}).decode()
 
 
 def asks_of(text: str, known: Mapping[str, Ask]) -> tuple[Ask, ...]:
@@ -296,17 +389,27 @@ def _name_of(ask: Ask) -> str:
     return blake2b(orjson.dumps(named), digest_size=16).hexdigest()
 
 
-def _closest(ask: Ask, known: Sequence[Ask]) -> tuple[Ask | None, int]:
+def _print_of(value: object) -> bytes:
+    return blake2b(orjson.dumps(value), digest_size=PRINT_BYTES).digest()
+
+
+def _shared_messages(ask: Ask, other: Ask) -> int:
+    return shared_length(ask.messages, other.messages)
+
+
+def _closest(
+    ask: AnyAsk, known: Sequence[AnyAsk], shared: Callable[[AnyAsk, AnyAsk], int]
+) -> tuple[AnyAsk | None, int]:
     """The known ask with which it shares most of its first messages, and how many those are.
 
     Of equal ones the latest, which is looked at first: as a rule an agent goes on from there.
     """
     best, most = None, 0
     for other in reversed(known):
-        same = shared_length(ask.messages, other.messages)
+        same = shared(ask, other)
         if same > most:
             best, most = other, same
-        if most == len(ask.messages) or same == len(other.messages) > 0:
+        if most == ask.count or same == other.count > 0:
             break
     return best, most
 

@@ -5,26 +5,23 @@ between them. So both come to the same by themselves, and a process that is begu
 """
 
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
-from schemas.asks import AgentAction, Ask
+from schemas.asks import AgentAction, Ask, AskPrint
 
 ANSWERED = 16
 """So many asks are known after their replies: agents go on from one of the last."""
+Held = TypeVar("Held", Ask, AskPrint)
 
 
-class KnownAsks:
-    """The asks without a reply, and those that were answered last."""
+class _Known(Generic[Held]):
+    """What is held of the asks without a reply, and of those that were answered last."""
 
     def __init__(self) -> None:
-        self._asks: dict[str, Ask] = {}
+        self._asks: dict[str, Held] = {}
         self._answered: dict[str, None] = {}
         """In order of their last replies."""
         self._open: tuple[str, ...] = ()
-
-    def see(self, ask: Ask) -> None:
-        """It was asked; whether the other end knows it is told by the next action."""
-        if ask.d not in self._asks:
-            self._asks[ask.d] = ask.sharing(list(self._asks.values()))
 
     def act(self, action: AgentAction) -> None:
         """An action was told: what it names is known at both ends."""
@@ -37,11 +34,34 @@ class KnownAsks:
         kept = {*self._answered, *self._open}
         self._asks = {name: ask for name, ask in self._asks.items() if name in kept}
 
-    def at_both_ends(self) -> list[Ask]:
+    def at_both_ends(self) -> list[Held]:
         """Those to tell others by, the most recent last."""
         names = dict.fromkeys((*self._answered, *self._open))
         return [self._asks[name] for name in names if name in self._asks]
 
-    def by_name(self) -> Mapping[str, Ask]:
+    def by_name(self) -> Mapping[str, Held]:
         """All that may be told by."""
         return self._asks
+
+
+class KnownAsks(_Known[Ask]):
+    """As the end holds them that is told asks: whole."""
+
+    def see(self, ask: Ask) -> None:
+        """It was asked; whether the other end knows it is told by the next action."""
+        if ask.d not in self._asks:
+            self._asks[ask.d] = ask.sharing(list(self._asks.values()))
+
+
+class KnownPrints(_Known[AskPrint]):
+    """As the end holds them that tells asks."""
+
+    def see(self, ask: Ask) -> None:
+        """It was asked; whether the other end knows it is told by the next action."""
+        if ask.d in self._asks:
+            return
+        seen = AskPrint.of(ask)
+        for other in self._asks.values():
+            other.share(seen)
+            seen.share(other)
+        self._asks[ask.d] = seen

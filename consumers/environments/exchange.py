@@ -5,7 +5,7 @@ without it, kept awake by what clients skip, and fails within itself if it fails
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
@@ -73,6 +73,7 @@ class Exchange:
         """
         asked = await self._read(await self._body())
         client = self._attach(asked)
+        asked = replace(asked, ask=asked.ask.without_words())  # who asks may wait for long
         if asked.stream and not await client.told_within(self.limits.hold_s):
             return await self._late(asked, client)
         whole = self._answer(asked, await client.reply())
@@ -123,7 +124,7 @@ class Exchange:
 
     def _keep(self, asked: AgentRequest, reply: Reply) -> None:
         if isinstance(reply, ModelReply):
-            self.line.conversations |= self.dialect.kept(asked, reply)
+            self.line.conversations.remember(self.dialect.kept(asked, reply))
 
     async def _late(self, asked: AgentRequest, client: Client) -> web.StreamResponse:
         """Begin a stream without its answer."""

@@ -113,7 +113,9 @@ class Gateway:
 
     async def _serve(self, door: str, request: BaseRequest) -> web.StreamResponse:
         connection = cast(Connection, request.protocol)
-        connection.client = None  # it asks again, so what it was told last did arrive
+        if connection.client is not None:  # it asks again, so what it was told last did arrive
+            connection.client.settle()
+        connection.client = None
         response = await self._answer_or_decline(door, request, connection)
         if not response.prepared and _leaves_rubbish(request):
             response.force_close()

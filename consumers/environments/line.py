@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
+from consumers.environments.held_conversations import HeldConversations
 from schemas.asks import Ask, ErrorReply, Reply
-from schemas.messages import Message
 
 REMEMBERED = 64
 """Answered calls that a line can tell again; as many as may be open side by side."""
@@ -55,15 +55,18 @@ class OpenCalls:
 class Call:
     """One occurrence of an ask, and the requests that wait for its reply."""
 
-    __slots__ = ("arrived", "clients", "name", "reply")
+    __slots__ = ("arrived", "clients", "keyed", "name", "reply", "settled")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, keyed: bool) -> None:
         self.name = name
+        self.keyed = keyed
         self.clients: list[Client] = []
         """Who waits for it, or is being written to."""
         self.reply: Reply | None = None
         self.arrived = 0
         """How many of them it has reached, as far as anybody knows."""
+        self.settled = False
+        """Whether one of them has shown that it has the reply."""
 
     def forsaken(self) -> bool:
         """Whether nobody has its reply and nobody waits for it."""
@@ -110,10 +113,16 @@ class Client:
     def lost(self, error: BaseException | None) -> None:
         """The connection is gone. With an error, what was written to it last did not arrive."""
         self._leave()
-        if error is not None and self._arrived:
+        if error is None:
+            self.settle()
+        elif self._arrived:
             self._arrived = False
             self.call.arrived -= 1
         self.tell(None)
+
+    def settle(self) -> None:
+        """What was written to it has arrived for certain."""
+        self.call.settled = self.call.settled or self._arrived
 
     def _leave(self) -> None:
         with suppress(ValueError):
@@ -137,7 +146,7 @@ class GatewayLine:
         self.policies = tuple(policies)
         self.task = task
         """What adapters are told that they are to do."""
-        self.conversations: dict[str, tuple[Message, ...]] = {}
+        self.conversations = HeldConversations()
         """What was said up to and with a response, by its id: later requests may go on from it."""
         self.over = False
         self._open_calls = open_calls
@@ -152,6 +161,12 @@ class GatewayLine:
         """The asks that wait for a reply, in order of arrival; equal ones each count."""
         self._changed.clear()
         return list(self._open.values())
+
+    def shorten(self, ask: Ask, short: Ask) -> None:
+        """Hold this in place of one that `asked` has shown, the very object."""
+        for call, asked in self._open.items():
+            if asked is ask:
+                self._open[call] = short
 
     def waiting(self) -> int:
         """How many requests wait for a reply; fewer than asks where clients have gone."""
@@ -170,8 +185,14 @@ class GatewayLine:
             raise KeyError(reply.d)
         self._end(call)
         if not (isinstance(reply, ErrorReply) and reply.status in FOR_NOW):
-            self._told.append(call)
+            self._tell_again(call)
         call.tell(reply)
+
+    def _tell_again(self, call: Call) -> None:
+        """Remember it, and no more those that would not be told again now."""
+        for settled in [each for each in self._told if each.settled and not each.keyed]:
+            self._told.remove(settled)
+        self._told.append(call)
 
     async def close(self) -> None:
         """End all that is open without a reply, and take nothing any more. May be called twice."""
@@ -187,7 +208,7 @@ class GatewayLine:
         """Find the call that a request is, or begin one. Raises TooManyOpen."""
         name = f"{ask.kind} {key}" if key else ask.d
         call = self._same(name, retry=retry, keyed=bool(key))
-        return Client(call or self._begin(name, ask))
+        return Client(call or self._begin(Call(name, keyed=bool(key)), ask))
 
     def _same(self, name: str, *, retry: bool, keyed: bool) -> Call | None:
         waiting = [call for call in self._open if call.name == name]
@@ -201,9 +222,8 @@ class GatewayLine:
             return told[-1]
         return None
 
-    def _begin(self, name: str, ask: Ask) -> Call:
+    def _begin(self, call: Call, ask: Ask) -> Call:
         self._open_calls.admit(len(self._open))
-        call = Call(name)
         self._open[call] = ask
         self._changed.set()
         return call

@@ -185,7 +185,7 @@ def _require_replayable(parent: ForkParent, position: int) -> None:
     """Actions are applied again: their environments must show the same. A reset shows it always."""
     acted = {
         step.session
-        for step in parent.rollout.attempt.steps
+        for step in parent.rollout.attempt.steps_taken()
         if step.action is not None and step.position < position
     }
     for session in sorted(acted):

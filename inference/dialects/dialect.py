@@ -12,7 +12,7 @@ from schemas.foreign_text import plain
 from schemas.messages import Message
 
 NAME_CHARS = 80
-Conversations = Mapping[str, tuple[Message, ...]]
+Conversations = Mapping[str, Sequence[Message]]
 """What was said in a session up to and with a response, by the response's id."""
 
 

@@ -117,7 +117,8 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Agent
         top_p=taken.top_p,
     )
     return AgentRequest(
-        ask, stream=bool(taken.stream), echo=_echo(taken), turns=turns,
+        ask, stream=bool(taken.stream), echo=_echo(taken),
+        turns=turns if taken.store is not False else (),
         alternatives=bool(taken.top_logprobs),
     )  # fmt: skip
 
@@ -138,7 +139,7 @@ def _before(response_id: str | None, earlier: Conversations) -> tuple[Message, .
     if response_id not in earlier:
         msg = f"Previous response with id '{plain(response_id, NAME_CHARS)}' not found."
         raise Declined(400, "previous_response_not_found", msg, param="previous_response_id")
-    return earlier[response_id]
+    return tuple(earlier[response_id])
 
 
 def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message, ...]:
@@ -146,7 +147,7 @@ def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message
     latest = list(earlier.values())[-LOOKED_AT:]
     known = max(latest, key=lambda those: shared_length(those, turns), default=())
     same = shared_length(known, turns)
-    return known[:same] + turns[same:]
+    return (*known[:same], *turns[same:])
 
 
 def _choice_of(choice: str | _FlatChoice | None, names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ somebody it waits longer the next time, up to half of what a reply takes.
 import asyncio
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -39,10 +39,11 @@ from sandbox.agents.agent_processes import AgentExit
 from sandbox.boxes.box import Box, Spec
 from sandbox.environment import Observation
 from sandbox.host import Host, Line, Process
-from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, asks_text
+from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, text_of, told_by
 from schemas.errors import Unavailable, WorkFailed
 from schemas.foreign_text import plain
-from schemas.known_asks import KnownAsks
+from schemas.known_asks import KnownPrints
+from schemas.packed_rows import PackedRows
 
 CATCH_UP_S = 10.0
 """A process that lives its history again may take so long from one recorded ask to the next, while
@@ -90,13 +91,13 @@ class HostedAgent:
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
-        self._told: list[Reply] = []
-        """All of this session, in order."""
+        self._told: PackedRows[tuple[str]] = PackedRows()
+        """The actions of this session, in order."""
         self._recorded: dict[str, deque[Reply]] = {}
         """Those that this process has yet to ask for."""
         self._open: Counter[str] = Counter()
         """Asks that were shown, or that the rollout says are open: nobody else has to hear them."""
-        self._known = KnownAsks()
+        self._known = KnownPrints()
         self._shown_at: dict[str, float] = {}
         self._took: deque[float] = deque(maxlen=REPLY_TIMES)
         self._patience_s = 0.0
@@ -120,8 +121,8 @@ class HostedAgent:
             self._patience_s *= 2 if late else 0.5
         self._known.act(told)
         self._open = Counter(told.open)
+        self._told.append((action,))
         for reply in told.replies:
-            self._told.append(reply)
             self._note_time(reply)
             self._tell(reply)
         return await self._next(len(told.replies), len(late))
@@ -144,7 +145,7 @@ class HostedAgent:
     async def _begin(self) -> None:
         """A process and a line for it, and all that was told still to be asked for."""
         self._recorded = {}
-        for reply in self._told:
+        for reply in self._told_so_far():
             self._record(reply)
         config = self._task.get("config", {})
         home = await self._home(config)
@@ -167,6 +168,10 @@ class HostedAgent:
         spec = Spec(mounts=mounts(config, await self._host.imports(self._agent, config)))
         self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
         return AgentBox(box, box.directory.decode())
+
+    def _told_so_far(self) -> Iterator[Reply]:
+        """The replies of all actions, in order."""
+        return (reply for (action,) in self._told for reply in AgentAction.of(action).replies)
 
     def _tell(self, reply: Reply) -> None:
         assert self._line is not None
@@ -250,10 +255,18 @@ class HostedAgent:
         return min(most, max(self._patience_s, least))
 
     def _shown(self, new: Sequence[Ask]) -> Observation:
+        assert self._line is not None
+        told = told_by(new, self._known.at_both_ends())
+        for each in told:
+            if each.same < each.ask.left_out:
+                msg = f"ask {each.ask.d} cannot be told again: what it went on from is forgotten"
+                raise WorkFailed("session_lost", msg, retriable=False)
+        if len(new) == 1 and not self._open:
+            self._line.shorten(told[0].ask, told[0].ask.shortened(told[0].own, told[0].same))
         for ask in new:
             self._shown_at[ask.d] = self._now()
             self._open[ask.d] += 1
-        return Observation(asks_text(new, self._known.at_both_ends()))
+        return Observation(text_of(told))
 
     def _note_time(self, reply: Reply) -> None:
         shown_at = self._shown_at.pop(reply.d, None)
@@ -283,7 +296,7 @@ class HostedAgent:
             info[STARVED] = True
         if len(ended.output) > len(ended.last_words.encode()):
             info |= {"output": await self._kept(ended), "output_bytes": ended.output_bytes}
-        return Observation(asks_text([], []), terminated=True, info=info)
+        return Observation(text_of([]), terminated=True, info=info)
 
     async def _starved(self, box: Box) -> bool:
         """Whether somebody was killed in its task's box since all memory of that was taken.
@@ -302,9 +315,8 @@ class HostedAgent:
 
     def _diverged(self, held: Sequence[Ask]) -> WorkFailed:
         """The process does not ask what was asked then."""
-        first = next(
-            reply for reply in self._told if any(reply in left for left in self._recorded.values())
-        )
+        left = [reply for replies in self._recorded.values() for reply in replies]
+        first = next(reply for reply in self._told_so_far() if reply in left)
         asks = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
         msg = plain(
             f"agent {self._agent!r} has diverged from its history: what was told "

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schemas.asks import (
     AgentAction,
     Ask,
+    AskPrint,
     Choice,
     ErrorReply,
     ModelReply,
@@ -148,7 +149,7 @@ def test_an_ask_goes_on_from_whichever_earlier_one_is_closest() -> None:
     other = Ask("model", (Message("user", "a"), Message("user", "z")))
     longer = replace(main, d="", messages=(*main.messages, Message("assistant", "d")))
 
-    value = longer.value([main, other])
+    value = longer.value(*AskPrint.of(longer).closest([AskPrint.of(main), AskPrint.of(other)]))
 
     assert (value["like"], value["same"], len(value["new"])) == (main.d, 3, 1)
 

@@ -5,9 +5,10 @@ decides what that means.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from typing import Any, cast
 
 from consumers.agents.fold.bodies import environment_of, spelt
@@ -48,9 +49,9 @@ from schemas.messages import (
     StepTaken,
     maker,
 )
+from schemas.packed_rows import PackedRows
 
 # Made for every turn.
-make_step_taken = maker(StepTaken)
 make_message = maker(Message)
 make_model_answer = maker(ModelAnswer)
 make_environment_answer = maker(EnvironmentAnswer)
@@ -62,6 +63,8 @@ FREE_FAILURES = {"history_needed", "prefix_needed"}
 """Requests for more, not failures of work: they number a try but, the first time, use none up."""
 
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
+StepRow = tuple[int, str, str | None, str, float, bool, bool, str]
+"""A StepTaken, field by field."""
 Turn = list[Outstanding] | Finish | ProgramFailed
 """What a program came to: wishes (none while it waits for others), its end, or its failure."""
 
@@ -75,7 +78,10 @@ class Session:
     environment: str
     environment_config: str
     seed: int
-    actions: list[str]
+    since: int
+    """How many steps its attempt had taken when it was opened."""
+    applied: int = 0
+    """How many actions it has been told."""
     done: bool = False
 
 
@@ -105,7 +111,7 @@ class Attempt:
         """Whether the program is not gone on with; what it still waits for counts all the same."""
         self.conversations: list[Conversation] = []
         self.sessions: dict[str, Session] = {}
-        self.steps: list[StepTaken] = []
+        self.steps: PackedRows[StepRow] = PackedRows()
         limits = request.limits
         self.most_wishes = limits.max_wishes or (limits.max_turns + 1) * POSITIONS_PER_TURN
         self.next_position = 0
@@ -261,13 +267,13 @@ class Attempt:
         action = None
         if isinstance(wish, Reset):
             environment = environment_of(wish, self.request.task)
-            session = self.sessions[wish.session] = Session(waits, *environment, [])
+            session = self.sessions[wish.session] = Session(waits, *environment, len(self.steps))
         else:
             action, session = wish.action, self.sessions[wish.session]
-            session.actions.append(action)
+            session.applied += 1
         session.done = body.terminated or body.truncated
         self.steps.append(
-            make_step_taken(
+            (
                 waits.position,
                 wish.session,
                 action,
@@ -280,6 +286,17 @@ class Attempt:
         )
         return make_environment_answer(
             body.text, body.reward, body.terminated, body.truncated, body.info
+        )
+
+    def steps_taken(self) -> Iterator[StepTaken]:
+        """All of its steps, in log order."""
+        return (StepTaken(*row) for row in self.steps)
+
+    def actions_of(self, name: str) -> tuple[str, ...]:
+        """What an open session has been told since it was opened."""
+        since = islice(self.steps_taken(), self.sessions[name].since, None)
+        return tuple(
+            taken.action for taken in since if taken.session == name and taken.action is not None
         )
 
     def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> Turn:

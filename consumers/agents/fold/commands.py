@@ -102,8 +102,8 @@ def _step(attempt: Attempt, waits: Outstanding, wish: Step) -> EnvironmentStep:
         wish.session,
         session.environment_config,
         session.seed,
-        len(session.actions),
+        session.applied,
         wish.action,
-        tuple(session.actions) if waits.with_history else None,
+        attempt.actions_of(wish.session) if waits.with_history else None,
         waits.timeout_s,
     )

@@ -1,6 +1,7 @@
 """Conversations: token sequences that are only ever extended, and the same as messages."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from consumers.agents.wishes import CallModel
 from schemas.ids import LONG_PREFIX, prefix_hash
@@ -10,12 +11,34 @@ MISS_EVERY = 16
 """Answers to a question for a prefix; servers that ask more often, or always, are sent it whole."""
 
 
+class AnswerTokens(NamedTuple):
+    """What an answer added to its sequence, packed."""
+
+    added_ids: bytes
+    token_ids: bytes
+    logprobs: bytes
+    version: bytes
+    """The one of all its tokens; where they differ, of each."""
+
+    @classmethod
+    def of(cls, answer: ModelAnswered) -> "AnswerTokens":
+        versions = answer.versions
+        same = versions == versions[:4] * (len(versions) // 4)
+        version = versions[:4] if same else versions
+        return cls(answer.added_ids, answer.token_ids, answer.logprobs, version)
+
+    def versions(self) -> bytes:
+        """Of each sampled token."""
+        sampled = len(self.token_ids)
+        return self.version if len(self.version) == sampled else self.version * (sampled // 4)
+
+
 class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
     __slots__ = (
-        "answers", "begun", "busy", "hash", "index", "length", "messages", "misses", "policy_id",
-        "samplings", "tools",
+        "answers", "begun", "busy", "hash", "index", "last", "length", "messages", "misses",
+        "policy_id", "samplings", "tools",
     )  # fmt: skip
 
     def __init__(
@@ -25,7 +48,9 @@ class Conversation:
         self.index = index
         self.policy_id = policy_id
         self.messages: list[Message] = list(messages)
-        self.answers: list[ModelAnswered] = []
+        self.answers: list[AnswerTokens] = []
+        self.last: ModelAnswered | None = None
+        """The last of them, as it came."""
         self.samplings: list[Sampling] = []
         """How each answer was asked for."""
         self.begun = begun
@@ -52,6 +77,12 @@ class Conversation:
         first = messages[:known]
         return (first if isinstance(first, list) else list(first)) == self.messages
 
+    def adopt(self, messages: Sequence[Message]) -> None:
+        """Hold the last message as the call that goes on from here has it: it is the same, and an
+        agent's process that sends it back would have it held twice."""
+        if self.messages:
+            self.messages[-1] = messages[len(self.messages) - 1]
+
     def _told_of(self, tools: str | None) -> bool:
         """Whether a call with these needs no other definitions in its prompt."""
         return tools is None or self.tools is None or tools == self.tools
@@ -61,7 +92,8 @@ class Conversation:
     ) -> None:
         """Extend it by what was new in a call and by what the model answered."""
         self.messages += (*new, reply)
-        self.answers.append(answer)
+        self.answers.append(AnswerTokens.of(answer))
+        self.last = answer
         self.samplings.append(sampling)
         self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
         self.hash.update(answer.added_ids)
@@ -92,10 +124,10 @@ def conversation_for(
     known = [c for c in conversations if c.extended_by(wish, policy_id)]
     if wish.begun is not None:
         known = [c for c in known if len(c.messages) >= wish.begun.messages]
-    if len(known) == 1:
-        return known[0]
     if known:
-        return max(known, key=lambda c: (len(c.messages), c.index))
+        longest = max(known, key=lambda c: (len(c.messages), c.index))
+        longest.adopt(wish.messages)
+        return longest
     fresh = _begun_by(wish, policy_id, len(conversations))
     conversations.append(fresh)
     return fresh

@@ -84,6 +84,6 @@ def _open_step(attempt: "Attempt", wish: Step, now_ms: int) -> Outstanding:
     if session is None:
         msg = f"Step into session {wish.session!r} before its Reset was answered"
         raise ProgramFailed("rubbish", msg)
-    digest = digest_of("step", wish.session, len(session.actions), wish.action)
+    digest = digest_of("step", wish.session, session.applied, wish.action)
     timeout_s = attempt.request.limits.step_timeout_s
     return Outstanding(wish, attempt.next_position, digest, now_ms, timeout_s)

@@ -1,5 +1,7 @@
 """What is written at an end: the trajectory of a rollout that has ended or was refused."""
 
+from typing import cast
+
 from consumers.agents.fold.attempt import Attempt
 from consumers.agents.fold.conversation import Conversation
 from consumers.agents.wishes import CallModel
@@ -7,6 +9,7 @@ from schemas.foreign_text import raised
 from schemas.messages import (
     DeadlinePassed,
     Event,
+    ModelAnswered,
     RolloutCancelled,
     RolloutFinished,
     RolloutRefused,
@@ -49,7 +52,7 @@ def ended_trajectory(
         request=attempt.request,
         policies=tuple(policies),
         sequences=sequences,
-        steps=None if broken else tuple(attempt.steps),
+        steps=None if broken else tuple(attempt.steps_taken()),
         model_calls=attempt.model_calls - waiting,
         sampled_tokens=attempt.sampled_tokens,
         failures=attempt.failures,
@@ -118,9 +121,9 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
         ids += [answer.added_ids, answer.token_ids]
         mask += [b"\0" * added, b"\1" * sampled]
         logprobs += [bytes(4 * added), answer.logprobs]
-        versions += [b"\xff" * (4 * added), answer.versions]
+        versions += [b"\xff" * (4 * added), answer.versions()]
         policy += [b"\xff" * added, bytes([policy_index]) * sampled]
-    last = conversation.answers[-1]
+    last = cast(ModelAnswered, conversation.last)
     samplings = conversation.samplings
     as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
     return Sequence(

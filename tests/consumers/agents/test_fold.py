@@ -697,7 +697,7 @@ def test_what_comes_after_a_lost_session_at_the_same_place_does_not_count() -> N
     assert hand.show(step, "a zombie's room") == []
 
     rollout = one(list(hand.journal.open.values()))
-    assert [taken.text for taken in rollout.attempt.steps] == ["a room"]
+    assert [taken.text for taken in rollout.attempt.steps_taken()] == ["a room"]
 
 
 def test_a_session_lost_in_the_last_attempt_is_the_programs_affair() -> None:

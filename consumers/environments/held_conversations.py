@@ -1,0 +1,67 @@
+"""What was said in a session, by response: later requests may go on from any of them.
+
+As a rule a conversation goes on from the one before, so that each holds all of it once more: here
+those that begin alike share what they have in common.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import is_
+from typing import overload
+
+from schemas.messages import Message
+
+LOOKED_AT = 8
+"""So many of the latest ones may be gone on from without another copy."""
+
+
+class Turns(Sequence[Message]):
+    """The first so many messages of a list that only grows, behind them."""
+
+    __slots__ = ("_count", "_list")
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._list = list(messages)
+        self._count = len(self._list)
+
+    def then(self, more: Sequence[Message]) -> "Turns":
+        """These and more; the first to go on from here takes the list along."""
+        if self._count < len(self._list):
+            return Turns([*self, *more])
+        self._list.extend(more)
+        longer = Turns(())
+        longer._list, longer._count = self._list, len(self._list)
+        return longer
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Message]:
+        return islice(self._list, self._count)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Message, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Message | tuple[Message, ...]:
+        if isinstance(at, slice):
+            return tuple(self._list[place] for place in range(*at.indices(self._count)))
+        return self._list[range(self._count)[at]]
+
+
+class HeldConversations(dict[str, Sequence[Message]]):
+    """By a response's id."""
+
+    def remember(self, said: Mapping[str, Sequence[Message]]) -> None:
+        """Hold these too, sharing what they have in common with the latest ones."""
+        for name, messages in said.items():
+            self[name] = self._sharing(messages)
+
+    def _sharing(self, messages: Sequence[Message]) -> Sequence[Message]:
+        for known in islice(reversed(self.values()), LOOKED_AT):
+            goes_on = len(known) <= len(messages) and all(map(is_, known, messages))
+            if goes_on and isinstance(known, Turns):
+                return known.then(messages[len(known) :])
+        return Turns(messages)

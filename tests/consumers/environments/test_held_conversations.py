@@ -1,0 +1,35 @@
+"""Conversations of a session that go on from one another are held once, and each is what it was."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.environments.held_conversations import HeldConversations, Turns
+from schemas.messages import Message
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=25))
+def test_whichever_is_gone_on_from_all_stay_what_they_were(
+    went_on: list[tuple[int, int]],
+) -> None:
+    held, expected = HeldConversations(), dict[str, tuple[Message, ...]]()
+    for number, (before, more) in enumerate(went_on):
+        known = tuple(held.get(f"resp_{before}", ()))
+        said = (*known, *(Message("user", f"{number} {at}") for at in range(more)))
+        held.remember({f"resp_{number}": said})
+        expected[f"resp_{number}"] = said
+
+    assert {name: tuple(turns) for name, turns in held.items()} == expected
+    for name, turns in held.items():
+        whole = expected[name]
+        assert (len(turns), turns[1:], turns[:-1]) == (len(whole), whole[1:], whole[:-1])
+        assert not whole or (turns[-1], turns[0]) == (whole[-1], whole[0])
+
+
+def test_a_conversation_that_goes_on_takes_the_list_along() -> None:
+    held, said = HeldConversations(), tuple[Message, ...]()
+    for number in range(50):
+        said = (*said, Message("user", "asks"), Message("assistant", "says"))
+        held.remember({f"resp_{number}": said})
+
+    lists = {id(turns._list) for turns in held.values() if isinstance(turns, Turns)}
+    assert len(lists) == 1

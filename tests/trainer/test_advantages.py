@@ -160,6 +160,15 @@ def test_the_rarer_a_success_the_more_it_weighs(
     assert advantages("success_weighted", rewards).tolist() == pytest.approx(expected)
 
 
+def test_failures_are_told_apart_where_that_is_asked_for() -> None:
+    rule = {"name": "success_weighted", "shortfall": 10}
+
+    assert advantages(rule, [0, -0.1, 0, -0.1]).tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
+    assert advantages(rule, [1, -0.2, 0, 0]).tolist() == pytest.approx([3.5, -2.5, -0.5, -0.5])
+    with pytest.raises(Refused, match="shortfall is -1; give 0"):
+        advantages({"name": "success_weighted", "shortfall": -1}, [1, 0])
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "mc_grpo", "success_weighted"])
 def test_a_group_of_one_is_refused(name: str) -> None:
     with pytest.raises(Refused, match="singleton"):

@@ -4,30 +4,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule
+from schemas.rules import Rule, require
 from trainer.advantages.spread import centred
 from trainer.rewards import Floats, Rewards, per_group
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """What counts as one."""
+    """What counts as one, and what a failure can still be told."""
 
     above: float = 0.0
-    """A reward up to this is a failure, and all failures are the same."""
+    """A reward up to this is a failure."""
+    shortfall: float = 0.0
+    """How much it weighs, in its group, that a failure lies below `above` more than others do."""
+
+    def __post_init__(self) -> None:
+        require(
+            "shortfall", self.shortfall, self.shortfall >= 0, "give 0 (off) or more, such as 10"
+        )
 
 
 def success_weighted(rewards: Rewards, options: Success) -> Floats:
-    """A_i = (S_i − mean_g S) / mean_g S with S = max(R − above, 0); 0 in a group without success.
+    """A_i = (S_i − mean_g S) / mean_g S + c·(F_i − mean_g F), the first 0 without a success.
 
-    One success among eight weighs 7, eight among eight nothing. Source: ours; for binary rewards
-    the expectation is the gradient of log of the group's success rate.
+    S = max(R − above, 0), F = min(R − above, 0). One success among eight weighs 7, eight among
+    eight nothing; what failures cost, such as words that nobody understands, is told apart from
+    that. Source: ours; for binary rewards the expectation is the gradient of the log of the group's
+    success rate.
     """
 
     def weighted(group: Floats) -> Floats:
         earned = np.maximum(group - options.above, 0.0)
+        lacked = np.minimum(group - options.above, 0.0)
+        told = options.shortfall * centred(lacked - lacked[0])
         mean = float(earned.mean())
-        return np.zeros_like(group) if mean == 0 else centred(earned - earned[0]) / mean
+        return told if mean == 0 else told + centred(earned - earned[0]) / mean
 
     return per_group(rewards, weighted, shifted=False)
 

@@ -52,7 +52,7 @@ from sandbox.token_scores import PerToken
 from schemas.messages import Message, Sampling, Trajectory
 from schemas.packed import ids_of, logprobs_of, mask_of
 from schemas.rules import Rule, require
-from trainer.curation import Filter
+from trainer.filters.group_filter import Filter
 from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
 from trainer.samples import Sample
 

@@ -44,6 +44,8 @@ class Book:
     """Those of `left` whose group was whole without the rest, which is redundant."""
     sizes: tuple[tuple[int, int], ...] = ()
     """Draws that are unfinished and have fewer members than others, and how many."""
+    begun: tuple[tuple[int, int], ...] = ()
+    """Draws that are unfinished and the newest version when they were published, where told."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Accounts:
         self.low = book.low
         self._draws = {draw: _Draw(left=True, won=draw in book.won) for draw in book.left}
         self._sizes = dict(book.sizes)
+        self._begun = dict(book.begun)
         self._ended = book.low * group_size
         self._held = 0
         self._names: OrderedDict[str, None] = OrderedDict()
@@ -132,9 +135,12 @@ class Accounts:
 
     # What happens to one
 
-    def published(self, draw: int, size: int | None = None) -> None:
-        """A draw was published, and with it all below; `size` where it may have fewer members."""
+    def published(self, draw: int, size: int | None = None, version: int | None = None) -> None:
+        """A draw was published, and with it all below; `size` where it may have fewer members,
+        `version` the newest, where it is asked for again (`begun`)."""
         self.next_draw = max(self.next_draw, draw + 1)
+        if version is not None:
+            self._begun[draw] = version
         if size is not None and size < self.group_size and draw not in self._sizes:
             self._sizes[draw] = size
             for member in range(size, self.group_size):
@@ -219,6 +225,15 @@ class Accounts:
 
     # What is known
 
+    def begun(self) -> dict[str, int]:
+        """Of groups with members in the air the version that was newest when they were begun."""
+        waiting = (d for d in self._begun if d >= self.low)
+        return {
+            group_id(self.run_id, draw): self._begun[draw]
+            for draw in waiting
+            if not (at := self._draws.get(draw)) or not (at.left or at.won)
+        }
+
     def draw_with(self, rollout_id: str) -> int:
         """Which of the draws with members that have not ended holds a rollout; -1 for none."""
         unfinished = range(self.low, self.next_draw)
@@ -244,7 +259,9 @@ class Accounts:
         won = tuple(draw for draw in left if open_draws[draw].won)
         ended = np.packbits(bits, axis=None, bitorder="little").tobytes()
         sizes = tuple(sorted((d, n) for d, n in self._sizes.items() if d >= self.low))
-        return Book(self.next_draw, self.low, ended, left, unreadable, tuple(asked), won, sizes)
+        begun = tuple(sorted((d, v) for d, v in self._begun.items() if d >= self.low))
+        asked = tuple(asked)
+        return Book(self.next_draw, self.low, ended, left, unreadable, asked, won, sizes, begun)
 
     def names(self) -> tuple[str, ...]:
         """Rollouts and groups that are gone for good and were not drawn; `know` takes them back."""
@@ -284,6 +301,7 @@ class Accounts:
         while self.low in self._draws and self._whole(self._draws[self.low]):
             del self._draws[self.low]
             self._sizes.pop(self.low, None)
+            self._begun.pop(self.low, None)
             self.low += 1
 
     def _whole(self, at: _Draw) -> bool:

@@ -21,6 +21,7 @@ from trainer.distillation.teacher_scores import teacher_logprobs
 from trainer.packing import ModelInput, Worth, model_input, pack_row, packs_of, pieces_of
 from trainer.rewards import Advantages, Floats, Ints, Rewards, rewards_of
 from trainer.samples import Sample, mine
+from trainer.staleness import stale_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,14 @@ def valued(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Rewards, A
         shaped = replace(shaped, totals_N=shape(shaped))
     given = rule(shaped)
     return scored, given if isinstance(given, Advantages) else Advantages(given)
+
+
+def aged(batch: Batch, v_now: int, bound: int) -> Batch:
+    """The batch with advantages of what is older than the bound made smaller; no weight changes."""
+    factors = [stale_weight(v_now - int(version), bound) for version in batch.min_versions_N]
+    rows = [replace(row, advantages=row.advantages * factors[row.trajectory]) for row in batch.rows]
+    advantages_N = batch.advantages_N * np.array(factors, dtype=np.float64)
+    return replace(batch, rows=tuple(rows), advantages_N=advantages_N)
 
 
 def minibatches(

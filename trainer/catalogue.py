@@ -17,6 +17,9 @@ from trainer.distillation.no_teacher import NO_TEACHER
 from trainer.distillation.reverse_kl import REVERSE_KL
 from trainer.exploration.even import EVEN
 from trainer.exploration.explore_failed import EXPLORE_FAILED
+from trainer.filters.every_group import NONE
+from trainer.filters.group_filter import Filter
+from trainer.filters.zero_variance import ZERO_VARIANCE
 from trainer.losses.cispo import CISPO
 from trainer.losses.decoupled_ppo import DECOUPLED_PPO
 from trainer.losses.gspo import GSPO
@@ -49,7 +52,11 @@ LOSSES: Mapping[str, Rule[Loss]] = table(
     CLIP_HIGHER, POLICY_GRADIENT, PPO_CLIP, GSPO, CISPO, DECOUPLED_PPO, M2PO, TOPR, SOFT_GATE
 )
 
+FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE)
+"""A configuration may choose several of them."""
+
 KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {
+    "filters": FILTERS,
     "advantage": ADVANTAGES,
     "loss": LOSSES,
     "exploration": EXPLORATIONS,

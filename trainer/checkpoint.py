@@ -31,7 +31,7 @@ from schemas.messages import Consumed, WeightsFile
 from schemas.weights import RawTensor, read_weights, write_weights
 from schemas.whole_files import appear_durably, to_disk
 from trainer.accounts import Book
-from trainer.curation import Tally
+from trainer.drops import Tally
 from trainer.step import LearnerState
 
 FORMAT = 1
@@ -211,7 +211,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 def _written(book: Book) -> dict[str, Any]:
     """As plain values; what is not in use is left out, for older readers do not know it."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
-    for key in ("won", "sizes"):
+    for key in ("won", "sizes", "begun"):
         if not written[key]:
             del written[key]
     return written
@@ -226,6 +226,7 @@ def _book_of(written: Mapping[str, Any]) -> Book:
             "won": tuple(written.get("won", ())),
             "asked": _marks_of(written["asked"]),
             "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
+            "begun": tuple((draw, version) for draw, version in written.get("begun", ())),
         }
     )
 

@@ -16,8 +16,6 @@ from schemas import names
 from schemas.errors import Refused
 from schemas.rules import Choice, Chosen, choose
 from trainer.catalogue import ADVANTAGES, DISTILS, EXPLORATIONS, KINDS, LOSSES, SHAPINGS
-from trainer.curation import FILTERS
-from trainer.plugins import plugin
 from trainer.rewards import AdvantageRule, Exploration, Shaping
 from trainer.samples import Curation
 from trainer.schedules import SCHEDULES
@@ -56,9 +54,17 @@ class LearnerConfig:
     group_size: int = 8
     capacity_groups: int = 64
     """Complete groups that may wait before the trainer pauses its partitions."""
-    filters: tuple[str, ...] = ("none",)
+    filters: tuple[str | Choice, ...] = ("none",)
     missing: str = "drop"
+    order: str = "edf"
+    """Which complete group goes first: the one that is stale next, or (`fifo`) that came first."""
     on_stale: str = "drop"
+    """`drop`; `wait`: take no step that would make a running group stale; `weight`: let older
+    groups count for less."""
+    stale_wait_s: float = 60.0
+    """How long `wait` holds a step back, in seconds of the log."""
+    stale_wait_steps: int = 0
+    """So many more batches may pile up meanwhile; 0: any number."""
     temperature: float = 1.0
     """Of the samples; the trainer divides its logits by it."""
     seed: int = 0
@@ -90,8 +96,6 @@ class LearnerConfig:
             value = getattr(self, key)
             for each in value if isinstance(value, tuple) else (value,):
                 choose(key, each, known)
-        for name in self.filters:
-            plugin("filters", name, FILTERS)
         for key, (holds, remedy) in BOUNDS.items():
             value = getattr(self, key)
             if value is not None and not (isfinite(value) and holds(value)):
@@ -184,7 +188,10 @@ class LearnerConfig:
             max_staleness=self.max_staleness,
             missing=self.missing,
             redundancy=self.redundancy,
+            order=self.order,
             on_stale=self.on_stale,
+            stale_wait_s=self.stale_wait_s,
+            stale_wait_steps=self.stale_wait_steps,
             filters=self.filters,
             needs_group=self.advantage_rule().needs("group"),
             temperature=self.temperature,
@@ -241,6 +248,8 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "weight_decay": (lambda x: x >= 0, "give 0 (off) or more"),
     "max_grad_norm": (lambda x: x > 0, "give a number above 0, such as 1"),
     "max_staleness": (lambda x: x >= 0, "give 0 (only the current weights) or more"),
+    "stale_wait_s": (lambda x: x >= 0, "give 0 (no wait) or a number of seconds"),
+    "stale_wait_steps": (lambda x: x >= 0, "give 0 (any number) or a number of batches"),
     "groups_per_step": (lambda x: x >= 1, "give at least 1"),
     "group_size": (lambda x: x >= 1, "give at least 1"),
     "redundancy": (lambda x: x >= 0, "give 0 (none), or 1 or 2 for environments that straggle"),

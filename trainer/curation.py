@@ -6,20 +6,22 @@ members are consumed together or not at all, so a restart never meets half a gro
 complete. Nothing is evicted: a full buffer says so, and its caller pauses the partitions.
 
 Order is earliest deadline first (AstraFlow): the group with the lowest token version is the next
-to go stale, so it is trained on first. Time is the policy version; no clock is read here.
+to go stale, so it is trained on first; `fifo` is there to compare with. Time is the policy version
+and the ends of rollouts; no clock is read here.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.errors import Refused, TopicRecreated
-from schemas.messages import Consumed, ScoredTrajectory
+from schemas.errors import Refused
+from schemas.messages import ScoredTrajectory
+from schemas.rules import choose
 from trainer.accounts import Accounts
-from trainer.plugins import plugin
+from trainer.catalogue import FILTERS
+from trainer.drops import Dropped, Drops, Tally
 from trainer.samples import (
     OUTSIDE,
-    RENAMED,
     Curation,
     Member,
     Sample,
@@ -28,48 +30,10 @@ from trainer.samples import (
     group_size_of,
     judge,
 )
-
-__all__ = ["Buffer", "Consumption", "Curation", "Dropped", "Sample", "Tally"]
+from trainer.staleness import StaleWait, oldest_kept
 
 FORCE_AFTER = 256
 """After so many filtered groups in a row one is let through, lest the trainer wait for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """One record that will not be trained on; its place in the log is free to be consumed."""
-
-    partition: int
-    offset: int
-    rollout_id: str
-    attempt: int
-    reason: str
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """How many records were dropped for one reason, and how many sampled tokens they held."""
-
-    count: int = 0
-    length: int = 0
-
-
-Filter = Callable[[Sequence[Sample]], bool]
-"""Whether a complete group is worth training on. It sees rewards as scored, before any shaping."""
-
-
-def keep_all(samples: Sequence[Sample]) -> bool:
-    return True
-
-
-def zero_variance(samples: Sequence[Sample]) -> bool:
-    """Keep if max R − min R > 1e-8: equal rewards teach nothing. Source: DAPO §3.2."""
-    rewards = [sample.reward for sample in samples]
-    return max(rewards) - min(rewards) > 1e-8
-
-
-FILTERS: Mapping[str, Filter] = {"none": keep_all, "zero_variance": zero_variance}
 
 
 @dataclass(slots=True)
@@ -96,21 +60,27 @@ class Buffer:
     def __init__(self, curation: Curation, accounts: Accounts | None = None) -> None:
         self.curation = curation
         self.accounts = accounts or Accounts()
-        self.filters = {name: plugin("filters", name, FILTERS) for name in curation.filters}
+        self.filters = [choose("filters", each, FILTERS) for each in curation.filters]
         self.used = 0
+        self._wait = StaleWait(
+            curation.max_staleness, curation.stale_wait_s, curation.stale_wait_steps
+        )
         self._groups: dict[str, _Group] = {}
         self._ready: list[tuple[int, ScoredPlace, str]] = []
-        self._tallies: dict[str, Tally] = {}
-        self._released: list[Dropped] = []
+        self._drops = Drops()
         self._losers: list[str] = []
+        self._arrived = 0
+        self._log_ms = 0
         self._filtered_in_a_row = 0
+        self._force, self._forced = "", ""
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
         """Take one record of `trajectories.scored` in; it is held or dropped when this returns."""
         member = judge(scored, partition, offset, self.curation)
+        self._log_ms = max(self._log_ms, scored.trajectory.ended_ms)
         reason = self._already_known(member)
         if reason:
-            self._drop(member, reason)
+            self._drops.add(member, reason)
             return
         key = group_of(scored)
         group = self._groups.get(key) or self._begin(key, group_size_of(scored))
@@ -132,8 +102,8 @@ class Buffer:
     def take(self, groups: int, v_now: int) -> tuple[Sample, ...] | None:
         """The samples of the `groups` most urgent groups in log order; None while there are fewer.
 
-        Groups with v_now − min_version > max_staleness are dropped first, complete or not.
-        Raises Refused.
+        Groups with v_now − min_version > max_staleness are dropped first, complete or not. Under
+        `wait` it is None too while a running group would go stale by the step. Raises Refused.
         """
         if groups > self.curation.capacity_groups:
             msg = (
@@ -142,7 +112,7 @@ class Buffer:
             )
             raise Refused(msg)
         self._drop_stale(v_now)
-        if len(self._ready) < groups:
+        if len(self._ready) < groups or self._held_back(groups, v_now):
             return None
         samples: list[Sample] = []
         for _ in range(groups):
@@ -155,7 +125,17 @@ class Buffer:
         self.used -= len(samples)
         for sample in samples:
             place = sample.partition, sample.offset
-            self._drop(Member(sample.scored, place, sample.length, sample.min_version), reason)
+            member = Member(sample.scored, place, sample.length, sample.min_version)
+            self._drops.add(member, reason)
+
+    def force(self, why: str) -> None:
+        """Let the next group through whatever the filters say."""
+        self._force = why
+
+    def forced(self) -> str:
+        """Why a group was let through since this was last asked; empty where none was."""
+        forced, self._forced = self._forced, ""
+        return forced
 
     def full(self) -> bool:
         """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete."""
@@ -170,12 +150,11 @@ class Buffer:
 
     def drops(self) -> dict[str, Tally]:
         """Everything dropped so far, by reason."""
-        return dict(self._tallies)
+        return dict(self._drops.tallies)
 
     def released(self) -> tuple[Dropped, ...]:
         """What was dropped since this was last asked; mark it consumed with the next checkpoint."""
-        released, self._released = tuple(self._released), []
-        return released
+        return tuple(self._drops.released())
 
     def losers(self) -> tuple[str, ...]:
         """Rollouts that became redundant since this was last asked; nobody needs them any more."""
@@ -189,7 +168,7 @@ class Buffer:
     def restore(self, recent: Iterable[str], drops: Mapping[str, Tally], used: int = 0) -> None:
         """Go on where a checkpoint stood; what was held then is read again from the log."""
         self.accounts.know(recent)
-        self._tallies = under_names_of_now(drops)
+        self._drops = Drops(drops)
         self.used = used
 
     def give_up(self) -> int:
@@ -201,8 +180,7 @@ class Buffer:
         for group in waiting:
             self._drop_group(group, "incomplete")
         lost = self.accounts.lose()
-        tally = self._tallies.get("lost", Tally())
-        self._tallies["lost"] = Tally(tally.count + lost, tally.length)
+        self._drops.count("lost", lost)
         return lost
 
     def _already_known(self, member: Member) -> str:
@@ -220,7 +198,9 @@ class Buffer:
             self._drop_group(group, reason)
             return
         places = min(member.place for member in group.members)
-        heapq.heappush(self._ready, (group.deadline() or 0, places, group.key))
+        self._arrived += 1
+        urgency = group.deadline() or 0 if self.curation.order == "edf" else self._arrived
+        heapq.heappush(self._ready, (urgency, places, group.key))
 
     def _unfit(self, group: _Group) -> str:
         """Why a group with all its members is not trained on; empty if it is."""
@@ -232,15 +212,36 @@ class Buffer:
         return self._filtered(samples)
 
     def _filtered(self, samples: list[Sample]) -> str:
-        rejected = next((name for name, keep in self.filters.items() if not keep(samples)), "")
-        if not rejected or self._filtered_in_a_row >= FORCE_AFTER:
-            self._filtered_in_a_row = 0
+        rejected = next((each.rule.name for each in self.filters if not each(samples)), "")
+        if rejected and self._filtered_in_a_row >= FORCE_AFTER:
+            self._force = f"the last {FORCE_AFTER} groups were filtered"
+        if not rejected or self._force:
+            self._forced = self._force if rejected else self._forced
+            self._filtered_in_a_row, self._force = 0, ""
             return ""
         self._filtered_in_a_row += 1
         return rejected
 
+    def _held_back(self, groups: int, v_now: int) -> bool:
+        """Whether a step now would make a group stale that is running, and that is waited for."""
+        if self.curation.on_stale != "wait":
+            return False
+        batches = len(self._ready) // groups
+        return self._wait.holds_back(v_now, self._oldest_running(), batches, self._log_ms)
+
+    def _oldest_running(self) -> int | None:
+        """The lowest version that an incomplete group was begun under, as far as it is known."""
+        begun = self.accounts.begun()
+        for group in self._groups.values():
+            at = None if group.complete else group.deadline()
+            if at is not None:
+                begun[group.key] = min(at, begun.get(group.key, at))
+            if group.complete:
+                begun.pop(group.key, None)
+        return min(begun.values(), default=None)
+
     def _drop_stale(self, v_now: int) -> None:
-        oldest = v_now - self.curation.max_staleness
+        oldest = oldest_kept(v_now, self.curation.max_staleness, self.curation.on_stale)
         deadlines = ((group, group.deadline()) for group in self._groups.values())
         stale = [group for group, at in deadlines if at is not None and at < oldest]
         for group in stale:
@@ -254,13 +255,13 @@ class Buffer:
         self._forget(group)
         for member in group.members:
             if member.sample is None:
-                self._drop(member, member.reason)
+                self._drops.add(member, member.reason)
         return samples
 
     def _drop_group(self, group: _Group, reason: str) -> None:
         self._forget(group)
         for member in group.members:
-            self._drop(member, member.reason or reason)
+            self._drops.add(member, member.reason or reason)
 
     def _forget(self, group: _Group) -> None:
         del self._groups[group.key]
@@ -268,86 +269,3 @@ class Buffer:
         for member in group.members:
             trajectory = member.scored.trajectory
             self.accounts.end(group.key, trajectory.rollout_id, trajectory.attempt)
-
-    def _drop(self, member: Member, reason: str) -> None:
-        trajectory = member.scored.trajectory
-        tally = self._tallies.get(reason, Tally())
-        self._tallies[reason] = Tally(tally.count + 1, tally.length + member.length)
-        self._released.append(
-            Dropped(*member.place, trajectory.rollout_id, trajectory.attempt, reason, member.length)
-        )
-
-
-def under_names_of_now(drops: Mapping[str, Tally]) -> dict[str, Tally]:
-    """What was dropped, also where a release with other names for the reasons has counted it."""
-    counted: dict[str, Tally] = {}
-    for reason, tally in drops.items():
-        name = RENAMED.get(reason, reason)
-        before = counted.get(name, Tally())
-        counted[name] = Tally(before.count + tally.count, before.length + tally.length)
-    return counted
-
-
-@dataclass(slots=True)
-class _PartitionMarks:
-    start: int
-    """No offset below this is wanted any more, whatever is delivered."""
-    outstanding: set[int] = field(default_factory=set)
-    consumed: set[int] = field(default_factory=set)
-
-    def mark(self) -> tuple[int, tuple[int, ...]]:
-        """Where to go on and what to skip above; what lies below is forgotten."""
-        next_offset = min(self.outstanding, default=self.start)
-        self.consumed = {offset for offset in self.consumed if offset > next_offset}
-        return next_offset, tuple(sorted(self.consumed))
-
-
-class Consumption:
-    """How far a topic has been consumed, per partition, out of log order.
-
-    Offsets have holes (transaction markers, compaction), so only delivered ones are waited for:
-    the next offset is the lowest that was delivered and not consumed, or, where there is none,
-    the one after the last delivered.
-    """
-
-    def __init__(self, topic: str, restored: Iterable[Consumed] = (), topic_id: str = "") -> None:
-        """Raises TopicRecreated where the marks were made in another incarnation of the topic."""
-        self.topic = topic
-        self.topic_id = topic_id
-        restored = tuple(restored)
-        for mark in restored:
-            if mark.topic == topic and mark.topic_id not in ("", topic_id):
-                msg = (
-                    f"{topic} was deleted and made anew since the newest checkpoint: what it read "
-                    "there is gone, and its offsets mean nothing now; begin a new run"
-                )
-                raise TopicRecreated(msg)
-        self._partitions = {
-            mark.partition: _PartitionMarks(mark.next_offset, consumed=set(mark.above))
-            for mark in restored
-            if mark.topic == topic
-        }
-
-    def delivered(self, partition: int, offset: int) -> bool:
-        """Note a record that was read; False if it is already consumed and must be skipped."""
-        at = self._partitions.setdefault(partition, _PartitionMarks(offset))
-        if offset < at.start and offset not in at.outstanding:
-            return False
-        at.start = max(at.start, offset + 1)
-        if offset in at.consumed:
-            return False
-        at.outstanding.add(offset)
-        return True
-
-    def consumed(self, partition: int, offset: int) -> None:
-        """Note a record that was used or dropped; it must have been delivered."""
-        at = self._partitions[partition]
-        at.outstanding.remove(offset)
-        at.consumed.add(offset)
-
-    def marks(self) -> tuple[Consumed, ...]:
-        """Where to go on, for the checkpoint: seek to `next_offset`, skip what is above."""
-        return tuple(
-            Consumed(self.topic, partition, *at.mark(), self.topic_id)
-            for partition, at in sorted(self._partitions.items())
-        )

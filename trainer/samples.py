@@ -17,7 +17,9 @@ from schemas.errors import Refused
 from schemas.messages import Sampling, ScoredTrajectory, Trajectory, TrajectoryRef
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of, mask_of
+from schemas.rules import Choice
 from trainer.distillation.teacher_scores import teacher_logprobs
+from trainer.staleness import ON_STALE
 
 ScoredPlace = tuple[int, int]
 """Partition and offset."""
@@ -84,8 +86,16 @@ class Curation:
     """A group with failed members: `drop`, or `train_partial` on the others."""
     redundancy: int = 0
     """So many of a drawn group's members may be missing: the first of the others make it whole."""
+    order: str = "edf"
+    """Which group goes first: `edf` the one that is stale next, `fifo` the one that came first."""
     on_stale: str = "drop"
-    filters: tuple[str, ...] = ("none",)
+    """Groups that are too old: `drop`; or `wait`, and take no step that would make a running one
+    so; or `weight`, and let them count for less."""
+    stale_wait_s: float = 60.0
+    """How long a step may be held back, in seconds of the log."""
+    stale_wait_steps: int = 0
+    """So many more batches may pile up meanwhile; 0: any number."""
+    filters: tuple[str | Choice, ...] = ("none",)
     needs_group: bool = True
     """Whether the advantage rule compares within a group, so that a group of one is useless."""
     temperature: float = 1.0
@@ -106,7 +116,8 @@ class Curation:
 
     def __post_init__(self) -> None:
         _one_of("missing", self.missing, ("drop", "train_partial"))
-        _one_of("on_stale", self.on_stale, ("drop",))
+        _one_of("order", self.order, ("edf", "fifo"))
+        _one_of("on_stale", self.on_stale, ON_STALE)
         _at_least("max_staleness", self.max_staleness, 0)
         _at_least("capacity_groups", self.capacity_groups, 1)
 

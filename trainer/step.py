@@ -20,6 +20,7 @@ from schemas.weights import RawTensor
 from trainer.batch import (
     Batch,
     MicroBatch,
+    aged,
     make_batch,
     micro_batches,
     minibatches,
@@ -113,6 +114,8 @@ class Learner:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""
         config = self.config
         batch = make_batch(samples, config)
+        if config.on_stale == "weight":
+            batch = aged(batch, self.version, config.max_staleness)
         if not self._loss.rule.needs & EXTRA_PASS:
             return batch
         return with_prox(batch, self._pieces(batch), self.model, config.temperature)

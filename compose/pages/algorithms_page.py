@@ -14,7 +14,10 @@ from schemas import names
 from schemas.rules import Rule
 from trainer.catalogue import KINDS
 
-ALL: Mapping[str, Mapping[str, Rule[Any]]] = {"curator": CURATORS, **KINDS}
+ALL: Mapping[str, Mapping[str, Rule[Any]]] = {
+    "curator": CURATORS,
+    **KINDS,
+}
 COLUMNS = ("kind", "name", "stage", "needs", "options", "source")
 
 

@@ -8,8 +8,9 @@ from schemas.codec import Codec
 from schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
 from schemas.topics import Topics
 from schemas.trajectory_refs import fitted
-from trainer.curation import Sample, Tally
+from trainer.drops import Tally
 from trainer.machine import machine
+from trainer.samples import Sample
 from trainer.step import Learner
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})

@@ -18,7 +18,8 @@ from schemas.ids import draw_of, scored_id
 from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
 from trainer.accounts import Accounts
 from trainer.checkpoint import Checkpoint
-from trainer.curation import Buffer, Consumption
+from trainer.consumption import Consumption
+from trainer.curation import Buffer
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from consumers.training.announcement import NOT_OURS
-from trainer.curation import Tally
+from trainer.drops import Tally
 from trainer.samples import Sample
 
 CANCELLED = frozenset({"redundant", "cancelled"})

@@ -20,7 +20,7 @@ from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
-from trainer.curation import Sample
+from trainer.samples import Sample
 
 KEEP_CHECKPOINTS = 3
 FLUSH_S = 30.0

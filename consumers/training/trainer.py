@@ -36,7 +36,9 @@ from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
-from trainer.curation import Buffer, Consumption, Sample
+from trainer.consumption import Consumption
+from trainer.curation import Buffer
+from trainer.samples import Sample
 from trainer.step import Learner
 
 ACK_S = 1.0
@@ -44,6 +46,8 @@ ACK_S = 1.0
 AWAY_S = 0.5
 """Between two tries while broker, registry or a store is away."""
 IDLE_S = 30.0
+NO_BATCH_S = 600.0
+"""After so long without a batch the next group is trained on whatever the filters say."""
 
 log = structlog.get_logger()
 
@@ -75,7 +79,7 @@ class Trainer:
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
         self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
-        self._idle_since = self.clock()
+        self._idle_since = self._batch_at = self.clock()
         self.balance = StepBalance(self.clock)
         self._resume()
         self.balance.begin(self.buffer.drops())
@@ -107,7 +111,8 @@ class Trainer:
         self.saver.begin(held, announced)
         self.submitter.publish(*known.unfinished)
         for draw in range(self.accounts.next_draw, known.highest_draw + 1):
-            self.accounts.published(draw, len(self.curriculum.group(draw)))
+            size = len(self.curriculum.group(draw))
+            self.accounts.published(draw, size, self._begun_under())
         self.cancels.ask(self.accounts.losers(), REDUNDANT)
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
@@ -157,6 +162,7 @@ class Trainer:
         self.intake.note_dropped()
         self.cancels.ask(self.buffer.losers(), REDUNDANT)
         self.curriculum.settle(self.accounts.low)
+        self._say_if_forced()
         admitted = self.admit()
         trained = self._train()
         self.publisher.poll()
@@ -188,6 +194,7 @@ class Trainer:
         if samples is None:
             return False
         self.saver.asked_from = asked_from
+        self._batch_at = self.clock()
         self._step(samples)
         self._evaluate_if_due()
         return True
@@ -238,8 +245,21 @@ class Trainer:
             draw = self.accounts.next_draw
             group = self.curriculum.next_group(draw, self.learner.version)
             self.submitter.publish(*group)
-            self.accounts.published(draw, len(group))
+            self.accounts.published(draw, len(group), self._begun_under())
         return groups
+
+    def _begun_under(self) -> int | None:
+        """The newest version, where running groups are waited for by it."""
+        return self.learner.version if self.config.on_stale == "wait" else None
+
+    def _say_if_forced(self) -> None:
+        """Nothing passes the filters: let something through, and say so."""
+        if self.clock() - self._batch_at > NO_BATCH_S and not self._stopped():
+            self._batch_at = self.clock()
+            self.buffer.force(f"there was no batch for {NO_BATCH_S / 60:g} minutes")
+        if why := self.buffer.forced():
+            dropped = {f"dropped_{r}": t.count for r, t in self.buffer.drops().items()}
+            log.warning("group_forced_through", why=why, **dropped)
 
     def _give_up(self) -> None:
         """Wait no longer for rollouts that can only have come unreadable."""

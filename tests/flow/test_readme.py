@@ -20,14 +20,14 @@ from inference.scripted import ScriptedEngine
 from producers.submit import Submitter
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from schemas.rules import choose
 from schemas.topics import Topics, wanted
 from tests.support.command_line import ROOT
 from tests.support.crew import everything
 from tests.support.live_run import LiveRun
 from tests.support.pages import blocks, script, users_code
 from tests.support.tiny_run import RECIPE, World
-from trainer.curation import FILTERS
-from trainer.plugins import plugin
+from trainer.catalogue import FILTERS
 from trainer.samples import Sample
 
 BASH = ("bash", "-euc")
@@ -174,7 +174,7 @@ def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
     (step,) = world.steps()
     assert step.metrics["clip_fraction"] == 0
     (scored, *_) = world.read(world.topics.scored, ScoredTrajectory)
-    keep = plugin("filters", f"{users_module}:mixed", FILTERS)
+    keep = choose("filters", f"{users_module}:mixed", FILTERS)
     failed, solved = (Sample(scored, 0, 0, 0, reward, 0, 1) for reward in (0.0, 1.0))
     assert keep([failed, solved])
     assert not keep([failed, failed])

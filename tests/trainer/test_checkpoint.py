@@ -24,7 +24,7 @@ from trainer.checkpoint import (
     save,
 )
 from trainer.config import LearnerConfig
-from trainer.curation import Tally
+from trainer.drops import Tally
 from trainer.step import Learner
 
 CONFIG = LearnerConfig(lr=1e-2, steps=20)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.messages import Consumed
-from trainer.curation import Consumption
+from trainer.consumption import Consumption
 
 
 def test_consumption_out_of_order_is_the_lowest_open_offset_and_those_above() -> None:

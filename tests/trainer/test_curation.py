@@ -13,7 +13,8 @@ from schemas.ids import group_id, request_id
 from schemas.messages import Claim, Sampling, ScoredTrajectory
 from tests.support.scored_trajectories import CURATION, sample, scored, sequence
 from trainer.accounts import Accounts
-from trainer.curation import Buffer, Tally
+from trainer.curation import Buffer
+from trainer.drops import Tally
 from trainer.samples import Curation, judge
 
 ALONE = replace(CURATION, needs_group=False)
@@ -75,28 +76,6 @@ def test_samples_of_a_batch_come_in_log_order() -> None:
 
     assert taken is not None
     assert [sample.offset for sample in taken] == [0, 1, 2]
-
-
-TRACE = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=4)), min_size=1, max_size=12)
-
-
-@given(TRACE, st.integers(0, 4))
-def test_earliest_deadline_never_uses_fewer_than_first_in_first_out(
-    trace: list[tuple[list[int]]], bound: int
-) -> None:
-    edf, fifo, fifo_used, offset = Buffer(replace(ALONE, max_staleness=bound)), [], 0, 0
-    for v_now, (ages,) in enumerate(trace):
-        for age in ages:
-            version = max(v_now - age, 0)
-            edf.offer(scored(f"r{offset}", version=version), 0, offset)
-            fifo.append(version)
-            offset += 1
-        edf.take(1, v_now)
-        fifo = [version for version in fifo if v_now - version <= bound]
-        fifo_used += len(fifo[:1])
-        fifo = fifo[1:]
-
-    assert edf.used >= fifo_used
 
 
 OFFERS = st.lists(
@@ -405,6 +384,8 @@ def test_a_filter_that_rejects_everything_lets_one_through() -> None:
         offer_group(buffer, [0.0, 0.0], f"g{number}")
 
     assert buffer.ready_groups() == 1
+    assert buffer.forced() == "the last 256 groups were filtered"
+    assert buffer.forced() == ""
 
 
 def test_a_full_buffer_says_so_and_evicts_nothing() -> None:
@@ -520,7 +501,8 @@ def test_samples_that_could_not_be_used_are_dropped_after_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"missing": "wait"}, {"on_stale": "weight"}, {"max_staleness": -1}]
+    "change",
+    [{"missing": "wait"}, {"on_stale": "weigh"}, {"order": "lifo"}, {"max_staleness": -1}],
 )
 def test_a_policy_that_does_not_exist_is_refused_by_name(change: dict[str, str]) -> None:
     with pytest.raises(Refused, match=next(iter(change))):

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from producers.curators.curators import CURATORS
 from tests.support.golden import claimed
 from trainer.catalogue import KINDS
 
+ALL = {**KINDS, "curator": CURATORS}
 ROOT = Path(__file__).parents[2]
-RULES = sorted((kind, name) for kind, rules in KINDS.items() for name in rules)
+RULES = sorted((kind, name) for kind, rules in ALL.items() for name in rules)
 CLAIMED = claimed(ROOT / "tests")
 
 
@@ -16,7 +18,7 @@ CLAIMED = claimed(ROOT / "tests")
 def test_a_rule_says_where_it_is_from_and_a_test_holds_it_to_its_values(
     kind: str, name: str
 ) -> None:
-    rule = KINDS[kind][name]
+    rule = ALL[kind][name]
 
     assert rule.source, f"{kind} {name!r}: name paper and section in its Rule, or say `ours`"
     assert rule.function.__doc__, f"{kind} {name!r}: give its formula in the docstring"
@@ -27,4 +29,4 @@ def test_a_rule_says_where_it_is_from_and_a_test_holds_it_to_its_values(
 
 
 def test_no_test_claims_a_rule_that_there_is_not() -> None:
-    assert {each for each in CLAIMED if each[0] in KINDS} <= set(RULES)
+    assert {each for each in CLAIMED if each[0] in ALL} <= set(RULES)

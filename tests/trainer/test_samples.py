@@ -7,7 +7,8 @@ import pytest
 
 from schemas.messages import ScoredTrajectory
 from tests.support.scored_trajectories import CURATION, scored, sequence
-from trainer.curation import Buffer, Tally
+from trainer.curation import Buffer
+from trainer.drops import Tally
 from trainer.samples import LIMITS, judge
 
 ADMITTING = replace(CURATION, needs_group=False, admits_limits=LIMITS)

@@ -8,7 +8,7 @@ import pytest
 from consumers.training.step_balance import StepBalance
 from tests.support.scored_trajectories import sample, scored
 from tests.support.staged_run import CONFIG, Stage
-from trainer.curation import Tally
+from trainer.drops import Tally
 
 
 def test_what_came_since_the_step_before_is_told_with_its_lengths_and_the_wait() -> None:

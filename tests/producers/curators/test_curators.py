@@ -19,6 +19,7 @@ from producers.curators.length_cap import LengthCap, LengthCapOptions
 from producers.curators.paced import Paced, PacedOptions, weight
 from producers.curators.pass_rate import PassRate, PassRateOptions
 from schemas.errors import Refused
+from tests.support.golden import golden
 
 TASK = 3
 
@@ -33,6 +34,7 @@ def admits(curator: Curator, task: int = TASK) -> bool:
     return curator.admit(task, 0, Random(1))
 
 
+@golden("curator", "filter_solved")
 def test_a_solved_task_is_let_go_after_29_groups() -> None:
     curator = FilterSolved()
     told(curator, *[[1.0] * 8] * 28)
@@ -58,6 +60,7 @@ def test_a_dull_task_is_drawn_less_with_each_group(reward: float, chances: list[
     assert seen == pytest.approx(chances, abs=1e-12)
 
 
+@golden("curator", "greso")
 def test_spread_forgives_and_a_flip_begins_at_one() -> None:
     curator = Greso(100)
     told(curator, [1.0, 1.0], [1.0, 1.0], [0.0, 0.0])
@@ -91,6 +94,7 @@ def test_the_probabilities_stay_within_their_bounds() -> None:
     assert (curator.easy, curator.hard) == (0.01, 0.99)
 
 
+@golden("curator", "paced")
 def test_a_task_is_weighed_by_how_near_it_is_to_being_learned() -> None:
     rates = [0.1, 0.25, 0.5, 0.75, 0.9]
 
@@ -122,6 +126,7 @@ def test_a_group_shrinks_with_its_task_s_success(p: float, members: int) -> None
     assert rollouts_at(p, 8) == members
 
 
+@golden("curator", "adaptive_rollouts")
 def test_the_size_of_a_group_follows_what_was_scored() -> None:
     curator = AdaptiveRollouts()
     before = curator.rollouts(TASK, 8)
@@ -131,6 +136,7 @@ def test_the_size_of_a_group_follows_what_was_scored() -> None:
     assert curator.rollouts(TASK + 1, 4) == 4
 
 
+@golden("curator", "length_cap")
 def test_turns_are_capped_by_the_longest_success() -> None:
     curator = LengthCap()
     curator.update(Outcome(0, TASK, (1.0, 0.0, 1.0), (4, 30, 7)))
@@ -141,6 +147,7 @@ def test_turns_are_capped_by_the_longest_success() -> None:
     assert LengthCap(LengthCapOptions(most=9)).turns(0, 64) == 9
 
 
+@golden("curator", "pass_rate")
 def test_a_task_is_kept_where_it_sometimes_succeeds() -> None:
     curator = PassRate(PassRateOptions(measure=4))
     told(curator, [1.0, 0.0], task=0)
@@ -195,6 +202,7 @@ def test_a_curator_is_the_fold_of_its_outcomes_and_stays_within_its_bounds(
         assert 1 <= first.turns(task, 20) <= 20
 
 
+@golden("curator", "accept_all")
 def test_uniform_draws_need_no_curator() -> None:
     assert curators_of("", 9) == curators_of([], 9) == curators_of("accept_all", 9) == ()
 

@@ -1,0 +1,45 @@
+"""Which groups are kept.
+
+Golden values: the design's page on algorithms, section 6.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from schemas.rules import choose
+from tests.support.golden import golden
+from tests.support.scored_trajectories import sample, scored
+from trainer.catalogue import FILTERS
+from trainer.samples import Sample
+
+
+def group(*rewards: float) -> list[Sample]:
+    one = sample(scored("r"))
+    return [replace(one, reward=reward) for reward in rewards]
+
+
+@golden("filters", "zero_variance")
+@pytest.mark.parametrize(("p", "kept"), [(0.5, 0.992188), (0.05, 0.336580)])
+def test_a_group_of_eight_is_kept_as_often_as_some_succeed_and_some_fail(
+    p: float, kept: float
+) -> None:
+    keep = choose("filters", "zero_variance", FILTERS)
+
+    chance = sum(
+        p ** sum(outcome) * (1 - p) ** (8 - sum(outcome))
+        for outcome in product((0, 1), repeat=8)
+        if keep(group(*outcome))
+    )
+
+    assert chance == pytest.approx(kept, abs=5e-7)
+
+
+@golden("filters", "none", "zero_variance")
+@pytest.mark.parametrize(
+    ("rewards", "spread"), [((1.0, 1.0), False), ((1.0, 1.0 + 2e-8), True), ((0.0, 5e-9), False)]
+)
+def test_equal_rewards_are_those_within_1e8(rewards: tuple[float, ...], spread: bool) -> None:
+    assert choose("filters", "none", FILTERS)(group(*rewards))
+    assert choose("filters", "zero_variance", FILTERS)(group(*rewards)) == spread

@@ -1,0 +1,72 @@
+"""How far a topic has been consumed, out of log order."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from schemas.errors import TopicRecreated
+from schemas.messages import Consumed
+
+
+@dataclass(slots=True)
+class _PartitionMarks:
+    start: int
+    """No offset below this is wanted any more, whatever is delivered."""
+    outstanding: set[int] = field(default_factory=set)
+    consumed: set[int] = field(default_factory=set)
+
+    def mark(self) -> tuple[int, tuple[int, ...]]:
+        """Where to go on and what to skip above; what lies below is forgotten."""
+        next_offset = min(self.outstanding, default=self.start)
+        self.consumed = {offset for offset in self.consumed if offset > next_offset}
+        return next_offset, tuple(sorted(self.consumed))
+
+
+class Consumption:
+    """How far a topic has been consumed, per partition, out of log order.
+
+    Offsets have holes (transaction markers, compaction), so only delivered ones are waited for:
+    the next offset is the lowest that was delivered and not consumed, or, where there is none,
+    the one after the last delivered.
+    """
+
+    def __init__(self, topic: str, restored: Iterable[Consumed] = (), topic_id: str = "") -> None:
+        """Raises TopicRecreated where the marks were made in another incarnation of the topic."""
+        self.topic = topic
+        self.topic_id = topic_id
+        restored = tuple(restored)
+        for mark in restored:
+            if mark.topic == topic and mark.topic_id not in ("", topic_id):
+                msg = (
+                    f"{topic} was deleted and made anew since the newest checkpoint: what it read "
+                    "there is gone, and its offsets mean nothing now; begin a new run"
+                )
+                raise TopicRecreated(msg)
+        self._partitions = {
+            mark.partition: _PartitionMarks(mark.next_offset, consumed=set(mark.above))
+            for mark in restored
+            if mark.topic == topic
+        }
+
+    def delivered(self, partition: int, offset: int) -> bool:
+        """Note a record that was read; False if it is already consumed and must be skipped."""
+        at = self._partitions.setdefault(partition, _PartitionMarks(offset))
+        if offset < at.start and offset not in at.outstanding:
+            return False
+        at.start = max(at.start, offset + 1)
+        if offset in at.consumed:
+            return False
+        at.outstanding.add(offset)
+        return True
+
+    def consumed(self, partition: int, offset: int) -> None:
+        """Note a record that was used or dropped; it must have been delivered."""
+        at = self._partitions[partition]
+        at.outstanding.remove(offset)
+        at.consumed.add(offset)
+
+    def marks(self) -> tuple[Consumed, ...]:
+        """Where to go on, for the checkpoint: seek to `next_offset`, skip what is above."""
+        return tuple(
+            Consumed(self.topic, partition, *at.mark(), self.topic_id)
+            for partition, at in sorted(self._partitions.items())
+        )

@@ -1,0 +1,16 @@
+"""Every group is trained on."""
+
+from collections.abc import Sequence
+
+from schemas.rules import NoOptions, Rule
+from trainer.filters.group_filter import Filter
+from trainer.samples import Sample
+
+
+def every_group(samples: Sequence[Sample], options: NoOptions) -> bool:
+    """Keep it."""
+    del samples, options
+    return True
+
+
+NONE: Rule[Filter] = Rule("none", "filters", "no filter", every_group, stage="F")

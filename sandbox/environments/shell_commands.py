@@ -42,7 +42,7 @@ from sandbox.environments.shell_config import ShellConfig, read_config
 from sandbox.environments.task_work import TaskWork
 from sandbox.host import Host
 from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.testbed import lay_out, workdir_of
+from sandbox.tasks.testbed import lay_out
 from schemas.errors import Refused, WorkFailed
 
 LISTED = 40
@@ -93,7 +93,7 @@ class ShellEnvironment:
         config = self._config
         task = await _task(config)
         spec = config.spec(task)
-        workdir = workdir_of(task, spec) if task else ""
+        workdir = task.placed(spec.image) if task else ""
         if workdir:
             spec = replace(spec, writable=(workdir,))
         box = self._box = await self._lend(spec)
@@ -240,7 +240,7 @@ async def _task(config: ShellConfig) -> HarborTask | None:
 
 def _opening(config: ShellConfig, task: HarborTask | None, place: str) -> str:
     found = {name.partition("/")[0] for name in config.files}
-    if task and task.testbed:
+    if task and task.testbed and place == "~":
         found.update(os.listdir(task.testbed))
     if config.path:
         found.update(os.listdir(config.path))

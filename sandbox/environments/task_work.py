@@ -40,7 +40,7 @@ class TaskWork:
         nowhere; of one that git cannot make `info` says why. Raises WorkFailed for what may be
         tried again.
         """
-        testbed = self.task.testbed
+        testbed = None if self.workdir else self.task.testbed
         base = await asyncio.to_thread(tar_streams.of_directory, testbed) if testbed else None
         place = self.workdir or box.directory.decode()
         with closing(ArtefactSpool(MOST_BYTES)) as spool:

@@ -31,8 +31,8 @@ def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:
     """
     environment, verifier = task.file.environment, task.file.verifier
     image, build = (verifier.image, None) if verifier.image else (task.image, task.build)
-    testbed = task.testbed
-    workdir = environment.workdir if image and not testbed else ""
+    workdir = task.placed(image)
+    testbed = None if workdir else task.testbed
     writable = (workdir,) if workdir else ()
     return Reference(
         verifier,

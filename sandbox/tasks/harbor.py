@@ -62,6 +62,16 @@ class HarborTask:
             return f"rollcall/task:{self.built_of[:16]}"
         return self.file.environment.docker_image
 
+    def placed(self, image: str) -> str:
+        """Where a box of this image has the files that are worked at; empty: they are put into it.
+
+        An image has them where the task has none beside it, or says by `environment.workdir` where
+        its own image has put them: what that has installed from there is then what is worked at.
+        """
+        environment = self.file.environment
+        says = "workdir" in environment.model_fields_set and image == self.image
+        return environment.workdir if image and (says or not self.testbed) else ""
+
     @property
     def build(self) -> ImageBuild | None:
         """How its image is made, where it is not there."""

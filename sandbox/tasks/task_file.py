@@ -39,7 +39,8 @@ class EnvironmentPart(StrictPart):
     docker_image: str = ""
     """Empty: what `environment/Dockerfile` builds where that is there, else the host's programs."""
     workdir: str = "/testbed"
-    """Where `environment/testbed/` lies in an image; other boxes have their own directory."""
+    """Where an image has the files that are worked at; other boxes have their own directory. Named
+    beside `environment/testbed/` it says that the task's own image has those there."""
     mode: Literal["persistent", "ephemeral"] = "persistent"
     build_timeout_sec: Seconds = 600.0
     cpus: Annotated[float, Field(gt=0)] = 1.0

@@ -5,7 +5,7 @@ Python and pytest leave behind. The files' own attributes for git count for noth
 holds their bytes as they are.
 """
 
-from sandbox.boxes.box import Box, Spec
+from sandbox.boxes.box import Box
 from sandbox.tasks.git_trees import ATTRIBUTES
 from sandbox.tasks.harbor import HarborTask
 from schemas.errors import WorkFailed
@@ -34,18 +34,13 @@ BORN = {
 LONGEST_S = 120.0
 
 
-def workdir_of(task: HarborTask, spec: Spec) -> str:
-    """Where an image has the files that are worked at; empty: they are put where a box begins."""
-    return task.file.environment.workdir if spec.image and not task.testbed else ""
-
-
 async def lay_out(box: Box, task: HarborTask, workdir: str = "") -> str:
     """Put a task's files into the directory of a box, and commit them there; the tree's name.
 
     Those of an image are in `workdir` already. Raises WorkFailed: `bad_config` where the box has no
     git, `deadline`, or what the box raises.
     """
-    if task.testbed:
+    if task.testbed and not workdir:
         await box.copy_in(task.testbed)
     commit = ("/bin/sh", "-c", BASE)
     ran = await box.run(commit, env=BORN, timeout_s=LONGEST_S, cwd=workdir or None)

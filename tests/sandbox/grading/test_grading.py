@@ -237,7 +237,12 @@ def test_code_that_an_image_has_is_judged_in_its_place_and_other_code_in_the_box
     assert (given.workdir, given.spec.image, given.spec.writable) == ("", "base", ())
     assert given.base is not None
 
+    (task / "task.toml").write_text(f'[environment]\nworkdir = "/code"\n{text}')
+    (task / "environment" / "Dockerfile").write_text("FROM base\nCOPY testbed /code\n")
+    given = reference_of(read_task(task))
+    assert (given.workdir, given.spec.writable, given.base) == ("/code", ("/code",), None)
     shutil.rmtree(task / "environment")
+    (task / "task.toml").write_text(f'[environment]\ndocker_image = "base"\n{text}')
     given = reference_of(read_task(task))
     assert (given.workdir, given.spec.writable) == ("/testbed", ("/testbed",))
     assert given.base is None

@@ -174,10 +174,10 @@ def _libraries(program: str) -> list[str]:
 
 
 def _speaking_of(directory: Path) -> Iterator[int]:
-    """Processes in whose command lines a directory stands: those that watch a container each."""
+    """Processes told of a place below a directory: those that watch a container each."""
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if os.fsencode(directory) in cmdline.read_bytes():
+            if os.fsencode(f"{directory}/") in cmdline.read_bytes():
                 yield int(cmdline.parent.name)
 
 

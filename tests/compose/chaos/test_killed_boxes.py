@@ -1,5 +1,6 @@
 """The workload's shells on the in-memory log, in boxes that are killed meanwhile."""
 
+import asyncio
 import json
 import os
 import signal
@@ -16,17 +17,19 @@ import pytest
 
 from compose.chaos import own_engine, workload
 from compose.chaos.box_figures import BoxFigures, BoxTally, box_figures
-from compose.chaos.box_victims import BoxVictim, boxes_left
+from compose.chaos.box_victims import BoxVictim, EngineVictim, boxes_left
 from compose.chaos.faults import BOXES, ENGINE, KILL, ROLES, USUAL, Fault
-from compose.chaos.own_engine import image_of_programs
+from compose.chaos.own_engine import OwnEngine, image_of_programs
 from compose.chaos.plan import ChaosPlan
+from compose.processes import started
 from compose.settings import EnvironmentsSettings, Settings
 from consumers.audit.audit import audit
+from sandbox.boxes.box import Spec, driver
 from sandbox.boxes.leases import Leases
 from schemas.errors import Refused
 from schemas.messages import EnvironmentStepped, Limits, RolloutRequest, StepTaken, Trajectory
 from tests.support.command_line import call
-from tests.support.engines import has, left_out
+from tests.support.engines import IMAGE, has, left_out
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
 from tests.support.waiting import until
@@ -105,6 +108,86 @@ def test_what_runs_in_no_box_of_a_worker_is_no_victim(tmp_path: Path) -> None:
         assert not BoxVictim(leases).fit()
         leases.close()
         bystander.communicate(b"\n")
+
+
+ENGINE_OF_NOBODY = """\
+#!/bin/sh
+trap '' TERM
+while :; do sleep 0.05; done
+"""
+
+
+def runs(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether a process is neither ended nor stopped."""
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] in "RS"
+
+
+def test_an_engine_of_somebody_else_goes_on_whatever_becomes_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given engines of others, one of which DOCKER_HOST names and one whose data is called almost
+    # like ours
+    program = tmp_path / own_engine.PROGRAM
+    program.write_text(ENGINE_OF_NOBODY)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    ours = OwnEngine(tmp_path / "engine.log")
+    theirs = [
+        subprocess.Popen(
+            [str(program), f"--host=unix://{place}/docker.sock", f"--data-root={place}/data"]
+        )
+        for place in (tmp_path, f"{ours.directory}-data")
+    ]
+    try:
+        assert os.environ["DOCKER_HOST"] != ours.host
+
+        # When ours is killed, begun anew, stopped, and ended
+        victim = EngineVictim(ours)
+        ours.begin()
+        victim.begin(replace(KILLED, role=ENGINE))
+        victim.end(replace(KILLED, role=ENGINE))
+        victim.begin(replace(KILLED, kind="pause", role=ENGINE))
+        mine = ours._process.pid  # type: ignore[union-attr]
+        monkeypatch.setattr(own_engine, "GRACE_S", 0.2)
+        ours.close()
+
+        # Then it is gone, and nobody else
+        assert started(mine) is None
+        assert all(map(runs, theirs))
+    finally:
+        ours.close()
+        for each in theirs:
+            each.kill()
+            each.wait()
+
+
+def test_a_real_engine_and_its_containers_go_on_beside_ours(tmp_path: Path) -> None:
+    if not IMAGE:
+        left_out("docker", "two engines, one of which is killed; `.ci/docker` starts the other")
+
+    async def beside() -> None:
+        box = await driver("docker").open(Spec(image=IMAGE))
+        ours = OwnEngine(tmp_path / "engine.log")
+        try:
+            ours.start()
+            victim = BoxVictim(Leases(tmp_path / "leases", "chaos"), ours)
+            assert ours.first_processes() == {}
+            assert not victim.fit()
+            victim.begin(KILLED)
+            EngineVictim(ours).begin(replace(KILLED, role=ENGINE))
+            ours.begin()
+            ours.close()
+            assert victim.killed == 0
+            assert not ours.directory.exists()
+            assert (await box.run(["echo", "still here"])).output == "still here\n"
+            assert await driver("docker").found() == [box.ident]
+        finally:
+            ours.close()
+            await box.close()
+
+    asyncio.run(beside())
 
 
 def shown(*steps: tuple[str, str]) -> BoxFigures:

@@ -14,13 +14,17 @@ Drivers = Annotated[
     bool, typer.Option("--drivers", help="Instead: by what each driver holds boxes on this host.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
+NONE_ISOLATES = (
+    "rollcall: no driver here isolates a box: `apt-get install bubblewrap` and user namespaces, or "
+    "a docker engine and a worker that is root; until then only box `local` can be had, by its name"
+)
 
 
 def boxes(drivers: Drivers = False, json: Json = False) -> None:
     """List boxes by owner, rollout, age and lease, and where log and host disagree.
 
     From the log what every worker told of its boxes and who stands in line for one; from the
-    drivers of this host what is there.
+    drivers of this host what is there. With --drivers exit code 1 where none of them isolates.
 
     Example: rollcall boxes --drivers
     """
@@ -55,9 +59,12 @@ def _tell_drivers(*, json: bool) -> None:
     reports = asyncio.run(survey())
     if json:
         emit_json(reports)
-        return
-    for report in reports:
-        _print_driver(report)
+    else:
+        for report in reports:
+            _print_driver(report)
+    if not any(report.isolates for report in reports):
+        typer.echo(NONE_ISOLATES, err=True)
+        raise typer.Exit(1)
 
 
 def _print_driver(report: "DriverReport") -> None:

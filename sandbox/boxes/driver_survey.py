@@ -19,6 +19,11 @@ class DriverReport:
     found: Sequence[str]
     """The boxes that there are."""
 
+    @property
+    def isolates(self) -> bool:
+        """Whether it opens boxes here that are cut off from their host."""
+        return not self.unavailable and "network" in self.enforces
+
 
 async def survey() -> list[DriverReport]:
     """Of all drivers; each opens a box to see that it can."""

@@ -3,19 +3,38 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.command_line import afresh, refused
 
 
 def test_every_driver_says_what_holds_its_boxes_and_what_it_lacks(tmp_path: Path) -> None:
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/no.socket"}
 
-    told = afresh("boxes", "--drivers", cwd=tmp_path, **nowhere).stdout
+    found = afresh("boxes", "--drivers", cwd=tmp_path, **nowhere)
+    told = found.stdout
     drivers = json.loads(afresh("boxes", "--drivers", "--json", cwd=tmp_path, **nowhere).stdout)
 
     assert [driver["name"] for driver in drivers] == ["bubblewrap", "docker", "local"]
     assert drivers[1]["unavailable"]
+    assert found.returncode == int(bool(drivers[0]["unavailable"]))
     assert "lacks    isolation" in told
     assert "opens no box here: " in told
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_where_no_driver_isolates_that_is_said_and_is_no_success(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    nothing = {"DOCKER_HOST": f"unix://{tmp_path}/no.socket", "PATH": str(tmp_path / "bin")}
+
+    done = afresh("boxes", "--drivers", *words, cwd=tmp_path, **nothing)
+
+    assert done.returncode == 1
+    assert "no driver here isolates a box: `apt-get install bubblewrap`" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "local" in done.stdout
 
 
 def test_images_are_listed_built_by_name_and_collected(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ cancelled beside others in line.
 """
 
 import asyncio
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,10 @@ class Slots:
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = dict(most)
         self._free = dict(most)
-        self._line: list[_Place] = []
+        self._line = OrderedDict[_Place, None]()
+        """In order; where each is found at once."""
+        self._wanted: Counter[str] = Counter()
+        """How many in line want each class."""
 
     @property
     def waiting(self) -> int:
@@ -52,8 +56,11 @@ class Slots:
         """
         self._check(names)
         place = _Place(tuple(dict.fromkeys(names)), asyncio.get_running_loop().create_future())
-        self._line.append(place)
-        self._deal()
+        if not any(self._wanted[name] for name in place.names):
+            self._join(place)
+            self._deal()
+        else:
+            self._join(place)  # behind somebody who waits for the same
         try:
             if not place.taken.done():
                 if stands is not None:
@@ -61,7 +68,7 @@ class Slots:
                 await place.taken
         except BaseException:
             if place in self._line:
-                self._line.remove(place)
+                self._leave(place)
                 self._deal()
             else:  # it was dealt just before
                 self.give(place.names)
@@ -73,19 +80,40 @@ class Slots:
             self._free[name] += 1
         self._deal()
 
+    def _join(self, place: _Place) -> None:
+        self._line[place] = None
+        self._wanted.update(place.names)
+
+    def _leave(self, place: _Place) -> None:
+        del self._line[place]
+        self._wanted.subtract(place.names)
+
     def _take(self, names: Sequence[str]) -> None:
         for name in names:
             self._free[name] -= 1
 
     def _deal(self) -> None:
-        """Serve the line in order; a class that somebody waits for is kept for him."""
-        kept: set[str] = set()
-        for place in list(self._line):
+        """Serve the line in order; a class that somebody waits for is kept for him.
+
+        Only as far as somebody may be served: a line of thousands is not gone through at each end
+        of a session.
+        """
+        kept, served = set[str](), list[_Place]()
+        for place in self._line:
+            if not self._may_serve(kept):
+                break
             if place.taken.done():  # cancelled, and about to leave
                 continue
             if kept.isdisjoint(place.names) and all(self._free[name] > 0 for name in place.names):
-                self._line.remove(place)
                 self._take(place.names)
-                place.taken.set_result(None)
+                served.append(place)
             else:
                 kept.update(place.names)
+        for place in served:
+            self._leave(place)
+            place.taken.set_result(None)
+
+    def _may_serve(self, kept: set[str]) -> bool:
+        """Whether anybody in line wants what is free and not kept."""
+        free = (name for name, count in self._free.items() if count > 0 and name not in kept)
+        return any(self._wanted[name] for name in free)

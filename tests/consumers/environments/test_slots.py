@@ -412,3 +412,26 @@ def test_slots_of_two_classes_are_exact_whoever_comes_and_goes(
             assert await stood(slots, name) == [name], "none is dealt twice"
 
     asyncio.run(live())
+
+
+def test_a_line_of_thousands_is_not_gone_through_whenever_somebody_comes_or_goes() -> None:
+    """Where each of them is looked at for each of them this takes a minute."""
+    many = 10_000
+
+    async def served_in_order() -> list[int]:
+        slots, served = Slots({"s": 2, "other": 9}), list[int]()
+
+        async def one(number: int) -> None:
+            await slots.take(("s",))
+            served.append(number)
+            await asyncio.sleep(0)
+            slots.give(("s",))
+
+        await asyncio.gather(*map(one, range(many)))
+        return served
+
+    async def whole() -> list[int]:
+        async with asyncio.timeout(30):
+            return await served_in_order()
+
+    assert asyncio.run(whole()) == list(range(many))

@@ -9,7 +9,7 @@ falls on both.
 
 import asyncio
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from compose.benchmarks import bare_boxes
@@ -17,7 +17,7 @@ from compose.benchmarks.box_drivers import require_driver, spec_of
 from compose.benchmarks.box_sessions import BoxSessions, box_sessions
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
-from sandbox.boxes.box import Ran, Spec, driver
+from sandbox.boxes.box import Spec, driver
 from sandbox.boxes.local import LocalDriver
 
 ROUNDS = 5
@@ -39,10 +39,8 @@ class Nothing:
     def __init__(self, ident: str) -> None:
         self.ident = ident
 
-    async def run(self, argv: Sequence[str], **how: object) -> Ran:
-        """All ends well: it is asked whether it lives."""
-        del argv, how
-        return Ran("", 0)
+    async def stand_by(self, within_s: float) -> None:
+        """It is asked whether it lives."""
 
     async def close(self) -> None:
         await asyncio.sleep(0)

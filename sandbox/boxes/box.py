@@ -165,6 +165,20 @@ class Box(Protocol):
         """
         ...
 
+    async def stand_by(self, within_s: float) -> None:
+        """Have a shell wait that has answered; one that waits is asked again.
+
+        Raises WorkFailed(`box_died`) where none does.
+        """
+        ...
+
+    async def shell(self, within_s: float) -> BoxProgram:
+        """`/bin/sh`, which has answered: the one that waits, or a new one. It is the caller's.
+
+        Raises WorkFailed(`box_died`).
+        """
+        ...
+
     async def put(self, tar: bytes, directory: str = ".") -> None:
         """Unpack a stream in a directory, which is made where it is missing.
 

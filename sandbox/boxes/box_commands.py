@@ -12,14 +12,12 @@ from pathlib import Path
 from sandbox.boxes import tar_streams
 from sandbox.boxes.box import BoxProgram, Ran, Usage
 from sandbox.boxes.frame import HeadAndTail
+from sandbox.boxes.framed import CHUNK_BYTES, SIGNALLED, TIMED_OUT, answering
 from schemas.errors import WorkFailed
 
-CHUNK_BYTES = 1 << 16
 MOST_CHARS = 10_000
 TAR_S = 120.0
 """How long packing and unpacking may take."""
-TIMED_OUT = -1
-SIGNALLED = 128
 RUN = 'cd -- "$1" || exit 126; shift; exec "$@"'
 UNPACK = 'mkdir -p -- "$1" && exec tar -x -f - -C "$1" --no-same-owner --no-same-permissions'
 PACK = 'exec 2>/dev/null; cd -- "$(dirname -- "$1")" && exec tar -c -f - -- "$(basename -- "$1")"'
@@ -30,6 +28,8 @@ class BoxCommands(ABC):
 
     shown: Mapping[bytes, bytes]
     workdir: str = ""
+    _waiting: BoxProgram | None = None
+    """A shell that has answered and that nobody has."""
 
     @abstractmethod
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:
@@ -70,6 +70,21 @@ class BoxCommands(ABC):
             elided_chars=elided,
             ms=(time.perf_counter() - began) * 1000,
         )
+
+    async def stand_by(self, within_s: float) -> None:
+        """As `Box.stand_by`."""
+        self._waiting = await answering(await self._begun(), within_s)
+
+    async def shell(self, within_s: float) -> BoxProgram:
+        """As `Box.shell`."""
+        if self._waiting is None:
+            return await answering(await self._begun(), within_s)
+        return await self._begun()
+
+    async def _begun(self) -> BoxProgram:
+        """The shell that waits, which waits no more, or a new one."""
+        program, self._waiting = self._waiting, None
+        return program or await self.start("/bin/sh")
 
     async def put(self, tar: bytes, directory: str = ".") -> None:
         """As `Box.put`."""

@@ -1,9 +1,10 @@
 """Boxes of one driver, lent one by one: some are started ahead, nobody is given a used one.
 
 A box that equals what was lent before is taken from a shelf, where as many wait as were lent at
-once of late, `warm` in all; behind it another is started. So many start at once, those that
-somebody waits for first, in the order in which they were asked for. A box with mounts or variables
-of its own, and any that is asked for as `ephemeral`, is started for its borrower.
+once of late, `warm` in all, a shell open in each; behind it another is started. So many start at
+once, those that somebody waits for first, in the order in which they were asked for. A box with
+mounts or variables of its own, and any that is asked for as `ephemeral`, is started for its
+borrower.
 """
 
 import asyncio
@@ -20,7 +21,6 @@ from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
 from sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
 from sandbox.boxes.kept_program import HeldKeeper
 from sandbox.boxes.leases import Leases
-from sandbox.boxes.probe import probe
 from schemas.errors import WorkFailed
 
 Mode = Literal["persistent", "ephemeral"]
@@ -33,7 +33,7 @@ KEEP_S = 300.0
 """A shelf that nobody has asked for so long is emptied."""
 STALE_S = 30.0
 """A box that waited longer is looked at before it is lent."""
-PROBE_S = 10.0
+ANSWER_S = 10.0
 START_S = 120.0
 """A start that takes longer has failed: it would keep others from starting."""
 
@@ -313,9 +313,9 @@ class BoxPool:
 
 
 async def _answers(box: Box) -> bool:
-    """Whether a box lives."""
+    """Whether a box lives, and has a shell that waits."""
     try:
-        await probe(box, timeout_s=PROBE_S)
+        await box.stand_by(ANSWER_S)
     except Exception as error:
         log.warning("box_died_unused", box_id=box.ident, error=str(error))
         return False

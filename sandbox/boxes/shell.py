@@ -6,24 +6,21 @@ That one is opened at once: where it does not answer it was the box that ended, 
 blamed for it.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 
 from sandbox.boxes.box import Box, BoxProgram, Ran
 from sandbox.boxes.frame import Frame, HeadAndTail, quoted
+from sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
 from sandbox.boxes.probe import probe
 from schemas.errors import WorkFailed
 
-CHUNK_BYTES = 1 << 16
 OPEN_S = 20.0
 """A shell that does not answer in this time is in a box that is dead."""
-TIMED_OUT = -1
 LONGEST_BYTES = 1 << 20
 NUL = "the command holds a NUL character, which no shell can be given; nothing was run\n"
 TOO_LONG = "the command has {:,} bytes, and {:,} can be; nothing was run\n"
 REFUSED = 2
-SIGNALLED = 128
 KILLED = SIGNALLED + 9
 
 
@@ -46,7 +43,7 @@ class Shell:
     ) -> None:
         self._box = box
         self._subshell = not stateful
-        self._first = f"cd -- {quoted(workdir)}; " if workdir else ""
+        self._first = f"cd -- {quoted(workdir)}\n".encode() if workdir else b""
         self._head_chars, self._tail_chars = head_chars, tail_chars
         self._open_s = open_s
         self._program: BoxProgram | None = None
@@ -69,7 +66,8 @@ class Shell:
         frame = Frame()
         self._program = None  # until its frame is closed
         try:
-            code = await self._within(timeout_s, program, frame, kept, command)
+            text = frame.around(command, status=self._status, subshell=self._subshell)
+            code = await framed_code(program, frame, kept, text, timeout_s)
         finally:
             if frame.exit_code is None:
                 await program.end()
@@ -97,46 +95,14 @@ class Shell:
 
     async def _open(self) -> BoxProgram:
         """A shell that has answered. Raises WorkFailed, as `sandbox.boxes.probe`."""
-        program = await self._box.start("/bin/sh")
-        frame = Frame()
         try:
-            unseen = HeadAndTail(0, 0, {})
-            await self._within(
-                self._open_s, program, frame, unseen, ":", f"{self._first}exec 2>/dev/null\n"
-            )
-        finally:
-            if frame.exit_code != 0:
-                await program.end()
-        if frame.exit_code != 0:
+            program = await self._box.shell(self._open_s)
+        except WorkFailed:
             await probe(self._box)
-            msg = f"a shell in the box does not answer within {self._open_s:g} s"
-            raise WorkFailed("box_died", msg, retriable=True)
+            raise
+        await program.write(self._first)
         self._status = 0
         return program
-
-    async def _within(
-        self,
-        timeout_s: float,
-        program: BoxProgram,
-        frame: Frame,
-        kept: HeadAndTail,
-        command: str,
-        before: str = "",
-    ) -> int:
-        """The exit code of the command, or of the shell if that has ended, or TIMED_OUT."""
-        framed = frame.around(command, status=self._status, subshell=self._subshell)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await program.write(before.encode() + framed)
-                while frame.exit_code is None:
-                    chunk = await program.read(CHUNK_BYTES)
-                    if not chunk:
-                        code = await program.wait()
-                        return code if code >= 0 else SIGNALLED - code
-                    kept.add(frame.take(chunk))
-        except TimeoutError:
-            return TIMED_OUT
-        return frame.exit_code
 
 
 def _refused(command: str) -> str:

@@ -35,8 +35,9 @@ from sandbox.artefact_keeping import keep
 from sandbox.artefact_spool import ArtefactSpool
 from sandbox.artefacts import KEY, OUTPUT, Artefact
 from sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, Ran, Spec, driver
+from sandbox.boxes.framed import TIMED_OUT
 from sandbox.boxes.probe import probe
-from sandbox.boxes.shell import TIMED_OUT, Shell
+from sandbox.boxes.shell import Shell
 from sandbox.environment import Observation
 from sandbox.environments.shell_config import ShellConfig, read_config
 from sandbox.environments.task_work import TaskWork

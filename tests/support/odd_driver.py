@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
-from sandbox.boxes.box import Box, Driver, Ran, Spec, drawn_ident
+from sandbox.boxes.box import Box, Driver, Spec, drawn_ident
 from schemas.errors import WorkFailed
 
 
 class OddBox:
-    """Answers `true` as long as it lives."""
+    """Has a shell that answers as long as it lives."""
 
     def __init__(self, driver: "OddDriver", ident: str, number: int) -> None:
         self.driver = driver
@@ -20,12 +20,11 @@ class OddBox:
         self.alive = number not in driver.dead_on_arrival
         self.closes = 0
 
-    async def run(self, argv: Sequence[str], **how: Any) -> Ran:
+    async def stand_by(self, within_s: float) -> None:
         await asyncio.sleep(0)
         if not self.alive:
             msg = f"box {self.number} is dead"
             raise WorkFailed("box_died", msg, retriable=True)
-        return Ran("", 0)
 
     async def close(self) -> None:
         await asyncio.sleep(0)

@@ -6,14 +6,18 @@ import os
 import re
 import resource
 import secrets
+import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 
-from sandbox.boxes.box import BoxLimits, Ran, Spec, driver
+from sandbox.boxes.box import BoxLimits, Ran, Spec, Usage, driver
+from sandbox.boxes.box_commands import BoxCommands
+from sandbox.boxes.framed import answering
+from sandbox.boxes.kept_program import KeptProgram
 from sandbox.boxes.shell import Shell
 from schemas.errors import WorkFailed
 from tests.support.processes_left import running
@@ -337,27 +341,29 @@ class Deaf:
         self.ends += 1
 
 
-class DeadBox:
+class DeadBox(BoxCommands):
     """A box in which no shell answers."""
 
-    directory = b"/w"
     shown: ClassVar[dict[bytes, bytes]] = {}
 
     def __init__(self, program: Deaf, *, spoilt: bool = False) -> None:
         self.program = program
         self.spoilt = spoilt
 
-    async def start(self, *argv: str) -> Deaf:
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> Deaf:
         return self.program
 
     async def run(self, argv: Sequence[str], **options: object) -> Ran:
         return Ran("", 1, oom=self.spoilt)
 
+    async def usage(self) -> Usage:
+        return Usage()
+
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_box_in_which_no_shell_answers_is_dead_and_no_command_is_blamed(ended: bool) -> None:
     program = Deaf(ended=ended)
-    shell = Shell(DeadBox(program), open_s=0.05)  # type: ignore[arg-type]
+    shell = Shell(DeadBox(program), open_s=0.05)
 
     with pytest.raises(WorkFailed, match="does not do it") as failed:
         asyncio.run(shell.run("echo", timeout_s=9.0))
@@ -367,12 +373,40 @@ def test_a_box_in_which_no_shell_answers_is_dead_and_no_command_is_blamed(ended:
 
 
 def test_a_box_whose_memory_is_all_taken_is_told_from_one_that_has_died() -> None:
-    shell = Shell(DeadBox(Deaf(ended=True), spoilt=True), open_s=0.05)  # type: ignore[arg-type]
+    shell = Shell(DeadBox(Deaf(ended=True), spoilt=True), open_s=0.05)
 
     with pytest.raises(WorkFailed, match="holds all the memory") as failed:
         asyncio.run(shell.run("echo", timeout_s=9.0))
 
     assert (failed.value.code, failed.value.retriable) == ("box_spoilt", False)
+
+
+def test_a_shell_that_waits_is_taken_once_and_one_that_was_killed_is_seen_to_be_dead() -> None:
+    async def episode() -> None:
+        box = await driver("local").open(Spec())
+        try:
+            await box.stand_by(20.0)
+            await box.stand_by(20.0)
+            waited = cast(KeptProgram, await box.shell(20.0))
+            another = cast(KeptProgram, await box.shell(20.0))
+            assert waited.pid != another.pid
+
+            await box.stand_by(20.0)
+            await box.write("sub/note", b"mine")
+            shell = Shell(box, workdir="sub")
+            assert (await shell.run("cat note; nowhere", timeout_s=60.0)).output.startswith("mine")
+            assert (await shell.run("echo $?; cd ..; ls", timeout_s=60.0)).output == "127\nsub\n"
+
+            await box.stand_by(20.0)
+            dead = cast(KeptProgram, await box.shell(20.0))
+            os.kill(dead.pid, signal.SIGKILL)
+            with pytest.raises(WorkFailed, match="does not answer") as died:
+                await answering(dead, 20.0)
+            assert died.value.code == "box_died"
+        finally:
+            await box.close()
+
+    asyncio.run(episode())
 
 
 def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None:

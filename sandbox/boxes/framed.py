@@ -1,0 +1,46 @@
+"""One framed command in a shell that goes on, and a shell that is known to answer."""
+
+import asyncio
+
+from sandbox.boxes.box import BOX_DIED, BoxProgram
+from sandbox.boxes.frame import Frame, HeadAndTail
+from schemas.errors import WorkFailed
+
+CHUNK_BYTES = 1 << 16
+TIMED_OUT = -1
+SIGNALLED = 128
+QUIET = b"exec 2>/dev/null\n"
+"""What the shell itself has to say of a command goes with the command's own errors."""
+
+
+async def framed_code(
+    program: BoxProgram, frame: Frame, kept: HeadAndTail, text: bytes, timeout_s: float
+) -> int:
+    """The exit code of the command in a text, or of the shell if that has ended, or TIMED_OUT."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await program.write(text)
+            while frame.exit_code is None:
+                chunk = await program.read(CHUNK_BYTES)
+                if not chunk:
+                    code = await program.wait()
+                    return code if code >= 0 else SIGNALLED - code
+                kept.add(frame.take(chunk))
+    except TimeoutError:
+        return TIMED_OUT
+    return frame.exit_code
+
+
+async def answering(program: BoxProgram, within_s: float) -> BoxProgram:
+    """A shell, once it has answered; ended where it does not. Raises WorkFailed(`box_died`)."""
+    frame = Frame()
+    try:
+        text = QUIET + frame.around(":", status=0, subshell=False)
+        await framed_code(program, frame, HeadAndTail(0, 0, {}), text, within_s)
+    finally:
+        if frame.exit_code != 0:
+            await program.end()
+    if frame.exit_code != 0:
+        msg = f"a shell in the box does not answer within {within_s:g} s"
+        raise WorkFailed(BOX_DIED, msg, retriable=True)
+    return program

@@ -87,6 +87,14 @@ def test_only_failed_rollouts_are_guided_where_that_is_asked() -> None:
     assert found_BT[:, 0].tolist() == pytest.approx([0.6, 0.6, 0.0])
 
 
+def test_a_reward_may_be_left_out_altogether() -> None:
+    lp_BT, teacher_BT = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.4, nan]])
+
+    found_BT = reverse_kl(piece(lp_BT, lp_BT, 9.0, teacher_BT=teacher_BT), ReverseKl(alone=True))
+
+    assert found_BT[0].tolist() == pytest.approx([0.6, 0.0])
+
+
 def test_only_our_policys_tokens_need_scores_and_the_first_teacher_counts() -> None:
     two = (
         sequence([1, 2, 3], [0, 1, 1], policies=[255, 0, 1]),

@@ -14,6 +14,8 @@ class ReverseKl:
     """`weight` is λ: 1 where nothing else is rewarded, small (such as 0.005) beside a reward."""
 
     weight: float = 1.0
+    alone: bool = False
+    """Learn from the teacher only: A = 0, whatever was earned."""
     only_failed: bool = False
     """Guide rollouts alone that earned less than `solved_at`; on solved ones guidance is noise."""
     solved_at: float = 1.0
@@ -26,18 +28,19 @@ class ReverseKl:
 
 
 def reverse_kl(tokens: Tokens, options: ReverseKl) -> Tensor:
-    """A_t ← A_t − λ·sg[lp_student − lp_teacher], [B,T]; unchanged where the teacher said nothing.
+    """A_t ← A_t − λ·sg[lp_student − lp_teacher], [B,T]; A_t alone where the teacher said nothing.
 
     Source: On-Policy Distillation of Language Models (GKD), arXiv 2306.13649, §3, with the reverse
     KL on the student's own tokens as a term of their advantage.
     """
+    advantage_BT = tokens.advantage_BT * (not options.alone)
     if tokens.teacher_BT is None:
-        return tokens.advantage_BT
+        return advantage_BT
     guided_BT = tokens.mask_BT & ~isnan(tokens.teacher_BT)
     if options.only_failed:
         guided_BT = guided_BT & (tokens.reward_B < options.solved_at)[:, None]
     gap_BT = tokens.lp_BT.detach() - tokens.teacher_BT
-    return (tokens.advantage_BT - options.weight * gap_BT).where(guided_BT, tokens.advantage_BT)
+    return (advantage_BT - options.weight * gap_BT).where(guided_BT, advantage_BT)
 
 
 SOURCE = "GKD, arXiv 2306.13649, §3"

@@ -60,6 +60,11 @@ class Draws:
     tasks: tuple[Task, ...] = ()
     """What a seed stands for where it is the number of a task: `task_of_seed`."""
 
+    def ids(self, draw: int) -> set[str]:
+        """Of the members of one group."""
+        run_id = self.template.run_id
+        return {request_id(run_id, draw, member) for member in range(self.group_size)}
+
     def group(self, draw: int) -> list[RolloutRequest]:
         """The members of one group: one task, their own ids."""
         return self.members(draw, self.request(draw, self.seed(draw)))

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import orjson
+
 from sandbox.environment import make_plain
 from sandbox.foreign import complaint, foreign, load
 from sandbox.host import ScoringHost
@@ -50,6 +52,7 @@ SHIPPED: Mapping[str, str] = {
     "reasoning_gym": "sandbox.scorers:reasoning_gym",
     "resolved": "sandbox.grading.patch_scorers:resolved",
     "tests_passed": "sandbox.grading.patch_scorers:tests_passed",
+    "verdict_right": "sandbox.scorers:verdict_right",
 }
 
 OPEN = "it waits, and nobody here waits for it"
@@ -146,8 +149,25 @@ def reasoning_gym(trajectory: Trajectory) -> float:
     What the environment said does not count. Entries that differ between processes cannot be
     made again: score those by environment_return. Raises ValueError.
     """
-    task = _task(trajectory)
-    answer = _last_answer(trajectory)
+    return _graded(_task(trajectory), _last_answer(trajectory))
+
+
+def verdict_right(trajectory: Trajectory) -> float:
+    """1 where the verifier of `solver_verifier` was right about the first answer, else 0.
+
+    It said yes to one that earns 1, or no to another; what is neither yes nor no is wrong. Raises
+    ValueError where the result of the rollout does not tell.
+    """
+    told = orjson.loads(trajectory.result)
+    if not isinstance(told, dict) or not {"first", "verdict"} <= told.keys():
+        msg = f"the result of rollout {trajectory.rollout_id!r} names no first answer and verdict"
+        raise ValueError(msg)
+    solved = _graded(_task(trajectory), str(told["first"])) >= 1.0
+    return float(str(told["verdict"]).strip().lower() == ("yes" if solved else "no"))
+
+
+def _graded(task: Task, answer: str) -> float:
+    """What an answer earns; raises ValueError where its entry cannot be made again."""
     entry = make_plain("reasoning_gym", task.environment_config)
     if not entry.replayable:
         msg = f"the entries of {task.environment_config} differ between processes"

@@ -22,6 +22,7 @@ from trainer.catalogue import FILTERS
 from trainer.drops import Dropped, Drops, Tally
 from trainer.samples import (
     OUTSIDE,
+    UNASKED,
     Curation,
     Member,
     Sample,
@@ -205,7 +206,8 @@ class Buffer:
     def _unfit(self, group: _Group) -> str:
         """Why a group with all its members is not trained on; empty if it is."""
         samples = group.samples()
-        if len(samples) < group.needed and self.curation.missing == "drop":
+        unasked = sum(member.reason == UNASKED for member in group.members)
+        if len(samples) + unasked < group.needed and self.curation.missing == "drop":
             return "incomplete"
         if not samples or (len(samples) == 1 and self.curation.needs_group):
             return "singleton"

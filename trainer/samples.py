@@ -33,6 +33,9 @@ LOGPROB_LEAST = -1000.0
 OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
 """Reasons of records that are no member of a group of ours, so nobody waits for them."""
 
+UNASKED = "unasked"
+"""Reason of a rollout that another policy asked for and that had no question for ours."""
+
 LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline"})
 """Codes of rollouts that ended at a limit: what they sampled is whole, only nobody scored it."""
 
@@ -114,6 +117,10 @@ class Curation:
     teacher: str = ""
     """Beginning of the name of the scorer whose scores every token of ours must have; "": none."""
 
+    joins: bool = False
+    """Whether another policy asks for the rollouts: those without a token of ours are members of
+    their groups too, and nobody waits for such tokens."""
+
     def __post_init__(self) -> None:
         _one_of("missing", self.missing, ("drop", "train_partial"))
         _one_of("order", self.order, ("edf", "fifo"))
@@ -149,7 +156,8 @@ def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curat
     version = min(versions, default=None)
     reason = _missing(scored, index, versions, curation)
     if reason or version is None:
-        return Member(scored, place, length, version, reason or _tokenless(trajectory))
+        without = UNASKED if curation.joins and index == 255 else _tokenless(trajectory)
+        return Member(scored, place, length, version, reason or without)
     total = scored.total or 0.0  # at a limit there may be none
     sample = Sample(scored, partition, offset, index, total, version, length)
     return Member(scored, place, length, version, sample=sample)
@@ -191,7 +199,8 @@ def _outside(scored: ScoredTrajectory, curation: Curation) -> str:
         return "other_run"
     if request.purpose != "train":
         return "other_purpose"
-    if curation.policy_id not in (request.policy_id, *scored.trajectory.policies):
+    asked = (request.policy_id, *scored.trajectory.policies)
+    if curation.policy_id not in asked and not curation.joins:
         return "other_policy"
     return ""
 

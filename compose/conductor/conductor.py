@@ -20,6 +20,7 @@ from rich.live import Live
 from compose.cluster import Cluster, answers, cluster_of, complete_topics
 from compose.conductor.curve_files import draw
 from compose.conductor.live_panel import line, render
+from compose.conductor.policy_figures import figures_of, figures_of_others, summary_of, words_of
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.pages.phase_lines import phase_lines
@@ -33,7 +34,6 @@ from compose.terminal import called
 from compose.workers.shutdown import Drained
 from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
-from consumers.heldout import HeldOut
 from consumers.history.run_curve import RunCurve
 from consumers.history.run_figures import RunFigures, RunReader
 from schemas.errors import Unavailable
@@ -61,6 +61,8 @@ class Conducted:
     service_pids: list[int]
     peak_rss: int = 0
     lag: dict[str, int] = field(default_factory=dict)
+    others: dict[str, RunFigures] = field(default_factory=dict)
+    """Those of the run's other policies, by name."""
 
 
 def conduct(
@@ -86,12 +88,15 @@ def conduct(
         run_folder.require_unchanged(folder)
     with interruptible() as check, services(settings, terminal) as (cluster, pids):
         made = folder or run_folder.create(settings.state(), recipe, text, seed, tasks=tasks)
-        complete_topics(cluster, made.policy_id)
+        for part in (made, *made.others()):
+            complete_topics(cluster, part.policy_id)
         folder = folder or run_folder.begin(made, cluster)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
-        figures = RunFigures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
         supervisor = Supervisor(folder.logs, cluster.environment())
-        conducted = Conducted(folder, cluster, supervisor, figures, began, pids)
+        conducted = Conducted(
+            folder, cluster, supervisor, figures_of(folder), began, pids,
+            others=figures_of_others(folder),
+        )  # fmt: skip
         try:
             _start(supervisor, folder)
             _watch(conducted, terminal, unless_down(check, cluster))
@@ -174,16 +179,32 @@ def _start(supervisor: Supervisor, folder: RunFolder) -> None:
     scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
     scoring = [*scorers, "--scoring-id", recipe.scoring_id]
     supervisor.start(TRAINER, "training", *run)
+    _start_others(supervisor, folder)
     workers = {"models": run, "agents": (), "environments": (), "rewards": scoring}
     for role, words in workers.items():
         for number in range(1, getattr(recipe.processes, role) + 1):
             supervisor.start(f"{role}-{number}", role, *words)
 
 
+def _start_others(supervisor: Supervisor, folder: RunFolder) -> None:
+    """Trainer and model servers of each other policy, and rewards under each other scoring."""
+    known = {folder.recipe.scoring_id}
+    for part in folder.others():
+        run, recipe = ("--run", str(part.directory)), part.recipe
+        supervisor.start(f"training-{part.part}", "training", *run)
+        for number in range(1, recipe.processes.models + 1):
+            supervisor.start(f"models-{part.part}-{number}", "models", *run)
+        if recipe.scoring_id not in known:
+            known.add(recipe.scoring_id)
+            scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
+            words = [*scorers, "--scoring-id", recipe.scoring_id]
+            supervisor.start(f"rewards-{part.part}", "rewards", *words)
+
+
 def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
     """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
     cluster = run.cluster
-    reader = RunReader(cluster, run.figures, run.folder.starts)
+    reader = RunReader(cluster, run.figures, run.folder.starts, run.others.values())
     steps = run.folder.learner().steps
     look_due = 0.0
     control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)
@@ -296,7 +317,7 @@ def _summary(run: Conducted) -> dict[str, Any]:
         "environment_starts": figures.phases.starts(),
         "held_out_curve": curve,
         "held_out": figures.held_out(),
-    }
+    } | ({"policies": summary_of(run.others)} if run.others else {})
 
 
 def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
@@ -309,6 +330,7 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
     return (
         f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
         f"{result['starts_solved']} of {result['starts']} starts solved\n"
+        f"{words_of(run.others)}"
         f"{result['steps']} steps, {result['rollouts']:,} rollouts, "
         f"{result['model_calls']:,} model calls, {result['train_seconds']} s of training, "
         f"{result['wall_seconds']} s in all, "

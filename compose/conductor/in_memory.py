@@ -12,13 +12,13 @@ import orjson
 from rich.console import Console as Terminal
 
 from compose.conductor.live_panel import line
+from compose.conductor.policy_figures import figures_of, figures_of_others, summary_of
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop, run_engine
-from consumers.heldout import HeldOut
 from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
@@ -46,7 +46,7 @@ def run_in_memory(
     with tempfile.TemporaryDirectory(prefix="rollcall-") as state:
         folder = run_folder.create(Path(state), recipe, text, seed, tasks=tasks)
         store = ObjectStore(f"{state}/objects", above_bytes=settings.objects.above_bytes)
-        figures = _turns(folder, settings, store, Terminal())
+        figures, others = _turns(folder, settings, store, Terminal())
     version, success = figures.heldout.curve()[-1]
     solved, starts = figures.heldout.starts(version)
     result = {
@@ -62,7 +62,7 @@ def run_in_memory(
         "environment_starts": figures.phases.starts(),
         "held_out": figures.held_out(),
         "wall_seconds": round(time.monotonic() - began, 2),
-    }
+    } | ({"policies": summary_of(others)} if others else {})
     Terminal().print_json(orjson.dumps(result).decode())
     if summary is not None:
         write_json(summary, result)
@@ -71,24 +71,29 @@ def run_in_memory(
 
 def _turns(
     folder: run_folder.RunFolder, settings: Settings, store: ObjectStore, terminal: Terminal
-) -> RunFigures:
+) -> tuple[RunFigures, dict[str, RunFigures]]:
     topics = Topics(settings.prefix)
-    log = MemoryLog(wanted(settings.prefix, [folder.policy_id]))
+    parts = (folder, *folder.others())
+    log = MemoryLog(wanted(settings.prefix, [part.policy_id for part in parts]))
     shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
-    trainer = shop.trainer("training", folder)
+    trainer, *trainers = [shop.trainer(f"training-{part.name}", part) for part in parts]
+    scorers = {part.recipe.scoring_id: part.recipe.scorers for part in parts}
     loops = [
         shop.agents("agents"),
-        shop.models("models", run_engine(folder, settings)),
+        *(shop.models(f"models-{part.name}", run_engine(part, settings)) for part in parts),
         shop.environments("environments"),
-        shop.rewards("rewards", folder.recipe.scorers, folder.recipe.scoring_id),
+        *(shop.rewards(f"rewards-{each}", names, each) for each, names in scorers.items()),
     ]
-    figures = RunFigures(folder.run_id, folder.recipe.scoring_id, HeldOut(folder.heldout()))
-    reader = RunReader(shop, figures, {})
+    figures, others = figures_of(folder), figures_of_others(folder)
+    reader = RunReader(shop, figures, {}, others.values())
     due = 0.0
     while not trainer.done():
         for loop in loops:
             loop.turn(0.0)
         trainer.turn(0.0)
+        for other in trainers:
+            if not other.done():
+                other.turn(0.0)
         reader.poll(time.monotonic())
         if time.monotonic() >= due:
             due = time.monotonic() + LINE_EVERY_S
@@ -96,4 +101,4 @@ def _turns(
     reader.poll(time.monotonic())
     for loop in loops:
         loop.role.close()
-    return figures
+    return figures, others

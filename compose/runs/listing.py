@@ -41,7 +41,7 @@ class RunEntry:
 def list_runs(cluster: "Cluster") -> list[RunEntry]:
     """Every run, the latest last. Held-out results are read for those that are not finished."""
     written = steps_of_runs(cluster)
-    folders = {folder.run_id: folder for folder in run_folder.all_of(cluster.settings.state())}
+    folders = {folder.name: folder for folder in run_folder.all_of(cluster.settings.state())}
     names = folders.keys() | written.keys()
     unfinished = {name for name in names if name not in folders or not _summary(folders[name])}
     rules = {name: folders[name].held_out_rule() for name in unfinished & folders.keys()}

@@ -25,7 +25,7 @@ from schemas.bounds import check_request
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
 
-SHIPPED = ("lake-any-start", "syllogisms", "repairs")
+SHIPPED = ("lake-any-start", "syllogisms", "repairs", "solver-verifier")
 SUITES = ("repairs",)
 """Folders of tasks that ship beside the recipes."""
 Count = Annotated[int, Field(ge=1)]
@@ -84,6 +84,18 @@ class PolicyTable(StrictTable):
     template: dict[str, Any] = {}
 
 
+class OneOfSeveralTable(PolicyTable):
+    """One of the policies of a run; what it leaves out is the recipe's."""
+
+    learner: dict[str, Any] = {}
+    scorers: list[str] = []
+    """Whose rewards it is trained on, under a scoring id of its own where they are others."""
+    share: float = 1.0
+    """What every weight of its scorers is multiplied by."""
+    admits: bool = False
+    """Whether its trainer asks for the rollouts and evaluates; the first one does if none says."""
+
+
 class EvaluationTable(StrictTable):
     seeds: tuple[int, int] = (1_000_000, 1_000_128)
     every: Annotated[int, Field(ge=0)] = 10
@@ -104,7 +116,12 @@ class Recipe(StrictTable):
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     about: str = ""
     task: TaskTable
-    policy: PolicyTable
+    policy: PolicyTable = PolicyTable()
+    """The one that admits, where there are several."""
+    policies: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]+$")], OneOfSeveralTable] = {}
+    """In place of it, where several policies take part in a rollout: each is trained."""
+    barrier: bool = False
+    """Whether new rollouts wait until all policies stand at the same step."""
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
@@ -121,6 +138,36 @@ class Recipe(StrictTable):
     def scoring_id(self) -> str:
         """Named after its scorers, so that equal ones share a group and its progress."""
         return "+".join(re.sub(r"[^A-Za-z0-9_.-]", "-", name) for name in self.scorers)
+
+    def admitting(self) -> str:
+        """Which of several policies asks for the rollouts; empty where there is one."""
+        first = next(iter(self.policies), "")
+        return next((name for name, each in self.policies.items() if each.admits), first)
+
+    def others(self) -> tuple[str, ...]:
+        """The policies of a run beside the one that admits."""
+        return tuple(name for name in self.policies if name != self.admitting())
+
+    def of(self, name: str) -> "Recipe":
+        """What it is for one of several policies: its weights, its learner, its scorers."""
+        one = self.policies[name]
+        policy = PolicyTable(**{key: getattr(one, key) for key in PolicyTable.model_fields})
+        scorers = [_scaled(scorer, one.share) for scorer in one.scorers]
+        made = {"policy": policy, "scorers": scorers, "learner": one.learner}
+        return self.model_copy(update=made)
+
+    def admitting_one(self) -> "Recipe":
+        """That of the policy that admits; each table of a policy is filled from the recipe's."""
+        filled = {
+            name: each.model_copy(
+                update={
+                    "learner": {**self.learner, **each.learner},
+                    "scorers": each.scorers or self.scorers,
+                }
+            )
+            for name, each in self.policies.items()
+        }
+        return self.model_copy(update={"policies": filled}).of(self.admitting())
 
     def libraries(self) -> tuple[str, ...]:
         """What must be installed here to run it; our environments are named as their libraries."""
@@ -139,7 +186,7 @@ class Recipe(StrictTable):
                 system=task.system,
             ),
             agent=task.agent,
-            agent_config=orjson.dumps(task.agent_config).decode(),
+            agent_config=orjson.dumps(self._agent_config(policy_id)).decode(),
             policy_id=policy_id,
             run_id=run_id,
             purpose="train",
@@ -150,6 +197,27 @@ class Recipe(StrictTable):
             ),
             limits=Limits(**self.limits.model_dump()),
         )
+
+    def _agent_config(self, policy_id: str) -> dict[str, Any]:
+        """A program that asks several policies is told their ids, by name, as `policies`."""
+        if not self.policies:
+            return self.task.agent_config
+        ids = {self.admitting(): policy_id}
+        ids |= {name: other_policy_id(policy_id, name) for name in self.others()}
+        return {**self.task.agent_config, "policies": ids}
+
+
+def other_policy_id(admitting_id: str, name: str) -> str:
+    """The id of another policy of a run, beside that of the one that admits."""
+    return f"{admitting_id}-{name}"
+
+
+def _scaled(scorer: str, share: float) -> str:
+    name, _, weight = scorer.partition("*")
+    try:
+        return scorer if share == 1 else f"{name}*{float(weight or 1) * share:g}"
+    except ValueError:
+        return scorer  # who reads its weight refuses it
 
 
 def load_recipe(name: str) -> tuple[Recipe, str]:
@@ -174,8 +242,9 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
 
 def _require_known(recipe: Recipe) -> None:
     """Raise Refused for a name behind which there is nothing; a worker would die of it."""
-    for scorer in recipe.scorers:
-        check_named(scorer.partition("*")[0])
+    for part in (recipe, *map(recipe.of, recipe.others())):
+        for scorer in part.scorers:
+            check_named(scorer.partition("*")[0])
     if recipe.task.environment:
         check_environment(recipe.task.environment)
     if recipe.task.environment == "shell":
@@ -198,6 +267,7 @@ def parse_recipe(text: str, name: str) -> Recipe:
         complaints = "; ".join(_complaint(dict(item)) for item in error.errors())
         msg = f"recipe {name!r}: {complaints}"
         raise Refused(msg) from error
+    recipe = _one_or_several(recipe, name)
     _check_requests(recipe, name)
     first, end = recipe.evaluation.seeds
     if max(first, recipe.task.seeds[0]) < min(end, recipe.task.seeds[1]):
@@ -207,6 +277,23 @@ def parse_recipe(text: str, name: str) -> Recipe:
         )
         raise Refused(msg)
     return recipe
+
+
+def _one_or_several(recipe: Recipe, name: str) -> Recipe:
+    """With several policies the recipe of the one that admits; raises Refused for both or none."""
+    if not recipe.policies:
+        if "policy" in recipe.model_fields_set:
+            return recipe
+        msg = f"recipe {name!r}: policy is missing; give [policy], or [policies.NAME] for several"
+        raise Refused(msg)
+    if "policy" in recipe.model_fields_set or len(recipe.policies) < 2:
+        msg = f"recipe {name!r}: give either [policy] or at least two [policies.NAME]"
+        raise Refused(msg)
+    admit = [each for each, table in recipe.policies.items() if table.admits]
+    if len(admit) > 1:
+        msg = f"recipe {name!r}: policies {', '.join(admit)} admit rollouts; one of them may"
+        raise Refused(msg)
+    return recipe.admitting_one()
 
 
 def _check_requests(recipe: Recipe, name: str) -> None:

@@ -1,14 +1,14 @@
 """Runs on disk: one folder each, with the recipe, the policy it began with, and its checkpoints."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from compose.runs.recipe import Recipe, parse_recipe
+from compose.runs.recipe import Recipe, other_policy_id, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from compose.runs.starting_policy import lay_policy, require_policy
 from compose.teacher_scorer import check_teachers
@@ -32,6 +32,8 @@ RUN_FILE = "run.json"
 RECIPE_FILE = "recipe.toml"
 SUMMARY_FILE = "summary.json"
 TASKS, TASKS_FILE = "tasks", "tasks.json"
+POLICIES = "policies"
+"""The folder of those policies of a run that do not admit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,39 @@ class RunFolder:
     seed: int
     starts: dict[tuple[str, int], int]
     recipe: Recipe
+    part: str = ""
+    """Which of several policies it is that of; empty: the only one, or the one that admits."""
+
+    @property
+    def root(self) -> Path:
+        """Where the run itself lies: the folders of its other policies are in there."""
+        return self.directory.parent.parent if self.part else self.directory
+
+    @property
+    def name(self) -> str:
+        """What commands know it by: the run, or one of its other policies."""
+        return self.policy_id if self.part else self.run_id
+
+    def others(self) -> "tuple[RunFolder, ...]":
+        """Those of a run's policies beside the one that admits."""
+        if self.part:
+            return ()
+        return tuple(
+            replace(
+                self,
+                directory=self.directory / POLICIES / name,
+                policy_id=other_policy_id(self.policy_id, name),
+                recipe=self.recipe.of(name),
+                part=name,
+            )
+            for name in self.recipe.others()
+        )
+
+    @property
+    def admitting_id(self) -> str:
+        """The id of the policy whose trainer asks for the rollouts."""
+        suffix = other_policy_id("", self.part) if self.part else ""
+        return self.policy_id.removesuffix(suffix)
 
     @property
     def policy(self) -> Path:
@@ -51,7 +86,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        return self.directory / "logs"
+        return self.root / "logs"
 
     def learner(self) -> "LearnerConfig":
         from trainer.config import LearnerConfig
@@ -81,18 +116,21 @@ class RunFolder:
             self.recipe.scoring_id,
             self.rule(),
             self.learner().steps,
+            admits=not self.part,
+            others={each.policy_id: each.learner().steps for each in self.others()},
+            barrier=self.recipe.barrier,
         )
 
     def tasks(self) -> "tuple[Task, ...]":
         """What its seeds stand for; raises Refused where a directory is not what it was."""
         if not self.recipe.task.tasks:
             return ()
-        template = self.recipe.template(self.run_id, self.policy_id)
-        known = orjson.loads((self.directory / TASKS_FILE).read_bytes())
-        return tasks_in(self.directory / TASKS, template.task, known)
+        template = self.recipe.template(self.run_id, self.admitting_id)
+        known = orjson.loads((self.root / TASKS_FILE).read_bytes())
+        return tasks_in(self.root / TASKS, template.task, known)
 
     def draws(self) -> Draws:
-        template = self.recipe.template(self.run_id, self.policy_id)
+        template = self.recipe.template(self.run_id, self.admitting_id)
         seeds = self.recipe.task.seeds
         return Draws(template, self.seed, self.learner().members, seeds, self.tasks())
 
@@ -111,7 +149,7 @@ class RunFolder:
 
         wanted = self.recipe.evaluation
         return HeldOutPlan(
-            self.recipe.template(self.run_id, self.policy_id),
+            self.recipe.template(self.run_id, self.admitting_id),
             wanted.seeds,
             wanted.every,
             wanted.success_at,
@@ -138,7 +176,9 @@ def create(
     run_id = run_id or f"{recipe.name}-{stamp}-s{seed}"
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
     folder.rule()
-    require_policy(recipe.policy)
+    _require_one_group_size(folder)
+    for part in (folder, *folder.others()):
+        require_policy(part.recipe.policy)
     suite = suite_of(recipe, tasks)
     digests = digests_of(suite) if suite else {}
     folder.directory.mkdir(parents=True)
@@ -146,9 +186,24 @@ def create(
     if suite:
         (folder.directory / TASKS).symlink_to(suite)
         (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
-    lay_policy(recipe.policy, folder.policy, seed)
-    check_teachers(recipe.scorers, folder.learner().teacher, folder.policy)
+    for number, part in enumerate((folder, *folder.others())):
+        part.directory.mkdir(parents=True, exist_ok=True)
+        lay_policy(part.recipe.policy, part.policy, seed + number)
+        check_teachers(part.recipe.scorers, part.learner().teacher, part.policy)
     return folder
+
+
+def _require_one_group_size(folder: RunFolder) -> None:
+    """Raise Refused where policies of one rollout disagree on how many belong together."""
+    members = folder.learner().members
+    for other in folder.others():
+        found = other.learner().members
+        if found != members:
+            msg = (
+                f"policy {other.part!r} learns from groups of {found}, but rollouts come in groups "
+                f"of {members}, those of {folder.recipe.admitting()!r}; give both one group_size"
+            )
+            raise Refused(msg)
 
 
 def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
@@ -166,7 +221,11 @@ def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
 
 
 def load(directory: Path) -> RunFolder:
-    """Read a run's folder back; raises Refused where it is none."""
+    """Read a run's folder back, or that of one of its policies; raises Refused where it is none."""
+    if directory.parent.name == POLICIES and not (directory / RUN_FILE).exists():
+        others = {each.part: each for each in load(directory.parent.parent).others()}
+        if directory.name in others:
+            return others[directory.name]
     try:
         body = orjson.loads((directory / RUN_FILE).read_bytes())
         text = (directory / RECIPE_FILE).read_text()
@@ -179,21 +238,24 @@ def load(directory: Path) -> RunFolder:
 
 
 def all_of(state: Path) -> list[RunFolder]:
-    """Every run that has begun."""
-    return [load(path.parent) for path in sorted((state / "runs").glob(f"*/{RUN_FILE}"))]
+    """Every run that has begun, and each of its other policies."""
+    runs = [load(path.parent) for path in sorted((state / "runs").glob(f"*/{RUN_FILE}"))]
+    return [part for run in runs for part in (run, *run.others())]
 
 
 def find(state: Path, name: str) -> RunFolder:
     """A run by id or folder; raises Refused naming the nearest."""
     if Path(name).is_dir():
         return load(Path(name).absolute())
-    known = sorted(path.parent.name for path in (state / "runs").glob(f"*/{RUN_FILE}"))
+    if (state / "runs" / name / RUN_FILE).exists():
+        return load(state / "runs" / name)
+    known = {folder.name: folder for folder in all_of(state)}
     if name not in known:
         if not known:
             msg = f"no run {name!r}: there are none in {state / 'runs'}"
             raise Refused(msg)
         raise unknown("run", name, known)
-    return load(state / "runs" / name)
+    return known[name]
 
 
 def find_or_none(state: Path, name: str) -> RunFolder | None:

@@ -262,8 +262,8 @@ class Workshop:
             config,
             folder.run(),
             folder.draws(),
-            HeldOut(folder.heldout()),
-            folder.curators(),
+            None if folder.part else HeldOut(folder.heldout()),
+            () if folder.part else folder.curators(),
         )
 
     def training(self, name: str, folder: "RunFolder", stopping: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ from typing import cast
 
 from consumers.agents.fork import forking
 from consumers.agents.hosted import hosted
+from consumers.agents.solver_verifier import solver_verifier
 from consumers.agents.wishes import (
     Agent,
     CallModel,
@@ -65,6 +66,7 @@ SHIPPED: dict[str, Program] = {
     "single_turn": single_turn,
     "fork": forking(program_of),
     "hosted": hosted,
+    "solver_verifier": solver_verifier,
 }
 
 

@@ -115,12 +115,17 @@ def curve_of(history: History, run_id: str, rule: HeldOutRule | None) -> RunCurv
 
 
 def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
-    """Every optimiser step by run, and when it was written."""
+    """Every optimiser step by run, and when it was written.
+
+    Those of the other policies of a run go by their own names, which begin with the run's.
+    """
     steps: dict[str, list[tuple[TrainStep, int]]] = {}
     for record in read_all(history.log, [history.topics.train_steps]):
         with suppress(WireError):
             step = history.codec.decode(record.value, TrainStep)
-            steps.setdefault(step.run_id, []).append((step, record.timestamp_ms))
+            other = step.policy_id.startswith(f"{step.run_id}-")
+            name = step.policy_id if other else step.run_id
+            steps.setdefault(name, []).append((step, record.timestamp_ms))
     return steps
 
 

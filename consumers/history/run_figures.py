@@ -1,6 +1,7 @@
 """What a person watches while a run goes on: a fold of its records; no worker is asked."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from consumers.decode_in_order import decoded
@@ -39,6 +40,8 @@ class RunFigures:
     run_id: str
     scoring_id: str
     heldout: HeldOut
+    policy_id: str = ""
+    """Whose steps these are, of a run with several policies; empty: whoever's."""
     rollouts: int = 0
     model_calls: int = 0
     failed: int = 0
@@ -86,7 +89,8 @@ class RunFigures:
 
     def take_step(self, step: TrainStep) -> None:
         """Note one optimiser step; a step written twice is counted once."""
-        if step.run_id == self.run_id and step.version not in {s.version for s in self.steps[-8:]}:
+        ours = step.run_id == self.run_id and self.policy_id in ("", step.policy_id)
+        if ours and step.version not in {s.version for s in self.steps[-8:]}:
             self.steps.append(step)
 
     def held_out(self) -> list[tuple[int, float, int]]:
@@ -112,10 +116,15 @@ class RunReader:
     """Reads a run's records as they come."""
 
     def __init__(
-        self, history: History, figures: RunFigures, starts: dict[tuple[str, int], int]
+        self,
+        history: History,
+        figures: RunFigures,
+        starts: dict[tuple[str, int], int],
+        others: Iterable[RunFigures] = (),
     ) -> None:
+        """`others` are those of its other policies."""
         self.codec, self.topics = history.codec, history.topics
-        self.figures = figures
+        self.figures = (figures, *others)
         scored = {tp: at for tp, at in starts.items() if tp[0] == self.topics.scored}
         self.reader = history.log.reader([self.topics.scored, self.topics.train_steps], scored)
 
@@ -125,8 +134,10 @@ class RunReader:
         for record in records:
             if record.topic == self.topics.train_steps:
                 step = decoded(self.codec, record, TrainStep)
-                if step is not None:
-                    self.figures.take_step(step)
+                for figures in self.figures:
+                    if step is not None:
+                        figures.take_step(step)
             elif (scored := decoded(self.codec, record, ScoredTrajectory)) is not None:
-                self.figures.take_scored(scored, record.timestamp_ms, now)
+                for figures in self.figures:
+                    figures.take_scored(scored, record.timestamp_ms, now)
         return len(records)

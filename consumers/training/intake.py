@@ -73,7 +73,23 @@ class Intake:
             if self.evaluations.reached:
                 self.evaluations.ask(self.learner.version)
             self.curriculum.hear(scored)
+            self._learn_of_draw(scored)
             self.buffer.offer(scored, record.partition, record.offset)
+
+    def _learn_of_draw(self, scored: ScoredTrajectory) -> None:
+        """Who does not admit hears of draws by what comes of them; all below were published too."""
+        request = scored.trajectory.request
+        if self.run.admits or request is None or request.purpose != "train":
+            return
+        draw = draw_of(self.run.run_id, request.group_id)
+        if draw < self.accounts.low or request.run_id != self.run.run_id:
+            return
+        known, size = draw < self.accounts.next_draw, request.group_size
+        if known and size >= self.curriculum.group_size:
+            return
+        # A made-up number would be waited for; the ids of a draw's members cannot be.
+        if request.rollout_id in self.curriculum.draws.ids(draw):
+            self.accounts.published(draw, size)
 
     def _named(self, record: Record) -> ScoredTrajectory | None:
         """Whose end an unreadable record is; where it does not say, it may be anybody's."""

@@ -20,6 +20,7 @@ from consumers.training.announcement import Announcements
 from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
+from consumers.training.other_policies import OtherPolicies
 from consumers.training.resumption import RunLog
 from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
@@ -31,6 +32,7 @@ from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
 from schemas.errors import BatchFailed, Unavailable, Unfit
+from schemas.messages import RolloutRequest
 from schemas.topics import Topics
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
@@ -81,6 +83,7 @@ class Trainer:
         self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
         self._idle_since = self._batch_at = self.clock()
         self.balance = StepBalance(self.clock)
+        self.others = OtherPolicies(self.log, self.codec, self.topics, self.run, self.clock)
         self._resume()
         self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
@@ -99,7 +102,7 @@ class Trainer:
         if held is not None and latest.path is not None:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
         self.accounts = known.accounts
-        self.evaluations = Evaluations(self.heldout, self.submitter.publish, known.evaluations)
+        self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
         highest = announced.highest_version
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
         self.intake = self._intake(held, abandoned)
@@ -109,11 +112,12 @@ class Trainer:
             known.asked_from,
         )  # fmt: skip
         self.saver.begin(held, announced)
-        self.submitter.publish(*known.unfinished)
         for draw in range(self.accounts.next_draw, known.highest_draw + 1):
             size = len(self.curriculum.group(draw))
             self.accounts.published(draw, size, self._begun_under())
-        self.cancels.ask(self.accounts.losers(), REDUNDANT)
+        if self.run.admits:
+            self.submitter.publish(*known.unfinished)
+            self.cancels.ask(self.accounts.losers(), REDUNDANT)
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
         """What comes goes here: as a checkpoint left it, or empty; it loads the learner too."""
@@ -121,6 +125,7 @@ class Trainer:
             self.config.curation(self.run.run_id, self.run.policy_id, abandoned),
             vocabulary=self.learner.vocabulary,
             context=self.learner.context,
+            joins=not self.run.admits,
         )
         scored, marks = self.topics.scored, held.consumed if held else ()
         consumption = Consumption(scored, marks, self.log.topic_id(scored))
@@ -154,13 +159,16 @@ class Trainer:
 
     def _turn(self) -> int:
         self.saver.save_trained()
+        self.others.follow()
         self._evaluate_if_due()
         records = len(self._unread)
         while self._unread:
             self.intake.offer(self._unread[0])
             self._unread.popleft()
         self.intake.note_dropped()
-        self.cancels.ask(self.buffer.losers(), REDUNDANT)
+        losers = self.buffer.losers()
+        if self.run.admits:
+            self.cancels.ask(losers, REDUNDANT)
         self.curriculum.settle(self.accounts.low)
         self._say_if_forced()
         admitted = self.admit()
@@ -208,7 +216,8 @@ class Trainer:
         return self.evaluations.reached or 0 < self.run.steps <= self.learner.steps_done
 
     def _evaluate_if_due(self) -> None:
-        if self.evaluations.due(self.learner.steps_done) or self._stopped():
+        due = self.evaluations.due(self.learner.steps_done) or self._stopped()
+        if due and self.others.all_there():
             self.evaluations.ask(self.learner.version)
 
     def _before_training(self) -> bool:
@@ -236,17 +245,28 @@ class Trainer:
 
     def admit(self) -> int:
         """Publish as many whole groups as the rule grants; return how many."""
-        if self._stopped() or self._before_training():
+        if not self.run.admits or self._stopped() or self._before_training():
+            return 0
+        if not self.others.all_there():
             return 0
         done = self.learner.steps_done
         accepted = done * self.run.rule.batch + self.accounts.taken()
-        groups = self.run.rule.grant(done, accepted, self.running())
+        groups = self.others.granted(
+            self.run.rule.grant(done, accepted, self.running()),
+            self.config.groups_per_step,
+            done,
+            self.running(),
+        )
         for _ in range(groups):
             draw = self.accounts.next_draw
             group = self.curriculum.next_group(draw, self.learner.version)
             self.submitter.publish(*group)
             self.accounts.published(draw, len(group), self._begun_under())
         return groups
+
+    def _ask_pinned(self, *requests: RolloutRequest) -> None:
+        """Ask for evaluations, of the versions that other policies have now."""
+        self.submitter.publish(*map(self.others.pinned, requests))
 
     def _begun_under(self) -> int | None:
         """The newest version, where running groups are waited for by it."""
@@ -262,7 +282,12 @@ class Trainer:
             log.warning("group_forced_through", why=why, **dropped)
 
     def _give_up(self) -> None:
-        """Wait no longer for rollouts that can only have come unreadable."""
+        """Wait no longer for rollouts that can only have come unreadable.
+
+        Who does not admit does not know all that is in the air.
+        """
+        if not self.run.admits:
+            return
         if self._stopped() or self._before_training():
             waits = not self.evaluations.complete(self.learner.version)
         else:

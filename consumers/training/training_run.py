@@ -1,7 +1,7 @@
 """What one training run is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from consumers.log.protocols import TopicPartition
@@ -24,6 +24,12 @@ class TrainingRun:
     """How many rollouts may be in the air."""
     steps: int = 0
     """No rollouts are admitted beyond this many steps; 0 is without end."""
+    admits: bool = True
+    """Whether its trainer asks for the rollouts; of several policies in a rollout one does."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """The other policies that its rollouts are sampled from, and how many steps each takes."""
+    barrier: bool = False
+    """Whether new rollouts wait until all policies stand at the same step."""
 
     @property
     def checkpoints(self) -> Path:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.environment import make_environment
-from sandbox.scorers import ScorerSpec, check_scorer, environment_return, reasoning_gym, score
+from sandbox.scorers import (
+    ScorerSpec,
+    check_scorer,
+    environment_return,
+    reasoning_gym,
+    score,
+    verdict_right,
+)
 from schemas.errors import Refused
 from schemas.messages import (
     Message,
@@ -178,6 +185,38 @@ def test_an_answer_is_graded_anew_whatever_the_environment_said() -> None:
     assert reasoning_gym(right) == 1.0
     assert reasoning_gym(wrong) < 0.1
     assert judged(right, ScorerSpec("reasoning_gym")).total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict", "right"),
+    [
+        ("EXPECTED", "Yes", 1.0),
+        ("EXPECTED", " no ", 0.0),
+        ("nonsense", "No", 1.0),
+        ("nonsense", "yes", 0.0),
+        ("EXPECTED", "maybe", 0.0),
+        ("nonsense", "", 0.0),
+    ],
+)
+def test_a_verdict_is_right_where_it_says_what_the_entry_says(
+    first: str, verdict: str, right: float
+) -> None:
+    task = question("syllogism", 5)
+    environment = make_environment(task.environment, task.environment_config)
+    environment.open(task.seed)
+    expected = str(environment.step("?").info["expected"])
+    told = json.dumps({"first": first.replace("EXPECTED", expected), "verdict": verdict})
+
+    assert verdict_right(replace(trajectory(task=task), result=told)) == right
+
+
+@pytest.mark.parametrize("result", ["", "[]", "{}", '{"first": 3}', "not json"])
+def test_a_rollout_that_tells_no_verdict_has_none_to_judge(result: str) -> None:
+    task = question("syllogism", 5)
+
+    scored = judged(replace(trajectory(task=task), result=result), ScorerSpec("verdict_right"))
+
+    assert scored.total is None
 
 
 @pytest.mark.parametrize("dataset", ["chain_sum", "prime_factorization", "boxnet", "syllogism"])

@@ -9,7 +9,7 @@ from schemas.messages import ScoredTrajectory
 from tests.support.scored_trajectories import CURATION, scored, sequence
 from trainer.curation import Buffer
 from trainer.drops import Tally
-from trainer.samples import LIMITS, judge
+from trainer.samples import LIMITS, UNASKED, judge
 
 ADMITTING = replace(CURATION, needs_group=False, admits_limits=LIMITS)
 
@@ -76,3 +76,23 @@ def test_what_an_earlier_release_dropped_is_counted_under_the_names_of_now() -> 
     buffer.restore((), {"unknown_token": Tally(2, 8), "vocabulary": Tally(1, 1)})
 
     assert buffer.drops() == {"vocabulary": Tally(3, 9)}
+
+
+def test_a_policy_that_joins_does_not_wait_for_tokens_it_was_not_asked_for() -> None:
+    joining = replace(CURATION, policy_id="verifier", joins=True, needs_group=False)
+    asked = scored("a", group="g", group_size=2, policies=("verifier",))
+    unasked = scored("b", group="g", group_size=2)
+    failed = scored("c", group="h", group_size=1, status="failed")
+
+    assert judge(unasked, 0, 0, joining).reason == UNASKED
+    assert judge(unasked, 0, 0, replace(joining, joins=False)).reason == "other_policy"
+    assert judge(failed, 0, 0, joining).reason == "failed"
+    buffer = Buffer(joining)
+    for number, each in enumerate((asked, unasked, failed)):
+        buffer.offer(each, 0, number)
+    taken = buffer.take(1, 0)
+    assert taken is not None
+    assert [sample.scored.trajectory.rollout_id for sample in taken] == ["a"]
+    assert {reason: tally.count for reason, tally in buffer.drops().items()} == {
+        "failed": 1, UNASKED: 1,
+    }  # fmt: skip

@@ -1,12 +1,15 @@
 """Recipes: what a run would ask for is refused before anything is started."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from compose.runs import run_folder
 from compose.runs.recipe import load_recipe, parse_recipe
 from schemas.errors import Refused
 from tests.support.tiny_run import RECIPE
+from tests.support.two_policies import RECIPE as PAIR
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,62 @@ def test_a_recipe_names_a_box_that_can_be_had(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="unknown box 'lokal'; did you mean 'local'"):
         load_recipe(str(file))
+
+
+def test_each_of_several_policies_has_a_learner_and_scorers_of_its_own() -> None:
+    recipe = parse_recipe(PAIR, "pair")
+
+    verifier = recipe.of("verifier")
+    assert (recipe.admitting(), recipe.others()) == ("solver", ("verifier",))
+    assert (recipe.scorers, recipe.scoring_id) == (["environment_return"], "environment_return")
+    assert verifier.scorers == ["tests.support.two_policies:agrees"]
+    assert (verifier.learner["lr"], "lr" in recipe.learner) == (2e-3, False)
+    assert verifier.learner["group_size"] == recipe.learner["group_size"] == 2
+    asked = json.loads(recipe.template("run", "run").agent_config)
+    assert asked == {"policies": {"solver": "run", "verifier": "run-verifier"}}
+
+
+def test_a_share_of_a_reward_is_a_weight_of_its_scorer() -> None:
+    text = PAIR.replace("admits = true", 'admits = true\nshare = 0.5\nscorers = ["a:b", "c:d*-2"]')
+
+    assert parse_recipe(text, "pair").scorers == ["a:b*0.5", "c:d*-1"]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "complaint"),
+    [
+        ("[learner]\n", "[policy]\n[learner]\n", "give either [policy] or at least two"),
+        ("scorers = [", "admits = true\nscorers = [", "policies verifier, solver admit"),
+        ("admits = true", "admit = true", "'policies.solver.admits'"),
+        ("[policies.solver]\n", "[policies.Solver]\n", "policies.Solver"),
+        ("admits = true", "admits = true\nlearner = { group_size = 4 }", "groups of 2"),
+    ],
+)
+def test_policies_that_do_not_fit_together_are_refused(
+    tmp_path: Path, good: str, bad: str, complaint: str
+) -> None:
+    text = PAIR.replace(good, bad, 1)
+
+    with pytest.raises(Refused) as refused:
+        run_folder.create(tmp_path, parse_recipe(text, "pair"), text, seed=1)
+
+    assert complaint in str(refused.value)
+
+
+def test_a_recipe_without_a_policy_is_refused() -> None:
+    with pytest.raises(Refused, match=r"policy is missing; give \[policy\]"):
+        parse_recipe(RECIPE.partition("[policy]")[0], "tiny")
+
+
+def test_the_folder_of_another_policy_is_found_by_its_name(tmp_path: Path) -> None:
+    folder = run_folder.create(tmp_path, parse_recipe(PAIR, "pair"), PAIR, seed=1, run_id="r")
+    body = {"run_id": "r", "policy_id": "r", "seed": 1, "starts": []}
+    (folder.directory / run_folder.RUN_FILE).write_text(json.dumps(body))
+
+    [other] = folder.others()
+    assert (other.policy_id, other.admitting_id, other.root) == ("r-verifier", "r", folder.root)
+    assert run_folder.find(tmp_path, "r-verifier") == run_folder.load(other.directory) == other
+    assert [each.name for each in run_folder.all_of(tmp_path)] == ["r", "r-verifier"]
+    assert (other.policy / "config.json").is_file()
+    with pytest.raises(Refused, match="did you mean 'r-verifier'"):
+        run_folder.find(tmp_path, "r-verifie")

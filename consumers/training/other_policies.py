@@ -1,0 +1,91 @@
+"""The other policies of a run, as the trainer that admits sees them: their steps and versions.
+
+All it knows comes from `policy.versions`, so no trainer asks another, and any of them may be away.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from consumers.decode_in_order import decoded
+from consumers.log.protocols import Log, Record
+from consumers.training.training_run import TrainingRun
+from schemas.bounds import VERSIONS_END
+from schemas.codec import Codec
+from schemas.messages import PolicyVersion, RolloutRequest
+from schemas.topics import Topics
+
+STARVED_S = 20.0
+"""So long nothing may be in the air at a closed barrier: then one batch more is let through."""
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class OtherPolicies:
+    """Where each of them stands; with a barrier, whether new rollouts may begin."""
+
+    log: Log
+    codec: Codec
+    topics: Topics
+    run: TrainingRun
+    clock: Callable[[], float]
+    steps: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    _closed_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.reader = self.log.reader([self.topics.versions]) if self.run.others else None
+
+    def follow(self) -> None:
+        """Take in what was announced since; raises Unavailable."""
+        while self.reader is not None and (records := self.reader.poll(0.0)):
+            for record in records:
+                self._take(record)
+
+    def _take(self, record: Record) -> None:
+        policy_id = (record.key or b"").decode(errors="replace")
+        if policy_id not in self.run.others or record.value is None:
+            return
+        announced = decoded(self.codec, record, PolicyVersion)
+        if announced and announced.run_id == self.run.run_id and announced.version < VERSIONS_END:
+            self.steps[policy_id] = announced.step
+            self.versions[policy_id] = announced.version
+
+    def all_there(self) -> bool:
+        """Whether each of them has weights that somebody can serve."""
+        return self.versions.keys() >= self.run.others.keys()
+
+    def granted(self, groups: int, batch: int, step: int, running: int) -> int:
+        """How many of so many granted groups may begin while our own policy stands at a step.
+
+        `running` are in the air, `batch` groups make a step. A policy that waits for a batch which
+        no rollout in the air can fill would wait for ever: after `STARVED_S` with none in the air
+        one more batch begins.
+        """
+        if not self.run.barrier or self._level(step):
+            self._closed_since = None
+            return groups
+        now = self.clock()
+        if running or self._closed_since is None:
+            self._closed_since = now
+        if now - self._closed_since < STARVED_S:
+            return 0
+        self._closed_since = None
+        log.warning("barrier_opened_for_a_batch", step=step, others=dict(self.steps))
+        return batch
+
+    def _level(self, step: int) -> bool:
+        """Whether all stand where we do, or have taken their last step."""
+        stands = {policy_id: self.steps.get(policy_id, 0) for policy_id in self.run.others}
+        return all(
+            at == step or 0 < last <= at
+            for at, last in (
+                (stands[policy_id], last) for policy_id, last in self.run.others.items()
+            )
+        )
+
+    def pinned(self, request: RolloutRequest) -> RolloutRequest:
+        """The same, answered by the version that each of them has now."""
+        return replace(request, policy_versions=dict(self.versions)) if self.versions else request

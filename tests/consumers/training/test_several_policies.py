@@ -1,0 +1,166 @@
+"""Two policies in one rollout: each trains on its own tokens, one of them asks for the rollouts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consumers.audit.audit import audit
+from consumers.training.other_policies import STARVED_S, OtherPolicies
+from consumers.training.training_run import TrainingRun
+from producers.admission import AdmissionRule
+from schemas.messages import PolicyVersion, RolloutRequest, Task, Trajectory, WeightsFile
+from schemas.packed import pack_ids
+from tests.support.rig import Rig, source_of
+from tests.support.two_policies import Pair
+from trainer.samples import versions_of
+
+
+def done(pair: Pair, steps: int) -> Callable[[], bool]:
+    return lambda: all(len(pair.steps(part)) >= steps for part in pair.parts)
+
+
+def test_both_learn_from_the_same_rollouts_each_from_its_own_tokens(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    solver, verifier = (pair.trainer(part) for part in pair.parts)
+
+    pair.train(solver, verifier, until=lambda: solver.done() and verifier.done())
+
+    pair.close()
+    assert [s.step for s in pair.steps(pair.folder)] == [1, 2]
+    assert [s.step for s in pair.steps(pair.other)] == [1, 2]
+    both = {pair.folder.policy_id, pair.other.policy_id}
+    ends = pair.read(pair.topics.trajectories, Trajectory)
+    trained = [each for each in ends if each.request.purpose == "train"]
+    assert {each.status for each in trained} == {"finished"}
+    assert {frozenset(each.policies) for each in trained} == {frozenset(both)}
+    told = pair.steps(pair.other)[0].metrics
+    # One token a verdict; the solver's answers are in the same rollouts, and not the verifier's.
+    assert told["tokens"] == told["trajectories"] == 4
+    assert audit(pair.shop, drained=True).breaches == []
+    # Held-out rollouts are answered by the version that each of them had.
+    asked = [each for each in ends if each.request.purpose == "evaluate"]
+    assert len(asked) == 2
+    for each in asked:
+        [(name, pinned)] = each.request.policy_versions.items()
+        index = each.policies.index(name)
+        assert name == pair.other.policy_id
+        assert versions_of(each.sequences, index) == {pinned}
+
+
+def test_trainers_and_a_server_that_are_replaced_go_on_where_they_stood(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    solver, verifier = (pair.trainer(part) for part in pair.parts)
+    pair.train(solver, verifier, until=done(pair, 1))
+
+    # When both trainers and the verifier's server are gone, in the middle of it all
+    solver, verifier = (pair.trainer(part) for part in pair.parts)
+    source_of(pair.loops[pair.other.name]).kill()
+    pair.loops[pair.other.name] = pair.server(pair.other)
+    pair.train(solver, verifier, until=lambda: solver.done() and verifier.done())
+
+    pair.close()
+    for part in pair.parts:
+        assert [step.step for step in pair.steps(part)] == [1, 2]
+    versions = [
+        (each.policy_id, each.version) for each in pair.read(pair.topics.versions, PolicyVersion)
+    ]
+    assert len(versions) == len(set(versions)) == 6
+    assert audit(pair.shop, drained=True).breaches == []
+
+
+def test_no_rollout_begins_before_every_policy_has_weights(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    solver = pair.trainer(pair.folder)
+
+    for _ in range(5):
+        pair.turn(solver)
+    assert pair.log.all(pair.topics.requests) == []
+
+    verifier = pair.trainer(pair.other)
+    pair.train(solver, verifier, until=done(pair, 1))
+    pair.close()
+
+
+class Waits:
+    """The barrier of a run beside two others, one of which takes four steps."""
+
+    def __init__(self, *, barrier: bool = True) -> None:
+        self.rig, self.now = Rig(), 0.0
+        rule = AdmissionRule(2, 8, 100, 4)
+        others = {"run-a": 0, "run-b": 4}
+        run = TrainingRun(
+            "run", "run", Path(), {}, "s", rule, others=others, barrier=barrier
+        )  # fmt: skip
+        rig = self.rig
+        self.others = OtherPolicies(rig.log, rig.codec, rig.topics, run, lambda: self.now)
+
+    def announce(self, policy_id: str, step: int, run_id: str = "run", version: int = 7) -> None:
+        weights = WeightsFile("", "", 0, "", step)
+        record = PolicyVersion(
+            policy_id, version, -1, run_id, step, "", weights, pack_ids([1]), b""
+        )  # fmt: skip
+        self.rig.write(self.rig.topics.versions, policy_id, record, 0)
+        self.others.follow()
+
+    def granted(self, step: int, running: int = 0) -> int:
+        return self.others.granted(5, 2, step, running)
+
+
+def test_rollouts_wait_until_all_policies_stand_at_the_same_step() -> None:
+    waits = Waits()
+    waits.announce("run-a", 1)
+    waits.announce("run-b", 0)
+    assert waits.granted(1, running=3) == 0
+
+    waits.announce("run-b", 1)
+    assert waits.granted(1) == 5
+    assert (waits.granted(0), waits.granted(2)) == (0, 0)
+
+
+def test_who_has_taken_its_last_step_holds_nobody() -> None:
+    waits = Waits()
+    waits.announce("run-a", 9)
+    waits.announce("run-b", 4)
+
+    assert waits.granted(9) == 5
+
+
+def test_without_a_barrier_each_moves_alone() -> None:
+    waits = Waits(barrier=False)
+
+    assert waits.granted(9, running=3) == 5
+
+
+def test_a_policy_that_starves_at_the_barrier_is_let_have_one_batch() -> None:
+    waits = Waits()
+    waits.announce("run-a", 1)
+    waits.announce("run-b", 0)
+
+    for waits.now in (0.0, STARVED_S / 2):
+        assert waits.granted(1, running=1) == 0
+    waits.now = STARVED_S * 1.4
+    assert waits.granted(1) == 0
+    waits.now = STARVED_S * 1.6
+    assert waits.granted(1) == 2
+    assert waits.granted(1) == 0
+
+
+@pytest.mark.parametrize(("policy_id", "run_id"), [("run-c", "run"), ("run-a", "another")])
+def test_what_is_announced_of_anybody_else_says_nothing(policy_id: str, run_id: str) -> None:
+    waits = Waits()
+
+    waits.announce(policy_id, 3, run_id)
+    waits.rig.log.append(waits.rig.topics.versions, b"run-a", b"rubbish", 0)
+    waits.others.follow()
+    waits.announce("run-a", 3, version=2**31 - 1)
+
+    assert (waits.others.steps, waits.others.all_there()) == ({}, False)
+    request = RolloutRequest("r", Task())
+    assert waits.others.pinned(request) is request
+    waits.announce("run-a", 3)
+    waits.announce("run-b", 3)
+    assert waits.others.all_there()
+    pinned = replace(request, policy_versions={"run-a": 7, "run-b": 7})
+    assert waits.others.pinned(request) == pinned

@@ -7,7 +7,15 @@ import subprocess
 from hashlib import sha256
 from pathlib import Path
 
-from sandbox.boxes.image_store import BuiltImage, built, clear_disk, directory, is_built, seal
+from sandbox.boxes.image_store import (
+    MAKING,
+    BuiltImage,
+    built,
+    clear_disk,
+    directory,
+    is_built,
+    seal,
+)
 from schemas.errors import Refused
 
 BASE = "base"
@@ -21,7 +29,7 @@ def build_base() -> BuiltImage:
     if is_built(BASE):
         return built(BASE)
     _check_host()
-    making = directory() / f".making-{secrets.token_hex(4)}"
+    making = directory() / f"{MAKING}{secrets.token_hex(4)}"
     try:
         (making / "tree/etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
         # Whoever loses it in a power cut makes another.

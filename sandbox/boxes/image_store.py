@@ -23,6 +23,8 @@ DIRECTORY = "ROLLCALL_IMAGES"
 ROOTS = Path("/var/lib/rollcall/images")
 LAYERS = "layers"
 RECORD = "image.json"
+MAKING = ".making-"
+"""Begins the names of folders in which something is made."""
 IN_USE_S = 86_400.0
 """A box lives no longer: what was used in this time may be in one."""
 
@@ -125,15 +127,19 @@ def seal(making: Path, image: BuiltImage, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.parent.chmod(0o755)
     if not (place / RECORD).is_file():
+        shutil.rmtree(place, ignore_errors=True)  # whoever removed it came half-way
         making.rename(place)
 
 
 def collect(keep_bytes: int, older_than_s: float) -> tuple[list[BuiltImage], list[BuiltImage]]:
     """Remove what was not used for so long, and the longest unused of what is too much.
 
-    What an image stands on stays as long as it. Returns what was removed, and what would have been
-    but may be in use.
+    What an image stands on stays as long as it. What was half made when its builder was killed goes
+    too. Returns what was removed, and what would have been but may be in use.
     """
+    for half_made in directory().glob(f"{MAKING}*"):
+        if time.time() - half_made.stat().st_mtime > IN_USE_S:
+            shutil.rmtree(half_made, ignore_errors=True)
     left = _longest_unused()
     removed, in_use = list[BuiltImage](), list[BuiltImage]()
     size = sum(each.size_bytes for each in left)

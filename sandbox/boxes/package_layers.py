@@ -18,6 +18,7 @@ from pathlib import Path
 from sandbox.boxes.image_python import ImagePython, image_python
 from sandbox.boxes.image_store import (
     LAYERS,
+    MAKING,
     RECORD,
     BuiltImage,
     built,
@@ -112,7 +113,7 @@ def _make_image(making: Path, image: BuiltImage) -> None:
 @contextmanager
 def _making() -> Iterator[Path]:
     """A folder where whatever is half made is removed in the end."""
-    making = directory() / f".making-{secrets.token_hex(4)}"
+    making = directory() / f"{MAKING}{secrets.token_hex(4)}"
     making.mkdir(parents=True)
     making.chmod(0o755)
     try:

@@ -170,6 +170,18 @@ def test_what_an_image_stands_on_goes_after_it(store: Path) -> None:
     assert ([each.name for each in removed], [each.name for each in in_use]) == (["l1"], ["base"])
 
 
+def test_what_was_left_half_made_or_half_removed_is_in_nobodys_way(store: Path) -> None:
+    for name, days in (("old", 2), ("new", 0)):
+        (store / f".making-{name}" / "tree").mkdir(parents=True)
+        os.utime(store / f".making-{name}", (time.time() - days * DAY_S,) * 2)
+    (store / "wordy" / "tree").mkdir(parents=True)
+    wheel(store, "words")
+
+    collect(1 << 40, 100 * DAY_S)
+    assert [path.name for path in store.glob(".making-*")] == [".making-new"]
+    assert (build_packages("wordy", "base", ["words"]).tree / PACKAGES / "words.py").is_file()
+
+
 def lay(place: Path, image: BuiltImage, days: float) -> None:
     place.mkdir(parents=True, exist_ok=True)
     fields = {name: getattr(image, name) for name in image.__slots__ if name != "place"}

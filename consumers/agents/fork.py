@@ -5,7 +5,9 @@ and nobody is asked; where the parent's environment showed something, the same w
 live, and what it shows must be what was recorded: so an environment is rebuilt by stepping it. From
 the first position on of which nothing is recorded, every wish is the parent's program's own. The
 first live call of a conversation carries the recorded tokens as they are (`Begun`): they are read,
-not sampled, so nothing of the parent is trained on under the fork.
+not sampled, so nothing of the parent is trained on under the fork. A continuation goes on with a
+rollout that was cancelled: its tokens come along as they were sampled, with their log-probabilities
+and versions, and what its parent has used of the limits is used.
 
 All of it is in the request's `agent_config`: the fork's own journal tells its whole story.
 """
@@ -26,15 +28,17 @@ from consumers.agents.wishes import (
     CallModel,
     Completed,
     EnvironmentAnswer,
+    Finish,
     ModelAnswer,
     Program,
+    Recalled,
     Reset,
     Step,
     Task,
     WishFailed,
 )
 from schemas.errors import ProgramFailed
-from schemas.messages import Message
+from schemas.messages import Message, Sampling
 
 if TYPE_CHECKING:
     from random import Random
@@ -52,6 +56,9 @@ class Said:
     added_ids: bytes
     token_ids: bytes
     stopped_by: str = ""
+    logprobs: bytes = b""
+    """As `versions`, of the sampled tokens: only in a continuation."""
+    versions: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,9 @@ class Missed:
 
 
 Recorded = Said | Saw | Missed
+PACKED = ("added_ids", "token_ids", "logprobs", "versions")
+LATER = ("stopped_by", "logprobs", "versions")
+"""What older readers do not know, and is left out where it is empty."""
 KINDS: Mapping[str, Callable[..., Recorded]] = {"said": Said, "saw": Saw, "missed": Missed}
 
 
@@ -92,13 +102,16 @@ class Past:
     """By position, all below the first that is live."""
     order: tuple[int, ...] = ()
     """Their positions as they came in the log, where that is another order."""
+    continues: bool = False
+    """Whether it is the same rollout that goes on, within the limits of its request."""
 
     def config(self) -> str:
         """As the request's `agent_config`."""
         recorded = [{"kind": type(each).__name__.lower(), **_plain(each)} for each in self.recorded]
         config = asdict(self) | {"recorded": recorded}
-        if not self.order:  # which older readers do not know
-            del config["order"]
+        for key in ("order", "continues"):
+            if not config[key]:  # which older readers do not know
+                del config[key]
         return json.dumps(config, separators=(",", ":"))
 
     @classmethod
@@ -107,7 +120,7 @@ class Past:
         recorded = []
         for each in config["recorded"]:
             fields = {
-                key: b64decode(value) if key.endswith("_ids") else value
+                key: b64decode(value) if key in PACKED else value
                 for key, value in each.items()
                 if key != "kind"
             }
@@ -118,8 +131,9 @@ class Past:
 
 def _plain(recorded: Recorded) -> dict[str, Any]:
     values = asdict(recorded)
-    if not values.get("stopped_by"):  # which older readers do not know
-        values.pop("stopped_by", None)
+    for key in LATER:
+        if not values.get(key):
+            values.pop(key, None)
     return {
         key: b64encode(value).decode() if isinstance(value, bytes) else value
         for key, value in values.items()
@@ -134,13 +148,16 @@ def forking(program_of: Callable[[str], Program]) -> Program:
         past = Past.of(task.config)
         own = cache(partial(_seeded, task, past.rng_seed))
         given = replace(task, agent_config=past.agent_config, drawn=own)
-        replay = Replay(past)
+        replay = Replay(past, task)
         with closing(program_of(past.program)(given)) as agent:
             go_on: Callable[[], Any] = partial(next, agent)
             while True:
                 try:
                     wished = go_on()
                 except StopIteration:
+                    wished = Finish()
+                if isinstance(wished, Finish):
+                    yield replace(wished, recalled=(*wished.recalled, *replay.recalled()))
                     return
                 answer = yield from replay.answer(wished)
                 single = not isinstance(wished, list | tuple)
@@ -161,9 +178,46 @@ class _ParentSequence:
 
     policy_id: str | None
     messages: list[Message]
-    ids: bytes
+    tokens: Begun
+    """All of them; how many messages they are is not looked at."""
     tools: str | None
     """Those that its policy was told of where it began."""
+
+    def take(self, said: Said, sampling: Sampling) -> None:
+        """Extend it by what an answer has added, sampled as it was where that is recorded."""
+        self.tokens = _extended(self.tokens, said.added_ids)
+        if said.logprobs:
+            self.tokens = _extended(self.tokens, said.token_ids, said)
+            self.tokens = replace(self.tokens, samplings=(*self.tokens.samplings, sampling))
+        else:
+            self.tokens = _extended(self.tokens, said.token_ids)
+
+    def begun(self, messages: int) -> Begun:
+        """What a call begins with that goes on after so many messages."""
+        if 1 in self.tokens.mask:
+            return replace(self.tokens, messages=messages)
+        return Begun(messages, self.tokens.ids)
+
+
+def _extended(tokens: Begun, ids: bytes, said: Said | None = None) -> Begun:
+    count = len(ids) // 4
+    mask, logprobs, versions = bytes(count), bytes(4 * count), b"\xff" * (4 * count)
+    if said is not None:
+        mask, logprobs, versions = b"\1" * count, said.logprobs, said.versions
+    return replace(
+        tokens,
+        ids=tokens.ids + ids,
+        mask=tokens.mask + mask,
+        logprobs=tokens.logprobs + logprobs,
+        versions=tokens.versions + versions,
+    )
+
+
+def _whole(begun: Begun | None) -> Begun:
+    """What a conversation began with, its mask and the rest written out."""
+    if begun is None:
+        return Begun(0, b"")
+    return begun if begun.mask else _extended(Begun(0, b""), begun.ids)
 
 
 class Completions:
@@ -214,11 +268,15 @@ class Replay:
     """Answers the parent's program: from the record, or by asking for it live."""
 
     past: Past
+    task: Task
     recorded: dict[int, Recorded] = field(init=False)
     position: int = 0
     """The parent's own, for what is answered from the record takes none of the fork's."""
     conversations: dict[int, _ParentSequence] = field(default_factory=dict)
     completions: Completions = field(init=False)
+    calls: int = 0
+    """All of the parent's program, recorded and live; so are the tokens."""
+    sampled: int = 0
 
     def __post_init__(self) -> None:
         self.recorded = {each.position: each for each in self.past.recorded}
@@ -231,7 +289,7 @@ class Replay:
         single = not isinstance(wished, list | tuple)
         wishes = [wished] if single else wished
         if not wishes or not all(isinstance(wish, WISHES) for wish in wishes):
-            return (yield wished)  # the end, or rubbish, which the fold refuses
+            return (yield wished)  # rubbish, which the fold refuses
         first, self.position = self.position, self.position + len(wishes)
         asked = dict(enumerate(wishes, first))
         answers = {
@@ -277,20 +335,23 @@ class Replay:
         message = Message("assistant", recorded.text, recorded.tool_calls)
         if wish.sampling and not wish.sampling.max_tokens:  # it extended no conversation
             return ModelAnswer(message, recorded.finish_reason, stopped_by=recorded.stopped_by)
-        begun = wish.begun.ids if wish.begun else b""
         known = self.conversations.setdefault(
-            recorded.sequence, _ParentSequence(wish.policy_id, [], begun, _told_first(wish))
+            recorded.sequence,
+            _ParentSequence(wish.policy_id, [], _whole(wish.begun), _told_first(wish)),
         )
         if list(wish.messages[: len(known.messages)]) != known.messages:
             raise _diverged(position, "its program tells another conversation than then")
         known.messages = [*wish.messages, message]
-        known.ids += recorded.added_ids + recorded.token_ids
+        known.take(recorded, wish.sampling or self.task.sampling)
+        self.calls, self.sampled = self.calls + 1, self.sampled + len(recorded.token_ids) // 4
         return ModelAnswer(message, recorded.finish_reason, stopped_by=recorded.stopped_by)
 
     def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
         """The wish as it is made; a call that extends a recorded conversation brings its tokens."""
         if not isinstance(wish, CallModel):
             return wish
+        if self.past.continues:
+            wish = self._within_limits(wish)
         fitting = [
             (len(known.messages), sequence)
             for sequence, known in self.conversations.items()
@@ -300,11 +361,36 @@ class Replay:
         if not fitting or (wish.begun and wish.begun.messages >= length):
             return wish
         # From here on the rollout has this conversation itself.
-        return replace(wish, begun=Begun(length, self.conversations.pop(sequence).ids))
+        return replace(wish, begun=self.conversations.pop(sequence).begun(length))
+
+    def _within_limits(self, wish: CallModel) -> CallModel:
+        """The call as its rollout may make it, had it not been cancelled; raises ProgramFailed."""
+        self.calls += 1
+        task, how = self.task, wish.sampling or self.task.sampling
+        if self.calls > task.max_turns:
+            msg = f"the program asked for more than {task.max_turns} model calls"
+            raise ProgramFailed("turn_limit", msg)
+        if not task.max_tokens or not how.max_tokens:
+            return wish
+        left = task.max_tokens - self.sampled
+        if left <= 0:
+            msg = f"the attempt has sampled all its {task.max_tokens} tokens"
+            raise ProgramFailed("token_limit", msg)
+        return replace(wish, sampling=replace(how, max_tokens=min(left, how.max_tokens)))
+
+    def recalled(self) -> list[Recalled]:
+        """Recorded conversations of a continuation that no live call has gone on with."""
+        return [
+            Recalled(known.policy_id, known.messages, known.begun(len(known.messages)))
+            for known in self.conversations.values()
+            if 1 in known.tokens.mask
+        ]
 
     def _compare(self, position: int, wish: object, answer: object) -> None:
         """Raise ProgramFailed where the past shows itself otherwise than it was."""
         recorded = self.recorded.get(position)
+        if isinstance(answer, ModelAnswer):
+            self.sampled += answer.sampled_tokens
         if recorded is None or isinstance(wish, CallModel):
             return
         if isinstance(recorded, Said):

@@ -29,12 +29,22 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Tokens that the first messages of a conversation are known to be, with mask 0."""
+    """Tokens that the first messages of a conversation are known to be.
+
+    They were read, unless `mask` says that some were sampled: by the same policy, in a rollout that
+    this one goes on with.
+    """
 
     messages: int
     """So many, fewer than the call has."""
     ids: bytes
     """int32 little-endian, not empty."""
+    mask: bytes = b""
+    """As the next two as long as the ids and packed as in a Sequence, or all of them empty."""
+    logprobs: bytes = b""
+    versions: bytes = b""
+    samplings: tuple[Sampling, ...] = ()
+    """How what was sampled was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +77,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """A conversation that is known to have been held, and that no call goes on with."""
+
+    policy_id: str | None
+    """None: the request's."""
+    messages: Sequence[Message]
+    begun: Begun
+    """Of all its messages."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end; nothing comes back."""
 
     result: str = ""
+    recalled: Sequence[Recalled] = ()
+    """Belong to the rollout beside those of its calls."""
 
 
 Wish = Reset | CallModel | Step | Finish

@@ -17,7 +17,7 @@ from consumers.agents.fold.checks import (
     check_finish,
     check_wishes,
 )
-from consumers.agents.fold.conversation import Conversation
+from consumers.agents.fold.conversation import Conversation, recalled_as
 from consumers.agents.fold.openings import open_wish
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.world import World
@@ -185,11 +185,17 @@ class Attempt:
                 opened.append(open_wish(self, yielded, now_ms))
                 return opened
             if isinstance(yielded, Finish):
-                return check_finish(yielded)
+                return self._finished(check_finish(yielded))
             opened += self._open_all(yielded, now_ms)
             if self.wished is not None or not self.completed:
                 return opened
             resume, told = cast(Agent, self.agent).send, self.completed.popleft()
+
+    def _finished(self, finish: Finish) -> Finish:
+        for each in finish.recalled:
+            policy_id = each.policy_id or self.request.policy_id
+            self.conversations.append(recalled_as(each, policy_id, len(self.conversations)))
+        return finish
 
     def _open_all(self, yielded: object, now_ms: int) -> list[Outstanding]:
         """What was yielded to be carried out side by side."""

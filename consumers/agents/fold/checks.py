@@ -3,7 +3,16 @@ end the worker. Every check raises ProgramFailed(`rubbish`)."""
 
 from collections.abc import Iterable, Sequence
 
-from consumers.agents.wishes import WISHES, AsCompleted, Begun, CallModel, Finish, Reset, Step
+from consumers.agents.wishes import (
+    WISHES,
+    AsCompleted,
+    Begun,
+    CallModel,
+    Finish,
+    Recalled,
+    Reset,
+    Step,
+)
 from schemas.errors import ProgramFailed
 from schemas.foreign_text import plain, shown
 from schemas.messages import Message, Sampling
@@ -45,12 +54,19 @@ def check_as_completed(
 
 
 def check_finish(finish: Finish) -> Finish:
-    """The same with a result that can be written; raises ProgramFailed(`result_too_large`)."""
+    """The same with a result that can be written; raises ProgramFailed(`result_too_large`), and
+    (`rubbish`) for conversations that are none."""
+    recalled = finish.recalled
+    if not isinstance(recalled, (list, tuple)) or not all(map(_is_recalled, recalled)):
+        msg = f"Finish needs as recalled conversations with all their tokens, found {shown(finish)}"
+        raise ProgramFailed("rubbish", msg)
+    for each in recalled:
+        check_messages(each.messages)
     result = plain(finish.result) if isinstance(finish.result, str) else shown(finish.result)
     if len(result) > RESULT_CHARS:
         msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
         raise ProgramFailed("result_too_large", msg)
-    return Finish(result)
+    return Finish(result, tuple(recalled))
 
 
 def check_call(wish: CallModel) -> None:
@@ -126,4 +142,28 @@ def _is_begun(begun: object, messages: int) -> bool:
         and len(begun.ids) % 4 == 0
         and _is_whole(begun.messages, 32)
         and 0 < begun.messages < messages
+        and _is_recorded(begun, len(begun.ids) // 4)
+    )
+
+
+def _is_recorded(begun: Begun, tokens: int) -> bool:
+    """Whether it is told of every token, or of none, what was sampled of it and how."""
+    columns = (begun.mask, begun.logprobs, begun.versions)
+    return (
+        all(isinstance(column, bytes) for column in columns)
+        and [len(column) for column in columns] in ([0, 0, 0], [tokens, 4 * tokens, 4 * tokens])
+        and set(begun.mask) <= {0, 1}
+        and isinstance(begun.samplings, tuple)
+        and all(isinstance(each, Sampling) for each in begun.samplings)
+    )
+
+
+def _is_recalled(recalled: object) -> bool:
+    """Whether this is a conversation with tokens of all its messages."""
+    return (
+        isinstance(recalled, Recalled)
+        and isinstance(recalled.messages, (list, tuple))
+        and (recalled.policy_id is None or _is_text(recalled.policy_id))
+        and _is_begun(recalled.begun, len(recalled.messages) + 1)
+        and recalled.begun.messages == len(recalled.messages)
     )

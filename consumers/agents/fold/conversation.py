@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from consumers.agents.wishes import CallModel
+from consumers.agents.wishes import Begun, CallModel, Recalled
 from schemas.ids import LONG_PREFIX, prefix_hash
 from schemas.messages import Message, ModelAnswered, Sampling
 
@@ -38,12 +38,12 @@ class Conversation:
 
     __slots__ = (
         "answers", "begun", "busy", "hash", "index", "last", "length", "messages", "misses",
-        "policy_id", "samplings", "tools",
+        "policy_id", "recorded", "samplings", "tools",
     )  # fmt: skip
 
     def __init__(
         self, index: int, policy_id: str, messages: Sequence[Message] = (), begun: bytes = b"",
-        tools: str | None = "",
+        tools: str | None = "", recorded: Begun | None = None,
     ) -> None:  # fmt: skip
         self.index = index
         self.policy_id = policy_id
@@ -51,7 +51,9 @@ class Conversation:
         self.answers: list[AnswerTokens] = []
         self.last: ModelAnswered | None = None
         """The last of them, as it came."""
-        self.samplings: list[Sampling] = []
+        self.recorded = recorded
+        """Where some of what it began with was sampled: which, how probable it was, and by what."""
+        self.samplings: list[Sampling] = list(recorded.samplings) if recorded else []
         """How each answer was asked for."""
         self.begun = begun
         """Tokens that were there before the first answer; they stand for the first messages."""
@@ -64,6 +66,10 @@ class Conversation:
         self.tools = tools
         """Of which its policy was told where it began; None: nobody knows, they are in the tokens
         that it began with."""
+
+    def sampled(self) -> bool:
+        """Whether a policy has said anything in it."""
+        return bool(self.answers) or self.recorded is not None
 
     def extended_by(self, wish: CallModel, policy_id: str) -> bool:
         """Whether a call goes on from here now."""
@@ -151,4 +157,13 @@ def _begun_by(wish: CallModel, policy_id: str, index: int) -> Conversation:
     begun = wish.begun
     if begun is None:
         return Conversation(index, policy_id, tools=wish.tools or "")
-    return Conversation(index, policy_id, wish.messages[: begun.messages], begun.ids, wish.tools)
+    messages = wish.messages[: begun.messages]
+    recorded = begun if begun.mask else None
+    return Conversation(index, policy_id, messages, begun.ids, wish.tools, recorded)
+
+
+def recalled_as(recalled: Recalled, policy_id: str, index: int) -> Conversation:
+    """One that no call goes on with."""
+    begun = recalled.begun
+    recorded = begun if begun.mask else None
+    return Conversation(index, policy_id, recalled.messages, begun.ids, None, recorded)

@@ -1,7 +1,5 @@
 """What is written at an end: the trajectory of a rollout that has ended or was refused."""
 
-from typing import cast
-
 from consumers.agents.fold.attempt import Attempt
 from consumers.agents.fold.conversation import Conversation
 from consumers.agents.wishes import CallModel
@@ -9,7 +7,6 @@ from schemas.foreign_text import raised
 from schemas.messages import (
     DeadlinePassed,
     Event,
-    ModelAnswered,
     RolloutCancelled,
     RolloutFinished,
     RolloutRefused,
@@ -40,7 +37,7 @@ def ended_trajectory(
     """
     status, code, reason, result = _ending(body)
     waiting = sum(isinstance(w.wish, CallModel) for w in attempt.outstanding.values())
-    answered = [c for c in attempt.conversations if c.answers]
+    answered = [c for c in attempt.conversations if c.sampled()]
     policies = sorted({c.policy_id for c in answered})
     sequences, broken = _sequences(answered, policies, attempt.request.sampling)
     if broken:
@@ -113,9 +110,8 @@ def _sequences(
 
 def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) -> Sequence:
     """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes."""
-    begun = len(conversation.begun) // 4
-    ids, mask, logprobs = [conversation.begun], [b"\0" * begun], [bytes(4 * begun)]
-    versions, policy = [b"\xff" * (4 * begun)], [b"\xff" * begun]
+    begun = _begun_columns(conversation, policy_index)
+    ids, mask, logprobs, versions, policy = ([column] for column in begun)
     for answer in conversation.answers:
         added, sampled = len(answer.added_ids) // 4, len(answer.token_ids) // 4
         ids += [answer.added_ids, answer.token_ids]
@@ -123,7 +119,7 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
         logprobs += [bytes(4 * added), answer.logprobs]
         versions += [b"\xff" * (4 * added), answer.versions()]
         policy += [b"\xff" * added, bytes([policy_index]) * sampled]
-    last = cast(ModelAnswered, conversation.last)
+    last = conversation.last
     samplings = conversation.samplings
     as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
     return Sequence(
@@ -133,11 +129,21 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
         versions=b"".join(versions),
         policy_index=b"".join(policy),
         messages=tuple(conversation.messages),
-        engine=last.engine,
-        precision=last.precision,
-        template_digest=last.template_digest,
+        engine=last.engine if last else "",
+        precision=last.precision if last else "",
+        template_digest=last.template_digest if last else "",
         samplings=() if as_asked else tuple(samplings),
     )
+
+
+def _begun_columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
+    """Ids, mask, log-probabilities, versions and policies of what it began with."""
+    begun, recorded = len(conversation.begun) // 4, conversation.recorded
+    if recorded is None:
+        unsampled = bytes(begun), bytes(4 * begun), b"\xff" * (4 * begun), b"\xff" * begun
+        return (conversation.begun, *unsampled)
+    policy = bytes(policy_index if sampled else 255 for sampled in recorded.mask)
+    return conversation.begun, recorded.mask, recorded.logprobs, recorded.versions, policy
 
 
 def _drawn(sampling: Sampling) -> tuple[float, float, int]:

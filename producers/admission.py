@@ -5,11 +5,12 @@ again from the log: request ids are digests of (run, draw, member), so a restart
 doubles one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from schemas.errors import Refused
-from schemas.ids import digest, draw_of, group_id, request_id
+from schemas.ids import digest, draw_of, group_id, parted_id, request_id
 from schemas.messages import RolloutRequest, Task
 
 
@@ -27,6 +28,9 @@ class AdmissionRule:
     """B, rollouts per optimiser step."""
     max_running: int
     group_size: int
+    over_provision: float = 1.0
+    """Above 1, so many times B are kept started, whatever their age: what a batch leaves unfinished
+    is cancelled and gone on with (APRIL)."""
 
     def __post_init__(self) -> None:
         if self.max_running < self.group_size:
@@ -42,8 +46,12 @@ class AdmissionRule:
         `version` counts the run's steps. `accepted` counts the batches of these steps, B each,
         and what is in the buffer now; `running` those published that are in neither.
         """
-        by_age = (self.staleness + version + 1) * self.batch - (accepted + running)
-        capacity = min(self.max_running - running, by_age)
+        started = accepted + running
+        bound = (self.staleness + version + 1) * self.batch - started
+        if self.over_provision > 1:
+            groups = math.ceil(self.over_provision * self.batch / self.group_size)
+            bound = version * self.batch + groups * self.group_size - started
+        capacity = min(self.max_running - running, bound)
         return max(0, capacity) // self.group_size
 
 
@@ -121,16 +129,21 @@ class Published:
     highest_draw: int = -1
     drawn: dict[int, RolloutRequest] = field(default_factory=dict)
     """Of each draw that was met a request: it says what the draw is, whoever has drawn it."""
+    continued: list[tuple[int, str]] = field(default_factory=list)
+    """Draws and ids of requests that go on with another one."""
 
     def take(self, request: RolloutRequest) -> int:
         """Note one record of `rollout.requests`; returns its draw, -1 where it has none."""
         ours = request.run_id == self.run_id and request.purpose == "train"
         draw = draw_of(self.run_id, request.group_id) if ours else -1
-        if draw >= 0:
+        goes_on = parted_id(request.rollout_id)[1] > 0
+        if draw >= 0 and not goes_on:
             self.drawn.setdefault(draw, request)
         if draw >= self.first:
             self.ids.add(request.rollout_id)
             self.highest_draw = max(self.highest_draw, draw)
+        if draw >= 0 and goes_on:
+            self.continued.append((draw, request.rollout_id))
         return draw
 
     def unfinished(

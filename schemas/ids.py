@@ -46,6 +46,20 @@ def request_id(run_id: str, draw: int, member: int) -> str:
     return digest("request", run_id, draw, member).hex()
 
 
+def continued_id(rollout_id: str, generation: int) -> str:
+    """The id of a request that goes on with a cancelled one: of its so manieth generation."""
+    base, _ = parted_id(rollout_id)
+    return f"{base}:{generation}" if generation else base
+
+
+def parted_id(rollout_id: str) -> tuple[str, int]:
+    """The id that a request began with, and how often it was gone on with."""
+    base, _, generation = rollout_id.partition(":")
+    if generation.isascii() and generation.isdigit() and len(generation) <= DRAW_DIGITS:
+        return base, int(generation)
+    return rollout_id, 0
+
+
 def group_id(run_id: str, draw: int) -> str:
     """The group of a training run's draw."""
     return f"{run_id}/{draw}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.ids import draw_of, group_id, request_id
+from schemas.ids import continued_id, draw_of, group_id, parted_id, request_id
 from schemas.messages import Consumed
 
 NAMES = 8192
@@ -46,6 +46,8 @@ class Book:
     """Draws that are unfinished and have fewer members than others, and how many."""
     begun: tuple[tuple[int, int], ...] = ()
     """Draws that are unfinished and the newest version when they were published, where told."""
+    continued: tuple[tuple[int, int, int], ...] = ()
+    """Draw, member, and how often it was cancelled and gone on with, where it has not ended."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class _Draw:
     spare: int = 0
     """Members that have ended though their group, which has won, has not left."""
     seats: dict[str, int] = field(default_factory=dict)
+    generations: dict[int, int] = field(default_factory=dict)
+    """By member how often it was cancelled and gone on with."""
 
 
 class Accounts:
@@ -82,6 +86,8 @@ class Accounts:
         for place in np.flatnonzero(bits).tolist():
             draw, member = divmod(place, group_size)
             self._mark_ended(book.low + draw, member)
+        for draw, member, generation in book.continued:
+            self._draws.setdefault(draw, _Draw()).generations[member] = generation
 
     # How many
 
@@ -104,12 +110,20 @@ class Accounts:
 
     def losers(self) -> list[str]:
         """Redundant rollouts of groups that have left, and that have not ended."""
-        return [
-            request_id(self.run_id, draw, member)
-            for draw, at in self._draws.items()
-            if at.won and at.left
-            for member in self._unseen(at)
-        ]
+        draws = [draw for draw, at in self._draws.items() if at.won and at.left]
+        return [self._id(draw, member) for draw in draws for member in self._unseen(draw)]
+
+    def unended(self) -> list[str]:
+        """All that is running and not redundant."""
+        draws = [d for d in range(self.low, self.next_draw) if not self._at(d).won]
+        return [self._id(draw, member) for draw in draws for member in self._unseen(draw)]
+
+    def _at(self, draw: int) -> _Draw:
+        return self._draws.get(draw) or _Draw()
+
+    def _id(self, draw: int, member: int) -> str:
+        generation = self._at(draw).generations.get(member, 0)
+        return continued_id(request_id(self.run_id, draw, member), generation)
 
     def _empty(self) -> int:
         """Seats that smaller groups leave empty, until these are whole or leave."""
@@ -122,7 +136,8 @@ class Accounts:
     def _unended(self, at: _Draw) -> int:
         return self.group_size - (at.ended | at.held).bit_count()
 
-    def _unseen(self, at: _Draw) -> list[int]:
+    def _unseen(self, draw: int) -> list[int]:
+        at = self._at(draw)
         return [m for m in range(self.group_size) if not (at.ended | at.held) >> m & 1]
 
     def others(self) -> int:
@@ -163,6 +178,8 @@ class Accounts:
         at = self._draws[draw]
         if (at.ended | at.held) >> member & 1:
             return "duplicate"
+        if (passed := parted_id(rollout_id)[1] - at.generations.get(member, 0)) != 0:
+            return "duplicate" if passed < 0 else "not_drawn"
         if at.won or at.left:
             at.spare += not at.left
             self._mark_ended(draw, member)
@@ -194,7 +211,32 @@ class Accounts:
             return []
         at = self._draws[draw]
         at.won, at.spare = True, at.ended.bit_count()
-        return [request_id(self.run_id, draw, member) for member in self._unseen(at)]
+        return [self._id(draw, member) for member in self._unseen(draw)]
+
+    def go_on(self, group: str, rollout_id: str) -> bool:
+        """What was held was cancelled, and is gone on with under the next id; False where its group
+        has left, so that it has ended after all.
+        """
+        draw = self._draw_of(group)
+        member = self._seat(draw, rollout_id)
+        at = self._at(draw)
+        if member is None or not at.held >> member & 1:
+            msg = f"rollout {rollout_id!r} of {group!r} goes on, but it is not held"
+            raise ValueError(msg)
+        at.held ^= 1 << member
+        self._held -= 1
+        if at.left:
+            self._mark_ended(draw, member)
+            return False
+        at.generations[member] = parted_id(rollout_id)[1] + 1
+        return True
+
+    def went_on(self, draw: int, rollout_id: str) -> None:
+        """A request that goes on with another one was found in the log."""
+        member = self._seat(draw, rollout_id) if draw >= self.low else None
+        if member is not None and not self._draws[draw].ended >> member & 1:
+            known = self._draws[draw].generations
+            known[member] = max(known.get(member, 0), parted_id(rollout_id)[1])
 
     def leave(self, group: str) -> None:
         """A group leaves the buffer: members that come from now on are late."""
@@ -239,6 +281,11 @@ class Accounts:
         unfinished = range(self.low, self.next_draw)
         return next((d for d in unfinished if self._seat(d, rollout_id) is not None), -1)
 
+    def name_of(self, draw: int, rollout_id: str) -> str:
+        """The id that a drawn rollout goes by now."""
+        member = self._seat(draw, rollout_id)
+        return rollout_id if member is None else self._id(draw, member)
+
     def drew(self, group: str) -> bool:
         """Whether admission drew a group."""
         return self._draw_of(group) >= 0
@@ -257,11 +304,27 @@ class Accounts:
             bits[draw - self.low] = [at.ended >> m & 1 for m in range(self.group_size)]
         left = tuple(sorted(d for d, at in open_draws.items() if at.left and not self._whole(at)))
         won = tuple(draw for draw in left if open_draws[draw].won)
+        continued = tuple(
+            (draw, member, generation)
+            for draw, at in sorted(open_draws.items())
+            for member, generation in sorted(at.generations.items())
+            if not at.ended >> member & 1
+        )
         ended = np.packbits(bits, axis=None, bitorder="little").tobytes()
         sizes = tuple(sorted((d, n) for d, n in self._sizes.items() if d >= self.low))
         begun = tuple(sorted((d, v) for d, v in self._begun.items() if d >= self.low))
-        asked = tuple(asked)
-        return Book(self.next_draw, self.low, ended, left, unreadable, asked, won, sizes, begun)
+        return Book(
+            self.next_draw,
+            self.low,
+            ended,
+            left,
+            unreadable,
+            tuple(asked),
+            won,
+            sizes,
+            begun,
+            continued,
+        )
 
     def names(self) -> tuple[str, ...]:
         """Rollouts and groups that are gone for good and were not drawn; `know` takes them back."""
@@ -288,13 +351,14 @@ class Accounts:
         at = self._draws.setdefault(draw, _Draw())
         if not at.seats:
             at.seats = {request_id(self.run_id, draw, m): m for m in range(self.group_size)}
-        return at.seats.get(rollout_id)
+        return at.seats.get(parted_id(rollout_id)[0])
 
     def _mark_ended(self, draw: int, member: int) -> None:
         at = self._draws.setdefault(draw, _Draw())
         if at.ended >> member & 1:
             return
         at.ended |= 1 << member
+        at.generations.pop(member, None)
         self._ended += 1
         if self._whole(at):
             at.left, at.seats = True, {}

@@ -211,7 +211,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 def _written(book: Book) -> dict[str, Any]:
     """As plain values; what is not in use is left out, for older readers do not know it."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
-    for key in ("won", "sizes", "begun"):
+    for key in ("won", "sizes", "begun", "continued"):
         if not written[key]:
             del written[key]
     return written
@@ -224,6 +224,7 @@ def _book_of(written: Mapping[str, Any]) -> Book:
             "ended": base64.b64decode(written["ended"]),
             "left": tuple(written["left"]),
             "won": tuple(written.get("won", ())),
+            "continued": tuple(map(tuple, written.get("continued", ()))),
             "asked": _marks_of(written["asked"]),
             "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
             "begun": tuple((draw, version) for draw, version in written.get("begun", ())),

@@ -14,6 +14,7 @@ import orjson
 
 from schemas import names
 from schemas.errors import Refused
+from schemas.messages import UNFINISHED
 from schemas.rules import Choice, Chosen, choose
 from trainer.catalogue import ADVANTAGES, DISTILS, EXPLORATIONS, KINDS, LOSSES, SHAPINGS
 from trainer.rewards import AdvantageRule, Exploration, Shaping
@@ -87,6 +88,13 @@ class LearnerConfig:
     seven: 35 MB where there are 413,184 parameters, 42 GB where there are 500 million.
     """
 
+    over_provision: float = 1.0
+    """So many times `groups_per_step` groups are kept started; when a batch is there all others are
+    cancelled, and gone on with first in the next round."""
+    mask_continued: bool = False
+    """Whether what was sampled before a rollout was gone on with is only read, not trained on."""
+    retention: int = 0
+    """How often a rollout may be gone on with before it is dropped; 0 is no bound."""
     redundancy: int = 0
     """So many members more are started in each group: the first `group_size` that can be trained
     on, in log order, are its members, and the others are cancelled."""
@@ -128,6 +136,18 @@ class LearnerConfig:
                 f"distill {self.distill_rule().rule.name!r} changes advantages token by token, but "
                 f"loss {self.loss_rule().rule.name!r} looks at those of a whole step before it; "
                 "use clip_higher"
+            )
+            raise Refused(msg)
+        if self.over_provision > 1 and self.on_stale == "wait":
+            msg = (
+                "over_provision ends what runs when a batch is there, on_stale 'wait' waits for "
+                "it; give on_stale 'drop' or 'weight'"
+            )
+            raise Refused(msg)
+        if self.over_provision > 1 and not (self.max_staleness or self.mask_continued):
+            msg = (
+                "over_provision goes on with rollouts begun by older weights, which max_staleness 0"
+                " drops; raise it to at least 1, or set mask_continued"
             )
             raise Refused(msg)
         self.curation("", "")
@@ -189,6 +209,8 @@ class LearnerConfig:
             missing=self.missing,
             redundancy=self.redundancy,
             order=self.order,
+            continues=UNFINISHED if self.over_provision > 1 else "",
+            retention=self.retention,
             on_stale=self.on_stale,
             stale_wait_s=self.stale_wait_s,
             stale_wait_steps=self.stale_wait_steps,
@@ -252,6 +274,8 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "stale_wait_steps": (lambda x: x >= 0, "give 0 (any number) or a number of batches"),
     "groups_per_step": (lambda x: x >= 1, "give at least 1"),
     "group_size": (lambda x: x >= 1, "give at least 1"),
+    "over_provision": (lambda x: 1 <= x <= 64, "give 1 (none), or such as 2"),
+    "retention": (lambda x: x >= 0, "give 0 (no bound) or a number of rounds"),
     "redundancy": (lambda x: x >= 0, "give 0 (none), or 1 or 2 for environments that straggle"),
     "capacity_groups": (lambda x: x >= 1, "give at least groups_per_step"),
     "temperature": (lambda x: x > 0, "greedy samples teach nothing; give a number above 0"),

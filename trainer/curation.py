@@ -12,9 +12,10 @@ and the ends of rollouts; no clock is read here.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schemas.errors import Refused
+from schemas.ids import parted_id
 from schemas.messages import ScoredTrajectory
 from schemas.rules import choose
 from trainer.accounts import Accounts
@@ -72,6 +73,7 @@ class Buffer:
         self._losers: list[str] = []
         self._arrived = 0
         self._log_ms = 0
+        self._unfinished: list[Member] = []
         self._filtered_in_a_row = 0
         self._force, self._forced = "", ""
 
@@ -84,6 +86,11 @@ class Buffer:
             self._drops.add(member, reason)
             return
         key = group_of(scored)
+        if self._goes_on(member, key):
+            if self._may_go_on(member):
+                self._unfinished.append(member)
+                return
+            member = replace(member, reason="retention")
         group = self._groups.get(key) or self._begin(key, group_size_of(scored))
         group.members.append(member)
         whole = len(group.samples()) >= group.needed
@@ -91,6 +98,26 @@ class Buffer:
             self._losers += self.accounts.win(key)
         if whole or len(group.members) >= group.size:
             self._complete(group)
+
+    def _goes_on(self, member: Member, key: str) -> bool:
+        """Whether it was cancelled only for the time being."""
+        trajectory, reason = member.scored.trajectory, self.curation.continues
+        cancelled = trajectory.status == "cancelled" and trajectory.reason == reason != ""
+        return cancelled and self.accounts.drew(key)
+
+    def _may_go_on(self, member: Member) -> bool:
+        _, generation = parted_id(member.scored.trajectory.rollout_id)
+        return not 0 < self.curation.retention <= generation
+
+    def unfinished(self) -> tuple[Member, ...]:
+        """What was cancelled and is to be gone on with: held until `went_on` is told of it."""
+        return tuple(self._unfinished)
+
+    def went_on(self, member: Member) -> None:
+        """It was asked for again, under its next id: its record is not needed any more."""
+        self._unfinished.remove(member)
+        key, rollout_id = group_of(member.scored), member.scored.trajectory.rollout_id
+        self._drops.add(member, "continued" if self.accounts.go_on(key, rollout_id) else "late")
 
     def _begin(self, key: str, claimed: int) -> _Group:
         size = self.accounts.size(key, claimed)

@@ -87,6 +87,10 @@ class Curation:
     max_staleness: int = 2
     missing: str = "drop"
     """A group with failed members: `drop`, or `train_partial` on the others."""
+    continues: str = ""
+    """Drawn rollouts that were cancelled for this reason are gone on with; empty: none are."""
+    retention: int = 0
+    """How often one may be gone on with; 0 is no bound."""
     redundancy: int = 0
     """So many of a drawn group's members may be missing: the first of the others make it whole."""
     order: str = "edf"

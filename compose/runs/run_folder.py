@@ -103,7 +103,13 @@ class RunFolder:
         """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
         learner = self.learner()
         batch = learner.groups_per_step * learner.members
-        return AdmissionRule(learner.max_staleness, batch, self.recipe.max_running, learner.members)
+        return AdmissionRule(
+            learner.max_staleness,
+            batch,
+            self.recipe.max_running,
+            learner.members,
+            learner.over_provision,
+        )
 
     def run(self) -> "TrainingRun":
         from consumers.training.training_run import TrainingRun

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from consumers.environments.worker_hosts import WorkerHosts
     from consumers.rewards import Rewards
     from consumers.room import Room
+    from consumers.training.continuing import Continue
     from consumers.training.trainer import Trainer
     from consumers.waiting_scorers import WaitingScorers
     from inference.engine import Engine
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sandbox.boxes.leases import Leases
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
+    from trainer.config import LearnerConfig
 
 STAND_BY_S = 0.5
 
@@ -264,7 +266,21 @@ class Workshop:
             folder.draws(),
             None if folder.part else HeldOut(folder.heldout()),
             () if folder.part else folder.curators(),
+            continue_=self.continue_(config),
         )
+
+    def continue_(self, config: "LearnerConfig") -> "Continue | None":
+        """How cancelled rollouts of a run go on; None where none may."""
+        if config.over_provision <= 1:
+            return None
+        from random import Random
+
+        from consumers.agents.fold.world import World
+        from consumers.agents.programs import program_of
+        from consumers.history.continuations import Continuations
+
+        guard = self._guard("the program", self.settings.agents.program_timeout_s)
+        return Continuations(self, World(program_of, Random, guard), config.mask_continued).requests
 
     def training(self, name: str, folder: "RunFolder", stopping: Callable[[], bool]) -> None:
         """Train a run; while another process does so, stand by for it."""

@@ -38,7 +38,7 @@ from consumers.agents.wishes import (
     WishFailed,
 )
 from schemas.errors import ProgramFailed
-from schemas.messages import Message, Sampling
+from schemas.messages import Message, RolloutRequest, Sampling
 
 if TYPE_CHECKING:
     from random import Random
@@ -127,6 +127,19 @@ class Past:
             recorded.append(KINDS[each["kind"]](**fields))
         order = tuple(config.get("order", ()))
         return cls(**{**config, "recorded": tuple(recorded), "order": order})
+
+
+def recorded_answers(request: RolloutRequest | None) -> int:
+    """How many answers a rollout holds as sampled that its journal did not count."""
+    if request is None or request.agent != "fork":
+        return 0
+    config, count = request.agent_config, 0
+    while True:
+        past = Past.of(json.loads(config))
+        count += sum(isinstance(each, Said) and bool(each.logprobs) for each in past.recorded)
+        if past.program != "fork":
+            return count
+        config = past.agent_config
 
 
 def _plain(recorded: Recorded) -> dict[str, Any]:
@@ -344,7 +357,10 @@ class Replay:
         known.messages = [*wish.messages, message]
         known.take(recorded, wish.sampling or self.task.sampling)
         self.calls, self.sampled = self.calls + 1, self.sampled + len(recorded.token_ids) // 4
-        return ModelAnswer(message, recorded.finish_reason, stopped_by=recorded.stopped_by)
+        told = len(recorded.token_ids) // 4 if self.past.continues else 0
+        return ModelAnswer(
+            message, recorded.finish_reason, sampled_tokens=told, stopped_by=recorded.stopped_by
+        )
 
     def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
         """The wish as it is made; a call that extends a recorded conversation brings its tokens."""

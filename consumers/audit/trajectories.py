@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from consumers.agents.fork import recorded_answers
 from consumers.audit.case import Case
 from consumers.audit.columns import find, find_one, place, place_of, split, word_of
 from consumers.audit.ends import OPTIONAL
@@ -147,6 +148,7 @@ class Outcomes:
             return True
         answers = sum(_answers(sequence.loss_mask) for sequence in sequences)
         positions = [step.position for step in steps]
+        answers -= recorded_answers(trajectory.request)
         if len(steps) + answers <= counted and len(set(positions)) == len(positions):
             return True
         text = (

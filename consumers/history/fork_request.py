@@ -56,11 +56,15 @@ class ForkParent:
 
 def parent_of(history: History, rollout_id: str, world: World) -> ForkParent:
     """The rollout as its journal tells, folded again; raises Refused where that cannot be."""
-    story = latest(stories_of(history, rollout_id))
+    return parent_in(latest(stories_of(history, rollout_id)), world)
+
+
+def parent_in(story: Story, world: World) -> ForkParent:
+    """The same where its journal has been read."""
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
         why = "was refused" if story.request else "cannot be read, or is past retention"
-        msg = f"rollout {rollout_id!r} cannot be forked: its start {why}"
+        msg = f"rollout {story.rollout_id!r} cannot be forked: its start {why}"
         raise Refused(msg)
     request = start.body.request
     today, then = program_digest(program_of(request.agent)), start.body.program_digest
@@ -95,18 +99,9 @@ def fork_request(
 ) -> RolloutRequest:
     """The request of one fork; raises Refused for a turn or an environment that will not do."""
     position = _position_of(parent, turn)
-    settled = [event for event in parent.settled() if event.position < position]
-    recorded = tuple(_recorded(event) for event in settled)
+    past = _past(parent, position, turn)
     _require_replayable(parent, position)
     request = parent.request
-    past = Past(
-        request.agent,
-        request.agent_config,
-        call_seed(parent.request.seed_key, parent.rollout.attempt.number, NO_POSITION),
-        turn,
-        recorded,
-        _order(parent, settled),
-    )
     policy = policy_id or request.policy_id
     return replace(
         request,
@@ -124,6 +119,41 @@ def fork_request(
         parent_position=position,
         policy_version=-1,
         policy_versions={},
+    )
+
+
+def continuation(parent: ForkParent, *, masked: bool = False) -> RolloutRequest:
+    """The parent's own request as one that goes on at its last answer; its id is still the same.
+
+    What was sampled comes along with its log-probabilities and versions; masked, it is only read.
+    Where nothing was answered yet it begins as its parent did. Raises Refused.
+    """
+    request, turn = parent.request, len(parent.turns)
+    if not turn:
+        return request
+    position = _position_of(parent, turn)
+    past = _past(parent, position, turn, sampled=not masked)
+    _require_replayable(parent, position)
+    return replace(
+        request,
+        agent="fork",
+        agent_config=replace(past, continues=True).config(),
+        parent_rollout_id=request.rollout_id,
+        parent_position=position,
+    )
+
+
+def _past(parent: ForkParent, position: int, turn: int, *, sampled: bool = False) -> Past:
+    """What was recorded of it below a position."""
+    request = parent.request
+    settled = [event for event in parent.settled() if event.position < position]
+    return Past(
+        request.agent,
+        request.agent_config,
+        call_seed(request.seed_key, parent.rollout.attempt.number, NO_POSITION),
+        turn,
+        tuple(_recorded(event, sampled=sampled) for event in settled),
+        _order(parent, settled),
     )
 
 
@@ -162,7 +192,8 @@ def _order(parent: ForkParent, settled: Sequence[Event]) -> tuple[int, ...]:
     return () if list(came) == positions else came
 
 
-def _recorded(event: Event) -> Recorded:
+def _recorded(event: Event, *, sampled: bool = False) -> Recorded:
+    """What closed a wish; `sampled` is with how its tokens were."""
     body = event.body
     if isinstance(body, ModelAnswered):
         return Said(
@@ -174,6 +205,8 @@ def _recorded(event: Event) -> Recorded:
             body.added_ids,
             body.token_ids,
             body.stopped_by,
+            body.logprobs if sampled else b"",
+            body.versions if sampled else b"",
         )
     if isinstance(body, EnvironmentStepped):
         return Saw(event.position, body.text, body.reward, body.terminated, body.truncated)

@@ -99,7 +99,7 @@ class Intake:
         group = (record.key or b"").decode(errors="replace")
         draw = draw_of(self.run.run_id, group)
         if 0 <= draw < self.accounts.next_draw:
-            return end_of(record, self.curriculum.group(draw), self.run.scoring_id)
+            return end_of(record, self._drawn(draw), self.run.scoring_id)
         return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
 
     def _requested(self, scored: ScoredTrajectory) -> ScoredTrajectory:
@@ -113,9 +113,16 @@ class Intake:
         name = trajectory.rollout_id
         draw = self.accounts.draw_with(name)
         group, _, _ = name.rpartition("/")
-        requests = self.evaluations.requests_of(group) if draw < 0 else self.curriculum.group(draw)
+        requests = self.evaluations.requests_of(group) if draw < 0 else self._drawn(draw)
         request = next((request for request in requests if request.rollout_id == name), None)
         return replace(scored, trajectory=replace(trajectory, request=request))
+
+    def _drawn(self, draw: int) -> list[RolloutRequest]:
+        """The members of a draw under the ids that they go by now."""
+        return [
+            replace(request, rollout_id=self.accounts.name_of(draw, request.rollout_id))
+            for request in self.curriculum.group(draw)
+        ]
 
     def note_dropped(self) -> None:
         """What the buffer let go of is consumed."""

@@ -70,6 +70,8 @@ class Resumption:
     """Rollouts of held-out evaluations that need not be asked for again."""
     highest_draw: int
     """What the accounts count as published once the unfinished have been."""
+    continued: tuple[tuple[int, str], ...] = ()
+    """Draws and ids of requests since that go on with a cancelled one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class RunLog:
             tuple(unfinished),
             frozenset(requests.evaluations),
             requests.published.highest_draw,
+            tuple(requests.published.continued),
         )
 
     def _tell(self, curriculum: Curriculum, accounts: Accounts) -> None:

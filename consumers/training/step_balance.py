@@ -12,7 +12,7 @@ from consumers.training.announcement import NOT_OURS
 from trainer.drops import Tally
 from trainer.samples import Sample
 
-CANCELLED = frozenset({"redundant", "cancelled"})
+CANCELLED = frozenset({"redundant", "cancelled", "continued"})
 """Reasons for dropping what was ended before its time; all others tell of something amiss."""
 
 

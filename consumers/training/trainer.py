@@ -18,6 +18,7 @@ from consumers.heldout import HeldOut
 from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
 from consumers.training.cancels import REDUNDANT, Cancels
+from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
 from consumers.training.other_policies import OtherPolicies
@@ -31,8 +32,8 @@ from producers.curators.curriculum import Curriculum
 from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
-from schemas.errors import BatchFailed, Unavailable, Unfit
-from schemas.messages import RolloutRequest
+from schemas.errors import BatchFailed, Refused, Unavailable, Unfit
+from schemas.messages import UNFINISHED, RolloutRequest
 from schemas.topics import Topics
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
@@ -71,6 +72,8 @@ class Trainer:
     curators: Sequence[Curator] = ()
     """Who chooses the tasks; nobody: they are drawn uniformly."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    continue_: Continue | None = field(default=None, kw_only=True)
+    """How cancelled rollouts go on; needed where some may."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
     _failed_in_a_row: int = field(default=0, init=False)
@@ -102,11 +105,14 @@ class Trainer:
         if held is not None and latest.path is not None:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
         self.accounts = known.accounts
+        # Whoever saved the checkpoint may not have been heard when it ended what was running.
+        cut_off = self.accounts.unended() if self.config.over_provision > 1 else []
         self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
         highest = announced.highest_version
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
         self.intake = self._intake(held, abandoned)
         self.buffer, self.consumption = self.intake.buffer, self.intake.consumption
+        self.continuing = self._continuing()
         self.saver = StepSaver(
             self.name, self.publisher, self.config, self.intake, highest, abandoned,
             known.asked_from,
@@ -115,9 +121,24 @@ class Trainer:
         for draw in range(self.accounts.next_draw, known.highest_draw + 1):
             size = len(self.curriculum.group(draw))
             self.accounts.published(draw, size, self._begun_under())
+        for draw, rollout_id in known.continued:
+            self.accounts.went_on(draw, rollout_id)
         if self.run.admits:
             self.submitter.publish(*known.unfinished)
             self.cancels.ask(self.accounts.losers(), REDUNDANT)
+            self.cancels.ask(cut_off, UNFINISHED)
+
+    def _continuing(self) -> Continuing | None:
+        """What goes on with cancelled rollouts; raises Refused where nothing can."""
+        if self.config.over_provision <= 1:
+            return None
+        if not self.run.admits or self.run.others:
+            msg = "over_provision is for a run with one policy; take it out of [learner]"
+            raise Refused(msg)
+        if self.continue_ is None:
+            msg = "over_provision needs a log to go on with cancelled rollouts from; give continue_"
+            raise Refused(msg)
+        return Continuing(self.buffer, self.accounts, self.cancels, self.submitter, self.continue_)
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
         """What comes goes here: as a checkpoint left it, or empty; it loads the learner too."""
@@ -171,7 +192,8 @@ class Trainer:
             self.cancels.ask(losers, REDUNDANT)
         self.curriculum.settle(self.accounts.low)
         self._say_if_forced()
-        admitted = self.admit()
+        went_on = self._go_on()
+        admitted = self.admit() + went_on
         trained = self._train()
         self.publisher.poll()
         if not (records or admitted or trained):
@@ -203,6 +225,8 @@ class Trainer:
             return False
         self.saver.asked_from = asked_from
         self._batch_at = self.clock()
+        if self.continuing is not None:
+            self.continuing.cancel()
         self._step(samples)
         self._evaluate_if_due()
         return True
@@ -260,7 +284,8 @@ class Trainer:
         for _ in range(groups):
             draw = self.accounts.next_draw
             group = self.curriculum.next_group(draw, self.learner.version)
-            self.submitter.publish(*group)
+            least = self._least_version()
+            self.submitter.publish(*(replace(each, min_policy_version=least) for each in group))
             self.accounts.published(draw, len(group), self._begun_under())
         return groups
 
@@ -294,6 +319,17 @@ class Trainer:
             waits = self.buffer.ready_groups() < self.config.groups_per_step
         if waits:
             self.intake.give_up()
+
+    def _go_on(self) -> int:
+        """Ask for the rest of what was cancelled for the time being."""
+        if self.continuing is None or self._stopped():
+            return 0
+        return self.continuing.go_on(self._least_version())
+
+    def _least_version(self) -> int:
+        """What rollouts are begun with: where no older weights will do, the newest."""
+        older_will_do = self.config.max_staleness > 0 or bool(self.run.others)
+        return 0 if older_will_do else self.learner.version
 
     def _step(self, samples: tuple[Sample, ...]) -> None:
         began = self.clock()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from producers.curators.curator import Outcome
-from schemas.ids import draw_of, request_id
-from schemas.messages import ScoredTrajectory, Trajectory
+from schemas.ids import draw_of, parted_id, request_id
+from schemas.messages import UNFINISHED, ScoredTrajectory, Trajectory
 from schemas.packed import ids_of, mask_of
 
 
@@ -47,6 +47,8 @@ class Outcomes:
             return
         if request.run_id != self.run_id or request.purpose != "train":
             return
+        if trajectory.reason == UNFINISHED:  # it goes on, and is heard of when it has ended
+            return
         draw = draw_of(self.run_id, request.group_id)
         if draw < self.next_draw:
             return
@@ -55,7 +57,7 @@ class Outcomes:
         if at is None:
             seats = {request_id(self.run_id, draw, member): member for member in range(size)}
             at = _OpenDraw(request.task.seed, seats)
-        seat = at.seats.get(trajectory.rollout_id)
+        seat = at.seats.get(parted_id(trajectory.rollout_id)[0])
         if seat is not None and seat not in at.heard:
             self._open[draw] = at
             at.heard[seat] = _reward(scored), trajectory.model_calls, self._newest(trajectory)

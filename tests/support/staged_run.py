@@ -20,7 +20,15 @@ from schemas.claims import Objects
 from schemas.codec import Codec, LocalRegistry
 from schemas.headers import full_headers
 from schemas.ids import scored_id
-from schemas.messages import REPEATED, Control, RolloutRequest, ScoredTrajectory, Task, TrainStep
+from schemas.messages import (
+    REPEATED,
+    Control,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    TrainStep,
+    Trajectory,
+)
 from schemas.topics import Topics, wanted
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
@@ -67,6 +75,11 @@ class Counting:
         self.steps_done, self.version = state.step, state.version
 
 
+def begun_again(ended: Sequence[Trajectory]) -> list[RolloutRequest]:
+    """How cancelled rollouts go on that have no journal."""
+    return [each.request for each in ended if each.request is not None]
+
+
 @dataclass
 class Stage:
     """A run whose rollouts end as a test says."""
@@ -107,13 +120,17 @@ class Stage:
         """Another trainer goes on; the one before is gone without a word."""
         config = self.config
         batch = config.groups_per_step * config.members
-        rule = AdmissionRule(config.max_staleness, batch, self.max_running, config.members)
+        rule = AdmissionRule(
+            config.max_staleness, batch, self.max_running, config.members, config.over_provision
+        )
         run = TrainingRun("run", "policy", self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
         curators = curators_of(self.curator, self.tasks)
-        self.trainer = Trainer("t", self.log, self.codec, self.topics, *arguments, curators)
+        self.trainer = Trainer(
+            "t", self.log, self.codec, self.topics, *arguments, curators, continue_=begun_again
+        )
         return self.trainer
 
     def asked(self) -> list[RolloutRequest]:
@@ -189,7 +206,8 @@ class Stage:
         assert trainer.accounts.running() <= rule.max_running
         # What was given up before a crash is waited for again, beside the group in its place.
         given_up = self.nameless * rule.group_size
-        assert in_use <= (rule.staleness + 1) * rule.batch + given_up
+        bound = max(rule.staleness + 1, rule.over_provision) * rule.batch
+        assert in_use <= bound + given_up
         assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
         trained = [ref.rollout_id for step in self.steps() for ref in refs_of(step)]
         assert len(trained) == len(set(trained))

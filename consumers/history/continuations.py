@@ -1,0 +1,75 @@
+"""The requests by which cancelled rollouts go on: forks of themselves at their last answer.
+
+Each trajectory names the stretch of the journal that it is of, so no more than that is read. What
+cannot be forked (its program has changed, its environment does not replay, its journal is gone)
+begins again, as does what had not come to an answer yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from consumers.agents.fold.world import World
+from consumers.history.fork_request import ForkParent, continuation, parent_in
+from consumers.history.history import History
+from consumers.history.rollout_story import latest, stories
+from consumers.log.protocols import Record
+from consumers.log.reading import read_between
+from consumers.loop.dead_letters import passed_in_journal
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Trajectory
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """Makes them from the log."""
+
+    history: History
+    world: World
+    masked: bool = False
+    """Whether what was sampled so far is only read from now on."""
+
+    def requests(self, ended: Sequence[Trajectory]) -> list[RolloutRequest]:
+        """In the order of the trajectories; raises Unavailable."""
+        journals = self._journals(ended)
+        return [self._request(each, journals[each.rollout_id]) for each in ended]
+
+    def _request(self, ended: Trajectory, journal: list[Record]) -> RolloutRequest:
+        assert ended.request is not None
+        try:
+            return continuation(self._parent(ended, journal), masked=self.masked)
+        except Refused as error:
+            log.warning("rollout_begins_again", rollout_id=ended.rollout_id, reason=str(error))
+            return ended.request
+
+    def _parent(self, ended: Trajectory, journal: list[Record]) -> ForkParent:
+        """Raises Refused."""
+        if not journal:
+            msg = f"rollout {ended.rollout_id!r} cannot be forked: its journal is past retention"
+            raise Refused(msg)
+        found = latest(stories(ended.rollout_id, journal, self.history.codec))
+        return parent_in(found, self.world)
+
+    def _journals(self, ended: Sequence[Trajectory]) -> dict[str, list[Record]]:
+        """By rollout the records of its stretch of the journal."""
+        topic = self.history.topics.events
+        starts: dict[tuple[str, int], int] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for each in ended:
+            at = topic, each.journal_partition
+            starts[at] = min(each.first_offset, starts.get(at, each.first_offset))
+            ends[at] = max(each.last_offset + 1, ends.get(at, 0))
+        low = {at: self.history.log.bounds(topic)[at[1]][0] for at in starts}
+        starts = {at: max(start, low[at]) for at, start in starts.items()}
+        wanted = {each.rollout_id.encode(): each for each in ended}
+        journals: dict[str, list[Record]] = {each.rollout_id: [] for each in ended}
+        for records in read_between(self.history.log, starts, ends):
+            for record in records:
+                its = wanted.get(record.key or b"")
+                if its and its.first_offset <= record.offset <= its.last_offset:
+                    journals[its.rollout_id].append(record)
+        passed = passed_in_journal(self.history.log, self.history.topics)
+        return {name: list(passed.counted(records)) for name, records in journals.items()}

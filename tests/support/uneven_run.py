@@ -1,0 +1,163 @@
+"""A run in memory of rollouts of very different lengths, with a learner that only looks at them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.log.memory_log import MemoryLog
+from consumers.training.trainer import Trainer
+from consumers.training.training_run import TrainingRun
+from inference.scripted import ScriptedEngine
+from producers.admission import AdmissionRule, Draws
+from sandbox.environment import Observation
+from schemas.codec import Codec, LocalRegistry
+from schemas.messages import (
+    Control,
+    Limits,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    TrainStep,
+    Trajectory,
+)
+from schemas.topics import Topics, wanted
+from tests.support.staged_run import Counting
+from trainer.config import LearnerConfig
+from trainer.samples import Sample
+
+POLICY = "policy"
+SCORING = "environment_return"
+LONGEST = 14
+
+
+class Walk:
+    """Takes as many steps as its first action says."""
+
+    replayable = True
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def open(self, seed: int) -> Observation:
+        self.left = -1
+        return Observation(f"walk {seed}")
+
+    def step(self, action: str) -> Observation:
+        self.left = (int(action) % LONGEST if self.left < 0 else self.left) - 1
+        return Observation(f"{self.left} left", reward=1.0, terminated=self.left < 0)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class OneWayWalk(Walk):
+    """One that cannot be walked again."""
+
+    replayable = False
+
+
+class Looking(Counting):
+    """Keeps what it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Sample, ...]] = []
+
+    def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
+        self.seen.append(tuple(samples))
+        return super().step(samples, version=version)
+
+
+def number(call: ModelCall) -> str:
+    return str(call.seed % 1000)
+
+
+class UnevenRun:
+    """Everybody but the learner is real; the trainer may be replaced."""
+
+    def __init__(
+        self, directory: Path, config: LearnerConfig, *, environment: str = "Walk"
+    ) -> None:
+        self.directory, self.config = directory, config
+        self.topics = Topics("m.")
+        self.log = MemoryLog(wanted("m.", [POLICY], partitions=2))
+        self.codec = Codec(LocalRegistry())
+        settings = Settings(state_dir=directory, cache_dir=directory / "cache")
+        self.shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
+        self.loops = [
+            self.shop.agents("agents"),
+            self.shop.models("models", ScriptedEngine(POLICY, number)),
+            self.shop.environments("environments"),
+            self.shop.rewards("rewards", [SCORING], SCORING),
+        ]
+        self.template = RolloutRequest(
+            "",
+            Task(environment=f"{__name__}:{environment}"),
+            policy_id=POLICY,
+            run_id="run",
+            purpose="train",
+            limits=Limits(max_turns=LONGEST + 1),
+        )
+        self.trainer = self.begin()
+
+    def begin(self) -> Trainer:
+        """Another trainer goes on; the one before is gone without a word."""
+        config = self.config
+        batch = config.groups_per_step * config.members
+        rule = AdmissionRule(
+            config.max_staleness, batch, 4096, config.members, config.over_provision
+        )
+        run = TrainingRun("run", POLICY, self.directory, {}, SCORING, rule, config.steps)
+        learner: Any = Looking()
+        self.learner: Looking = learner
+        self.trainer = Trainer(
+            "t", self.log, self.codec, self.topics, self.log.publisher(), learner, config, run,
+            Draws(self.template, 7, config.members, (0, 1000)),
+            continue_=self.shop.continue_(config),
+        )  # fmt: skip
+        return self.trainer
+
+    def turn(self) -> None:
+        for loop in self.loops:
+            loop.turn(0.0)
+        self.trainer.turn(0.0)
+
+    def train(self, steps: int) -> None:
+        for _ in range(5_000):
+            if self.trainer.learner.steps_done >= steps:
+                return
+            self.turn()
+        pytest.fail(f"stands still after step {self.trainer.learner.steps_done}")
+
+    def settle(self) -> None:
+        """Let all that was asked for come to its end."""
+        for _ in range(300):
+            for loop in self.loops:
+                loop.turn(0.0)
+
+    def close(self) -> None:
+        for loop in self.loops:
+            loop.stop(1.0)
+
+    def read(self, topic: str, kind: type) -> list[Any]:
+        return [self.codec.decode(record.value, kind) for record in self.log.all(topic)]
+
+    def steps(self) -> list[TrainStep]:
+        return self.read(self.topics.train_steps, TrainStep)
+
+    def asked(self) -> list[RolloutRequest]:
+        return self.read(self.topics.requests, RolloutRequest)
+
+    def cancelled(self) -> list[Control]:
+        return self.read(self.topics.control, Control)
+
+    def trajectories(self) -> list[Trajectory]:
+        return self.read(self.topics.trajectories, Trajectory)
+
+    def scored(self) -> list[ScoredTrajectory]:
+        return self.read(self.topics.scored, ScoredTrajectory)

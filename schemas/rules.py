@@ -37,6 +37,8 @@ class Rule(Generic[F_co]):
     """What has to be there for it beyond what every rule of its kind sees."""
     stage: str = "T"
     """G, F_co, C, R or T: generate, filter, control, replay, train."""
+    gives: frozenset[str] = frozenset()
+    """What other rules may need and have by this one."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The function, so that `module:name` may name a rule."""
@@ -80,6 +82,9 @@ class Chosen(Generic[F_co]):
 
     def needs(self, what: str) -> bool:
         return what in self.rule.needs
+
+    def gives(self, what: str) -> bool:
+        return what in self.rule.gives
 
 
 def table(*rules: Rule[F_co]) -> dict[str, Rule[F_co]]:

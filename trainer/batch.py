@@ -6,8 +6,8 @@ each row carries its final weight, so micro-batches are summed, never averaged. 
 right, where no real token of a causal model can see it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -40,8 +40,9 @@ class BatchRow:
     """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
     entropy: float
     """What each sampled token's entropy is worth."""
-    prox: NDArray[np.float32] | None = None
-    """lp at the step's start, where a rule needs it."""
+    seen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """What a look at the tokens before their gradient has found, where a rule needs it: `prox`,
+    `ref`, `ewma`, `snapshot`."""
     teacher: NDArray[np.float32] | None = None
     """A teacher's log-probabilities, nan where it gave none, where a rule needs them."""
 
@@ -77,7 +78,8 @@ class MicroBatch:
     weight_B: Tensor
     entropy_B1: Tensor
     """float32, as what it is multiplied with."""
-    prox_BT: Tensor | None
+    seen: Mapping[str, Tensor]
+    """[B,T] each, of what all of its rows hold."""
     teacher_BT: Tensor | None = None
     shared: ModelInput | None = None
     """What the model is given in place of these rows, where they share what they begin with."""
@@ -202,7 +204,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
             out[b, : len(array)] = array
         return torch.from_numpy(out).to(device, dtype)
 
-    prox = [row.prox for row in chosen if row.prox is not None]
+    known = [name for name in chosen[0].seen if all(name in row.seen for row in chosen)]
     teacher = [row.teacher for row in chosen if row.teacher is not None]
     ones = [np.ones(len(row.token_ids), dtype=np.int64) for row in chosen]
     return MicroBatch(
@@ -217,7 +219,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         torch.tensor([row.reward for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([row.weight for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([[row.entropy] for row in chosen], dtype=torch.float32, device=device),
-        stacked(prox, torch.float32) if len(prox) == len(chosen) else None,
+        {name: stacked([row.seen[name] for row in chosen], torch.float32) for name in known},
         stacked(teacher, torch.float32) if len(teacher) == len(chosen) else None,
     )
 

@@ -13,6 +13,10 @@ from trainer.advantages.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
 from trainer.advantages.rloo import RLOO
 from trainer.advantages.success_weighted import SUCCESS_WEIGHTED
 from trainer.aggregates import AGGREGATES
+from trainer.corrections.icepop import ICEPOP
+from trainer.corrections.mis import MIS
+from trainer.corrections.no_correction import NO_CORRECTION
+from trainer.corrections.tis import TIS
 from trainer.distillation.no_teacher import NO_TEACHER
 from trainer.distillation.reverse_kl import REVERSE_KL
 from trainer.exploration.even import EVEN
@@ -26,13 +30,26 @@ from trainer.losses.gspo import GSPO
 from trainer.losses.m2po import M2PO
 from trainer.losses.policy_gradient import POLICY_GRADIENT
 from trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP
+from trainer.losses.ppo_ewma import PPO_EWMA
 from trainer.losses.soft_gate import SOFT_GATE
 from trainer.losses.topr import TOPR
+from trainer.old_logprobs.as_reported import AS_REPORTED
+from trainer.old_logprobs.ewma import EWMA
+from trainer.old_logprobs.loglinear import LOGLINEAR
+from trainer.old_logprobs.recompute import RECOMPUTE
+from trainer.old_logprobs.snapshot import SNAPSHOT
+from trainer.references.k1 import K1
+from trainer.references.k2 import K2
+from trainer.references.k3 import K3
+from trainer.references.no_reference import NO_REFERENCE
 from trainer.rewards import AdvantageRule, Exploration, Shaping
 from trainer.schedules import SCHEDULES
 from trainer.shaping.no_submit import NO_SUBMIT
 from trainer.shaping.overlong import OVERLONG
-from trainer.tokens import Distil, Loss
+from trainer.step_sizes.ess import ESS
+from trainer.step_sizes.pace import StepSize
+from trainer.step_sizes.scheduled import SCHEDULED
+from trainer.tokens import Correction, Distil, KlEstimate, Loss, OldLogprobs
 
 ADVANTAGES: Mapping[str, Rule[AdvantageRule]] = table(
     BATCH_NORMALISED,
@@ -49,8 +66,21 @@ EXPLORATIONS: Mapping[str, Rule[Exploration]] = table(EVEN, EXPLORE_FAILED)
 SHAPINGS: Mapping[str, Rule[Shaping]] = table(NO_SUBMIT, OVERLONG)
 DISTILS: Mapping[str, Rule[Distil]] = table(NO_TEACHER, REVERSE_KL)
 LOSSES: Mapping[str, Rule[Loss]] = table(
-    CLIP_HIGHER, POLICY_GRADIENT, PPO_CLIP, GSPO, CISPO, DECOUPLED_PPO, M2PO, TOPR, SOFT_GATE
+    CLIP_HIGHER,
+    POLICY_GRADIENT,
+    PPO_CLIP,
+    GSPO,
+    CISPO,
+    DECOUPLED_PPO,
+    M2PO,
+    TOPR,
+    SOFT_GATE,
+    PPO_EWMA,
 )
+CORRECTIONS: Mapping[str, Rule[Correction]] = table(NO_CORRECTION, TIS, ICEPOP, MIS)
+KLS: Mapping[str, Rule[KlEstimate]] = table(NO_REFERENCE, K1, K2, K3)
+OLDS: Mapping[str, Rule[OldLogprobs]] = table(AS_REPORTED, RECOMPUTE, SNAPSHOT, EWMA, LOGLINEAR)
+STEP_SIZES: Mapping[str, Rule[StepSize]] = table(SCHEDULED, ESS)
 
 FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE)
 """A configuration may choose several of them."""
@@ -59,6 +89,10 @@ KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {
     "filters": FILTERS,
     "advantage": ADVANTAGES,
     "loss": LOSSES,
+    "correction": CORRECTIONS,
+    "old_logprobs": OLDS,
+    "kl": KLS,
+    "step_size": STEP_SIZES,
     "exploration": EXPLORATIONS,
     "shaping": SHAPINGS,
     "aggregate": AGGREGATES,

@@ -16,10 +16,23 @@ from schemas import names
 from schemas.errors import Refused
 from schemas.messages import UNFINISHED
 from schemas.rules import Choice, Chosen, choose
-from trainer.catalogue import ADVANTAGES, DISTILS, EXPLORATIONS, KINDS, LOSSES, SHAPINGS
+from trainer.catalogue import (
+    ADVANTAGES,
+    CORRECTIONS,
+    DISTILS,
+    EXPLORATIONS,
+    KINDS,
+    KLS,
+    LOSSES,
+    OLDS,
+    SHAPINGS,
+    STEP_SIZES,
+)
+from trainer.objective import Objective
 from trainer.rewards import AdvantageRule, Exploration, Shaping
 from trainer.samples import Curation
 from trainer.schedules import SCHEDULES
+from trainer.step_sizes.pace import StepSize
 from trainer.tokens import Distil, Loss
 
 
@@ -81,6 +94,14 @@ class LearnerConfig:
     """Trajectories to one update of the weights; 0: all of the batch."""
     distill: str | Choice = "none"
     """What a teacher's token scores add to the advantage."""
+    old_logprobs: str | Choice = "none"
+    """Where the trainer's own log-probabilities at sampling time come from."""
+    correction: str | Choice = "none"
+    """What a cost weighs where the engine's log-probabilities are not the trainer's."""
+    kl: str | Choice = "none"
+    """What leaving a frozen reference costs."""
+    step_size: str | Choice = "scheduled"
+    """How large a step is beside what the schedule says."""
     checkpoint_keep_every: int = 20
     """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.
 
@@ -123,7 +144,7 @@ class LearnerConfig:
             raise Refused(msg)
         if self.packing not in PACKINGS:
             raise names.unknown("packing", self.packing, PACKINGS)
-        self.loss_rule()
+        self.objective()
         advantage = self.advantage_rule()
         if self.group_size < 2 and advantage.needs("group"):
             msg = f"group_size is {self.group_size}, but advantage {advantage.rule.name!r} compares"
@@ -184,6 +205,20 @@ class LearnerConfig:
         """What a teacher adds to advantages, with its options. Raises Refused."""
         return choose("distill", self.distill, DISTILS)
 
+    def objective(self) -> Objective:
+        """What is minimised for each token. Raises Refused for rules that do not fit together."""
+        return Objective(
+            self.loss_rule(),
+            self.distill_rule(),
+            choose("old_logprobs", self.old_logprobs, OLDS),
+            choose("correction", self.correction, CORRECTIONS),
+            choose("kl", self.kl, KLS),
+        )
+
+    def step_size_rule(self) -> Chosen[StepSize]:
+        """What a step's learning rate is multiplied by."""
+        return choose("step_size", self.step_size, STEP_SIZES)
+
     @property
     def teacher(self) -> str:
         """What the scorer's name begins with whose token scores are needed; empty for none."""
@@ -225,6 +260,11 @@ class LearnerConfig:
     def lr_at(self, done: int) -> float:
         factor = choose("schedule", self.schedule, SCHEDULES).rule.function
         return self.lr * factor(done, self.steps)
+
+    def scoring_versions(self, version: int) -> range:
+        """Versions whose weights may have to score tokens once `version` is made."""
+        kept = self.max_staleness + 1 if self.objective().old.needs("snapshot") else 0
+        return range(max(version + 1 - kept, 0), version + 1)
 
     @property
     def members(self) -> int:

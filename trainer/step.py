@@ -27,11 +27,14 @@ from trainer.batch import (
     shared_micro_batches,
 )
 from trainer.config import LearnerConfig
+from trainer.extra_pass import PastWeights, step_start
 from trainer.forward import loaded
-from trainer.gradient import EXTRA_PASS, Gradient, step_tokens, with_prox
+from trainer.gradient import Gradient, step_tokens
+from trainer.onlookers import Onlookers
 from trainer.samples import Sample
 from trainer.sharing import sharing_with
 from trainer.step_metrics import batch_metrics, token_metrics
+from trainer.step_sizes.pace import Pace
 from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -63,7 +66,13 @@ class Learner:
     """A policy that is trained. `version` numbers the weights it holds now."""
 
     def __init__(
-        self, model_directory: str, config: LearnerConfig, *, device: str = "cpu", version: int = 0
+        self,
+        model_directory: str,
+        config: LearnerConfig,
+        *,
+        device: str = "cpu",
+        version: int = 0,
+        past: PastWeights | None = None,
     ) -> None:
         torch.manual_seed(config.seed)
         self.config = config
@@ -72,9 +81,11 @@ class Learner:
         self.steps_done = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
-        self._loss, self._distil = config.loss_rule(), config.distill_rule()
+        self._objective, self._step_size = config.objective(), config.step_size_rule()
         self.model = loaded(model_directory).to(device).eval()
         self._sharing = sharing_with(self.model) if config.packing == "shared" else None
+        needs = self._objective.needs | self._step_size.rule.needs
+        self._onlookers = Onlookers(self.model, self._objective, needs, model_directory, past)
         self._parameters = dict(self.model.named_parameters())
         self.optimiser = torch.optim.AdamW(
             self._parameters.values(),
@@ -116,9 +127,7 @@ class Learner:
         batch = make_batch(samples, config)
         if config.on_stale == "weight":
             batch = aged(batch, self.version, config.max_staleness)
-        if not self._loss.rule.needs & EXTRA_PASS:
-            return batch
-        return with_prox(batch, self._pieces(batch), self.model, config.temperature)
+        return self._onlookers.before_step(batch, self._pieces, config.temperature)
 
     def add(self, gradient: Gradient, batch: Batch) -> None:
         """Leave the gradient of a batch, or of some rows of one, in the parameters."""
@@ -132,7 +141,7 @@ class Learner:
         """
         parameters = self.model.parameters()
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        skip = not (isfinite(cost) and isfinite(norm))
+        skip = not (isfinite(cost) and isfinite(norm) and isfinite(lr))
         self._apply(lr, skip)
         return {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
 
@@ -169,13 +178,15 @@ class Learner:
             if parameter in self.optimiser.state
         }
         rng = {"torch": raw_of(torch.get_rng_state())}
+        optimiser = moments | self._onlookers.state()
         return LearnerState(
-            self.steps_done, self.version, self.skipped, self.tensors(), moments, rng
+            self.steps_done, self.version, self.skipped, self.tensors(), optimiser, rng
         )
 
     def load(self, state: LearnerState) -> None:
         """Become what `state` was taken of."""
         load_tensors(self.model, state.weights)
+        self._onlookers.load(state.optimiser)
         self.optimiser.state.clear()
         for name, parameter in self._parameters.items():
             if f"{name}/step" in state.optimiser:
@@ -190,20 +201,24 @@ class Learner:
 
     def _updates(self, batch: Batch, lr: float) -> dict[str, float]:
         """Change the weights, once or for every minibatch; return what is known of it all."""
-        known = batch_metrics(batch, self.version)
+        pace: Pace = self._step_size(step_start(batch))
+        known = {**batch_metrics(batch, self.version), **pace.told}
         told, tokens = [], []
-        for update in self._minibatches(batch):
+        names: tuple[str, ...] = ()
+        for part in self._minibatches(batch):
+            update = self._onlookers.before_update(part, self._pieces, self.config.temperature)
             gradient = self._gradient(update)
             self.add(gradient, update)
-            told.append(self.apply(gradient.cost, lr))
+            told.append(self.apply(gradient.cost, lr * pace.factor))
             tokens += gradient.numbers()
+            names = gradient.told
         means = {key: fmean(one[key] for one in told) for key in told[0]}
-        return known | token_metrics(tokens) | means
+        return known | token_metrics(tokens, names) | means
 
     def _gradient(self, batch: Batch) -> Gradient:
         """An update's, empty."""
         self.optimiser.zero_grad(set_to_none=True)
-        return Gradient(self.model, self.config, self._loss, self._distil, step_tokens(batch))
+        return Gradient(self.model, self.config, self._objective, self.version, step_tokens(batch))
 
     def _minibatches(self, batch: Batch) -> Iterator[Batch]:
         config = self.config
@@ -227,6 +242,7 @@ class Learner:
             for group in self.optimiser.param_groups:
                 group["lr"] = lr
             self.optimiser.step()
+            self._onlookers.after_update()
             self._skipped_in_a_row = 0
             return
         self.skipped += 1

@@ -1,29 +1,32 @@
 """What is told of a step: numbers per token and per trajectory, and their means in log order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainer.batch import Batch, MicroBatch
 from trainer.forward import Forward
 from trainer.tokens import Costs, k3
 
 
-def numbers_per_token(micro: MicroBatch, forward: Forward, costs: Costs) -> dict[int, np.ndarray]:
-    """Per row of the batch float64 [5, n]: ratio, clipped, entropy, k3, log-ratio."""
+def numbers_per_token(
+    micro: MicroBatch, forward: Forward, costs: Costs, more: Iterable[Tensor] = ()
+) -> dict[int, np.ndarray]:
+    """Per row of the batch float64 [5 + more, n]: ratio, clipped, entropy, k3, log-ratio."""
     b_M, t_M = forward.b_M, forward.t_M
     lp_M, old_M = forward.lp_BT[b_M, t_M], micro.behaviour_logprobs_BT[b_M, t_M]
     numbers = [costs.ratio_BT[b_M, t_M], costs.clipped_BT[b_M, t_M], forward.entropy_BT[b_M, t_M]]
-    numbers += [k3(lp_M, old_M), lp_M - old_M]
+    numbers += [k3(lp_M, old_M), lp_M - old_M, *(each_BT[b_M, t_M] for each_BT in more)]
     table = torch.stack([n.detach().to("cpu", torch.float64) for n in numbers]).numpy()
     owner = b_M.cpu().numpy()
     return {row: table[:, owner == b] for b, row in enumerate(micro.rows)}
 
 
-def token_metrics(tokens: Sequence[np.ndarray]) -> dict[str, float]:
-    """Means over all sampled tokens, summed in log order."""
-    ratio, clipped, entropies, kl, log_ratios = np.concatenate(tokens, axis=1)
+def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dict[str, float]:
+    """Means over all sampled tokens, summed in log order; `more` names the rows after the fifth."""
+    ratio, clipped, entropies, kl, log_ratios, *told = np.concatenate(tokens, axis=1)
     return {
         "ratio_mean": float(ratio.mean()),
         "ratio_max": float(ratio.max()),
@@ -31,7 +34,7 @@ def token_metrics(tokens: Sequence[np.ndarray]) -> dict[str, float]:
         "entropy": float(entropies.mean()),
         "approx_kl": float(kl.mean()),
         "log_ratio_abs_max": float(np.abs(log_ratios).max()),
-    }
+    } | {name: float(each.mean()) for name, each in zip(more, told, strict=True)}
 
 
 def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:

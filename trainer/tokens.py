@@ -26,7 +26,6 @@ class StepTokens:
 
     lp_K: Tensor
     mu_K: Tensor
-    old_K: Tensor
     advantage_K: Tensor
     sequence_K: Tensor
     """Which row of the batch a token belongs to."""
@@ -48,14 +47,18 @@ class Tokens:
     reward_B: Tensor
     versions_BT: Tensor
     """Of the weights that sampled; -1 where nothing was."""
-    exact: bool = False
-    """Whether `old` really is the trainer's own network, and not μ in its place."""
+    exact_BT: Tensor | None = None
+    """bool: where `old` really is the trainer's own network when it sampled; None is nowhere."""
+    version: int = 0
+    """Of the weights at the step's start."""
     prox_BT: Tensor | None = None
     """The trainer at the step's start."""
     ref_BT: Tensor | None = None
     """A frozen reference."""
     ewma_BT: Tensor | None = None
     """The moving average of the weights."""
+    snapshot_BT: Tensor | None = None
+    """The weights that sampled a token; nan where they are gone."""
     teacher_BT: Tensor | None = None
     """What a teacher thinks of these tokens; nan where it said nothing."""
     step: StepTokens | None = None
@@ -74,6 +77,24 @@ class Costs:
 Loss = Callable[..., Costs]
 """(tokens, options) to costs; a user's function without options takes the tokens alone."""
 
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """What is taken for the trainer's own network at sampling time."""
+
+    old_BT: Tensor
+    exact_BT: Tensor | None = None
+    """bool: where it really is; None is nowhere."""
+
+
+OldLogprobs = Callable[..., Old]
+"""(tokens, options) to `old`; the tokens hold μ in its place."""
+
+Correction = Callable[..., Tensor]
+"""(tokens, options) to what each token's cost weighs, [B,T], without a gradient; 0 masks it."""
+
+KlEstimate = Callable[..., Tensor]
+"""(tokens, options) to an estimate of the KL to the reference on each token, [B,T]."""
 
 Distil = Callable[..., Tensor]
 """(tokens, options) to the advantages [B,T] that the loss is to see."""

@@ -5,10 +5,12 @@ content.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from schemas.errors import WireError
 from schemas.messages import WeightsFile
-from schemas.weights import RawTensor, is_whole, write_weights
+from schemas.weights import RawTensor, from_safetensors, is_whole, write_weights
 
 KEEP = 16
 
@@ -30,6 +32,14 @@ def mend(
         return False
     write_weights(str(directory), version, tensors)
     return True
+
+
+def of_version(directory: Path, version: int) -> dict[str, RawTensor] | None:
+    """The weights of a version that was announced from here; None where their file is gone."""
+    for path in sorted(directory.glob(f"v{version:08d}-*.safetensors")):
+        with suppress(OSError, WireError):  # gone meanwhile, or torn
+            return from_safetensors(path.read_bytes())
+    return None
 
 
 def prune(directory: Path, awaited: Iterable[int]) -> None:

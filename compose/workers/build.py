@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -249,6 +250,7 @@ class Workshop:
         from consumers.training.trainer import Trainer
         from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
         from trainer.step import Learner
+        from trainer.weights_files import of_version
 
         self.codec.prepare(self.topics.versions, PolicyVersion)
         self.codec.prepare(self.topics.train_steps, TrainStep)
@@ -260,7 +262,7 @@ class Workshop:
             self.codec,
             self.topics,
             self.log.publisher(),
-            Learner(str(folder.policy), config),
+            Learner(str(folder.policy), config, past=partial(of_version, folder.run().weights)),
             config,
             folder.run(),
             folder.draws(),

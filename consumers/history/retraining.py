@@ -8,6 +8,7 @@ Nothing is written, to no topic and not into the run's folder.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from schemas.errors import Refused, RollcallError
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor, from_safetensors, weights_digest
 from trainer import checkpoint as checkpoints
+from trainer import weights_files
 from trainer.branches import Branch, branch_of
 from trainer.checkpoint import Checkpoint
 from trainer.machine import differing, machine
@@ -97,7 +99,8 @@ def plan(
 def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
     """Each step as soon as it is trained."""
     run = plan.run
-    learner = Learner(str(run.policy), run.config)
+    past = partial(weights_files.of_version, run.directory / "weights")
+    learner = Learner(str(run.policy), run.config, past=past)
     learner.load(plan.start.state)
     curation = replace(
         run.config.curation(run.run_id, run.policy_id),

@@ -139,7 +139,9 @@ class StepSaver:
         self.highest = learner.version
         keep_every = self.config.checkpoint_keep_every
         checkpoints.prune(self.run.checkpoints, KEEP_CHECKPOINTS, keep_every)
-        weights_files.prune(self.run.weights, self.intake.evaluations.awaited())
+        awaited = self.intake.evaluations.awaited()
+        scoring = self.config.scoring_versions(learner.version)
+        weights_files.prune(self.run.weights, {*awaited, *scoring})
 
     def save_again(self) -> None:
         """Write the newest checkpoint once more, with what was consumed since."""

@@ -44,5 +44,5 @@ def gain_and_gradient(
 def everything(lp_BT: Tensor) -> dict[str, Any]:
     """Whatever a rule may need, all of it as if nothing had changed since the sampling."""
     lp_K = lp_BT.detach().reshape(-1)
-    step = StepTokens(lp_K, lp_K, lp_K, torch.ones_like(lp_K), torch.zeros_like(lp_K))
+    step = StepTokens(lp_K, lp_K, torch.ones_like(lp_K), torch.zeros_like(lp_K))
     return {"prox_BT": lp_BT, "ref_BT": lp_BT, "ewma_BT": lp_BT, "step": step}

@@ -5,7 +5,7 @@ What a loss treats as a constant is held at the point where the gradient is take
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import pytest
 import torch
@@ -54,6 +54,12 @@ def topr(lp: float, at: Place) -> float:
     return at.advantage * lp * (1 if at.reward > 0 else min(exp(at.lp - at.mu), 1))
 
 
+def ppo_ewma(lp: float, at: Place) -> float:
+    base = max(at.mu, at.lp - log(100))
+    near = max(min(lp - at.ewma, log(1.2)), log(0.8)) + at.ewma - base
+    return min(at.advantage * exp(lp - base), at.advantage * exp(near))
+
+
 def soft_gate(lp: float, at: Place) -> float:
     tau = 1.0 if at.advantage > 0 else 1.05
     return 4 / tau / (1 + exp(-tau * (exp(lp - at.mu) - 1))) * at.advantage
@@ -70,6 +76,7 @@ GAINS: dict[str, Callable[[float, Place], float]] = {
     "m2po": lambda lp, at: clipped(exp(lp - at.mu), at.advantage, exp(-0.2), exp(0.2)),
     "topr": topr,
     "soft_gate": soft_gate,
+    "ppo_ewma": ppo_ewma,
 }
 
 ROWS = [
@@ -121,4 +128,4 @@ def _autograd(name: str, places: list[Place]) -> tuple[list[float], list[float]]
 def step() -> StepTokens:
     """One token violates, by more than any threshold: the bounds are its own."""
     mu_K = torch.tensor([-1.0], dtype=torch.float64)
-    return StepTokens(mu_K + 0.2, mu_K, mu_K, torch.ones(1), torch.zeros(1))
+    return StepTokens(mu_K + 0.2, mu_K, torch.ones(1), torch.zeros(1))

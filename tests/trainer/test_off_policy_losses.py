@@ -17,6 +17,7 @@ from trainer.losses.cispo import Truncation, cispo
 from trainer.losses.clip import Clip
 from trainer.losses.decoupled_ppo import DecoupledClip, decoupled_ppo
 from trainer.losses.m2po import SecondMoment, bounds, m2po
+from trainer.losses.ppo_ewma import AverageClip, ppo_ewma
 from trainer.losses.soft_gate import Gates, soft_gate
 from trainer.losses.topr import topr
 from trainer.tokens import StepTokens
@@ -82,7 +83,7 @@ def step(apart: list[float], advantages: list[float]) -> StepTokens:
     """Tokens whose lp lies so far above the engine's."""
     mu_K = torch.full((len(apart),), -1.0, dtype=torch.float64)
     apart_K, worth_K = torch.tensor([apart, advantages], dtype=torch.float64)
-    return StepTokens(mu_K + apart_K, mu_K, mu_K, worth_K, torch.zeros(len(apart)))
+    return StepTokens(mu_K + apart_K, mu_K, worth_K, torch.zeros(len(apart)))
 
 
 @golden("loss", "m2po")
@@ -144,6 +145,22 @@ def test_soft_gates_are_as_printed(ratio: float, advantage: float, gate: float) 
     assert gains.item() == pytest.approx(gate * advantage, abs=5e-7)
     if ratio == 1:
         assert gradients.item() == pytest.approx(advantage)
+
+
+@golden("loss", "ppo_ewma")
+def test_ppo_ewma_is_bounded_around_the_average_as_printed() -> None:
+    """min(2.013753, 1.790190), and no gradient where the bound holds."""
+    lp_BT = one(-0.5).requires_grad_()
+    costs = ppo_ewma(piece(lp_BT, one(-1.2), 1.0, ewma_BT=one(-0.8)), AverageClip())
+    (-costs.cost_BT).sum().backward()
+
+    assert -costs.cost_BT.item() == pytest.approx(1.790190, abs=5e-7)
+    assert costs.ratio_BT.item() == pytest.approx(2.013753, abs=5e-7)
+    assert costs.clipped_BT.item()
+    assert lp_BT.grad is not None
+    assert lp_BT.grad.item() == 0
+    far = ppo_ewma(piece(one(-0.5), one(-9.0), 1.0, ewma_BT=one(-0.5)), AverageClip())
+    assert far.ratio_BT.item() == pytest.approx(100)
 
 
 @given(

@@ -1,0 +1,150 @@
+"""Where `old` comes from: what is exact is the network that sampled, to the bit it can give."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import Refused
+from schemas.packed import ids_of
+from schemas.rules import NoOptions
+from schemas.weights import RawTensor
+from tests.support.golden import golden
+from tests.support.scored_trajectories import sample, scored, sequence, some_samples
+from tests.support.token_views import piece
+from trainer.batch import Batch
+from trainer.config import LearnerConfig
+from trainer.moving_average import Decay, MovingAverage
+from trainer.old_logprobs.as_reported import as_reported
+from trainer.old_logprobs.ewma import ewma
+from trainer.old_logprobs.loglinear import loglinear
+from trainer.old_logprobs.recompute import recompute
+from trainer.old_logprobs.snapshot import snapshot
+from trainer.samples import Sample
+from trainer.step import Learner
+
+CONFIG = LearnerConfig(entropy=0.0, lr=1e-2, steps=20)
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+@golden("old_logprobs", "loglinear")
+def test_the_log_linear_stand_in_is_as_printed() -> None:
+    """v_b 3, v_prox 5, v_θ 6: α is 2/3; a fresh token has the engine's own."""
+    versions_BT = torch.tensor([[3, 5]])
+    lp_BT = row(-0.6, -0.6).requires_grad_()
+    tokens = piece(lp_BT, row(-1.2, -1.2), 1.0, versions_BT=versions_BT, version=5)
+
+    old = loglinear(tokens, NoOptions())
+
+    assert old.old_BT.tolist() == [pytest.approx([-0.8, -1.2])]
+    assert not old.old_BT.requires_grad
+    assert old.exact_BT is None
+
+
+@golden("old_logprobs", "none", "recompute", "snapshot", "ewma")
+def test_each_takes_its_own_and_says_where_it_is_exact() -> None:
+    tokens = piece(
+        row(-1, -1), row(-2, -2), 1.0, versions_BT=torch.tensor([[3, 4]]), version=4,
+        prox_BT=row(-3, -3), ewma_BT=row(-4, -4), snapshot_BT=row(-5, torch.nan),
+    )  # fmt: skip
+
+    assert as_reported(tokens, NoOptions()).old_BT.tolist() == [[-2, -2]]
+    assert as_reported(tokens, NoOptions()).exact_BT is None
+    fresh = recompute(tokens, NoOptions())
+    assert fresh.old_BT.tolist() == [[-3, -3]]
+    assert fresh.exact_BT is not None
+    assert fresh.exact_BT.tolist() == [[False, True]]
+    kept = snapshot(tokens, NoOptions())
+    assert kept.old_BT.tolist() == [[-5, -2]]
+    assert kept.exact_BT is not None
+    assert kept.exact_BT.tolist() == [[True, False]]
+    assert ewma(tokens, Decay()).old_BT.tolist() == [[-4, -4]]
+
+
+def of_two_versions(learner: Learner) -> list[Sample]:
+    """Rollouts whose first turn version 0 has sampled, and whose second version 1."""
+    made = []
+    for number, one in enumerate(some_samples(0)):
+        each = (one.scored.trajectory.sequences or ())[0]
+        mask = list(each.loss_mask)
+        turn = np.cumsum([not m for m in mask]) - 2
+        versions = [int(t) if m else -1 for t, m in zip(turn, mask, strict=True)]
+        made_of = sequence(ids_of(each.token_ids), mask, [-2.5 * m for m in mask], versions)
+        made.append(sample(scored(f"r{number}", float(number % 3), sequences=(made_of,)), number))
+    return made
+
+
+def test_a_token_is_scored_by_the_weights_that_sampled_it(model_directory: str) -> None:
+    """Under a recipe that corrects: exact where they are kept, the engine's where they are gone."""
+    kept: dict[int, dict[str, RawTensor]] = {}
+    config = replace(CONFIG, old_logprobs="snapshot", correction="tis", micro_batch_tokens=40)
+    learner = Learner(model_directory, config, past=kept.get)
+    plain = Learner(model_directory, CONFIG)
+    for version in (0, 1):
+        learner.version = version
+        kept[version] = dict(learner.tensors())
+        learner.step(some_samples(version), version=version + 1)
+    samples = of_two_versions(learner)
+    batch = learner.begin(samples)
+
+    for version in (0, 1):
+        plain.load(replace(plain.state(), weights=kept[version]))
+        alone = Learner.begin(plain, samples)
+        found = recomputed(plain, alone)
+        for seen, exact in zip(batch.rows, found, strict=True):
+            there = seen.mask & (seen.versions == version)
+            np.testing.assert_allclose(seen.seen["snapshot"][there], exact[there], atol=1e-6)
+    assert learner.step(samples)["old_exact"] == 1
+    del kept[0]
+    assert 0 < learner.step(samples)["old_exact"] < 1
+    assert np.isfinite(learner.step(samples)["grad_norm"])
+
+
+def recomputed(learner: Learner, batch: Batch) -> list[np.ndarray]:
+    """What the learner's weights of now say, row by row without padding."""
+    told = []
+    for each in batch.rows:
+        ids = torch.tensor(each.token_ids.tolist())
+        with torch.no_grad():
+            log_p_TV = learner.model(ids[None]).logits[0].log_softmax(-1)
+        lp = log_p_TV[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+        told.append(np.concatenate([[0.0], lp]))
+    return told
+
+
+def test_snapshots_need_a_folder_of_a_run(model_directory: str) -> None:
+    with pytest.raises(Refused, match=r"needs the folder of a run.*use recompute"):
+        Learner(model_directory, replace(CONFIG, old_logprobs="snapshot"))
+
+
+def test_the_average_of_weights_is_as_printed() -> None:
+    """d .9, θ̄ 0, then θ = 1 three times."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    average = MovingAverage(model, 0.9)
+    torch.nn.init.ones_(model.weight)
+    found = []
+    for _ in range(3):
+        average.update(model)
+        found.append((average.total, average.model.weight.item()))
+
+    assert np.round(found, 6).tolist() == [[1.9, 0.526316], [2.71, 0.701107], [3.439, 0.78802]]
+
+
+def test_a_run_with_an_average_goes_on_bit_for_bit(model_directory: str) -> None:
+    config = replace(CONFIG, loss="ppo_ewma", minibatch=5)
+    whole, first = (Learner(model_directory, config) for _ in range(2))
+    for number in range(2):
+        whole.step(some_samples(number))
+        first.step(some_samples(number))
+    second = Learner(model_directory, config)
+    second.load(first.state())
+
+    for number in (2, 3):
+        assert whole.step(some_samples(number)) == second.step(some_samples(number))
+    assert whole.state() == second.state()
+    assert any(name.endswith("/average") for name in whole.state().optimiser)

@@ -1,0 +1,109 @@
+"""What leaving a frozen reference costs: the printed values, and the way back to it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from schemas.errors import Refused
+from schemas.rules import Choice, NoOptions
+from tests.support.golden import golden
+from tests.support.scored_trajectories import some_samples
+from tests.support.token_views import piece
+from trainer.catalogue import KLS
+from trainer.config import LearnerConfig
+from trainer.references.no_reference import no_reference
+from trainer.step import Learner
+
+CONFIG = LearnerConfig(entropy=0.0, lr=1e-2, steps=20, loss="policy_gradient")
+
+
+def one(value: float) -> torch.Tensor:
+    return torch.tensor([[value]], dtype=torch.float64)
+
+
+@golden("kl", "k1", "k2", "k3")
+@pytest.mark.parametrize(
+    ("name", "estimate", "slope"), [("k1", 0.2, 1), ("k2", 0.02, 0.2), ("k3", 0.018731, 0.181269)]
+)
+def test_estimates_are_as_printed(name: str, estimate: float, slope: float) -> None:
+    def at(lp: float) -> torch.Tensor:
+        lp_BT = one(lp).requires_grad_()
+        view = piece(lp_BT, one(-1), 1.0, ref_BT=one(-1.2))
+        kl_BT: torch.Tensor = KLS[name](view, KLS[name].options())
+        kl_BT.sum().backward()
+        assert lp_BT.grad is not None
+        gradients.append(lp_BT.grad.item())
+        return kl_BT.detach()
+
+    gradients: list[float] = []
+    assert at(-1.0).item() == pytest.approx(estimate, abs=5e-7)
+    difference = (at(-1.0 + 1e-6) - at(-1.0 - 1e-6)).item() / 2e-6
+    assert gradients[0] == pytest.approx(difference, rel=1e-6)
+    assert gradients[0] == pytest.approx(slope, abs=5e-7)
+
+
+@golden("kl", "none")
+def test_without_a_reference_nothing_is_paid() -> None:
+    assert no_reference(piece(one(-1), one(-2), 1.0), NoOptions()).item() == 0
+
+
+def test_only_k2_has_the_gradient_of_the_kl() -> None:
+    """Over all words of a policy of three: Σ p·∂k2 is ∇KL(π ‖ ref), Σ p·∂k1 is 0."""
+    logits_V = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    ref_V = torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64).log_softmax(-1)
+    lp_V = logits_V.log_softmax(-1)
+    p_V = lp_V.detach().exp()
+    (exact_V,) = torch.autograd.grad(
+        (lp_V.exp() * (lp_V - ref_V)).sum(), logits_V, retain_graph=True
+    )
+    found = {}
+    for name in ("k1", "k2"):
+        view = piece(lp_V[None], ref_V[None], 1.0, ref_BT=ref_V[None])
+        cost = (p_V * KLS[name](view, KLS[name].options())[0]).sum()
+        (found[name],) = torch.autograd.grad(cost, logits_V, retain_graph=True)
+
+    torch.testing.assert_close(found["k2"], exact_V)
+    torch.testing.assert_close(found["k1"], torch.zeros_like(exact_V))
+
+
+def test_a_policy_is_drawn_back_to_what_it_began_as(model_directory: str) -> None:
+    """Rewards drive both away; who pays for it stays nearer, and begins at no distance."""
+    kl = Choice("k2", (("weight", 5.0),))
+    held, free = Learner(model_directory, replace(CONFIG, kl=kl)), Learner(model_directory, CONFIG)
+    told = [held.step(some_samples(n)) for n in range(4)]
+    for number in range(4):
+        free.step(some_samples(number))
+
+    assert told[0]["reference_kl"] == pytest.approx(0, abs=1e-9)
+    begun = Learner(model_directory, CONFIG).model.state_dict()
+    away = [
+        sum(
+            (learner.model.state_dict()[name] - tensor).norm().item()
+            for name, tensor in begun.items()
+        )
+        for learner in (held, free)
+    ]
+    assert 0 < told[-1]["reference_kl"] < 0.1
+    assert away[0] < away[1]
+    # A learner that resumes has the reference of its directory, not of its checkpoint.
+    again = Learner(model_directory, replace(CONFIG, kl=kl))
+    again.load(held.state())
+    assert again.step(some_samples(5)) == held.step(some_samples(5))
+
+
+def distance(learner: Learner, other: Learner) -> float:
+    """Between the weights of two."""
+    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
+    return sum((one - two).square().sum().item() for one, two in pairs)
+
+
+def test_a_reference_of_other_words_is_refused(model_directory: str, tmp_path: Path) -> None:
+    small = GPT2Config(vocab_size=5, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+    GPT2LMHeadModel(small).save_pretrained(tmp_path / "other")
+    kl = Choice("k3", (("directory", str(tmp_path / "other")),))
+
+    with pytest.raises(Refused, match="has 5 tokens, the policy"):
+        Learner(model_directory, replace(CONFIG, kl=kl))

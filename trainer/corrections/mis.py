@@ -1,0 +1,57 @@
+"""Masked importance sampling: what lies outside a range is left out, and the rest weighs 1."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from schemas.rules import Rule, require
+from trainer.corrections.level import LEVELS, log_ratio_at, within
+from trainer.tokens import Tokens
+
+LOW = {"token": 0.5, "sequence": 0.1, "geometric": 0.999}
+HIGH = {"token": 2.0, "sequence": 10.0, "geometric": 1.001}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Of tokens outside [0.5, 2], of sequences outside [0.1, 10] by the product of their ratios,
+    or outside [0.999, 1.001] by its geometric mean; unless `low` and `high` say otherwise.
+    """
+
+    level: str = "token"
+    low: float | None = None
+    high: float | None = None
+    veto: float = 1e-4
+    """A sequence with one ratio below this goes as a whole; 0 is off."""
+
+    def __post_init__(self) -> None:
+        require("level", self.level, self.level in LEVELS, f"use one of {', '.join(LEVELS)}")
+        for key, least, most in (("low", 0.0, 1.0), ("high", 1.0, float("inf"))):
+            value = getattr(self, key)
+            given = value is None or (isinstance(value, int | float) and least <= value <= most)
+            require(key, value, given, f"give a number in [{least:g}, {most:g}]")
+        require("veto", self.veto, 0 <= self.veto < 1, "give 0 (off) or a number below 1")
+
+
+def mis(tokens: Tokens, options: Rejection) -> Tensor:
+    """w = 1 where the ratio exp(old − μ) lies in the range of its level, else 0.
+
+    Source: When Speed Kills Stability, Liu et al. 2025 (masked importance sampling, veto).
+    """
+    ratio_BT = log_ratio_at(options.level, tokens).exp().expand_as(tokens.mu_BT)
+    low = within(options.low, options.level, LOW)
+    high = within(options.high, options.level, HIGH)
+    kept_BT = (ratio_BT >= low) & (ratio_BT <= high)
+    far_BT = (log_ratio_at("token", tokens).exp() < options.veto) & tokens.mask_BT
+    kept_BT = kept_BT & ~far_BT.any(dim=1, keepdim=True)
+    return kept_BT.to(tokens.mu_BT.dtype)
+
+
+MIS = Rule(
+    "mis",
+    "correction",
+    "When Speed Kills Stability, Liu et al. 2025",
+    mis,
+    Rejection,
+    frozenset({"own_old"}),
+)

@@ -1,0 +1,15 @@
+"""The engine is taken at its word."""
+
+from torch import Tensor, ones_like
+
+from schemas.rules import NoOptions, Rule
+from trainer.tokens import Tokens
+
+
+def no_correction(tokens: Tokens, options: NoOptions) -> Tensor:
+    """w = 1, [B,T]. Ours."""
+    del options
+    return ones_like(tokens.mu_BT)
+
+
+NO_CORRECTION = Rule("none", "correction", "ours", no_correction)

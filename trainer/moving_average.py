@@ -1,0 +1,63 @@
+"""An exponentially weighted moving average of a model's weights, which a checkpoint holds."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from schemas.rules import require
+from schemas.weights import RawTensor
+from trainer.tensors import exported, raw_of, tensor_of
+
+PLACE = "average"
+"""Names of its tensors end so among those of the optimiser."""
+TOTAL = f"total/{PLACE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """`decay` is d: 0.889 has its centre of mass 8 updates back."""
+
+    decay: float = 0.889
+
+    def __post_init__(self) -> None:
+        require("decay", self.decay, 0 < self.decay < 1, "give a number between 0 and 1")
+
+
+class MovingAverage:
+    """θ̄ of a model; it begins as the model itself with W = 1.
+
+    After each update W' = d·W + 1 and θ̄ ← θ̄·d·W/W' + θ/W'.
+    Source: Batch size-invariance for policy optimization, arXiv 2110.00641, §3, and its code.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.total = 1.0
+        self.model = copy.deepcopy(model).requires_grad_(False)
+
+    def update(self, model: nn.Module) -> None:
+        """Take the weights of now in."""
+        total = self.decay * self.total + 1
+        now = exported(model)
+        with torch.no_grad():
+            for name, mean in exported(self.model).items():
+                if mean.is_floating_point():
+                    mean.mul_(self.decay * self.total / total).add_(now[name], alpha=1 / total)
+        self.total = total
+
+    def state(self) -> dict[str, RawTensor]:
+        """All that it is, bit for bit."""
+        weights = {f"{name}/{PLACE}": raw_of(t) for name, t in exported(self.model).items()}
+        return weights | {TOTAL: raw_of(torch.tensor(self.total, dtype=torch.float64))}
+
+    def load(self, state: Mapping[str, RawTensor], model: nn.Module) -> None:
+        """Become what `state` was taken of; the model itself where it holds none."""
+        now = exported(model)
+        known = TOTAL in state
+        self.total = tensor_of(state[TOTAL]).item() if known else 1.0
+        with torch.no_grad():
+            for name, mean in exported(self.model).items():
+                mean.copy_(tensor_of(state[f"{name}/{PLACE}"]) if known else now[name])

@@ -1,0 +1,13 @@
+"""The trainer's own was not kept: what the engine reported stands in for it."""
+
+from schemas.rules import NoOptions, Rule
+from trainer.tokens import Old, Tokens
+
+
+def as_reported(tokens: Tokens, options: NoOptions) -> Old:
+    """old = μ. Ours."""
+    del options
+    return Old(tokens.mu_BT)
+
+
+AS_REPORTED = Rule("none", "old_logprobs", "ours", as_reported)

@@ -1,0 +1,24 @@
+"""A moving average of the weights stands in for those of some time ago."""
+
+from schemas.rules import Rule
+from trainer.moving_average import Decay
+from trainer.tokens import Old, Tokens, needed
+
+
+def ewma(tokens: Tokens, options: Decay) -> Old:
+    """old = log π_θ̄, θ̄ as in `ppo_ewma`.
+
+    Source: Missing Old Logits, approximate route; Batch size-invariance, arXiv 2110.00641, §3.
+    """
+    del options
+    return Old(needed(tokens.ewma_BT, "ewma"))
+
+
+EWMA = Rule(
+    "ewma",
+    "old_logprobs",
+    "Missing Old Logits; Batch size-invariance, arXiv 2110.00641, §3",
+    ewma,
+    Decay,
+    frozenset({"ewma"}),
+)

@@ -1,0 +1,81 @@
+"""Weights beside those that are trained, as far as a rule needs them: what they see of a batch."""
+
+import copy
+from collections.abc import Mapping
+
+from torch import nn
+
+from schemas.errors import Refused
+from schemas.weights import RawTensor
+from trainer.batch import Batch
+from trainer.extra_pass import PastWeights, Pieces, looked_at, with_snapshots
+from trainer.forward import loaded
+from trainer.moving_average import MovingAverage
+from trainer.objective import Objective
+
+
+class Onlookers:
+    """A frozen reference, the moving average, old versions; and the model itself, before a step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        needs: frozenset[str],
+        directory: str,
+        past: PastWeights | None,
+    ) -> None:
+        self.model = model
+        self.needs = needs
+        self.past = past
+        self.reference = _reference(model, objective, directory) if "ref" in needs else None
+        self.average = MovingAverage(model, objective.decay) if "ewma" in needs else None
+        self.scratch = _frozen(model) if "snapshot" in needs else None
+        if self.scratch is not None and past is None:
+            msg = "old_logprobs 'snapshot' needs the folder of a run, where its weights are kept"
+            raise Refused(msg + "; use recompute")
+
+    def before_step(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
+        """What is looked at once for all updates of a step."""
+        models = {"prox": self.model} if self.needs & {"prox", "step"} else {}
+        if self.reference is not None:
+            models["ref"] = self.reference
+        if models:
+            batch = looked_at(batch, pieces, models, temperature)
+        if self.scratch is not None and self.past is not None:
+            return with_snapshots(batch, pieces, self.scratch, self.past, temperature)
+        return batch
+
+    def before_update(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
+        """What has changed since the last update."""
+        if self.average is None:
+            return batch
+        return looked_at(batch, pieces, {"ewma": self.average.model}, temperature)
+
+    def after_update(self) -> None:
+        if self.average is not None:
+            self.average.update(self.model)
+
+    def state(self) -> dict[str, RawTensor]:
+        """What a checkpoint has to hold of them."""
+        return {} if self.average is None else self.average.state()
+
+    def load(self, state: Mapping[str, RawTensor]) -> None:
+        """Become what `state` was taken of; the model has its weights already."""
+        if self.average is not None:
+            self.average.load(state, self.model)
+
+
+def _frozen(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def _reference(model: nn.Module, objective: Objective, directory: str) -> nn.Module:
+    """Raises Refused for a model of other words."""
+    named = objective.kl.options.directory or directory
+    reference = loaded(named).to(next(model.parameters()).device).eval().requires_grad_(False)
+    theirs, ours = reference.config.vocab_size, model.config.vocab_size
+    if theirs != ours:
+        msg = f"the reference {named!r} has {theirs} tokens, the policy {ours}; give one of its own"
+        raise Refused(msg + " tokens, such as what the policy began as")
+    return reference

@@ -1,0 +1,18 @@
+"""The plain log-ratio: right on average, but what it pushes is no KL's gradient."""
+
+from torch import Tensor
+
+from schemas.rules import Rule
+from trainer.references.kl_penalty import KlPenalty
+from trainer.tokens import Tokens, log_ratio, needed
+
+
+def k1(tokens: Tokens, options: KlPenalty) -> Tensor:
+    """−x, x = ref − lp. Source: Approximating KL Divergence, Schulman 2020."""
+    del options
+    return -log_ratio(needed(tokens.ref_BT, "ref"), tokens.lp_BT)
+
+
+K1 = Rule(
+    "k1", "kl", "Approximating KL Divergence, Schulman 2020", k1, KlPenalty, frozenset({"ref"})
+)

@@ -1,0 +1,18 @@
+"""Half the square of the log-ratio: of the three the one whose gradient is the KL's."""
+
+from torch import Tensor
+
+from schemas.rules import Rule
+from trainer.references.kl_penalty import KlPenalty
+from trainer.tokens import Tokens, log_ratio, needed
+
+
+def k2(tokens: Tokens, options: KlPenalty) -> Tensor:
+    """x²/2, x = ref − lp. Source: Approximating KL Divergence, Schulman 2020."""
+    del options
+    return log_ratio(needed(tokens.ref_BT, "ref"), tokens.lp_BT).square() / 2
+
+
+K2 = Rule(
+    "k2", "kl", "Approximating KL Divergence, Schulman 2020", k2, KlPenalty, frozenset({"ref"})
+)

@@ -1,0 +1,15 @@
+"""Nothing holds the policy where it began."""
+
+from torch import Tensor, zeros_like
+
+from schemas.rules import NoOptions, Rule
+from trainer.tokens import Tokens
+
+
+def no_reference(tokens: Tokens, options: NoOptions) -> Tensor:
+    """0, [B,T]. Ours."""
+    del options
+    return zeros_like(tokens.mu_BT)
+
+
+NO_REFERENCE = Rule("none", "kl", "ours", no_reference)

@@ -1,0 +1,1 @@
+"""How large a step is taken beside what the schedule says, one rule to a file."""

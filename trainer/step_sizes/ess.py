@@ -1,0 +1,52 @@
+"""Smaller steps on batches of which only a part still says something."""
+
+from dataclasses import dataclass
+from math import exp, sqrt
+
+import numpy as np
+
+from schemas.rules import Rule, require
+from trainer.rewards import Floats
+from trainer.step_sizes.pace import Pace, StepStart
+
+LEVELS = ("product", "geometric")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSize:
+    """A batch at `base` or above keeps the whole rate."""
+
+    base: float = 1.0
+    linear: bool = False
+    """Without the root."""
+    level: str = "product"
+    """Of a trajectory's ratios; `geometric` takes their mean, ours, for long ones."""
+
+    def __post_init__(self) -> None:
+        require("base", self.base, 0 < self.base <= 1, "give a number in (0, 1]")
+        require("level", self.level, self.level in LEVELS, f"use one of {', '.join(LEVELS)}")
+
+
+def ess(start: StepStart, options: SampleSize) -> Pace:
+    """lr·sqrt(min(1, ρ/ρ_base)), ρ = (Σ w)²/(B·Σ w²), w_i = exp(Σ_t (lp − μ)). Source: VCPO, §4."""
+    logs_N = start.log_weights_N
+    if options.level == "geometric":
+        logs_N = logs_N / start.lengths_N
+    ratio = effective_share(logs_N)
+    share = min(1.0, ratio / options.base)
+    return Pace(share if options.linear else sqrt(share), {"ess_ratio": ratio})
+
+
+def effective_share(logs_N: Floats) -> float:
+    """ρ of weights given as logarithms: exp(2·lse(l) − lse(2l))/B; 1 of none."""
+    if not len(logs_N):
+        return 1.0
+    return exp(2 * _lse(logs_N) - _lse(2 * logs_N)) / len(logs_N)
+
+
+def _lse(logs_N: Floats) -> float:
+    most = float(logs_N.max())
+    return most + float(np.log(np.exp(logs_N - most).sum()))
+
+
+ESS = Rule("ess", "step_size", "VCPO, §4", ess, SampleSize, frozenset({"prox"}))

@@ -17,14 +17,37 @@ Version = Annotated[
     int | None, typer.Option(help="Of the branch that led there, not to the newest.")
 ]
 Json = Annotated[Path | None, typer.Option(help="Write the report there.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="learner.KEY=VALUE",
+        help="What if: learn otherwise from them.",
+    ),
+]
+WithoutTask = Annotated[
+    str, typer.Option(metavar="PATTERN", help="What if: without tasks of such ids, as `maze-*`.")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="What if: the policy that it comes to, as a directory.")
+]
 
 
-def retrain(run: Run, steps: Steps, version: Version = None, json: Json = None) -> None:
+def retrain(
+    run: Run,
+    steps: Steps,
+    version: Version = None,
+    with_: With = None,
+    without_task: WithoutTask = "",
+    out: Out = None,
+    json: Json = None,
+) -> None:
     """Train steps of a run again from the record, and compare the weights after each.
 
     Begins at the newest kept checkpoint before A. Writes no record and nothing of the run.
     Exit code 1 where weights differ: the bits are the same on the same CPU with the same
-    ROLLCALL_TRAINING__THREADS.
+    ROLLCALL_TRAINING__THREADS. --with and --without-task ask what another rule, or fewer tasks,
+    would have made of the same batches; both are trained, and told of side by side.
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
@@ -33,11 +56,24 @@ def retrain(run: Run, steps: Steps, version: Version = None, json: Json = None) 
 
     numbers = parse_steps(steps)
     refuse_no_folder(json)
+    if out is not None and not (with_ or without_task):
+        msg = "--out is for what --with or --without-task come to; give one, or use export-policy"
+        raise Refused(msg)
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)
+    threads = cluster.settings.training.threads
+    if with_ or without_task:
+        from compose.runs.what_if_run import what_if
+
+        report = what_if(
+            cluster, folder, numbers, with_ or [], without_task,
+            version=version, threads=threads, out=out, tell=typer.echo,
+        )  # fmt: skip
+        if json is not None:
+            write_json(json, report)
+        return
     from compose.pages.retraining_page import retrain_and_tell
 
-    threads = cluster.settings.training.threads
     report = retrain_and_tell(
         cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
     )

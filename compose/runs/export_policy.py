@@ -17,6 +17,7 @@ from schemas.errors import Refused, WeightsDiffer
 from schemas.weights import weights_digest
 from schemas.whole_files import appearing, refuse_used
 from trainer.checkpoint import Checkpoint, load_latest
+from trainer.step import LearnerState
 from trainer.tensors import DTYPES, load_tensors, tensors_of
 
 ABOUT = "rollcall.json"
@@ -42,6 +43,16 @@ def export(folder: RunFolder, out: Path) -> int:
         hidden.mkdir()
         _write(folder, checkpoint, hidden)
     return checkpoint.version
+
+
+def export_state(folder: RunFolder, state: LearnerState, out: Path) -> None:
+    """Write what a learner of a run has come to, by whatever way, as a policy's directory."""
+    out = out.expanduser().absolute()
+    refuse_used(out, "--out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(out) as hidden:
+        hidden.mkdir()
+        _write(folder, Checkpoint(state, -1), hidden)
 
 
 def _newest(folder: RunFolder) -> Checkpoint:

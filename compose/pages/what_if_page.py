@@ -1,0 +1,67 @@
+"""Steps of a run trained again under another rule, told while it goes on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from consumers.history.history import History
+from consumers.history.retraining import plan
+from consumers.history.training_record import TrainedRun
+from consumers.history.what_if import OtherwiseStep, WhatIf, require_trainable
+from trainer.config import LearnerConfig
+from trainer.step import LearnerState
+
+SHOWN = ("loss", "grad_norm", "clip_fraction", "entropy", "approx_kl", "advantage_std")
+EXACT = (
+    "exact: the checkpoint with its optimiser, the recorded batches and their order; not exact: "
+    "the data are of the policy of then, so later steps say ever less about a run by itself"
+)
+
+
+def train_otherwise(
+    history: History,
+    run: TrainedRun,
+    steps: tuple[int, int],
+    config: LearnerConfig,
+    *,
+    version: int | None,
+    without_task: str,
+    threads: int,
+    tell: Callable[[str], None],
+) -> tuple[dict[str, Any], LearnerState]:
+    """Plan, train both, tell in lines; the report and what it came to. Raises Refused."""
+    require_trainable(run.config, config)
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    ahead = plan(history, run, *steps, version)
+    what_if = WhatIf(ahead, config, history.codec, without_task)
+    tell(f"run {run.run_id}, from checkpoint {ahead.path.name} (step {ahead.start.state.step})")
+    tell(EXACT)
+    told = []
+    for step in what_if.train():
+        for line in step_lines(step):
+            tell(line)
+        told.append(asdict(step))
+    report = {
+        "run_id": run.run_id, "checkpoint": ahead.path.name, "without_task": without_task,
+        "weights_digest_then": ahead.announced[ahead.branch.steps[ahead.last].version],
+        "steps": told,
+    }  # fmt: skip
+    return report, what_if.state()
+
+
+def step_lines(step: OtherwiseStep) -> Iterator[str]:
+    """What was trained on and how far it leads away, then each metric as it was and otherwise."""
+    left_out = f", {step.left_out} left out" if step.left_out else ""
+    bits = {True: "as it was to the bit", False: "not the bits of then", None: "digest is gone"}
+    yield (
+        f"step {step.step:>4}  {step.trajectories} trajectories{left_out}  weights "
+        f"{step.distance:.4g} apart; since the checkpoint they moved {step.moved:.4g} "
+        f"({bits[step.exact]})"
+    )
+    for name in SHOWN:
+        if name in step.then and name in step.now:
+            yield f"    {name:<14} {step.then[name]:>12.6g} -> {step.now[name]:>12.6g}"

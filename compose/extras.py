@@ -25,6 +25,7 @@ EXTRAS = {
     "tomli_w": "tasks",
     "matplotlib": "plots",
     "tensorboardX": "plots",
+    "trl": "trl",
 }
 """Importable packages; everything else that is imported comes with the distribution itself."""
 

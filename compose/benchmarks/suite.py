@@ -29,6 +29,7 @@ from compose.benchmarks import (
     service_starts,
     spine,
     takeover,
+    train_tokens,
     wire,
 )
 from compose.benchmarks.figure import Figure, LeftOut
@@ -74,6 +75,9 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "export_records_per_s": range_speed.export_records_per_s,
     "rescore_trajectories_per_s": range_speed.rescore_trajectories_per_s,
     "async_speedup": async_speedup.async_speedup,
+    "train_tokens_per_s": train_tokens.train_tokens_per_s,
+    "train_tokens_per_s_8": partial(train_tokens.train_tokens_per_s, shape=train_tokens.LANGUAGE_8),
+    "train_tokens_per_s_lake": train_tokens.train_tokens_per_s_lake,
     "up_cold_s": service_starts.up_cold,
     "up_warm_s": service_starts.up_warm,
 }

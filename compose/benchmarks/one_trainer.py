@@ -1,0 +1,171 @@
+"""A process that takes optimiser steps on one made-up batch, as often as it is told to.
+
+`python -m compose.benchmarks.one_trainer WHO DIRECTORY GROUPS ANSWERS PROMPT ANSWER`: WHO is
+`shared` or `rows`, our learner with that packing, or `trl`, its GRPO trainer. Each line of standard
+input is one step, each line of standard output what it took, as JSON.
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from schemas.messages import RolloutRequest, ScoredTrajectory, Sequence, Task, Trajectory
+from schemas.packed import pack_ids, pack_logprobs
+from trainer.samples import Sample
+
+Step = Callable[[], None]
+LR = 1e-6
+LOGPROB = -5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many groups, answers of each, tokens of a prompt and tokens of an answer."""
+
+    groups: int
+    answers: int
+    prompt: int
+    answer: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows, prompts counted as often as they have answers."""
+        return self.groups * self.answers * (self.prompt + self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    """The most that the process has held so far."""
+
+
+def rows(shape: Shape, vocabulary: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], float]]:
+    """The same batch for everybody: prompt, answer, and whether it was right."""
+    random = np.random.default_rng(7)
+    for _ in range(shape.groups):
+        prompt = random.integers(0, vocabulary, shape.prompt)
+        for number in range(shape.answers):
+            yield prompt, random.integers(0, vocabulary, shape.answer), float(number % 2)
+
+
+def ours(directory: str, shape: Shape, packing: str) -> Step:
+    from trainer.config import LearnerConfig
+    from trainer.step import Learner
+
+    config = LearnerConfig(
+        lr=LR, entropy=0.0, advantage="grpo", packing=packing,
+        groups_per_step=shape.groups, group_size=shape.answers,
+    )  # fmt: skip
+    learner = Learner(directory, config)
+    samples = [
+        _sample(number, number // shape.answers, *row)
+        for number, row in enumerate(rows(shape, learner.vocabulary))
+    ]
+
+    def step() -> None:
+        learner.step(samples)
+
+    return step
+
+
+def _sample(
+    number: int, group: int, prompt: NDArray[Any], answer: NDArray[Any], reward: float
+) -> Sample:
+    mask = [0] * len(prompt) + [1] * len(answer)
+    sequence = Sequence(
+        token_ids=pack_ids([*prompt.tolist(), *answer.tolist()]),
+        loss_mask=bytes(mask),
+        behaviour_logprobs=pack_logprobs([LOGPROB * sampled for sampled in mask]),
+        versions=pack_ids([sampled - 1 for sampled in mask]),
+        policy_index=bytes(0 if sampled else 255 for sampled in mask),
+        messages=(),
+        provenance="missing",
+    )
+    request = RolloutRequest(str(number), Task(), group_id=f"g{group}")
+    trajectory = Trajectory(
+        str(number), 0, "finished", request, ("policy",), (sequence,), (),
+        0, len(answer), 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    scored = ScoredTrajectory("scoring", trajectory, (), reward, "trajectories", 0, number)
+    return Sample(scored, 0, number, 0, reward, 0, len(answer))
+
+
+def trl(directory: str, shape: Shape) -> Step:
+    """TRL's loss, gradient and update as its trainer makes them, in float32, nothing recomputed."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    count = shape.groups * shape.answers
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, local_files_only=True, dtype=torch.float32
+    )
+    vocabulary = int(model.config.vocab_size)
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(prefix="rollcall-trl-"), per_device_train_batch_size=count,
+        num_generations=shape.answers, max_completion_length=shape.answer, learning_rate=LR,
+        loss_type="bnpo", epsilon_high=0.28, bf16=False, gradient_checkpointing=False,
+        use_cpu=True, report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * count),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    optimiser = trainer.create_optimizer()
+    made = list(rows(shape, vocabulary))
+    prompts = torch.from_numpy(np.stack([prompt for prompt, _, _ in made]))
+    answers = torch.from_numpy(np.stack([answer for _, answer, _ in made]))
+    rewards = torch.tensor([reward for _, _, reward in made]).view(shape.groups, shape.answers)
+    centred = rewards - rewards.mean(1, keepdim=True)
+    inputs = {
+        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": answers, "completion_mask": torch.ones_like(answers),
+        "advantages": (centred / (rewards.std(1, keepdim=True) + 1e-4)).flatten(),
+        "old_per_token_logps": torch.full(answers.shape, LOGPROB),
+        "num_items_in_batch": torch.tensor(answers.numel()),
+    }  # fmt: skip
+    trainer.model.train()
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        trainer.compute_loss(trainer.model, dict(inputs)).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimiser.step()
+
+    return step
+
+
+def measured(step: Step) -> StepTaken:
+    wall, cpu = time.perf_counter(), time.process_time()
+    step()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return StepTaken(wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main(who: str, directory: str, *sizes: str) -> None:
+    shape = Shape(*map(int, sizes))
+    torch.set_num_threads(1)  # so that a second of CPU is a second where nobody else is
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is not for whoever reads the steps
+    step = trl(directory, shape) if who == "trl" else ours(directory, shape, who)
+    for _ in sys.stdin:
+        out.write(json.dumps(asdict(measured(step))) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

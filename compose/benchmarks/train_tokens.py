@@ -1,0 +1,86 @@
+"""Tokens a second of a core in an optimiser step, beside the same step of TRL's GRPO trainer.
+
+One batch, three processes (`compose/benchmarks/one_trainer.py`): our learner with what rows share
+computed once, with rows apart, and TRL. One after the other, since each holds gigabytes;
+each is told by the CPU of its quickest step on one thread, and all tokens of all rows count, shared
+or not. Where TRL is not installed the ceiling is our rows apart, and a note says so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from compose.benchmarks.figure import Figure, LeftOut
+from compose.benchmarks.one_trainer import Shape, StepTaken
+from compose.extras import require
+from compose.runs.recipe import load_recipe
+from compose.runs.starting_policy import lay_policy
+from compose.settings import Settings
+from sandbox.package_index import last_error
+from schemas.errors import WorkFailed
+
+LANGUAGE_MODEL = Path("smollm2")
+LANGUAGE = Shape(groups=4, answers=4, prompt=64, answer=32)
+LANGUAGE_8 = Shape(groups=2, answers=8, prompt=64, answer=32)
+LAKE = Shape(groups=8, answers=8, prompt=9, answer=8)
+TURNS = 2
+WITHOUT_TRL = "TRL is not installed (`pip install 'rollcall[trl]'`): the ceiling is rows apart"
+
+
+def train_tokens_per_s(settings: Settings, shape: Shape = LANGUAGE) -> Figure:
+    """Of the language model; raises LeftOut where it has not been fetched."""
+    if not (LANGUAGE_MODEL / "config.json").is_file():
+        msg = (
+            f"no policy in {str(LANGUAGE_MODEL)!r} here; `rollcall policy fetch smollm2 --to "
+            f"{LANGUAGE_MODEL}` writes one"
+        )
+        raise LeftOut(msg)
+    return compared(LANGUAGE_MODEL, shape, TURNS)
+
+
+def train_tokens_per_s_lake(settings: Settings, turns: int = 20) -> Figure:
+    """Of the demo's policy, whose steps are too short for more than what surrounds them."""
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        lay_policy(load_recipe("lake-any-start")[0].policy, Path(scratch) / "lake", seed=7)
+        return compared(Path(scratch) / "lake", LAKE, turns)
+
+
+def compared(directory: Path, shape: Shape, turns: int) -> Figure:
+    require("torch", "transformers")
+    has_trl = all(find_spec(name) is not None for name in ("trl", "datasets"))
+    names = ["shared", "rows", *(["trl"] if has_trl else [])]
+    return figure(shape, {name: steps_of(name, directory, shape, turns) for name in names})
+
+
+def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
+    """What the steps of each come to; those of "trl" are the ceiling if there are any."""
+    speed = {name: shape.tokens / min(s.cpu_s for s in steps) for name, steps in taken.items()}
+    notes = [
+        f"{name}: {speed[name]:,.0f} tokens/s, {min(s.wall_s for s in steps):.2f} s a step here, "
+        f"{max(s.peak_bytes for s in steps) / 1e9:.2f} GB at most"
+        for name, steps in taken.items()
+    ]
+    if "trl" not in taken:
+        notes.append(WITHOUT_TRL)
+    ceiling = speed["trl" if "trl" in taken else "rows"]
+    return Figure(speed["shared"], "tokens/s", ceiling, notes=tuple(notes))
+
+
+def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTaken]:
+    """Steps of a process of their own, but for its first: that makes what later ones have."""
+    sizes = map(str, (shape.groups, shape.answers, shape.prompt, shape.answer))
+    words = [sys.executable, "-m", "compose.benchmarks.one_trainer", who, str(directory), *sizes]
+    environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(
+        words, input="step\n" * (turns + 1), capture_output=True, text=True, check=False,
+        env=environment,
+    )  # fmt: skip
+    if done.returncode:
+        msg = f"{who} takes no step: {last_error(done.stderr)}"
+        raise WorkFailed("no_step", msg, retriable=False)
+    return [StepTaken(**json.loads(line)) for line in done.stdout.splitlines()][1:]

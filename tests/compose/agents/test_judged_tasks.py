@@ -8,10 +8,11 @@ Policies without weights say what each rollout has earned: `oracle` all of it, `
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -60,7 +61,7 @@ LIVE = 3
 """At once, in each of two workers."""
 WARM = 2
 PATIENCE_S = 600.0
-GONE_S = 60.0
+GONE_S = 120.0
 SCORERS = ("resolved", "tests_passed")
 SCORING = "judged"
 
@@ -72,10 +73,23 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     down(state, wipe=True)
 
 
-def requests() -> list[RolloutRequest]:
+def tasks_in(directory: Path) -> Path:
+    """The tasks; where an image is named, as tasks that are worked at and judged in that."""
+    if not IMAGE:
+        return TASKS
+    shutil.copytree(TASKS, directory)
+    for path in directory.glob("*/task.toml"):
+        text = path.read_text()
+        head, table, rest = text.partition("[environment]\n")
+        head = head if table else f"{text}\n"
+        path.write_text(f'{head}[environment]\ndocker_image = "{IMAGE}"\n{rest}')
+    return directory
+
+
+def requests(tasks: Path) -> list[RolloutRequest]:
     """Of every task, agent, mode and policy, as `tasks request` prints and `submit` reads them."""
     lines: list[dict[str, Any]] = []
-    for directory in task_directories([TASKS])[:MOST_TASKS]:
+    for directory in task_directories([tasks])[:MOST_TASKS]:
         for agent, mode in product(AGENTS, MODES):
             for policy in ("oracle", "null", *["noisy"] * NOISY):
                 line = request_of(
@@ -97,8 +111,10 @@ def requests() -> list[RolloutRequest]:
 class Siege:
     """A crew with two workers of most groups, and who of them is killed."""
 
-    def __init__(self, crew: Crew, asked: Sequence[RolloutRequest]) -> None:
-        self.crew, self.random = crew, Random(2026)
+    def __init__(self, crew: Crew, tasks: Path) -> None:
+        self.crew, self.tasks, self.random = crew, tasks, Random(2026)
+        asked = requests(tasks)
+        publish(crew.cluster, asked)
         self.seen, self.asked = Seen(crew.cluster), asked
         self.killed: Counter[str] = Counter()
         self.started: Counter[str] = Counter()
@@ -114,7 +130,7 @@ class Siege:
         if kind == "models":
             policy = POLICIES[which]
             words = ["--policy", policy, "--script", policy]
-            words += ["--tasks", str(TASKS)] if policy != "null" else []
+            words += ["--tasks", str(self.tasks)] if policy != "null" else []
             words += ["--gold-share", str(SHARE)] if policy == "noisy" else []
         scores = kind in ("models", "rewards")
         return self.crew.start(kind, self.started[kind], *(words if scores else ()))
@@ -192,16 +208,14 @@ def siege(
     for name, value in {
         "OBJECTS__URL": objects, "REWARDS__BOX": BOX, "ENVIRONMENTS__WARM": str(WARM),
         "ENVIRONMENTS__SLOTS": json.dumps({"box": LIVE, "hosted": LIVE}),
-        "ENVIRONMENTS__BOX_TOUCH_S": "1", "ENVIRONMENTS__BOX_LAPSE_S": "6",
-        "ENVIRONMENTS__BOX_REAP_S": "2", "REWARDS__SCORING_ID": SCORING,
+        "ENVIRONMENTS__BOX_TOUCH_S": "2", "ENVIRONMENTS__BOX_LAPSE_S": "20",
+        "ENVIRONMENTS__BOX_REAP_S": "5", "REWARDS__SCORING_ID": SCORING,
     }.items():  # fmt: skip
         monkeypatch.setenv(f"ROLLCALL_{name}", value)
     cluster = make_cluster(*POLICIES, objects=ObjectSettings(url=objects))
     crew = Crew(cluster, tmp_path)
-    asked = requests()
-    publish(cluster, asked)
     try:
-        yield Siege(crew, asked)
+        yield Siege(crew, tasks_in(tmp_path / "tasks"))
     finally:
         crew.close()
 

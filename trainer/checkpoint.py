@@ -32,6 +32,7 @@ from schemas.weights import RawTensor, read_weights, write_weights
 from schemas.whole_files import appear_durably, to_disk
 from trainer.accounts import Book
 from trainer.drops import Tally
+from trainer.replay import ReplayBook
 from trainer.step import LearnerState
 
 FORMAT = 1
@@ -61,6 +62,8 @@ class Checkpoint:
     """Trajectories trained on so far."""
     book: Book | None = None
     """`Accounts.book()`; None in checkpoints of the releases before it."""
+    replay: ReplayBook = field(default_factory=ReplayBook)
+    """What was used and may be used again."""
 
     @property
     def version(self) -> int:
@@ -127,6 +130,7 @@ def load(directory: Path) -> Checkpoint:
         {name: base64.b64decode(data) for name, data in body["pending"].items()},
         body["used"],
         _book_of(body["book"]) if body.get("book") else None,
+        _replay_of(body.get("replay", {})),
     )
 
 
@@ -205,7 +209,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
         "book": _written(checkpoint.book) if checkpoint.book else None,
-    }
+    } | ({"replay": dataclasses.asdict(checkpoint.replay)} if checkpoint.replay.places() else {})
 
 
 def _written(book: Book) -> dict[str, Any]:
@@ -229,6 +233,16 @@ def _book_of(written: Mapping[str, Any]) -> Book:
             "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
             "begun": tuple((draw, version) for draw, version in written.get("begun", ())),
         }
+    )
+
+
+def _replay_of(written: Mapping[str, Any]) -> ReplayBook:
+    return ReplayBook(
+        tuple(
+            (uses, tuple((partition, offset) for partition, offset in places))
+            for uses, places in written.get("groups", ())
+        ),
+        tuple((uses, (place[0], place[1])) for uses, place in written.get("successes", ())),
     )
 
 

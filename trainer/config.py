@@ -29,8 +29,9 @@ from trainer.catalogue import (
     STEP_SIZES,
 )
 from trainer.objective import Objective
+from trainer.replay import ReplayRule
 from trainer.rewards import AdvantageRule, Exploration, Shaping
-from trainer.samples import Curation
+from trainer.samples import LIMITS, Curation
 from trainer.schedules import SCHEDULES
 from trainer.step_sizes.pace import StepSize
 from trainer.tokens import Distil, Loss
@@ -79,6 +80,17 @@ class LearnerConfig:
     """How long `wait` holds a step back, in seconds of the log."""
     stale_wait_steps: int = 0
     """So many more batches may pile up meanwhile; 0: any number."""
+    replay_ratio: float = 0.0
+    """The share of a batch's groups that were used before, the last used first; 0: none."""
+    replay_capacity: int = 64
+    """Groups that are kept for it."""
+    replay_max_age: int = 8
+    """In versions: what has an older token is not used again."""
+    replay_max_uses: int = 4
+    """How often a group is trained on at most."""
+    success_pool: int = 0
+    """Of so many tasks the latest success is kept, and given to groups of its task that wholly
+    fail; 0: none. Its versions and log-probabilities are its own: choose a correction."""
     temperature: float = 1.0
     """Of the samples; the trainer divides its logits by it."""
     seed: int = 0
@@ -233,6 +245,21 @@ class LearnerConfig:
         """What is done to totals, in order."""
         return [choose("shaping", each, SHAPINGS) for each in self.shaping]
 
+    def replay(self) -> ReplayRule:
+        """How much is trained on again."""
+        return ReplayRule(
+            self.replay_ratio,
+            self.replay_capacity,
+            self.replay_max_age,
+            self.replay_max_uses,
+            self.success_pool,
+        )
+
+    @property
+    def fresh_groups(self) -> int:
+        """How many groups of a step are trained on for the first time."""
+        return self.groups_per_step - self.replay().groups(self.groups_per_step)
+
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
     ) -> Curation:
@@ -254,8 +281,14 @@ class LearnerConfig:
             temperature=self.temperature,
             capacity_groups=self.capacity_groups,
             abandoned=abandoned,
+            admits_limits=self._admitted_limits(),
             teacher=self.teacher,
         )
+
+    def _admitted_limits(self) -> frozenset[str]:
+        """Ends at a limit that some shaping rule says the worth of."""
+        told = any(rule.needs("limits") for rule in self.shaping_rules())
+        return LIMITS if told else frozenset()
 
     def lr_at(self, done: int) -> float:
         factor = choose("schedule", self.schedule, SCHEDULES).rule.function
@@ -312,6 +345,11 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "max_staleness": (lambda x: x >= 0, "give 0 (only the current weights) or more"),
     "stale_wait_s": (lambda x: x >= 0, "give 0 (no wait) or a number of seconds"),
     "stale_wait_steps": (lambda x: x >= 0, "give 0 (any number) or a number of batches"),
+    "replay_ratio": (lambda x: 0 <= x < 1, "give a share in [0, 1), such as 0.25"),
+    "replay_capacity": (lambda x: x >= 1, "give at least 1"),
+    "replay_max_age": (lambda x: x >= 0, "give a number of versions"),
+    "replay_max_uses": (lambda x: x >= 1, "give at least 1"),
+    "success_pool": (lambda x: x >= 0, "give 0 (none) or a number of tasks"),
     "groups_per_step": (lambda x: x >= 1, "give at least 1"),
     "group_size": (lambda x: x >= 1, "give at least 1"),
     "over_provision": (lambda x: 1 <= x <= 64, "give 1 (none), or such as 2"),

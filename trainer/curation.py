@@ -21,6 +21,7 @@ from schemas.rules import choose
 from trainer.accounts import Accounts
 from trainer.catalogue import FILTERS
 from trainer.drops import Dropped, Drops, Tally
+from trainer.replay import Replay, ReplayRule
 from trainer.samples import (
     OUTSIDE,
     UNASKED,
@@ -59,8 +60,14 @@ class _Group:
 class Buffer:
     """Groups that wait to be complete, and complete ones in order of their deadlines."""
 
-    def __init__(self, curation: Curation, accounts: Accounts | None = None) -> None:
+    def __init__(
+        self,
+        curation: Curation,
+        accounts: Accounts | None = None,
+        replay: ReplayRule | None = None,
+    ) -> None:
         self.curation = curation
+        self.replay = Replay(replay or ReplayRule())
         self.accounts = accounts or Accounts()
         self.filters = [choose("filters", each, FILTERS) for each in curation.filters]
         self.used = 0
@@ -131,7 +138,8 @@ class Buffer:
         """The samples of the `groups` most urgent groups in log order; None while there are fewer.
 
         Groups with v_now − min_version > max_staleness are dropped first, complete or not. Under
-        `wait` it is None too while a running group would go stale by the step. Raises Refused.
+        `wait` it is None too while a running group would go stale by the step. A share of them was
+        used before, where replay has some; these have `uses`. Raises Refused.
         """
         if groups > self.curation.capacity_groups:
             msg = (
@@ -140,18 +148,29 @@ class Buffer:
             )
             raise Refused(msg)
         self._drop_stale(v_now)
+        groups, again = self.fresh(groups), groups - self.fresh(groups)
         if len(self._ready) < groups or self._held_back(groups, v_now):
             return None
-        samples: list[Sample] = []
-        for _ in range(groups):
-            samples += self._use(self._groups[heapq.heappop(self._ready)[2]])
-        self.used += len(samples)
+        fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(groups)]
+        samples = self.replay.draw(again, v_now)
+        samples += [sample for group in fresh for sample in group]
+        for group in fresh:
+            samples += self.replay.lend(group, samples)
+            self.used += len(group)
+        for group in fresh:
+            self.replay.keep(group)
         return tuple(sorted(samples, key=lambda sample: (sample.partition, sample.offset)))
+
+    def fresh(self, groups: int) -> int:
+        """How many of a batch's groups are used for the first time."""
+        return groups - self.replay.rule.groups(groups)
 
     def spoil(self, samples: Sequence[Sample], reason: str) -> None:
         """Count samples that were taken and could not be used as dropped after all."""
-        self.used -= len(samples)
-        for sample in samples:
+        self.replay.forget(samples)
+        fresh = [sample for sample in samples if not sample.uses]
+        self.used -= len(fresh)
+        for sample in fresh:
             place = sample.partition, sample.offset
             member = Member(sample.scored, place, sample.length, sample.min_version)
             self._drops.add(member, reason)
@@ -238,7 +257,8 @@ class Buffer:
             return "incomplete"
         if not samples or (len(samples) == 1 and self.curation.needs_group):
             return "singleton"
-        return self._filtered(samples)
+        stored = self.replay.success_for(samples)
+        return self._filtered([*samples, stored] if stored else samples)
 
     def _filtered(self, samples: list[Sample]) -> str:
         rejected = next((each.rule.name for each in self.filters if not each(samples)), "")

@@ -36,7 +36,7 @@ OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
 UNASKED = "unasked"
 """Reason of a rollout that another policy asked for and that had no question for ours."""
 
-LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline"})
+LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
 """Codes of rollouts that ended at a limit: what they sampled is whole, only nobody scored it."""
 
 RENAMED = {
@@ -61,10 +61,14 @@ class Sample:
     """Of the tokens that our policy sampled."""
     length: int
     """Tokens that our policy sampled, over all sequences."""
+    uses: int = 0
+    """How often it was trained on before: what was is consumed, and counted by admission."""
+    compared_in: str = ""
+    """The group that it is compared in, where that is not the one it was drawn for."""
 
     @property
     def group(self) -> str:
-        return group_of(self.scored)
+        return self.compared_in or group_of(self.scored)
 
     @property
     def end(self) -> str:

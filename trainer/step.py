@@ -31,6 +31,7 @@ from trainer.extra_pass import PastWeights, step_start
 from trainer.forward import loaded
 from trainer.gradient import Gradient, step_tokens
 from trainer.onlookers import Onlookers
+from trainer.replay import adopted
 from trainer.samples import Sample
 from trainer.sharing import sharing_with
 from trainer.step_metrics import batch_metrics, token_metrics
@@ -124,7 +125,7 @@ class Learner:
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""
         config = self.config
-        batch = make_batch(samples, config)
+        batch = make_batch(adopted(samples) if config.success_pool else samples, config)
         if config.on_stale == "weight":
             batch = aged(batch, self.version, config.max_staleness)
         return self._onlookers.before_step(batch, self._pieces, config.temperature)

@@ -102,7 +102,7 @@ class RunFolder:
     def rule(self) -> AdmissionRule:
         """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
         learner = self.learner()
-        batch = learner.groups_per_step * learner.members
+        batch = learner.fresh_groups * learner.members
         return AdmissionRule(
             learner.max_staleness,
             batch,

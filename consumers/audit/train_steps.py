@@ -38,6 +38,8 @@ class _RecordedStep:
     offset: int
     digest: int
     refs: slice
+    replayed: int
+    """So many of the references name what steps before have used: it was trained on again."""
 
 
 @dataclass
@@ -93,9 +95,9 @@ class Lineage:
         here = record.partition, record.offset
         self._run_of[place(*here)] = step.run_id
         refs = self._refer(record, named)
-        first = step.step <= 1
+        first, replayed = step.step <= 1, int(step.metrics.get("replayed", 0))
         run.steps[step.version] = _RecordedStep(
-            step.version, step.parent, first, *here, digest, refs
+            step.version, step.parent, first, *here, digest, refs, replayed
         )
 
     def _refer(self, record: Record, refs: Sequence[TrajectoryRef]) -> slice:
@@ -157,7 +159,12 @@ class Lineage:
         if not members:
             return
         consumed, by = sort_together(members, places)
+        replayed = {place(step.partition, step.offset): step.replayed for step in steps}
         for at in np.flatnonzero(~firsts(consumed)):
+            here = int(by[at])
+            if replayed[here] > 0:
+                replayed[here] -= 1
+                continue
             before = split(int(by[at - 1]))
             text = (
                 f"this step of run {run_id!r} consumes a rollout that the step at "

@@ -8,13 +8,14 @@ beginning, and the scored trajectories that it consumed, once.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import structlog
 
 from consumers.decode_in_order import decoded
 from consumers.heldout import MARK
 from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_all
+from consumers.log.reading import read_all, read_between
 from consumers.training.training_run import TrainingRun
 from producers.admission import Published
 from producers.curators.curriculum import Curriculum
@@ -24,6 +25,9 @@ from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTraj
 from schemas.topics import Topics
 from trainer.accounts import Accounts, Book
 from trainer.checkpoint import Checkpoint
+from trainer.curation import Buffer
+from trainer.replay import ReplayBook
+from trainer.samples import Sample, ScoredPlace, judge
 
 log = structlog.get_logger()
 
@@ -136,6 +140,28 @@ class RunLog:
                 curriculum.hear(scored)
         curriculum.settle(accounts.low)
         log.info("curators_resumed", draws=curriculum.outcomes.next_draw)
+
+    def replay(self, buffer: Buffer, book: ReplayBook) -> None:
+        """Read what may be trained on again; what retention has taken is forgotten, and said."""
+        wanted, samples = book.places(), dict[ScoredPlace, Sample | None]()
+        if not wanted:
+            return
+        topic = self.topics.scored
+        bounds = {(topic, number): low for number, (low, _) in self.log.bounds(topic).items()}
+        starts, ends = dict[TopicPartition, int](), dict[TopicPartition, int]()
+        for partition, offset in wanted:
+            tp = topic, partition
+            if offset >= bounds.get(tp, offset + 1):
+                starts[tp] = min(offset, starts.get(tp, offset))
+                ends[tp] = max(offset + 1, ends.get(tp, 0))
+        for record in chain.from_iterable(read_between(self.log, starts, ends)):
+            place = record.partition, record.offset
+            if place in wanted:
+                scored = decoded(self.codec, record, ScoredTrajectory)
+                samples[place] = judge(scored, *place, buffer.curation).sample if scored else None
+        gone = buffer.replay.restore(book, samples.get)
+        if gone:
+            log.warning("replay_forgets", records=len(gone), kept=len(wanted) - len(gone))
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
         """Where to read on: at the marks, else where the run began, at most what retention left."""

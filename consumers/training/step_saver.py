@@ -164,6 +164,7 @@ class StepSaver:
                 pending,
                 buffer.used,
                 accounts.book(self.intake.unaccounted, self.asked_from),
+                buffer.replay.book(),
             ),
         )
 

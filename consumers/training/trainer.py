@@ -150,11 +150,12 @@ class Trainer:
         )
         scored, marks = self.topics.scored, held.consumed if held else ()
         consumption = Consumption(scored, marks, self.log.topic_id(scored))
-        buffer = Buffer(curation, self.accounts)
+        buffer = Buffer(curation, self.accounts, self.config.replay())
         intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
         if held is not None:
             self.learner.load(held.state)
             intake.restore(held)
+            self.past.replay(buffer, held.replay)
         return intake
 
     def go_on(self, stopping: Callable[[], bool]) -> None:
@@ -215,7 +216,7 @@ class Trainer:
             return False
         groups = self.config.groups_per_step
         asked_from = self.saver.asked_from
-        if self.buffer.ready_groups() >= groups:
+        if self.buffer.ready_groups() >= self.config.fresh_groups:
             if self.publisher.flush(ACK_S):
                 return False
             asked_from = self.past.ends(self.topics.requests)
@@ -259,7 +260,7 @@ class Trainer:
                 running=self.running(),
                 held=self.buffer.held(),
                 ready_groups=self.buffer.ready_groups(),
-                needed_groups=self.config.groups_per_step,
+                needed_groups=self.config.fresh_groups,
                 **{f"dropped_{reason}": t.count for reason, t in self.buffer.drops().items()},
             )
 
@@ -316,7 +317,7 @@ class Trainer:
         if self._stopped() or self._before_training():
             waits = not self.evaluations.complete(self.learner.version)
         else:
-            waits = self.buffer.ready_groups() < self.config.groups_per_step
+            waits = self.buffer.ready_groups() < self.config.fresh_groups
         if waits:
             self.intake.give_up()
 
@@ -343,8 +344,11 @@ class Trainer:
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(self.buffer.held())
         metrics["running"] = float(self.running())
-        metrics |= self.balance.step(began, samples, self.buffer.drops(), self.buffer.held())
-        for sample in samples:
+        fresh = [sample for sample in samples if not sample.uses]
+        metrics |= self.balance.step(began, fresh, self.buffer.drops(), self.buffer.held())
+        if len(fresh) < len(samples):
+            metrics["replayed"] = float(len(samples) - len(fresh))
+        for sample in fresh:
             self.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
         self.balance.waits()

@@ -119,7 +119,7 @@ class Stage:
     def begin(self) -> Trainer:
         """Another trainer goes on; the one before is gone without a word."""
         config = self.config
-        batch = config.groups_per_step * config.members
+        batch = config.fresh_groups * config.members
         rule = AdmissionRule(
             config.max_staleness, batch, self.max_running, config.members, config.over_provision
         )
@@ -210,7 +210,8 @@ class Stage:
         assert in_use <= bound + given_up
         assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
         trained = [ref.rollout_id for step in self.steps() for ref in refs_of(step)]
-        assert len(trained) == len(set(trained))
+        again = sum(int(step.metrics.get("replayed", 0)) for step in self.steps())
+        assert len(trained) - again == len(set(trained))
 
     def train(self, steps: int) -> None:
         """What is for training finishes until so many steps are done; evaluations hang."""

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.messages import ScoredTrajectory
 from tests.support.scored_trajectories import CURATION, scored, sequence
+from trainer.config import LearnerConfig
 from trainer.curation import Buffer
 from trainer.drops import Tally
 from trainer.samples import LIMITS, UNASKED, judge
@@ -96,3 +97,10 @@ def test_a_policy_that_joins_does_not_wait_for_tokens_it_was_not_asked_for() -> 
     assert {reason: tally.count for reason, tally in buffer.drops().items()} == {
         "failed": 1, UNASKED: 1,
     }  # fmt: skip
+
+
+def test_a_shaping_rule_that_looks_at_limits_opens_the_door_to_them() -> None:
+    plain, shaped = LearnerConfig(), LearnerConfig(shaping=("no_submit",))
+
+    assert plain.curation("run", "policy").admits_limits == frozenset()
+    assert shaped.curation("run", "policy").admits_limits == LIMITS

@@ -6,9 +6,7 @@ import numpy as np
 
 from schemas.rules import Rule
 from trainer.rewards import Floats, Rewards
-
-LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
-"""Codes of ends at a limit."""
+from trainer.samples import LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,15 @@ def test_a_rollout_that_is_trained_on_twice_breaks_i7(whole: Whole) -> None:
     assert "0@0 has consumed" in report.breaches[0].text
 
 
+@pytest.mark.parametrize(("replayed", "kinds"), [(1, []), (0, ["doubled"])])
+def test_a_rollout_may_be_trained_on_again_where_its_step_says_so(
+    whole: Whole, replayed: int, kinds: list[str]
+) -> None:
+    whole.train(3, 1, metrics={"replayed": float(replayed)})
+
+    assert [breach.kind for breach in audited(whole).breaches] == kinds
+
+
 def test_what_an_abandoned_branch_consumed_may_be_consumed_again(whole: Whole) -> None:
     whole.train(3, 2, 3, parent=1)
 

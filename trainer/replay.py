@@ -1,0 +1,193 @@
+"""Samples that are trained on again: of groups used lately, and single successes for failed groups.
+
+The law: what is replayed was used before and is consumed already; it is counted in no account of
+admission. It keeps its own versions and log-probabilities, so losses and corrections see its age.
+Where the records lie says it all: a checkpoint holds places, and the log what lies there.
+
+Source: AstraFlow (replay mix), DART, arXiv 2509.23866 (experience pool of successes).
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+
+from trainer.samples import Sample, ScoredPlace, group_size_of
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRule:
+    """How much is trained on again, and for how long."""
+
+    ratio: float = 0.0
+    """The share of a batch's groups that were used before."""
+    capacity: int = 64
+    """So many groups are kept."""
+    max_age: int = 8
+    """In versions, of the oldest token; what is older is forgotten."""
+    max_uses: int = 4
+    """So often a group is trained on at most, its first time included."""
+    pool: int = 0
+    """Of so many tasks the latest success is kept for groups that wholly fail; 0: none."""
+
+    def groups(self, groups: int) -> int:
+        """How many groups of a batch are replayed, where there are so many."""
+        return floor(groups * self.ratio + 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayBook:
+    """What is kept, as a checkpoint holds it: places in `trajectories.scored`."""
+
+    groups: tuple[tuple[int, tuple[ScoredPlace, ...]], ...] = ()
+    """How often each has been used, and its members; the oldest first."""
+    successes: tuple[tuple[int, ScoredPlace], ...] = ()
+    """How often each has been used, and where it lies."""
+
+    def places(self) -> set[ScoredPlace]:
+        """Everything that has to be read again."""
+        members = {place for _, places in self.groups for place in places}
+        return members | {place for _, place in self.successes}
+
+
+@dataclass(eq=False)
+class Replay:
+    """What was used and may be used again."""
+
+    rule: ReplayRule
+    _groups: deque[tuple[Sample, ...]] = field(default_factory=deque)
+    _successes: OrderedDict[str, Sample] = field(default_factory=OrderedDict)
+
+    def draw(self, groups: int, v_now: int) -> list[Sample]:
+        """The members of up to so many groups, those used last first; each counts as a use."""
+        self._forget_old(v_now)
+        drawn: list[Sample] = []
+        kept: deque[tuple[Sample, ...]] = deque()
+        while self._groups:
+            group = self._groups.pop()
+            if groups > 0:
+                groups -= 1
+                group = _used_again(group)
+                drawn += group
+            if group[0].uses < self.rule.max_uses - 1:
+                kept.appendleft(group)
+        self._groups = kept
+        return drawn
+
+    def keep(self, samples: Sequence[Sample]) -> None:
+        """A group was used for the first time."""
+        if self.rule.ratio > 0 and self.rule.max_uses > 1 and samples:
+            self._groups.append(tuple(samples))
+            while len(self._groups) > self.rule.capacity:
+                self._groups.popleft()
+        for sample in samples:
+            if self.rule.pool and sample.reward > 0:
+                self._successes[task_of(sample)] = sample
+                self._successes.move_to_end(task_of(sample))
+                while len(self._successes) > self.rule.pool:
+                    self._successes.popitem(last=False)
+
+    def success_for(self, samples: Sequence[Sample]) -> Sample | None:
+        """A stored success of the task of a group that has wholly failed; None for any other."""
+        if not (self.rule.pool and samples and wholly_failed(samples)):
+            return None
+        return self._successes.get(task_of(samples[0]))
+
+    def lend(self, samples: Sequence[Sample], taken: Iterable[Sample]) -> list[Sample]:
+        """The success that a failed group is given in a batch, unless it is there already."""
+        stored = self.success_for(samples)
+        if stored is None or any(_place(stored) == _place(sample) for sample in taken):
+            return []
+        (lent,) = _used_again((stored,))
+        self._successes[task_of(lent)] = lent
+        return [lent]
+
+    def forget(self, samples: Iterable[Sample]) -> None:
+        """These cannot be trained on after all."""
+        gone = {_place(sample) for sample in samples}
+        self._groups = deque(
+            group for group in self._groups if not any(_place(s) in gone for s in group)
+        )
+        for task, sample in list(self._successes.items()):
+            if _place(sample) in gone:
+                del self._successes[task]
+
+    def book(self) -> ReplayBook:
+        """For the checkpoint."""
+        return ReplayBook(
+            tuple((group[0].uses, tuple(map(_place, group))) for group in self._groups),
+            tuple((sample.uses, _place(sample)) for sample in self._successes.values()),
+        )
+
+    def restore(
+        self, book: ReplayBook, read: Callable[[ScoredPlace], Sample | None]
+    ) -> list[ScoredPlace]:
+        """Go on where a checkpoint stood; returns places of which `read` has no sample any more."""
+        gone = []
+        for uses, places in book.groups:
+            found = [read(place) for place in places]
+            members = tuple(replace(s, uses=uses) for s in found if s is not None)
+            if len(members) == len(places):
+                self._groups.append(members)
+            else:
+                gone += [place for place, s in zip(places, found, strict=True) if s is None]
+        for uses, place in book.successes:
+            sample = read(place)
+            if sample is None:
+                gone.append(place)
+            else:
+                self._successes[task_of(sample)] = replace(sample, uses=uses)
+        return gone
+
+    def _forget_old(self, v_now: int) -> None:
+        oldest = v_now - self.rule.max_age
+        self._groups = deque(
+            group for group in self._groups if min(s.min_version for s in group) >= oldest
+        )
+        for task, sample in list(self._successes.items()):
+            if sample.min_version < oldest:
+                del self._successes[task]
+
+
+def adopted(samples: Sequence[Sample]) -> list[Sample]:
+    """The same samples, each lone success joined to the wholly failed group of its task.
+
+    A function of the batch alone, so that whoever trains it again forms the same groups.
+    """
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    failed = [members for members in groups.values() if wholly_failed(members)]
+    joins: dict[ScoredPlace, str] = {}
+    for members in groups.values():
+        lone = members[0]
+        if len(members) > 1 or lone.reward <= 0 or group_size_of(lone.scored) < 2:
+            continue
+        for other in failed:
+            if task_of(other[0]) == task_of(lone):
+                joins[_place(lone)] = other[0].group
+                failed.remove(other)
+                break
+    return [replace(s, compared_in=joins[_place(s)]) if _place(s) in joins else s for s in samples]
+
+
+def wholly_failed(samples: Sequence[Sample]) -> bool:
+    """Whether nobody of a group has earned anything."""
+    return all(sample.reward <= 0 for sample in samples)
+
+
+def task_of(sample: Sample) -> str:
+    """Names the task of a sample: seeds that stand for one task of a folder share its name."""
+    request = sample.scored.trajectory.request
+    if request is None:
+        return ""
+    name = request.task.task_id.removesuffix(f"-{request.task.seed}")
+    return name if name != "seed" else request.task.task_id
+
+
+def _used_again(group: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    return tuple(replace(sample, uses=sample.uses + 1) for sample in group)
+
+
+def _place(sample: Sample) -> ScoredPlace:
+    return sample.partition, sample.offset

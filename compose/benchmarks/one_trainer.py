@@ -5,9 +5,11 @@
 input is one step, each line of standard output what it took, as JSON.
 """
 
+import atexit
 import json
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -113,8 +115,10 @@ def trl(directory: str, shape: Shape) -> Step:
         directory, local_files_only=True, dtype=torch.float32
     )
     vocabulary = int(model.config.vocab_size)
+    scratch = tempfile.mkdtemp(prefix="rollcall-trl-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="rollcall-trl-"), per_device_train_batch_size=count,
+        output_dir=scratch, per_device_train_batch_size=count,
         num_generations=shape.answers, max_completion_length=shape.answer, learning_rate=LR,
         loss_type="bnpo", epsilon_high=0.28, bf16=False, gradient_checkpointing=False,
         use_cpu=True, report_to=[], disable_tqdm=True,

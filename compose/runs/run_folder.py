@@ -184,6 +184,7 @@ def create(
     folder.rule()
     _require_one_group_size(folder)
     for part in (folder, *folder.others()):
+        _require_channels(part)
         require_policy(part.recipe.policy)
     suite = suite_of(recipe, tasks)
     digests = digests_of(suite) if suite else {}
@@ -210,6 +211,17 @@ def _require_one_group_size(folder: RunFolder) -> None:
                 f"of {members}, those of {folder.recipe.admitting()!r}; give both one group_size"
             )
             raise Refused(msg)
+
+
+def _require_channels(folder: RunFolder) -> None:
+    """Raise Refused where an advantage compares scorers, and there is one."""
+    rule, scorers = folder.learner().advantage_rule(), folder.recipe.scorers
+    if rule.needs("channels") and len(scorers) < 2:
+        msg = (
+            f"advantage {rule.rule.name!r} compares scorers, and the recipe has only "
+            f"{scorers[0]!r}; add one to scorers, or use grpo"
+        )
+        raise Refused(msg)
 
 
 def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:

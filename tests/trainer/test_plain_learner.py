@@ -34,9 +34,13 @@ def in_groups(samples: Sequence[Sample]) -> list[Sample]:
     return made
 
 
+LAKE = {"advantage": "batch_normalised", "loss": "clip_higher", "groups_per_step": 8}
+"""How the lake was first shipped: runs of then are still resumed and trained again."""
+
+
 @pytest.mark.parametrize("recipe", ["lake-any-start", "syllogisms", "repairs"])
 def test_five_steps_give_the_bits_of_plain_arithmetic(recipe: str, model_directory: str) -> None:
-    learned = load_recipe(recipe)[0].learner
+    learned = LAKE if recipe == "lake-any-start" else load_recipe(recipe)[0].learner
     config = LearnerConfig.of({**learned, "lr": 1e-2, "seed": 3})
     learner, plain = Learner(model_directory, config), loaded(model_directory).eval()
     optimiser = torch.optim.AdamW(

@@ -112,3 +112,17 @@ def test_the_folder_of_another_policy_is_found_by_its_name(tmp_path: Path) -> No
     assert (other.policy / "config.json").is_file()
     with pytest.raises(Refused, match="did you mean 'r-verifier'"):
         run_folder.find(tmp_path, "r-verifie")
+
+
+def test_an_advantage_that_compares_scorers_wants_two_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    recipe, text = load_recipe("lake-any-start")
+    alone = recipe.model_copy(update={"learner": {**recipe.learner, "advantage": "gdpo"}})
+
+    with pytest.raises(Refused, match="'gdpo' compares scorers, and the recipe has only"):
+        run_folder.create(tmp_path, alone, text, 1)
+
+    assert not list(tmp_path.iterdir())
+    two = alone.model_copy(update={"scorers": ["environment_return", "final_step"]})
+    assert run_folder.create(tmp_path, two, text, 1).learner().advantage == "gdpo"

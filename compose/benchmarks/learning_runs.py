@@ -22,11 +22,15 @@ from rich.table import Table
 
 from compose.files import refuse_no_folder, write_json
 from compose.runs.recipe import load_recipe
-from schemas.errors import Refused
+from schemas.errors import RollcallError
 from schemas.foreign_text import shown
 
 ENDLESS = 2.0
 """A goal that no share of rollouts reaches."""
+
+
+class RunFailed(RollcallError):
+    """A seed's process ended otherwise than well; the message says which, and its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,18 @@ class SeedRun:
 def learn(
     recipe: str, seeds: Sequence[int], *, memory: bool, json: Path | None, picture: Path | None
 ) -> list[SeedRun]:
-    """Run the recipe from every seed; print a table, draw a picture. Raises Refused."""
+    """Run the recipe from every seed; print a table, draw a picture.
+
+    Raises Refused, and where runs failed the first one's RunFailed, after what came of the others.
+    """
     for option, path in (("--json", json), ("--picture", picture)):
         refuse_no_folder(path, option)
     with tempfile.TemporaryDirectory(prefix="rollcall-learning-") as folder:
-        runs = sorted(_runs(recipe, seeds, Path(folder), memory=memory), key=lambda run: run.seed)
+        ended = list(_runs(recipe, seeds, Path(folder), memory=memory))
+    runs = [each for each in ended if isinstance(each, SeedRun)]
+    failed = [each for each in ended if isinstance(each, RunFailed)]
+    if not runs:
+        raise failed[0]
     terminal = Console()
     terminal.print(table(runs))
     for line in lines(runs):
@@ -84,6 +95,8 @@ def learn(
         write_json(json, runs)
     if picture is not None:
         draw(recipe, runs, picture)
+    if failed:
+        raise failed[0]
     return runs
 
 
@@ -96,7 +109,9 @@ def endless(text: str) -> str:
     return without.replace(heading, f"{heading}\ngoal = {ENDLESS}", 1)
 
 
-def _runs(recipe: str, seeds: Sequence[int], folder: Path, *, memory: bool) -> Iterator[SeedRun]:
+def _runs(
+    recipe: str, seeds: Sequence[int], folder: Path, *, memory: bool
+) -> Iterator["SeedRun | RunFailed"]:
     known, text = load_recipe(recipe)
     file = folder / f"{known.name}.toml"
     file.write_text(endless(text))
@@ -106,7 +121,8 @@ def _runs(recipe: str, seeds: Sequence[int], folder: Path, *, memory: bool) -> I
             pool.submit(_run, file, seed, folder, known.evaluation.goal, memory) for seed in seeds
         ]
         for each in made:
-            yield each.result()
+            error = each.exception()
+            yield error if isinstance(error, RunFailed) else each.result()
 
 
 def _run(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> SeedRun:
@@ -120,9 +136,9 @@ def _run(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> Seed
         env={**os.environ, "ROLLCALL_STATE_DIR": str(folder / f"state-{seed}")},
     )
     if done.returncode:
-        why = shown(done.stderr, str, 400)
+        why = shown(done.stderr[-400:], str, 400)
         msg = f"seed {seed} of {file.name} ended with exit code {done.returncode}: {why}"
-        raise Refused(msg)
+        raise RunFailed(msg)
     return read_summary(orjson.loads(summary.read_bytes()), goal)
 
 

@@ -10,6 +10,7 @@ import pytest
 from compose.benchmarks.learning_runs import (
     ENDLESS,
     Evaluated,
+    RunFailed,
     SeedRun,
     endless,
     learn,
@@ -74,3 +75,11 @@ def test_a_recipe_that_cannot_run_is_refused_before_any_seed(tmp_path: Path) -> 
         learn("lake-any-strat", [1], memory=True, json=None, picture=None)
     with pytest.raises(Refused, match="--picture"):
         learn("lake-any-start", [1], memory=True, json=None, picture=tmp_path / "no" / "x.png")
+
+
+def test_a_seed_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(RECIPE.replace("n_head = 2", "n_head = 3"))
+
+    with pytest.raises(RunFailed, match=r"seed 1 of tiny.toml ended with exit code .*3"):
+        learn(str(recipe), [1], memory=True, json=None, picture=None)

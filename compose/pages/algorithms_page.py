@@ -54,16 +54,23 @@ def row_of(rule: Rule[Any]) -> RuleRow:
 
 
 def print_algorithms(terminal: Console, rows: Sequence[RuleRow]) -> None:
-    """A row for each rule; the table is Markdown as well."""
+    """A row for each rule: a table on a terminal, lines of Markdown in a file or a pipe."""
+    cells = [_cells(row) for row in rows]
+    if not terminal.is_terminal:
+        for line in (COLUMNS, ["---"] * len(COLUMNS), *cells):
+            terminal.print(f"| {' | '.join(line)} |", soft_wrap=True)
+        return
     table = Table(box=MARKDOWN)
     for name in COLUMNS:
         table.add_column(name, overflow="fold")
-    for row in rows:
-        options = ", ".join(f"{key} {_shown(value)}" for key, value in row.options.items())
-        table.add_row(
-            row.kind, row.name, row.stage, ", ".join(row.needs), options, row.source
-        )  # fmt: skip
+    for each in cells:
+        table.add_row(*each)
     terminal.print(table)
+
+
+def _cells(row: RuleRow) -> tuple[str, ...]:
+    options = ", ".join(f"{key} {_shown(value)}" for key, value in row.options.items())
+    return row.kind, row.name, row.stage, ", ".join(row.needs), options, row.source
 
 
 def _shown(value: object) -> str:

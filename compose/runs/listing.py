@@ -59,7 +59,7 @@ def _entry(
     heldout: HeldOut | None,
 ) -> RunEntry:
     steps = [step for step, _ in written]
-    made = (folder.directory / run_folder.RUN_FILE).stat().st_mtime if folder else 0.0
+    made = (folder.root / run_folder.RUN_FILE).stat().st_mtime if folder else 0.0
     curve = RunCurve.of(run_id, steps, heldout)
     success = curve.heldout[-1][1] if curve.heldout else None
     summary = _summary(folder) if folder else {}
@@ -78,9 +78,10 @@ def _entry(
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     """What was written when the run had come to its end; empty before."""
-    path = folder.directory / run_folder.SUMMARY_FILE
+    path = folder.root / run_folder.SUMMARY_FILE
     summary: dict[str, Any] = orjson.loads(path.read_bytes()) if path.exists() else {}
-    return summary
+    own: dict[str, Any] = summary.get("policies", {}).get(folder.part, {})
+    return summary | own
 
 
 def _state(folder: RunFolder) -> str:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from schemas.messages import RolloutRequest, ScoredTrajectory, Sequence, Task, T
 from schemas.packed import pack_ids, pack_logprobs
 from trainer.samples import Sample
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 LR = 1e-6
 LOGPROB = -5.0
 
@@ -76,10 +77,7 @@ def ours(directory: str, shape: Shape, packing: str) -> Step:
         for number, row in enumerate(rows(shape, learner.vocabulary))
     ]
 
-    def step() -> None:
-        learner.step(samples)
-
-    return step
+    return partial(learner.step, samples)
 
 
 def _sample(

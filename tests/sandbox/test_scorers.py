@@ -20,13 +20,11 @@ from sandbox.scorers import (
 from schemas.errors import Refused
 from schemas.messages import (
     Message,
-    RolloutRequest,
     ScoredTrajectory,
-    Sequence,
-    StepTaken,
     Task,
     Trajectory,
 )
+from tests.support.said_trajectories import sequence, trajectory
 
 HERE = "tests.sandbox.test_scorers"
 
@@ -54,36 +52,6 @@ def huge(trajectory: Trajectory) -> float:
 
 def none(trajectory: Trajectory) -> None:
     """A scorer that forgot to return."""
-
-
-def step(reward: float) -> StepTaken:
-    return StepTaken(0, "main", "R", "s1", reward, terminated=False, truncated=False)
-
-
-def sequence(*messages: Message) -> Sequence:
-    return Sequence(b"", b"", b"", b"", b"", messages)
-
-
-def trajectory(
-    *rewards: float, task: Task | None = None, said: str = "", status: str = "finished"
-) -> Trajectory:
-    return Trajectory(
-        rollout_id="r1",
-        attempt=1,
-        status=status,
-        request=RolloutRequest("r1", task or Task()),
-        policies=("policy",),
-        sequences=(sequence(Message("user", "?"), Message("assistant", said)),),
-        steps=tuple(map(step, rewards)),
-        model_calls=1,
-        sampled_tokens=1,
-        failures=0,
-        journal_partition=0,
-        first_offset=0,
-        last_offset=9,
-        started_ms=0,
-        ended_ms=1,
-    )
 
 
 def judged(judge: Trajectory, *specs: ScorerSpec) -> ScoredTrajectory:

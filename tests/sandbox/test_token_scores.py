@@ -12,7 +12,7 @@ from sandbox.scorers import Opinion, ScorerSpec, filled, given, read_result, sco
 from sandbox.token_scores import PerToken
 from schemas.messages import Reward, ScoredTrajectory, Sequence, TokenScores, Trajectory
 from schemas.packed import logprobs_of, pack_ids, pack_logprobs
-from tests.sandbox.test_scorers import trajectory
+from tests.support.said_trajectories import trajectory
 
 HERE = "tests.sandbox.test_token_scores"
 

@@ -47,4 +47,7 @@ def test_without_the_language_model_it_is_left_out(
 
 @pytest.mark.parametrize("packing", ["rows", "shared"])
 def test_a_step_of_ours_trains_on_the_batch(tmp_path: Path, packing: str) -> None:
-    ours(str(policies.lake(tmp_path / "lake")), SHAPE, packing)()
+    metrics = ours(str(policies.lake(tmp_path / "lake")), SHAPE, packing)()
+
+    assert isinstance(metrics, dict)
+    assert (metrics["trajectories"], metrics["tokens"], metrics["skipped"]) == (6, 12, 0)

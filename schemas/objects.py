@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 
 from schemas.claims import ABOVE_BYTES, checked, claim_of
-from schemas.errors import ObjectLost, Unavailable
+from schemas.errors import ObjectLost, Refused, Unavailable
 from schemas.messages import Claim
 from schemas.whole_files import put_durably
 
@@ -32,9 +32,20 @@ class StoredObject:
 
 
 class ObjectStore:
-    """A `schemas.claims.Objects` under a URL."""
+    """A `schemas.claims.Objects` under a URL.
+
+    Raises Refused for a kind of URL that nothing here can open: no waiting would ever help.
+    """
 
     def __init__(self, url: str, *, above_bytes: int = ABOVE_BYTES) -> None:
+        try:
+            fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
+        except (ValueError, ImportError) as error:
+            msg = (
+                f"objects.url is {url!r}, which cannot be opened here: {error}; give a directory, "
+                "or install what it needs"
+            )
+            raise Refused(msg) from error
         self.url = url
         self.above_bytes = above_bytes
         self._marked = False

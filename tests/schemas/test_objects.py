@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schemas.claims import claim_of
-from schemas.errors import ObjectLost, Unavailable
+from schemas.errors import ObjectLost, Refused, Unavailable
 from schemas.messages import Claim
 from schemas.objects import MARK, ObjectStore
 
@@ -82,10 +82,12 @@ def test_a_store_that_takes_nothing_is_away(tmp_path: Path) -> None:
 
     with pytest.raises(Unavailable, match="takes nothing"):
         ObjectStore(str(tmp_path / "file" / "objects")).put(VALUE)
-    with pytest.raises(Unavailable, match="takes nothing"):
-        ObjectStore("nosuch://bucket/objects").put(VALUE)
-    with pytest.raises(Unavailable, match="is not to be read"):
-        list(ObjectStore("nosuch://bucket/objects").kept())
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/objects", "nosuch::file:///tmp/objects"])
+def test_a_url_that_nothing_here_can_open_is_refused_at_once(url: str) -> None:
+    with pytest.raises(Refused, match=r"objects.url is 'nosuch.*cannot be opened here.*install"):
+        ObjectStore(url)
 
 
 def test_what_is_removed_is_gone_and_may_be_gone_already(store: ObjectStore) -> None:

@@ -1,5 +1,6 @@
 """A run in memory of rollouts of very different lengths, with a learner that only looks at them."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from compose.settings import Settings
 from compose.workers.build import Workshop
+from consumers.agents.worker import CONTROL_EVERY_S
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
@@ -89,8 +91,12 @@ class UnevenRun:
         self.codec = Codec(LocalRegistry())
         settings = Settings(state_dir=directory, cache_dir=directory / "cache")
         self.shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
+        agents = self.shop.agents("agents")
+        # What is said on `control` is heard after so many turns, however quick the machine is.
+        self.now = time.time()
+        agents.role.wall = lambda: self.now
         self.loops = [
-            self.shop.agents("agents"),
+            agents,
             self.shop.models("models", ScriptedEngine(POLICY, number)),
             self.shop.environments("environments"),
             self.shop.rewards("rewards", [SCORING], SCORING),
@@ -123,6 +129,7 @@ class UnevenRun:
         return self.trainer
 
     def turn(self) -> None:
+        self.now += CONTROL_EVERY_S
         for loop in self.loops:
             loop.turn(0.0)
         self.trainer.turn(0.0)

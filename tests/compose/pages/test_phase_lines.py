@@ -72,7 +72,7 @@ def test_a_run_prints_both_lines() -> None:
     figures = SimpleNamespace(phases=phases(), last_rollout_id="r")
     settings = SimpleNamespace(state_dir=".rollcall")
     run: Any = SimpleNamespace(
-        folder=SimpleNamespace(run_id="x"), figures=figures,
+        folder=SimpleNamespace(run_id="x"), figures=figures, others={},
         cluster=SimpleNamespace(settings=settings),
     )  # fmt: skip
 

@@ -1,15 +1,16 @@
 """Scores for single tokens: what a teacher or a process reward model says beside its reward.
 
 They stand beside the rewards in `trajectories.scored`, float32, one for each token of a sequence.
+Whoever only names scorers needs no numpy: it is imported when there are scores to be packed.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.messages import TokenScores, Trajectory
-from schemas.packed import LOGPROBS
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class PerToken(NamedTuple):
@@ -25,6 +26,10 @@ def packed_scores(
     scorer: str, tokens: Mapping[int, Iterable[float]], trajectory: Trajectory
 ) -> tuple[TokenScores, ...]:
     """In order of sequences; raises ValueError where they are not one finite number a token."""
+    import numpy as np
+
+    from schemas.packed import LOGPROBS
+
     sequences = trajectory.sequences or ()
     found = []
     for number in sorted(tokens):
@@ -46,6 +51,8 @@ def packed_scores(
 
 def _array(scores: Iterable[float]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
     """As float32 [T]; what is beyond its range is infinite there."""
+    import numpy as np
+
     listed = scores if isinstance(scores, np.ndarray) else list(scores)
     with np.errstate(over="ignore"):
         return np.asarray(listed, np.float64).astype(np.float32)

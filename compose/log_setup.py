@@ -22,7 +22,6 @@ def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
             *(_for_people() if out.isatty() else _for_machines()),
         ],
         logger_factory=structlog.PrintLoggerFactory(out),
-        cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(role=role, worker=worker, pid=os.getpid())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -30,6 +31,14 @@ for number, handler in {
 }.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> Iterator[None]:
+    """Whatever logging a test sets up, the next one begins in a process that set up none."""
+    structlog.configure(cache_logger_on_first_use=False)
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

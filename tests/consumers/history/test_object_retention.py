@@ -113,7 +113,7 @@ def test_without_a_store_it_is_said_how_to_name_one(cluster: Storing) -> None:
         ("127.0.0.1:9092", "", "services/objects"),
         ("localhost:9092,127.0.0.1:9093", "", "services/objects"),
         ("kafka-1:9092", "", None),
-        ("kafka-1:9092", "s3://bucket/objects", "s3://bucket/objects"),
+        ("kafka-1:9092", "memory://bucket/objects", "memory://bucket/objects"),
     ],
 )
 def test_heavy_records_lie_where_every_worker_finds_them(

@@ -39,6 +39,7 @@ def plain_logging() -> Iterator[None]:
     structlog.configure(cache_logger_on_first_use=False)
     yield
     structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ class Rule(Generic[F_co]):
     needs: frozenset[str] = frozenset()
     """What has to be there for it beyond what every rule of its kind sees."""
     stage: str = "T"
-    """G, F_co, C, R or T: generate, filter, control, replay, train."""
+    """G, F, C, R or T: generate, filter, control, replay, train."""
     gives: frozenset[str] = frozenset()
     """What other rules may need and have by this one."""
 

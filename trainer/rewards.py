@@ -34,15 +34,11 @@ class Rewards:
     tasks: tuple[str, ...] = ()
     """Of each trajectory the id of its task."""
     ends: tuple[str, ...] = ()
-    """Of each trajectory why it ended: `finished`, or the code of its end."""
+    """Of each trajectory why it ended: `finished`, or the limit that it ended at."""
     logprob_sums_N: Floats | None = None
     """Σ of the behaviour log-probabilities of our tokens, nats; for rules that need `logprobs`."""
     kl: tuple[Floats, ...] | None = None
     """Of each trajectory its sampled tokens' KL estimates to the reference, nats."""
-    grad_norms_N: Floats | None = None
-    """‖∇ log π(τ)‖, for rules that need `grad_norms`."""
-    log_weights_N: Floats | None = None
-    """Sum over t of lp minus μ at the step's start, for rules that need `log_weights`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +63,16 @@ Shaping = Callable[..., Floats]
 
 def rewards_of(samples: Sequence[Sample], needs: frozenset[str] = frozenset()) -> Rewards:
     """The view of a batch; what none of the `needs` asks for is not computed."""
-    scored = [sample.scored for sample in samples]
     return Rewards(
         np.array([sample.reward for sample in samples], dtype=np.float64),
         group_numbers([sample.group for sample in samples]),
         np.array([sample.length for sample in samples], dtype=np.int64),
         _channels(samples),
-        {each.scorer: each.weight for one in scored for each in one.rewards},
-        tuple(each.trajectory.request.task.task_id if each.trajectory.request else ""
-              for each in scored),
-        tuple(each.trajectory.code or each.trajectory.status for each in scored),
+        {each.scorer: each.weight for sample in samples for each in sample.scored.rewards},
+        tuple(sample.task_id for sample in samples),
+        tuple(sample.end for sample in samples),
         _logprob_sums(samples) if "logprobs" in needs else None,
-    )  # fmt: skip
+    )
 
 
 def group_numbers(groups: Sequence[str]) -> Ints:
@@ -105,14 +99,17 @@ def per_group(
 
 def members(groups_N: Ints) -> list[Bools]:
     """Of each group which rows are its own, bool [N]; raises Refused for a group of one."""
-    found = []
-    for group in np.unique(groups_N):
-        rows = groups_N == group
+    found = rows_by_group(groups_N)
+    for group, rows in enumerate(found):
         if rows.sum() < 2:
             msg = f"group {group} holds one trajectory and has no baseline; drop it (`singleton`)"
             raise Refused(msg)
-        found.append(rows)
     return found
+
+
+def rows_by_group(groups_N: Ints) -> list[Bools]:
+    """The same, whatever the groups hold."""
+    return [groups_N == group for group in np.unique(groups_N)]
 
 
 def _channels(samples: Sequence[Sample]) -> dict[str, Floats]:

@@ -71,6 +71,12 @@ class Sample:
         return self.compared_in or group_of(self.scored)
 
     @property
+    def task_id(self) -> str:
+        """As its request has it; empty where there is none."""
+        request = self.scored.trajectory.request
+        return request.task.task_id if request else ""
+
+    @property
     def end(self) -> str:
         """Why the rollout ended: `finished`, or the limit that it ended at, one of `LIMITS`."""
         return _limit(self.scored.trajectory) or "finished"

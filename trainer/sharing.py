@@ -5,6 +5,7 @@ count positions by themselves, some keep a state. So two short rows are computed
 and together under a mask that lets one see the other; the first two must agree, the last must not.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,12 @@ def _tried(model: nn.Module) -> str:
 
 def _scores(model: Any, given: ModelInput) -> Tensor:
     device = model.device
-    moved = ModelInput(
-        given.token_ids_PW.to(device),
-        given.position_ids_PW.to(device),
-        given.attention_mask.to(device),
-        given.keep,
-        given.place_M.to(device),
+    moved = replace(
+        given,
+        token_ids_PW=given.token_ids_PW.to(device),
+        position_ids_PW=given.position_ids_PW.to(device),
+        attention_mask=given.attention_mask.to(device),
+        place_M=given.place_M.to(device),
     )
     return kept_logits(model, moved).flatten(0, 1)[moved.place_M]
 
@@ -78,9 +79,7 @@ def _seeing_all(given: ModelInput) -> ModelInput:
     """The same tokens where every one sees every one before it."""
     width = given.token_ids_PW.shape[1]
     causal = torch.full((width, width), torch.finfo(torch.float32).min).triu(1)
-    return ModelInput(
-        given.token_ids_PW, given.position_ids_PW, causal[None, None], given.keep, given.place_M
-    )
+    return replace(given, attention_mask=causal[None, None])
 
 
 def _longest(config: Any) -> int:

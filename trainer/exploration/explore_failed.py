@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.rules import Rule, require
-from trainer.rewards import Floats, Rewards
+from trainer.rewards import Floats, Rewards, rows_by_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ def explore_failed(rewards: Rewards, entropy: float, options: FailedGroups) -> F
     not kept alive where something else works. Source: ours.
     """
     weights_N = np.full(len(rewards.totals_N), entropy)
-    for group in np.unique(rewards.groups_N):
-        rows = rewards.groups_N == group
+    for rows in rows_by_group(rewards.groups_N):
         if rewards.totals_N[rows].max() <= options.above:
             weights_N[rows] = options.weight
     return weights_N

@@ -258,7 +258,7 @@ class LearnerConfig:
     @property
     def fresh_groups(self) -> int:
         """How many groups of a step are trained on for the first time."""
-        return self.groups_per_step - self.replay().groups(self.groups_per_step)
+        return self.replay().fresh(self.groups_per_step)
 
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()

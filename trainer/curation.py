@@ -148,11 +148,11 @@ class Buffer:
             )
             raise Refused(msg)
         self._drop_stale(v_now)
-        groups, again = self.fresh(groups), groups - self.fresh(groups)
-        if len(self._ready) < groups or self._held_back(groups, v_now):
+        wanted = self.replay.rule.fresh(groups)
+        if len(self._ready) < wanted or self._held_back(wanted, v_now):
             return None
-        fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(groups)]
-        samples = self.replay.draw(again, v_now)
+        fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(wanted)]
+        samples = self.replay.draw(self.replay.rule.groups(groups), v_now)
         samples += [sample for group in fresh for sample in group]
         for group in fresh:
             samples += self.replay.lend(group, samples)
@@ -160,10 +160,6 @@ class Buffer:
         for group in fresh:
             self.replay.keep(group)
         return tuple(sorted(samples, key=lambda sample: (sample.partition, sample.offset)))
-
-    def fresh(self, groups: int) -> int:
-        """How many of a batch's groups are used for the first time."""
-        return groups - self.replay.rule.groups(groups)
 
     def spoil(self, samples: Sequence[Sample], reason: str) -> None:
         """Count samples that were taken and could not be used as dropped after all."""

@@ -34,6 +34,10 @@ class ReplayRule:
         """How many groups of a batch are replayed, where there are so many."""
         return floor(groups * self.ratio + 1e-9)
 
+    def fresh(self, groups: int) -> int:
+        """How many of them are used for the first time."""
+        return groups - self.groups(groups)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayBook:

@@ -33,7 +33,9 @@ from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.branches import Branch, branch_of
 from trainer.checkpoint import Checkpoint
+from trainer.config import LearnerConfig
 from trainer.machine import differing, machine
+from trainer.samples import Curation
 from trainer.step import Learner
 
 
@@ -74,6 +76,21 @@ class RetrainingPlan:
     def numbers(self) -> range:
         return range(self.start.state.step + 1, self.last + 1)
 
+    def learner(self, config: LearnerConfig) -> Learner:
+        """One that stands where the first step begins, and learns as is said."""
+        past = partial(weights_files.of_version, self.run.directory / "weights")
+        learner = Learner(str(self.run.policy), config, past=past)
+        learner.load(self.start.state)
+        return learner
+
+    def curation(self, learner: Learner) -> Curation:
+        """How the run judged what its steps are made of."""
+        return replace(
+            self.run.config.curation(self.run.run_id, self.run.policy_id),
+            vocabulary=learner.vocabulary,
+            context=learner.context,
+        )
+
 
 def plan(
     history: History, run: TrainedRun, first: int, last: int, version: int | None = None
@@ -99,14 +116,8 @@ def plan(
 def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
     """Each step as soon as it is trained."""
     run = plan.run
-    past = partial(weights_files.of_version, run.directory / "weights")
-    learner = Learner(str(run.policy), run.config, past=past)
-    learner.load(plan.start.state)
-    curation = replace(
-        run.config.curation(run.run_id, run.policy_id),
-        vocabulary=learner.vocabulary,
-        context=learner.context,
-    )
+    learner = plan.learner(run.config)
+    curation = plan.curation(learner)
     for number in plan.numbers():
         step = plan.branch.steps[number]
         learner.step(samples_of(step, plan.records, codec, curation), version=step.version)

@@ -7,7 +7,7 @@ side, as it was and otherwise, and the distance of their weights is told after e
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import sqrt
 
@@ -20,7 +20,7 @@ from schemas.errors import Refused
 from schemas.weights import RawTensor, weights_digest
 from trainer.config import LearnerConfig
 from trainer.samples import Sample
-from trainer.step import Learner, LearnerState
+from trainer.step import LearnerState
 
 COLLECTED = (
     "group_size", "groups_per_step", "redundancy", "over_provision", "max_staleness",
@@ -60,22 +60,14 @@ class WhatIf:
     """A pattern of task ids, as of file names, that are left out."""
 
     def __post_init__(self) -> None:
-        policy, state = str(self.plan.run.policy), self.plan.start.state
-        self.then = Learner(policy, self.plan.run.config)
-        self.now = Learner(policy, self.config)
-        self.then.load(state)
-        self.now.load(state)
+        self.then = self.plan.learner(self.plan.run.config)
+        self.now = self.plan.learner(self.config)
 
     def train(self) -> Iterator[OtherwiseStep]:
         """Each step as soon as it is trained; those before the first that was asked for are as
         they were. Raises Refused for a step of which nothing is left.
         """
-        run = self.plan.run
-        curation = replace(
-            run.config.curation(run.run_id, run.policy_id),
-            vocabulary=self.then.vocabulary,
-            context=self.then.context,
-        )
+        curation = self.plan.curation(self.then)
         began = self.then.tensors()
         for number in self.plan.numbers():
             step = self.plan.branch.steps[number]
@@ -107,7 +99,7 @@ class WhatIf:
     def _left(self, samples: tuple[Sample, ...], number: int) -> tuple[Sample, ...]:
         if not self.without_task:
             return samples
-        left = tuple(s for s in samples if not fnmatchcase(_task_of(s), self.without_task))
+        left = tuple(s for s in samples if not fnmatchcase(s.task_id, self.without_task))
         if not left:
             msg = (
                 f"step {number} was trained on tasks that all match {self.without_task!r}; nothing "
@@ -139,8 +131,3 @@ def distance(ours: Mapping[str, RawTensor], theirs: Mapping[str, RawTensor]) -> 
 
 def _values(tensor: RawTensor) -> np.ndarray:
     return np.frombuffer(tensor.data, dtype="<f4").astype(np.float64)
-
-
-def _task_of(sample: Sample) -> str:
-    request = sample.scored.trajectory.request
-    return request.task.task_id if request else ""

@@ -15,7 +15,7 @@ from consumers.history.fork_request import ForkParent, continuation, parent_in
 from consumers.history.history import History
 from consumers.history.rollout_story import latest, stories
 from consumers.log.protocols import Record
-from consumers.log.reading import read_between
+from consumers.log.reading import read_between, spans
 from consumers.loop.dead_letters import passed_in_journal
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Trajectory
@@ -56,17 +56,13 @@ class Continuations:
     def _journals(self, ended: Sequence[Trajectory]) -> dict[str, list[Record]]:
         """By rollout the records of its stretch of the journal."""
         topic = self.history.topics.events
-        starts: dict[tuple[str, int], int] = {}
-        ends: dict[tuple[str, int], int] = {}
-        for each in ended:
-            at = topic, each.journal_partition
-            starts[at] = min(each.first_offset, starts.get(at, each.first_offset))
-            ends[at] = max(each.last_offset + 1, ends.get(at, 0))
-        low = {at: self.history.log.bounds(topic)[at[1]][0] for at in starts}
-        starts = {at: max(start, low[at]) for at, start in starts.items()}
+        stretches = (
+            ((topic, each.journal_partition), each.first_offset, each.last_offset) for each in ended
+        )
+        extent = spans(self.history.log, stretches)
         wanted = {each.rollout_id.encode(): each for each in ended}
         journals: dict[str, list[Record]] = {each.rollout_id: [] for each in ended}
-        for records in read_between(self.history.log, starts, ends):
+        for records in read_between(self.history.log, *extent):
             for record in records:
                 its = wanted.get(record.key or b"")
                 if its and its.first_offset <= record.offset <= its.last_offset:

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 
@@ -25,6 +25,28 @@ def read_all(
     """
     with closing(log.reader(topics, starts)) as reader:
         yield from to_the_end(reader, most)
+
+
+def spans(
+    log: Log, stretches: Iterable[tuple[TopicPartition, int, int]]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """From where to where each partition has to be read to meet them all: starts and ends.
+
+    A stretch is a partition, its first offset and its last; what retention has taken is left out.
+    Raises Unavailable.
+    """
+    lows: dict[TopicPartition, int] = {}
+    starts: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
+    for tp, first, last in stretches:
+        if tp not in lows:
+            bounds = log.bounds(tp[0])
+            lows |= {(tp[0], number): low for number, (low, _) in bounds.items()}
+        if last >= lows.get(tp, last + 1):
+            start = max(first, lows[tp])
+            starts[tp] = min(start, starts.get(tp, start))
+            ends[tp] = max(last + 1, ends.get(tp, 0))
+    return starts, ends
 
 
 def read_between(

@@ -15,7 +15,7 @@ import structlog
 from consumers.decode_in_order import decoded
 from consumers.heldout import MARK
 from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_all, read_between
+from consumers.log.reading import read_all, read_between, spans
 from consumers.training.training_run import TrainingRun
 from producers.admission import Published
 from producers.curators.curriculum import Curriculum
@@ -146,15 +146,9 @@ class RunLog:
         wanted, samples = book.places(), dict[ScoredPlace, Sample | None]()
         if not wanted:
             return
-        topic = self.topics.scored
-        bounds = {(topic, number): low for number, (low, _) in self.log.bounds(topic).items()}
-        starts, ends = dict[TopicPartition, int](), dict[TopicPartition, int]()
-        for partition, offset in wanted:
-            tp = topic, partition
-            if offset >= bounds.get(tp, offset + 1):
-                starts[tp] = min(offset, starts.get(tp, offset))
-                ends[tp] = max(offset + 1, ends.get(tp, 0))
-        for record in chain.from_iterable(read_between(self.log, starts, ends)):
+        stretches = (((self.topics.scored, number), at, at) for number, at in wanted)
+        extent = spans(self.log, stretches)
+        for record in chain.from_iterable(read_between(self.log, *extent)):
             place = record.partition, record.offset
             if place in wanted:
                 scored = decoded(self.codec, record, ScoredTrajectory)

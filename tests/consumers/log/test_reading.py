@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from consumers.log.memory_log import MemoryLog
-from consumers.log.reading import polls, read_all, read_between, uninterrupted
+from consumers.log.reading import polls, read_all, read_between, spans, uninterrupted
 from schemas.topics import Topics, wanted
 
 TOPIC = Topics("t.").events
@@ -36,6 +36,18 @@ def test_between_two_offsets_the_last_is_not_included(log: MemoryLog) -> None:
     assert places([r for batch in read_between(log, starts, ends) for r in batch]) == [
         (0, 3),
         (0, 4),
+    ]
+
+
+def test_a_span_meets_every_stretch_that_retention_has_left(log: MemoryLog) -> None:
+    log.delete_before(TOPIC, 0, 4)
+    zero, one, two = ((TOPIC, number) for number in range(3))
+
+    found = spans(log, [(zero, 0, 3), (zero, 2, 6), (zero, 8, 8), (one, 5, 5), (two, 0, 9)])
+
+    assert found == ({zero: 4, one: 5}, {zero: 9, one: 6})
+    assert places([r for batch in read_between(log, *found) for r in batch if r.partition]) == [
+        (1, 5)
     ]
 
 

@@ -1,19 +1,18 @@
 """The image `base`: a Debian with python3, git and pytest, made by debootstrap."""
 
 import os
-import secrets
 import shutil
 import subprocess
 from hashlib import sha256
 from pathlib import Path
 
 from sandbox.boxes.image_store import (
-    MAKING,
     BuiltImage,
     built,
     clear_disk,
     directory,
     is_built,
+    making,
     seal,
 )
 from schemas.errors import Refused
@@ -29,18 +28,15 @@ def build_base() -> BuiltImage:
     if is_built(BASE):
         return built(BASE)
     _check_host()
-    making = directory() / f"{MAKING}{secrets.token_hex(4)}"
-    try:
-        (making / "tree/etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
+    with making() as folder:
+        tree = folder / "tree"
+        (tree / "etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
+        tree.chmod(0o755)
         # Whoever loses it in a power cut makes another.
-        (making / "tree/etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
-        for parent in (making, making / "tree"):
-            parent.chmod(0o755)
-        _debootstrap(making / "tree")
-        digest = sha256((making / "tree/var/lib/dpkg/status").read_bytes()).hexdigest()
-        seal(making, BuiltImage(BASE, digest), directory() / BASE)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+        (tree / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
+        _debootstrap(tree)
+        digest = sha256((tree / "var/lib/dpkg/status").read_bytes()).hexdigest()
+        seal(folder, BuiltImage(BASE, digest), directory() / BASE)
     return built(BASE)
 
 

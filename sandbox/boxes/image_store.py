@@ -7,10 +7,11 @@ its digest. Root has them at a place that all can walk to: its boxes run as othe
 
 import json
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -114,6 +115,18 @@ def built(name: str) -> BuiltImage:
 
 def read_image(place: Path) -> BuiltImage:
     return BuiltImage(**json.loads((place / RECORD).read_text()), place=place)
+
+
+@contextmanager
+def making() -> Iterator[Path]:
+    """A folder beside the images, of which what is left in the end is removed."""
+    folder = directory() / f"{MAKING}{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def seal(making: Path, image: BuiltImage, place: Path) -> None:

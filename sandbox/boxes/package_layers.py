@@ -8,17 +8,13 @@ so boxes of both drivers take it as any other, and find its packages without any
 import hashlib
 import platform
 import re
-import secrets
-import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandbox.boxes.image_python import ImagePython, image_python
 from sandbox.boxes.image_store import (
     LAYERS,
-    MAKING,
     RECORD,
     BuiltImage,
     built,
@@ -26,6 +22,7 @@ from sandbox.boxes.image_store import (
     directory,
     is_built,
     layer_place,
+    making,
     seal,
 )
 from sandbox.boxes.wheels import Wheel, fetched, unpacked
@@ -44,17 +41,17 @@ def build_packages(name: str, base: str, requirements: Sequence[str]) -> BuiltIm
     _check_name(name, base)
     below = built(base)
     clear_disk(directory())
-    with _making() as making:
+    with making() as folder:
         python = image_python(below.tree, base)
-        wheels = fetched(requirements, python, making)
+        wheels = fetched(requirements, python, folder)
         layer = _layer_of(wheels, python)
         digests = *below.layers, layer.digest
         whole = hashlib.sha256(" ".join((below.digest, *digests)).encode()).hexdigest()
         image = BuiltImage(name, whole, base=base, layers=digests, packages=layer.packages)
         if not is_built(name):
             if not (layer_place(layer.digest) / RECORD).is_file():
-                _make_layer(making / "layer", layer, wheels, python)
-            _make_image(making / "image", image)
+                _make_layer(folder / "layer", layer, wheels, python)
+            _make_image(folder / "image", image)
     return _same(built(name), image)
 
 
@@ -95,31 +92,19 @@ def _lock(wheels: Sequence[Wheel]) -> str:
 
 
 def _make_layer(
-    making: Path, layer: BuiltImage, wheels: Sequence[Wheel], python: ImagePython
+    folder: Path, layer: BuiltImage, wheels: Sequence[Wheel], python: ImagePython
 ) -> None:
-    unpacked(wheels, python, making / "tree")
-    (making / LOCK).write_text(_lock(wheels))
-    seal(making, layer, layer_place(layer.digest))
+    unpacked(wheels, python, folder / "tree")
+    (folder / LOCK).write_text(_lock(wheels))
+    seal(folder, layer, layer_place(layer.digest))
 
 
-def _make_image(making: Path, image: BuiltImage) -> None:
+def _make_image(folder: Path, image: BuiltImage) -> None:
     """Its base's files and those of its own layer, each under one more name."""
-    making.mkdir()
+    folder.mkdir()
     for source in (directory() / image.base, layer_place(image.layers[-1])):
-        _link(source / "tree", making / "tree")
-    seal(making, image, directory() / image.name)
-
-
-@contextmanager
-def _making() -> Iterator[Path]:
-    """A folder where whatever is half made is removed in the end."""
-    making = directory() / f"{MAKING}{secrets.token_hex(4)}"
-    making.mkdir(parents=True)
-    making.chmod(0o755)
-    try:
-        yield making
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+        _link(source / "tree", folder / "tree")
+    seal(folder, image, directory() / image.name)
 
 
 def _link(source: Path, tree: Path) -> None:

@@ -26,7 +26,7 @@ from compose.files import refuse_no_folder, write_json
 from compose.pages.phase_lines import phase_lines
 from compose.processes import memory_bytes
 from compose.runs import run_folder
-from compose.runs.recipe import load_recipe
+from compose.runs.recipe import Recipe, load_recipe
 from compose.runs.run_folder import RunFolder
 from compose.services.embedded import taken_down
 from compose.settings import Settings
@@ -88,7 +88,7 @@ def conduct(
         run_folder.require_unchanged(folder)
     with interruptible() as check, services(settings, terminal) as (cluster, pids):
         made = folder or run_folder.create(settings.state(), recipe, text, seed, tasks=tasks)
-        for part in (made, *made.others()):
+        for part in made.parts():
             complete_topics(cluster, part.policy_id)
         folder = folder or run_folder.begin(made, cluster)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
@@ -176,8 +176,7 @@ def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, 
 
 def _start(supervisor: Supervisor, folder: RunFolder) -> None:
     run, recipe = ("--run", str(folder.directory)), folder.recipe
-    scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
-    scoring = [*scorers, "--scoring-id", recipe.scoring_id]
+    scoring = _scoring(recipe)
     supervisor.start(TRAINER, "training", *run)
     _start_others(supervisor, folder)
     workers = {"models": run, "agents": (), "environments": (), "rewards": scoring}
@@ -196,9 +195,13 @@ def _start_others(supervisor: Supervisor, folder: RunFolder) -> None:
             supervisor.start(f"models-{part.part}-{number}", "models", *run)
         if recipe.scoring_id not in known:
             known.add(recipe.scoring_id)
-            scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
-            words = [*scorers, "--scoring-id", recipe.scoring_id]
-            supervisor.start(f"rewards-{part.part}", "rewards", *words)
+            supervisor.start(f"rewards-{part.part}", "rewards", *_scoring(recipe))
+
+
+def _scoring(recipe: Recipe) -> list[str]:
+    """What a rewards worker is told of whom to ask."""
+    scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
+    return [*scorers, "--scoring-id", recipe.scoring_id]
 
 
 def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:

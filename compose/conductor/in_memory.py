@@ -73,7 +73,7 @@ def _turns(
     folder: run_folder.RunFolder, settings: Settings, store: ObjectStore, terminal: Terminal
 ) -> tuple[RunFigures, dict[str, RunFigures]]:
     topics = Topics(settings.prefix)
-    parts = (folder, *folder.others())
+    parts = folder.parts()
     log = MemoryLog(wanted(settings.prefix, [part.policy_id for part in parts]))
     shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
     trainer, *trainers = [shop.trainer(f"training-{part.name}", part) for part in parts]

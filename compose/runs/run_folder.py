@@ -74,6 +74,10 @@ class RunFolder:
             for name in self.recipe.others()
         )
 
+    def parts(self) -> "tuple[RunFolder, ...]":
+        """Itself, and the others."""
+        return (self, *self.others())
+
     @property
     def admitting_id(self) -> str:
         """The id of the policy whose trainer asks for the rollouts."""
@@ -183,7 +187,7 @@ def create(
     folder = RunFolder(state / "runs" / run_id, run_id, run_id, seed, {}, recipe)
     folder.rule()
     _require_one_group_size(folder)
-    for part in (folder, *folder.others()):
+    for part in folder.parts():
         _require_channels(part)
         require_policy(part.recipe.policy)
     suite = suite_of(recipe, tasks)
@@ -193,7 +197,7 @@ def create(
     if suite:
         (folder.directory / TASKS).symlink_to(suite)
         (folder.directory / TASKS_FILE).write_bytes(orjson.dumps(digests))
-    for number, part in enumerate((folder, *folder.others())):
+    for number, part in enumerate(folder.parts()):
         part.directory.mkdir(parents=True, exist_ok=True)
         lay_policy(part.recipe.policy, part.policy, seed + number)
         check_teachers(part.recipe.scorers, part.learner().teacher, part.policy)
@@ -258,7 +262,7 @@ def load(directory: Path) -> RunFolder:
 def all_of(state: Path) -> list[RunFolder]:
     """Every run that has begun, and each of its other policies."""
     runs = [load(path.parent) for path in sorted((state / "runs").glob(f"*/{RUN_FILE}"))]
-    return [part for run in runs for part in (run, *run.others())]
+    return [part for run in runs for part in run.parts()]
 
 
 def find(state: Path, name: str) -> RunFolder:

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from compose.settings import Settings
 from consumers.audit.audit import audit
 from schemas.messages import Limits, ModelCall, RolloutRequest, Task, Trajectory
 from tests.support.command_line import call
 from tests.support.hosted_rollout import model_calls_of
-from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
-from tests.support.rig import PREFIX
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster, hired
 
 FUNCTIONS = Path(__file__).parents[1] / "support" / "hosted_functions.py"
 PATIENCE_S = 60.0
@@ -26,12 +24,8 @@ def by_seed(call: ModelCall) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
-    settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
-    cluster = MemoryCluster(settings=settings)
-    cluster.hire(by_seed)
-    yield cluster
-    for loop in cluster.log.crew:
-        loop.stop(0.0)
+    with hired(tmp_path, by_seed) as cluster:
+        yield cluster
 
 
 def requested(rollout_id: str, function: str, **fields: Any) -> RolloutRequest:

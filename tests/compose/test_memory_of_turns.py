@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from compose.settings import Settings
 from sandbox.environment import Observation
 from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
 from schemas.packed_rows import PACK_CHARS
 from tests.support.held_bytes import held_bytes
-from tests.support.memory_cluster import POLICY, MemoryCluster
-from tests.support.rig import PREFIX
+from tests.support.memory_cluster import POLICY, MemoryCluster, hired
 
 FUNCTIONS = Path(__file__).parents[1] / "support" / "plain_agents.py"
 PATIENCE_S = 60.0
@@ -54,12 +52,8 @@ def by_seed(call: ModelCall) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
-    settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
-    cluster = MemoryCluster(settings=settings)
-    cluster.hire(by_seed)
-    yield cluster
-    for loop in cluster.log.crew:
-        loop.stop(0.0)
+    with hired(tmp_path, by_seed) as cluster:
+        yield cluster
 
 
 def weighed(cluster: MemoryCluster, turns: int) -> dict[str, int]:

@@ -4,7 +4,8 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,3 +174,14 @@ class MemoryCluster(Rig):
         quiet = 0
         while quiet < 4:
             quiet = 0 if self.log.work() else quiet + 1
+
+
+@contextmanager
+def hired(directory: Path, answer: Script) -> Iterator[MemoryCluster]:
+    """A cluster in a directory, its crew at work for a policy that is a script."""
+    places = {"state_dir": directory / "state", "cache_dir": directory / "cache"}
+    cluster = MemoryCluster(settings=Settings(prefix=PREFIX, **places))
+    cluster.hire(answer)
+    yield cluster
+    for loop in cluster.log.crew:
+        loop.stop(0.0)

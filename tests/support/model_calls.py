@@ -1,13 +1,17 @@
-"""Calls to a model server by hand, and an engine that counts what it is asked."""
+"""Calls to a model server by hand, an engine that counts what it is asked, calls on the log."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from compose.cluster import Cluster
+from consumers.log.reading import read_all
 from inference.scripted import ScriptedEngine
 from schemas.ids import command_id
 from schemas.messages import (
     Event,
     Message,
+    ModelAnswered,
     ModelCall,
     PolicyVersion,
     Sampling,
@@ -66,3 +70,19 @@ def announce(rig: Rig, version: int, policy_id: str = "p", weights_digest: str =
 
 def answers(rig: Rig) -> list[Any]:
     return [event.body for event in rig.read(rig.topics.events, Event)]
+
+
+def called_again(cluster: Cluster, policies: Iterable[str]) -> int:
+    """Model calls of these policies that were written after their answer."""
+    answered: dict[tuple[str, int, int], int] = {}
+    for record in read_all(cluster.log, [cluster.topics.events]):
+        event = cluster.codec.decode(record.value, Event)
+        if isinstance(event.body, ModelAnswered):
+            place = event.rollout_id, event.attempt, event.position
+            answered.setdefault(place, record.timestamp_ms)
+    again = 0
+    for record in read_all(cluster.log, [cluster.topics.calls(name) for name in policies]):
+        call = cluster.codec.decode(record.value, ModelCall)
+        at = answered.get((call.rollout_id, call.attempt, call.position))
+        again += call.kind == "sample" and at is not None and at < record.timestamp_ms
+    return again

@@ -33,11 +33,12 @@ from sandbox.boxes.leases import Leases
 from sandbox.tasks.harbor import read_task
 from sandbox.tasks.listing import task_directories
 from sandbox.tasks.task_names import request_of
-from schemas.messages import Event, ModelAnswered, ModelCall, RolloutRequest, Task
+from schemas.messages import ModelCall, RolloutRequest, Task
 from tests.support.broker import BROKER, users_cache
 from tests.support.command_line import call
 from tests.support.crew import Crew, Seen, publish
 from tests.support.engines import has, left_out
+from tests.support.model_calls import called_again
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.agents, pytest.mark.broker, pytest.mark.timeout(3600)]
@@ -232,22 +233,6 @@ def first_seeds(cluster: Cluster) -> dict[str, int]:
     return {name: each.seed for name, each in first.items()}
 
 
-def called_again(cluster: Cluster) -> int:
-    """Model calls that were written after their answer."""
-    answered: dict[tuple[str, int, int], int] = {}
-    for record in read_all(cluster.log, [cluster.topics.events]):
-        event = cluster.codec.decode(record.value, Event)
-        if isinstance(event.body, ModelAnswered):
-            place = event.rollout_id, event.attempt, event.position
-            answered.setdefault(place, record.timestamp_ms)
-    again = 0
-    for record in read_all(cluster.log, [cluster.topics.calls(name) for name in POLICIES]):
-        call = cluster.codec.decode(record.value, ModelCall)
-        at = answered.get((call.rollout_id, call.attempt, call.position))
-        again += call.kind == "sample" and at is not None and at < record.timestamp_ms
-    return again
-
-
 def test_rewards_are_what_each_policy_has_earned_whoever_is_killed(siege: Siege) -> None:
     began = time.monotonic()
     siege.go()
@@ -269,7 +254,7 @@ def test_rewards_are_what_each_policy_has_earned_whoever_is_killed(siege: Siege)
     }
     assert not wrong
     assert {each.trajectory.attempt for each in scored.values()} == {1}
-    assert called_again(cluster) == 0
+    assert called_again(cluster, POLICIES) == 0
     report = audit(cluster, drained=True)
     assert report.breaches == []
 

@@ -21,15 +21,11 @@ from compose.chaos.victims import agents_below
 from compose.cluster import Cluster, answers
 from compose.services.embedded import Endpoints, down, up
 from consumers.audit.audit import audit
-from consumers.log.reading import read_all
 from inference.policy_dir import make_policy
 from schemas.asks import AgentAction, ModelReply, asks_of
 from schemas.known_asks import KnownAsks
 from schemas.messages import (
-    Event,
     Limits,
-    ModelAnswered,
-    ModelCall,
     RolloutRequest,
     Sampling,
     Task,
@@ -39,6 +35,7 @@ from tests.support import agent_policies
 from tests.support.broker import users_cache
 from tests.support.command_line import call
 from tests.support.crew import Crew, Seen, publish
+from tests.support.model_calls import called_again
 from tests.support.policies import ROTARY
 from tests.support.waiting import until
 
@@ -223,23 +220,6 @@ def asked_again(trajectory: Trajectory) -> int:
     return again
 
 
-def called_again(cluster: Cluster) -> int:
-    """Model calls that were written after their answer."""
-    answered: dict[tuple[str, int, int], int] = {}
-    for record in read_all(cluster.log, [cluster.topics.events]):
-        event = cluster.codec.decode(record.value, Event)
-        if isinstance(event.body, ModelAnswered):
-            place = event.rollout_id, event.attempt, event.position
-            answered.setdefault(place, record.timestamp_ms)
-    again = 0
-    for record in read_all(cluster.log, [cluster.topics.calls(name) for name in (SOLVES, RANDOM)]):
-        call = cluster.codec.decode(record.value, ModelCall)
-        if call.kind == "sample":
-            at = answered.get((call.rollout_id, call.attempt, call.position))
-            again += at is not None and at < record.timestamp_ms
-    return again
-
-
 def test_whatever_is_killed_agents_finish_and_no_answered_ask_is_called_again(siege: Siege) -> None:
     siege.harm()
     siege.drain()
@@ -255,7 +235,7 @@ def test_whatever_is_killed_agents_finish_and_no_answered_ask_is_called_again(si
         assert asked_again(whole) == 0
     assert rewards[SOLVES] == {1.0}
     assert rewards[RANDOM] <= {0.0, None}  # what has failed has none
-    assert called_again(siege.cluster) == 0
+    assert called_again(siege.cluster, (SOLVES, RANDOM)) == 0
     report = audit(siege.cluster, drained=True)
     assert report.breaches == []
     print(f"{len(siege.requests)} rollouts, {dict(siege.killed)}, {report.repeated} repeated")

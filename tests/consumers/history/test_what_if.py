@@ -60,6 +60,14 @@ def test_the_same_rule_is_no_distance_away_and_its_policy_is_the_runs(
     assert all(step["then"] == step["now"] for step in report["steps"])
 
 
+def test_a_rule_that_asks_for_the_weights_of_then_has_those_that_the_run_still_holds(
+    finished: World,
+) -> None:
+    report, _ = ask(finished, (4, 4), "learner.old_logprobs=snapshot", "learner.correction=tis")
+
+    assert 0 < report["steps"][0]["now"]["old_exact"] <= 1
+
+
 def test_tasks_can_be_left_out_but_not_all_of_them(finished: World) -> None:
     scored = finished.read(finished.topics.scored, ScoredTrajectory)
     tasks = {each.trajectory.rollout_id: each.trajectory.request.task.task_id for each in scored}

@@ -240,6 +240,12 @@ def test_rewards_are_what_each_policy_has_earned_whoever_is_killed(siege: Siege)
 
     cluster, scored = siege.crew.cluster, siege.seen.scored
     seeds = first_seeds(cluster)
+    unasked = {
+        name: (each.trajectory.status, each.trajectory.attempt, each.trajectory.reason, each.reason)
+        for name, each in scored.items()
+        if name not in seeds
+    }
+    assert not unasked
     earned = {
         each.rollout_id: {"oracle": 1.0, "null": 0.0}.get(
             each.policy_id, float(Random(seeds[each.rollout_id]).random() < SHARE)

@@ -109,6 +109,7 @@ class ModelsSettings(StrictTable):
 
 
 class TrainingSettings(StrictTable):
+    device: str = "cpu"
     threads: Annotated[int, Field(ge=1)] = 1
 
 

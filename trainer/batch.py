@@ -16,9 +16,10 @@ from torch import Tensor
 
 from schemas.packed import ids_of, logprobs_of
 from trainer.aggregates import token_weights
+from trainer.arithmetic import FLOAT32
 from trainer.config import LearnerConfig
 from trainer.distillation.teacher_scores import teacher_logprobs
-from trainer.packing import ModelInput, Worth, model_input, pack_row, packs_of, pieces_of
+from trainer.packing import ModelInput, Worth, filled, model_input, pack_row, packs_of, pieces_of
 from trainer.rewards import Advantages, Floats, Ints, Rewards, rewards_of
 from trainer.samples import Sample, mine
 from trainer.staleness import stale_weight
@@ -83,6 +84,8 @@ class MicroBatch:
     teacher_BT: Tensor | None = None
     shared: ModelInput | None = None
     """What the model is given in place of these rows, where they share what they begin with."""
+    precision: str = FLOAT32
+    """What its products are made in."""
 
 
 def make_batch(samples: Sequence[Sample], config: LearnerConfig) -> Batch:
@@ -180,14 +183,16 @@ def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iter
 
 
 def shared_micro_batches(
-    batch: Batch, worth: Worth, budget_tokens: int, device: str = "cpu"
+    batch: Batch, worth: Worth, budget_tokens: int, device: str = "cpu", *, fill: bool = False
 ) -> Iterator[MicroBatch]:
     """The same rows, but the model is given once what several begin with.
 
+    With `fill`, what shares nothing lies end to end too; the budget counts what the model is given.
     Raises ValueError for a row whose first token was sampled.
     """
     rows = [pack_row(b, row.token_ids, row.mask) for b, row in enumerate(batch.rows)]
-    for packs in pieces_of(packs_of(rows, worth), budget_tokens):
+    made = packs_of(rows, worth)
+    for packs in pieces_of(filled(made, worth, budget_tokens) if fill else made, budget_tokens):
         taken = [row.row for pack in packs for row in pack.rows]
         yield replace(padded(batch, taken, device), shared=model_input(packs, device))
 

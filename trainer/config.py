@@ -16,6 +16,7 @@ from schemas import names
 from schemas.errors import Refused
 from schemas.messages import UNFINISHED
 from schemas.rules import Choice, Chosen, choose
+from trainer.arithmetic import PRECISIONS
 from trainer.catalogue import (
     ADVANTAGES,
     CORRECTIONS,
@@ -97,7 +98,13 @@ class LearnerConfig:
     micro_batch_tokens: int = 16384
     packing: str = "rows"
     """`rows` side by side; or `shared`: what rows begin with together is computed once, and logits
-    only where something was sampled. It is the same to 5e-7, not to the bit."""
+    only where something was sampled; or `packed`: besides, what shares nothing lies end to end in
+    place of being padded. They are the same to 5e-7, not to the bit."""
+    precision: str = "float32"
+    """Of the model's products; `bfloat16` makes them smaller and, where the device is made for it,
+    quicker. Weights, gradients and moments are float32."""
+    gradient_checkpointing: bool = False
+    """Whether layers are computed again on the way back: the memory of one in place of all."""
     max_skipped: int = 3
     """So many steps in a row without a finite gradient end the process."""
     epochs: int = 1
@@ -154,8 +161,13 @@ class LearnerConfig:
                 f"{self.groups_per_step}; no batch would ever be complete; raise it"
             )
             raise Refused(msg)
-        if self.packing not in PACKINGS:
-            raise names.unknown("packing", self.packing, PACKINGS)
+        for key, known in (("packing", PACKINGS), ("precision", PRECISIONS)):
+            if getattr(self, key) not in known:
+                raise names.unknown(key, getattr(self, key), known)
+        for key in SWITCHES:
+            if not isinstance(getattr(self, key), bool):
+                msg = f"{key} is {getattr(self, key)!r}; give true or false"
+                raise Refused(msg)
         self.objective()
         advantage = self.advantage_rule()
         if self.group_size < 2 and advantage.needs("group"):
@@ -327,10 +339,11 @@ FIRST = frozenset({
 })  # fmt: skip
 """What the digest of the first release was taken over, whatever its values."""
 
-FREE = frozenset({"checkpoint_keep_every"})
+FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing"})
 """What may change between two checkpoints: it decides nothing that is learned."""
 
-PACKINGS = ("rows", "shared")
+PACKINGS = ("rows", "shared", "packed")
+SWITCHES = ("gradient_checkpointing",)
 
 BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from schemas.errors import Refused
+from trainer.arithmetic import computing
 from trainer.batch import MicroBatch
 from trainer.packing import ModelInput
 from trainer.token_scores import token_scores
@@ -31,12 +32,13 @@ def forward(model: nn.Module, micro: MicroBatch, temperature: float) -> Forward:
     """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0."""
     if micro.shared is not None:
         return _forward_shared(model, micro, micro.shared, temperature)
-    logits_BTV = model(
-        input_ids=micro.token_ids_BT,
-        attention_mask=micro.attention_mask_BT,
-        position_ids=micro.position_ids_BT,
-        use_cache=False,
-    ).logits
+    with computing(micro.precision, micro.token_ids_BT.device):
+        logits_BTV = model(
+            input_ids=micro.token_ids_BT,
+            attention_mask=micro.attention_mask_BT,
+            position_ids=micro.position_ids_BT,
+            use_cache=False,
+        ).logits
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
     log_p_MV = (logits_BTV[b_M, t_M - 1].float() / temperature).log_softmax(dim=-1)
     lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
@@ -48,7 +50,8 @@ def _forward_shared(
 ) -> Forward:
     """The same, with shared beginnings computed once and logits only where they are needed."""
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
-    logits_UV = kept_logits(model, given).flatten(0, 1)
+    with computing(micro.precision, micro.token_ids_BT.device):
+        logits_UV = kept_logits(model, given).flatten(0, 1)
     tokens_M = micro.token_ids_BT[b_M, t_M]
     lp_M, entropy_M = token_scores(logits_UV, given.place_M, tokens_M, temperature)
     return _placed(micro, lp_M, entropy_M, (b_M, t_M))

@@ -31,7 +31,8 @@ class Gradient:
     cost: float = 0.0
     told: tuple[str, ...] = ()
     """What rules have said per token besides what every loss says."""
-    _tokens: dict[int, np.ndarray] = field(default_factory=dict)
+    tokens: dict[int, np.ndarray] = field(default_factory=dict)
+    """Numbers per token of each row that was added."""
 
     def add(self, micro: MicroBatch) -> None:
         """Leave the gradient of a piece in the parameters, beside what is there."""
@@ -43,11 +44,11 @@ class Gradient:
         cost.backward()
         self.cost += float(cost.detach())
         self.told = tuple(told)
-        self._tokens |= numbers_per_token(micro, said, costs, told.values())
+        self.tokens |= numbers_per_token(micro, said, costs, told.values())
 
     def numbers(self) -> list[np.ndarray]:
         """Numbers per token of each row that was added, in log order."""
-        return [self._tokens[row] for row in sorted(self._tokens)]
+        return [self.tokens[row] for row in sorted(self.tokens)]
 
 
 def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None, version: int) -> Tokens:

@@ -9,7 +9,7 @@ from torch import nn
 
 from schemas.rules import require
 from schemas.weights import RawTensor
-from trainer.tensors import exported, raw_of, tensor_of
+from trainer.tensors import exported, raw_of, tensor_of, whole
 
 PLACE = "average"
 """Names of its tensors end so among those of the optimiser."""
@@ -45,7 +45,8 @@ class MovingAverage:
         with torch.no_grad():
             for name, mean in exported(self.model).items():
                 if mean.is_floating_point():
-                    mean.mul_(self.decay * self.total / total).add_(now[name], alpha=1 / total)
+                    mean.mul_(self.decay * self.total / total)
+                    mean.add_(whole(now[name]), alpha=1 / total)
         self.total = total
 
     def state(self) -> dict[str, RawTensor]:
@@ -60,4 +61,4 @@ class MovingAverage:
         self.total = tensor_of(state[TOTAL]).item() if known else 1.0
         with torch.no_grad():
             for name, mean in exported(self.model).items():
-                mean.copy_(tensor_of(state[f"{name}/{PLACE}"]) if known else now[name])
+                mean.copy_(tensor_of(state[f"{name}/{PLACE}"]) if known else whole(now[name]))

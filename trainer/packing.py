@@ -5,6 +5,9 @@ position that it has in its row, so it is told what it would be told in a row of
 rows part, one place is the last of both. What no sampled token follows is left out. In a pack that
 shares nothing the rows stay rows.
 
+Packs that share nothing may be laid end to end: the mask keeps them apart, and only the end of a
+row is padded.
+
 P packs, W tokens of the widest, M sampled tokens of a piece. Which rows share a pack depends on
 the rows alone.
 """
@@ -21,6 +24,9 @@ Ids = NDArray[np.integer]
 
 MOST_WIDE = 4096
 """Tokens of a pack, at most: its mask is their square."""
+
+SPENT_ON_MASKS = 4
+"""A token of a filled pack meets others for at most a quarter of what it costs by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,12 @@ class Pack:
         self.rows.append(row)
         self.width = width
 
+    def append(self, other: "Pack") -> None:
+        """Take the rows of another in, after one's own; nothing of them is shared."""
+        self.paths += [path + self.width for path in other.paths]
+        self.rows += other.rows
+        self.width += other.width
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
@@ -109,6 +121,26 @@ def packs_of(rows: Sequence[PackRow], worth: Worth) -> list[Pack]:
             packs.append(Pack())
         packs[-1].add(row)
     return [pack for pack in packs if pack.rows]
+
+
+def filled(packs: Sequence[Pack], worth: Worth, budget: int) -> list[Pack]:
+    """Packs end to end, as wide as a mask of pairs is worth, so that little is padded.
+
+    Each row still sees itself alone, from position 0 on. Every pack goes to the first that has
+    room, the widest first; one with a row that has to stay alone does.
+    """
+    room = min(MOST_WIDE, budget, worth.pairs // SPENT_ON_MASKS)
+    made: list[Pack] = []
+    order = sorted(packs, key=lambda pack: (-pack.width, pack.rows[0].row))
+    for pack in order:
+        joins = max(len(row.ids) for row in pack.rows) <= worth.longest
+        first = (each for each in made if joins and each.width + pack.width <= room)
+        last = next(first, None)
+        if last is None:
+            made.append(pack)
+        else:
+            last.append(pack)
+    return made
 
 
 def pieces_of(packs: Sequence[Pack], budget: int) -> Iterator[list[Pack]]:

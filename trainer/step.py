@@ -7,16 +7,19 @@ changes nothing, and a step whose arithmetic raises changes nothing at all: that
 and no step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
 
+import numpy as np
 import torch
+from torch import nn
 
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
+from trainer.arithmetic import compute_twice, on, require_precision
 from trainer.batch import (
     Batch,
     MicroBatch,
@@ -34,9 +37,9 @@ from trainer.onlookers import Onlookers
 from trainer.replay import adopted
 from trainer.samples import Sample
 from trainer.sharing import sharing_with
-from trainer.step_metrics import batch_metrics, token_metrics
+from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
-from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
+from trainer.tensors import like, load_tensors, raw_of, tensor_of, tensors_of, whole
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 CANARY_TOKENS = 16
@@ -83,10 +86,14 @@ class Learner:
         self.skipped = 0
         self._skipped_in_a_row = 0
         self._objective, self._step_size = config.objective(), config.step_size_rule()
-        self.model = loaded(model_directory).to(device).eval()
-        self._sharing = sharing_with(self.model) if config.packing == "shared" else None
+        self.model = on(device, loaded(model_directory)).eval()
+        require_precision(self.model, config.precision)
+        if config.gradient_checkpointing:
+            compute_twice(self.model)
+        self._sharing = sharing_with(self.model) if config.packing != "rows" else None
         needs = self._objective.needs | self._step_size.rule.needs
         self._onlookers = Onlookers(self.model, self._objective, needs, model_directory, past)
+        self._spread()
         self._parameters = dict(self.model.named_parameters())
         self.optimiser = torch.optim.AdamW(
             self._parameters.values(),
@@ -104,11 +111,16 @@ class Learner:
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
             raise Refused(msg)
+        return self._step(lambda: self.begin(samples), len(samples), version)
+
+    def _step(
+        self, begin: Callable[[], Batch], count: int, version: int | None
+    ) -> dict[str, float]:
         several = self.config.epochs > 1 or self.config.minibatch
         before = self.state() if several else None
         lr = self.config.lr_at(self.steps_done)
         try:
-            metrics = self._updates(self.begin(samples), lr)
+            metrics = self._updates(begin(), lr)
         except Unfit:
             raise
         # Whatever a batch, or a user's plug-in on it, raises before a weight is touched for good.
@@ -116,7 +128,7 @@ class Learner:
             self.optimiser.zero_grad(set_to_none=True)
             if before is not None:
                 self.load(before)
-            msg = f"{len(samples)} samples cannot be trained on: {type(error).__name__}: {error}"
+            msg = f"{count} samples cannot be trained on: {type(error).__name__}: {error}"
             raise BatchFailed(msg) from error
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
@@ -124,11 +136,23 @@ class Learner:
 
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""
+        return self._looked(self._made(samples))
+
+    def _made(self, samples: Sequence[Sample]) -> Batch:
+        """What needs no model: advantages, weights, denominators."""
         config = self.config
         batch = make_batch(adopted(samples) if config.success_pool else samples, config)
         if config.on_stale == "weight":
             batch = aged(batch, self.version, config.max_staleness)
-        return self._onlookers.before_step(batch, self._pieces, config.temperature)
+        return batch
+
+    def _looked(self, batch: Batch) -> Batch:
+        """With what is looked at once for all updates."""
+        return self._onlookers.before_step(batch, self._pieces, self.config.temperature)
+
+    def _looked_again(self, batch: Batch) -> Batch:
+        """With what is looked at before each update."""
+        return self._onlookers.before_update(batch, self._pieces, self.config.temperature)
 
     def add(self, gradient: Gradient, batch: Batch) -> None:
         """Leave the gradient of a batch, or of some rows of one, in the parameters."""
@@ -141,7 +165,7 @@ class Learner:
         Raises Unfit after `max_skipped` such updates in a row.
         """
         parameters = self.model.parameters()
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)))
         skip = not (isfinite(cost) and isfinite(norm) and isfinite(lr))
         self._apply(lr, skip)
         return {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
@@ -192,10 +216,9 @@ class Learner:
         for name, parameter in self._parameters.items():
             if f"{name}/step" in state.optimiser:
                 self.optimiser.state[parameter] = {
-                    moment: tensor_of(state.optimiser[f"{name}/{moment}"]).to(
-                        "cpu" if moment == "step" else self.device
-                    )
+                    moment: value if moment == "step" else like(parameter, value)
                     for moment in MOMENTS
+                    for value in (tensor_of(state.optimiser[f"{name}/{moment}"]),)
                 }
         torch.set_rng_state(tensor_of(state.rng["torch"]))
         self.steps_done, self.version, self.skipped = state.step, state.version, state.skipped
@@ -204,12 +227,15 @@ class Learner:
         """Change the weights, once or for every minibatch; return what is known of it all."""
         pace: Pace = self._step_size(step_start(batch))
         known = {**batch_metrics(batch, self.version), **pace.told}
-        told, tokens = [], []
+        told: list[dict[str, float]] = []
+        tokens: list[np.ndarray] = []
         names: tuple[str, ...] = ()
         for part in self._minibatches(batch):
-            update = self._onlookers.before_update(part, self._pieces, self.config.temperature)
+            update = self._looked_again(part)
             gradient = self._gradient(update)
             self.add(gradient, update)
+            if not told:  # the weights are still those that the newest tokens were sampled by
+                known |= generation_gap(update, gradient.numbers(), self.version)
             told.append(self.apply(gradient.cost, lr * pace.factor))
             tokens += gradient.numbers()
             names = gradient.told
@@ -232,11 +258,17 @@ class Learner:
             config.aggregate_norm,
         )
 
+    def _spread(self) -> None:
+        """Where a learner is several processes, each keeps its part of the weights from here on."""
+
     def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
-        budget = self.config.micro_batch_tokens
+        budget, precision = self.config.micro_batch_tokens, self.config.precision
         if self._sharing is None:
-            return micro_batches(batch, budget, self.device)
-        return shared_micro_batches(batch, self._sharing, budget, self.device)
+            pieces = micro_batches(batch, budget, self.device)
+        else:
+            fill = self.config.packing == "packed"
+            pieces = shared_micro_batches(batch, self._sharing, budget, self.device, fill=fill)
+        return (replace(micro, precision=precision) for micro in pieces)
 
     def _apply(self, lr: float, skip: bool) -> None:
         if not skip:

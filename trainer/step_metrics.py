@@ -56,6 +56,18 @@ def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
     } | ({} if gap is None else {"teacher_gap": gap})
 
 
+def generation_gap(batch: Batch, tokens: Sequence[np.ndarray], version: int) -> dict[str, float]:
+    """`gen_kl`: KL(engine ‖ trainer) where both had the same weights, from numbers per token.
+
+    The mean of k3 over tokens that `version` sampled, the weights of now; absent where there are
+    none, for then nothing tells the engine's arithmetic from what the weights have learned since.
+    """
+    now = np.concatenate([row.versions[row.mask] for row in batch.rows]) == version
+    if not now.any():
+        return {}
+    return {"gen_kl": float(np.concatenate(tokens, axis=1)[3][now].mean())}
+
+
 def teacher_gap(batch: Batch) -> float | None:
     """The mean of μ − lp_teacher over tokens that a teacher scored, which estimates
     KL(student ‖ teacher); None where there was no teacher.

@@ -16,9 +16,27 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself; or, of one that ranks hold parts of, all of it: then all have to ask."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def like(tensor: Tensor, value: Tensor) -> Tensor:
+    """A whole value as `tensor` holds it: of one that ranks hold parts of, this rank's part."""
+    if not hasattr(tensor, "full_tensor"):
+        return value.to(tensor.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = tensor.device_mesh
+    return distribute_tensor(
+        value.to(mesh.device_type), mesh, tensor.placements, src_data_rank=None
+    )
+
+
 def raw_of(tensor: Tensor) -> RawTensor:
     """A copy of the tensor's bits."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = whole(tensor.detach()).cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
     return RawTensor(NAMES[tensor.dtype], tuple(tensor.shape), data)
 
@@ -64,4 +82,4 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, RawTensor]) -> None:
         raise Unfit(msg)
     with torch.no_grad():
         for name, tensor in owned.items():
-            tensor.copy_(tensor_of(tensors[name]))
+            tensor.copy_(like(tensor, tensor_of(tensors[name])))

@@ -57,8 +57,11 @@ def draw(curve: RunCurve, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True)
-    for at, (name, points) in zip(axes.flat, curve.series().items(), strict=True):
+    series = curve.series()
+    figure, axes = plt.subplots(2, -(-len(series) // 2), figsize=(15, 6), sharex=True)
+    for at in axes.flat[len(series) :]:
+        at.set_axis_off()
+    for at, (name, points) in zip(axes.flat, series.items(), strict=False):
         marker = "o" if name == HELD_OUT else ""
         at.plot([x for x, _ in points], [y for _, y in points], marker=marker)
         at.set_title(name)

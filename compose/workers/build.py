@@ -262,7 +262,12 @@ class Workshop:
             self.codec,
             self.topics,
             self.log.publisher(),
-            Learner(str(folder.policy), config, past=partial(of_version, folder.run().weights)),
+            Learner(
+                str(folder.policy),
+                config,
+                device=self.settings.training.device,
+                past=partial(of_version, folder.run().weights),
+            ),
             config,
             folder.run(),
             folder.draws(),

@@ -25,6 +25,7 @@ SERIES: Mapping[str, str] = {
     "staleness": "staleness_mean",
     "entropy": "entropy",
     "loss": "loss",
+    "gen_kl": "gen_kl",
 }
 """What is shown, by the metric of a step that it is."""
 HELD_OUT = "held-out success"

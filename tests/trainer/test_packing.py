@@ -14,16 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from schemas.errors import BatchFailed, Refused
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
-from trainer.batch import Batch, make_batch, micro_batches, shared_micro_batches
+from trainer.batch import Batch, make_batch, micro_batches, padded, shared_micro_batches
 from trainer.config import LearnerConfig
 from trainer.forward import forward
-from trainer.packing import Worth, model_input, pack_row, packs_of, pieces_of
+from trainer.packing import Worth, filled, model_input, pack_row, packs_of, pieces_of
 from trainer.samples import Sample
 from trainer.sharing import sharing_of
 from trainer.step import Learner
 from trainer.token_scores import token_scores
 
 ALWAYS = Worth(pairs=2**40, longest=2**40)
+ROOMY = Worth(pairs=240, longest=64)
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, packing="shared")
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8,
@@ -65,6 +66,16 @@ def rollouts() -> list[Sample]:
     return made
 
 
+def strangers() -> list[Sample]:
+    """Rollouts of many lengths that have not one first token in common."""
+    made = []
+    for number in range(12):
+        ids = [(number + step) % VOCABULARY for step in range(number + 4)]
+        record = scored(str(number), 1.0, sequences=(sequence(ids, [0, *[1] * (number + 3)]),))
+        made.append(Sample(record, 0, number, 0, 1.0, 0, number + 3))
+    return made
+
+
 def batch_of(samples: Sequence[Sample]) -> Batch:
     return make_batch(samples, LearnerConfig())
 
@@ -95,14 +106,55 @@ def test_tokens_are_as_likely_as_in_rows_of_their_own(kind: str, worth: Worth) -
         torch.testing.assert_close(together[row][1], entropy, rtol=5e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3"])
+def test_tokens_are_as_likely_end_to_end_as_in_rows_of_their_own(kind: str) -> None:
+    model, batch = model_of(kind).double(), batch_of(strangers())
+    pieces = list(shared_micro_batches(batch, ROOMY, 60, fill=True))
+    with torch.no_grad():
+        [apart] = [forward(model, padded(batch, range(len(batch.rows))), 0.7)]
+        for micro in pieces:
+            together = forward(model, micro, 0.7)
+            for b, row in enumerate(micro.rows):
+                length = len(batch.rows[row].token_ids)
+                difference = together.lp_BT[b, :length] - apart.lp_BT[row, :length]
+                assert difference.abs().max() <= 1e-6
+
+    shapes = [micro.shared.token_ids_PW.shape for micro in pieces if micro.shared]
+    assert shapes == [(1, 42), (1, 60)]
+    assert sum(len(micro.rows) for micro in pieces) == len(batch.rows)
+
+
+def test_rows_are_laid_end_to_end_as_far_as_a_mask_is_worth_it() -> None:
+    rows = [pack_row(b, np.full(11, b), np.arange(11) > 5) for b in range(8)]
+
+    def widths(worth: Worth, budget: int) -> list[int]:
+        return [pack.width for pack in filled(packs_of(rows, worth), worth, budget)]
+
+    assert widths(Worth(160, 64), 16384) == [40, 40]
+    assert widths(Worth(160, 64), 30) == [30, 30, 20]
+    assert widths(Worth(160, 9), 16384) == [10] * 8
+    assert widths(Worth(16, 64), 16384) == [10] * 8
+
+
+def test_what_is_shared_stays_shared_end_to_end() -> None:
+    prompts = [[b] * 40 for b in range(2)]
+    rows = [[*prompt, *answer, 9] for prompt in prompts for answer in ([2, 3], [2, 4], [6, 7])]
+    made = [pack_row(b, np.array(ids), np.arange(43) > 39) for b, ids in enumerate(rows)]
+
+    [pack] = filled(packs_of(made, Worth(768, 64)), Worth(768, 64), 16384)
+
+    assert pack.width == 2 * (40 + len([2, 3]) + len([4]) + len([6, 7]))
+
+
+@pytest.mark.parametrize("packing", ["shared", "packed"])
 @pytest.mark.parametrize("budget", [20, 16384])
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
 def test_a_step_gives_the_gradient_of_rows_apart(
-    model_directory: str, loss: str, budget: int
+    model_directory: str, loss: str, budget: int, packing: str
 ) -> None:
     found = []
-    for packing, tokens in (("rows", 16384), ("shared", budget)):
-        config = replace(CONFIG, packing=packing, loss=loss, micro_batch_tokens=tokens)
+    for how, tokens in (("rows", 16384), (packing, budget)):
+        config = replace(CONFIG, packing=how, loss=loss, micro_batch_tokens=tokens)
         learner = Learner(model_directory, replace(config, max_grad_norm=1e9))
         learner.model.double()
         metrics = learner.step(rollouts())
@@ -143,16 +195,19 @@ Rows = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(Rows, st.sampled_from([ALWAYS, Worth(20, 64), Worth(0, 64)]), st.integers(1, 60))
+@given(
+    Rows, st.sampled_from([ALWAYS, Worth(20, 64), Worth(0, 64)]), st.integers(1, 60), st.booleans()
+)
 def test_a_token_sees_its_own_row_and_nothing_else(
-    drawn: list[tuple[list[int], list[bool]]], worth: Worth, budget: int
+    drawn: list[tuple[list[int], list[bool]]], worth: Worth, budget: int, fill: bool
 ) -> None:
     rows = [(np.array(p + [int(s) for s in m]), np.array([False] * len(p) + m)) for p, m in drawn]
     rows = [(ids, mask) for ids, mask in rows if mask.any()]
     made = [pack_row(number, ids, mask) for number, (ids, mask) in enumerate(rows)]
     seen = []
 
-    for piece in pieces_of(packs_of(made, worth), budget):
+    packs = packs_of(made, worth)
+    for piece in pieces_of(filled(packs, worth, budget) if fill else packs, budget):
         given_ = model_input(piece)
         mask = given_.attention_mask
         width = given_.token_ids_PW.shape[1]
@@ -268,6 +323,7 @@ def test_a_batch_that_cannot_be_computed_is_no_step(model_directory: str) -> Non
 def test_a_packing_that_is_none_is_refused_and_the_first_one_is_in_no_digest() -> None:
     with pytest.raises(Refused, match="did you mean 'shared'"):
         LearnerConfig(packing="share")
+    assert LearnerConfig(packing="packed").digest() != CONFIG.digest()
 
     plain = replace(CONFIG, packing="rows")
     assert plain.digest() == LearnerConfig(entropy=0.01, lr=1e-2, steps=20).digest()

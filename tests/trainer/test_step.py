@@ -95,6 +95,23 @@ def test_metrics_say_what_the_batch_was_made_of(model_directory: str) -> None:
     assert all(isinstance(value, float) for value in metrics.values())
 
 
+def test_what_engine_and_trainer_differ_by_is_told_of_tokens_of_these_weights(
+    model_directory: str,
+) -> None:
+    """log-ratio x = lp + 1, for every sampled token was reported as -1."""
+    learner = Learner(model_directory, replace(CONFIG, minibatch=3), version=1)
+    ids = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    rows = [sequence(i, [0, 1, 0, 1], [0, -1, 0, -1], [-1, v, -1, v]) for v, i in enumerate(ids)]
+    records = [scored(str(n), 1.0, sequences=(row,)) for n, row in enumerate(rows)]
+    samples = [Sample(record, 0, n, 0, float(n), n, 2) for n, record in enumerate(records)]
+    with torch.no_grad():
+        log_p = learner.model(torch.tensor([ids[1]])).logits[0].log_softmax(-1)
+    x = np.array([log_p[0, 6].item(), log_p[2, 8].item()]) + 1
+
+    assert learner.step(samples)["gen_kl"] == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-4)
+    assert "gen_kl" not in learner.step(samples, version=9)
+
+
 @golden("schedule", "linear", "constant")
 def test_the_learning_rate_falls_to_a_tenth_and_stays() -> None:
     assert [round(CONFIG.lr_at(done), 6) for done in (0, 5, 18, 19, 40)] == [

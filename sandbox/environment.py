@@ -75,7 +75,8 @@ class WaitingEnvironment(Protocol):
     Whatever takes time is awaited: who blocks blocks everybody. A step past its time is cancelled
     and its session closed, in the same task. A factory with a parameter `host` is given one.
     What a worker has only so many of is named by a class attribute `slot`, one name or several; one
-    of each is held while it is open, all or none of them.
+    of each is held while it is open, all or none of them. A static method `slots_beside(config)`
+    names those of another session of its rollout that it cannot do without.
     """
 
     replayable: bool
@@ -100,6 +101,8 @@ class Kind:
     """What it takes one of each while it is open, where its worker has only so many."""
     replayable: bool | None = None
     """None where only an environment that was made can say."""
+    beside: Callable[[Mapping[str, Any]], object] | None = None
+    """Of its config: what the session beside it takes, which it cannot do without."""
 
 
 def check_environment(name: str) -> None:
@@ -128,7 +131,17 @@ def _kind(name: str, factory: Callable[..., object]) -> Kind:
             waits=inspect.iscoroutinefunction(getattr(made, "step", None)),
             slots=_names(slot),
             replayable=replayable if isinstance(replayable, bool) else None,
+            beside=getattr(made, "slots_beside", None),
         )
+
+
+def slots_beside(name: str, kind: Kind, config_json: str) -> tuple[str, ...]:
+    """What the session takes that one of this config is to have beside it. Raises WorkFailed."""
+    if kind.beside is None:
+        return ()
+    config = _config(name, config_json)
+    with foreign("bad_config", f"environment {name!r} does not say what it needs beside it"):
+        return _names(kind.beside(config))
 
 
 def _names(slot: object) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from schemas.errors import WorkFailed
 from schemas.names import hint
@@ -24,8 +25,8 @@ class _Place:
 class Slots:
     """So many of each class; whoever wants several takes them together or none.
 
-    First come, first served: nobody is passed by whoever wants a class that he waits for. For one
-    event loop.
+    First come, first served: nobody is passed by whoever wants a class that he waits for, but for
+    those who hold some already: others may wait for these. For one event loop.
     """
 
     def __init__(self, most: Mapping[str, int]) -> None:
@@ -33,13 +34,15 @@ class Slots:
         self._free = dict(most)
         self._line = OrderedDict[_Place, None]()
         """In order; where each is found at once."""
+        self._ahead = OrderedDict[_Place, None]()
+        """Those who go before them, in order."""
         self._wanted: Counter[str] = Counter()
         """How many in line want each class."""
 
     @property
     def waiting(self) -> int:
         """How many stand in line."""
-        return len(self._line)
+        return len(self._line) + len(self._ahead)
 
     def _check(self, names: Sequence[str]) -> None:
         for name in names:
@@ -48,26 +51,33 @@ class Slots:
                 msg += f"say, into environments.slots; {hint(name, self.most)}"
                 raise WorkFailed("bad_config", msg, retriable=False)
 
-    async def take(self, names: Sequence[str], stands: Callable[[], None] | None = None) -> None:
+    async def take(
+        self,
+        names: Sequence[str],
+        stands: Callable[[], None] | None = None,
+        *,
+        ahead: bool = False,
+    ) -> None:
         """Wait for one of each; to be given back once.
 
         `stands` is called where they are not to be had at once, before anything is waited for.
-        Raises WorkFailed for a class that nobody set.
+        `ahead`: whoever takes them holds others, and goes before all who hold none. Raises
+        WorkFailed for a class that nobody set.
         """
         self._check(names)
         place = _Place(tuple(dict.fromkeys(names)), asyncio.get_running_loop().create_future())
-        if not any(self._wanted[name] for name in place.names):
-            self._join(place)
+        behind = not ahead and any(self._wanted[name] for name in place.names)
+        (self._ahead if ahead else self._line)[place] = None
+        self._wanted.update(place.names)
+        if not behind:
             self._deal()
-        else:
-            self._join(place)  # behind somebody who waits for the same
         try:
             if not place.taken.done():
                 if stands is not None:
                     stands()
                 await place.taken
         except BaseException:
-            if place in self._line:
+            if place in self._line or place in self._ahead:
                 self._leave(place)
                 self._deal()
             else:  # it was dealt just before
@@ -80,12 +90,8 @@ class Slots:
             self._free[name] += 1
         self._deal()
 
-    def _join(self, place: _Place) -> None:
-        self._line[place] = None
-        self._wanted.update(place.names)
-
     def _leave(self, place: _Place) -> None:
-        del self._line[place]
+        del (self._ahead if place in self._ahead else self._line)[place]
         self._wanted.subtract(place.names)
 
     def _take(self, names: Sequence[str]) -> None:
@@ -99,7 +105,7 @@ class Slots:
         of a session.
         """
         kept, served = set[str](), list[_Place]()
-        for place in self._line:
+        for place in chain(self._ahead, self._line):
             if not self._may_serve(kept):
                 break
             if place.taken.done():  # cancelled, and about to leave

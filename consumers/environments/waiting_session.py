@@ -10,14 +10,18 @@ from functools import partial
 
 import structlog
 
+from consumers.environments.rollout_slots import RolloutSlots
 from consumers.environments.session_thread import Body, Late, Work, timed_answer
-from consumers.environments.slots import Slots
 from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment
 from sandbox.sessions import Sessions, place_of
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
 from schemas.messages import CallFailed, EnvironmentStepped, Instance
+
+Wanted = tuple[tuple[str, ...], tuple[str, ...]]
+"""Classes of slots: a session's own, and those of the one beside it."""
+NONE: Wanted = (), ()
 
 log = structlog.get_logger()
 
@@ -28,9 +32,11 @@ class Surroundings:
 
     make: Callable[[str, str, str], AnyEnvironment]
     """From name, config as JSON, and the session's place."""
-    slots_of: Callable[[str], tuple[str, ...]]
+    slots_of: Callable[[str, str], Wanted]
+    """What a session of that name and config takes, and what it needs beside it."""
     replayable: Callable[[str], bool | None]
-    slots: Slots
+    slots_for: Callable[[str, int], RolloutSlots]
+    """Those that all sessions of a rollout's attempt take from."""
     late: Late
     told: Callable[[Work, Body | None], None]
     """Called once for each piece of work; None: it is left to whoever gets it next."""
@@ -70,7 +76,8 @@ class WaitingSession:
         self._standing = 0
         self._in_line_s = 0.0
         """For how long the step that it is at stood in line."""
-        self._slots: tuple[str, ...] = ()
+        self._slots = around.slots_for(self.rollout_id, self.attempt)
+        self._taken = NONE
         self._rung = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=self.place)
         self.task.add_done_callback(self._ended)
@@ -213,36 +220,39 @@ class WaitingSession:
 
     async def _make(self, name: str, config_json: str) -> AnyEnvironment:
         """Make an environment once there is a slot for it."""
-        wanted = self.around.slots_of(name)
-        if wanted != self._slots:
+        wanted = self.around.slots_of(name, config_json)
+        if wanted != self._taken:
             self._give_slots()
             await self._take_slots(wanted)
         return self.around.make(name, config_json, self.place)
 
-    async def _take_slots(self, wanted: tuple[str, ...]) -> None:
+    async def _take_slots(self, wanted: Wanted) -> None:
         turn, since = secrets.token_hex(8), time.monotonic()
+        classes = tuple(dict.fromkeys((*wanted[0], *wanted[1])))
         became = "failed"
         try:
-            await self.around.slots.take(wanted, partial(self._stand_in_line, wanted, turn))
-            self._slots, became = wanted, "lent"
+            await self._slots.take(*wanted, partial(self._stand_in_line, classes, turn))
+            self._taken, became = wanted, "lent"
         finally:
             if self._in_line:
                 took_s = time.monotonic() - since
                 self._in_line = ()
                 self._in_line_s += took_s
                 self._count_standing()
-                self._note_turn(turn, wanted, became, took_s)
+                self._note_turn(turn, classes, became, took_s)
 
-    def _stand_in_line(self, wanted: tuple[str, ...], turn: str) -> None:
-        self._in_line = wanted
-        self._count_standing()
-        self._note_turn(turn, wanted, "waiting")
+    def _stand_in_line(self, classes: tuple[str, ...], turn: str) -> None:
+        """May be called twice: behind a session of its own rollout, then with all others."""
+        if not self._in_line:
+            self._in_line = classes
+            self._count_standing()
+            self._note_turn(turn, classes, "waiting")
 
     def _note_turn(
-        self, turn: str, wanted: tuple[str, ...], kind: str, took_s: float = 0.0
+        self, turn: str, classes: tuple[str, ...], kind: str, took_s: float = 0.0
     ) -> None:
-        whose, classes = (self.rollout_id, self.attempt), ", ".join(wanted)
-        self.around.note(Instance(turn, "", kind, "", "", "", "unknown", *whose, classes, took_s))
+        whose, named = (self.rollout_id, self.attempt), ", ".join(classes)
+        self.around.note(Instance(turn, "", kind, "", "", "", "unknown", *whose, named, took_s))
 
     def _count_standing(self) -> None:
         """Nothing of a session that stands in line has begun."""
@@ -251,5 +261,5 @@ class WaitingSession:
         self._standing = standing
 
     def _give_slots(self) -> None:
-        slots, self._slots = self._slots, ()
-        self.around.slots.give(slots)
+        taken, self._taken = self._taken, NONE
+        self._slots.give(*taken)

@@ -8,16 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from weakref import WeakValueDictionary
 
 import structlog
 
+from consumers.environments.rollout_slots import RolloutSlots
 from consumers.environments.session_thread import Body, Give, Late, Work
 from consumers.environments.slots import Slots
-from consumers.environments.waiting_session import Surroundings, WaitingSession
+from consumers.environments.waiting_session import Surroundings, WaitingSession, Wanted
 from consumers.environments.watched_threads import REAP_EVERY_S
 from consumers.room import Room
 from sandbox.boxes.box_removal import Tell
-from sandbox.environment import AnyEnvironment, Kind
+from sandbox.environment import AnyEnvironment, Kind, slots_beside
 from sandbox.sessions import place_of, stale
 from schemas.answer_cache import AnswerCache
 from schemas.messages import CallFailed
@@ -52,7 +54,10 @@ class WaitingSessions:
         self.room = room
         self.lease_s = lease_s
         self.counts = counts
+        self.kind_of = kind_of
         self.slots = Slots(slots)
+        self._of_attempts = WeakValueDictionary[tuple[str, int], RolloutSlots]()
+        """For as long as one of their sessions is there."""
         self.given = 0
         self.done = 0
         self.answered_here = 0
@@ -64,9 +69,9 @@ class WaitingSessions:
         self._pushing = False
         self._reap_due = 0.0
         self._around = Surroundings(
-            make, lambda name: kind_of(name).slots,
+            make, self._slots_of,
             lambda name: kind_of(name).replayable is not False,  # where it may be: ask for history
-            self.slots, late, self._told, self._gone, self._stands, room.fail, note,
+            self._slots_for, late, self._told, self._gone, self._stands, room.fail, note,
             AnswerCache(), grace_s,
         )  # fmt: skip
 
@@ -193,6 +198,19 @@ class WaitingSessions:
             self.counts["lapsed"] += 1
             log.info("session_lapsed", session=session.place, lease_s=self.lease_s)
         return lapsed
+
+    def _slots_of(self, name: str, config_json: str) -> Wanted:
+        """Raises WorkFailed."""
+        kind = self.kind_of(name)
+        beside = slots_beside(name, kind, config_json)
+        return kind.slots, tuple(each for each in beside if each in self.slots.most)
+
+    def _slots_for(self, rollout_id: str, attempt: int) -> RolloutSlots:
+        key = rollout_id, attempt
+        found = self._of_attempts.get(key)
+        if found is None:
+            found = self._of_attempts[key] = RolloutSlots(self.slots)
+        return found
 
     def _stands(self, more: int) -> None:
         self.standing += more

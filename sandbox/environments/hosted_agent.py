@@ -104,6 +104,11 @@ class HostedAgent:
         self._gave_up = False
         """Whether the last step returned before as many had asked as were told."""
 
+    @staticmethod
+    def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whoever lives in a box, or would where boxes isolate, is beside a shell in one."""
+        return () if config.get("box", "none") == "none" else ("box",)
+
     async def open(self, seed: int) -> Observation:
         """Start the process and wait until it asks. Raises WorkFailed, as starting it does."""
         self._task = {**self._task, "seed": seed}

@@ -6,7 +6,8 @@ of them go on side by side, and whenever something is ready and the process has 
 told. It knows no endpoint, no dialect and no process.
 
 An ask that the limits do not allow any more is answered with 404, as to say that the rollout is
-over: so the agent can end, and what it has done is judged.
+over: so the agent can end, and what it has done is judged. One who ends after what he asked could
+not be done, through no fault of his, has not done his task: the rollout fails by that name.
 """
 
 import json
@@ -15,6 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from consumers.agents.agent_replies import FINAL, failed_reply, fault_in, reply_of
 from consumers.agents.fold.checks import RESULT_CHARS
 from consumers.agents.wishes import (
     Agent,
@@ -34,9 +36,7 @@ from schemas.asks import (
     STARVED,
     AgentAction,
     Ask,
-    Choice,
     ErrorReply,
-    ModelReply,
     Reply,
     StepReply,
     asks_of,
@@ -44,15 +44,8 @@ from schemas.asks import (
 from schemas.errors import ProgramFailed
 from schemas.known_asks import KnownAsks
 from schemas.messages import Sampling
-from schemas.packed import ids_of, logprobs_of
 
 AGENT, MAIN = "agent", "main"
-STATUSES = {
-    "too_long": 400, "not_renderable": 400, "bad_sampling": 400, "out_of_bounds": 400,
-    "unwritable": 400, "too_large": 400, "unknown_policy": 404,
-}  # fmt: skip
-"""Of calls that no try will answer; any other failure is final too, but nobody's mistake."""
-FINAL = 503
 RESERVE = 8
 """Wishes that are left for the agent to be told that there are no more."""
 
@@ -88,6 +81,8 @@ class HostedRollout:
         """For the task's environment, one after another; the first is open."""
         self.main_over = not task.environment
         self.turns = self.sampled = self.wished = 0
+        self.fault: WishFailed | None = None
+        """What the agent was told last of its calls and steps, where that is a fault of ours."""
         self.result = ""
         self.shown: dict[str, Any] = json.loads(task.environment_config or "{}")
         self.box = where(task.config, task.environment, self.shown)
@@ -98,11 +93,12 @@ class HostedRollout:
         while not seen.done:
             self._hear(seen.text)
             seen = yield from self._serve()
-        finish = self._end(json.loads(seen.info or "{}"))
+        self._check_end(json.loads(seen.info or "{}"))
         word = self.shown.get("finish_word", FINISH_WORD)
         if self.box == "task" and word and not self.main_over:
             yield Step(f"echo {word}", MAIN)  # so its environment takes what was done
-        yield finish
+        self._check_told()
+        yield Finish(self.result)
 
     def _begin(self) -> Generator[Any, Any, EnvironmentAnswer]:
         task, config = self.task, self.task.config
@@ -239,60 +235,43 @@ class HostedRollout:
         self.sampled += getattr(outcome, "sampled_tokens", 0)
         if len(asked.outcomes) == asked.ask.n:
             self.waiting.remove(asked)
-            self.replies.append(_reply(asked))
+            outcomes = [asked.outcomes[number] for number in range(asked.ask.n)]
+            self._answer(reply_of(asked.ask, outcomes), fault_in(outcomes))
+
+    def _answer(self, reply: Reply, fault: WishFailed | None) -> None:
+        self.fault = fault
+        self.replies.append(reply)
 
     def _acted(self, outcome: Any) -> None:
         asked = self.actions.popleft()
         self.waiting.remove(asked)
         name = asked.ask.d
         if isinstance(outcome, WishFailed):
-            self.replies.append(ErrorReply(name, FINAL, outcome.code, str(outcome)))
+            self._answer(failed_reply(name, outcome, FINAL), outcome)
         else:
             self.main_over = outcome.done
-            self.replies.append(
-                StepReply(
-                    name, outcome.text, outcome.reward, outcome.terminated, outcome.truncated,
-                    outcome.info,
-                )
-            )  # fmt: skip
+            seen = outcome.reward, outcome.terminated, outcome.truncated, outcome.info
+            self._answer(StepReply(name, outcome.text, *seen), None)
         others, self.actions = self.actions, deque()
         for other in others:
             self.waiting.remove(other)
             self._act(other.ask)
 
-    def _end(self, info: dict[str, Any]) -> Finish:
+    def _check_end(self, info: dict[str, Any]) -> None:
+        """Raises ProgramFailed where the process has not ended well."""
         code, words = info.get("exit_code"), info.get("last_words", "")
         spent = self.main_over or info.get(STARVED)  # with its box, or with the memory of that
         if code != 0 and not (self.box == "task" and spent and code is None):
+            self._check_told()
             how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
             msg = f"agent {self.task.config['agent']!r} ended {how}; its last words: {words}"
             raise ProgramFailed("agent_exit", msg)
-        return Finish(self.result)
 
-
-def _reply(asked: _OpenAsk) -> Reply:
-    """What came of all choices of a model ask."""
-    ask = asked.ask
-    answers = [asked.outcomes[number] for number in range(ask.n)]
-    failed = next((each for each in answers if isinstance(each, WishFailed)), None)
-    if failed is not None:
-        status = STATUSES.get(failed.code, FINAL)
-        return ErrorReply(ask.d, status, failed.code, str(failed))
-    said = [each for each in answers if isinstance(each, ModelAnswer)]
-    first = said[0]
-    name = first.command_id.hex() or ask.d
-    prompt_ids = tuple(ids_of(first.prompt_ids).tolist()) if ask.token_ids else None
-    choices = tuple(_choice(ask, each) for each in said)
-    return ModelReply(ask.d, choices, name, first.at_ms, first.prompt_tokens, prompt_ids)
-
-
-def _choice(ask: Ask, said: ModelAnswer) -> Choice:
-    token_ids = tuple(ids_of(said.token_ids).tolist()) if ask.logprobs or ask.token_ids else None
-    logprobs = tuple(logprobs_of(said.logprobs).tolist()) if ask.logprobs else None
-    return Choice(
-        said.text, said.finish_reason, said.message.tool_calls, said.sampled_tokens,
-        token_ids, logprobs, said.stopped_by,
-    )  # fmt: skip
+    def _check_told(self) -> None:
+        """Raises ProgramFailed where it could not go on, unless its work has been taken."""
+        taken = bool(self.task.environment) and self.main_over
+        if self.fault and not taken:
+            raise ProgramFailed(self.fault.code, self.fault.message)
 
 
 def _lost(failed: WishFailed) -> ProgramFailed:

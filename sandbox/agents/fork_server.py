@@ -262,10 +262,15 @@ def tell(channel: socket.socket, frame: Frame) -> None:
 def be_agent(
     adapter: ModuleType, order: Frame, parent: int, output: int, ours: list[int]
 ) -> NoReturn:
-    """What the forked child does, to its end; it must not return into the server's loop."""
-    code = 1
+    """What the forked child does, to its end; it must not return into the server's loop.
+
+    One that cannot be made an agent of, since its box is gone, say, ends as one that was killed:
+    no agent has failed at anything.
+    """
+    code, settled = 1, False
     try:
         settle(order, parent, output, ours)
+        settled = True
         run(adapter, order["url"], order["key"])
         code = 0
     except SystemExit as ended:
@@ -276,6 +281,8 @@ def be_agent(
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
+        if not settled:
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(code)
 
 

@@ -16,11 +16,13 @@ import pytest
 
 from consumers.environments.gateway import Gateway
 from consumers.environments.listener import bind
-from sandbox.agents.agent_processes import AgentProcesses
+from sandbox.agents.agent_box import AgentBox
+from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from sandbox.boxes.bubblewrap import BubblewrapDriver
 from schemas.messages import ModelCall, Task, Trajectory
 from tests.support.engines import IMAGE, has, left_out
 from tests.support.hosted_rollout import HostedRun
+from tests.support.mortal_boxes import kill
 from tests.support.process_host import ProcessHost, lived
 from tests.support.processes_left import running
 from tests.support.waiting import until
@@ -135,6 +137,33 @@ def test_one_that_is_killed_lives_again_in_a_box_of_its_own(tmp_path: Path) -> N
     assert len(run.calls) == 3
     said = [m.content for s in trajectory.sequences or () for m in s.messages]
     assert {"0 x\n", "0 x\nx\n"} <= {*said}
+
+
+@pytest.mark.parametrize(("box", "attempt"), [("own", 1), ("task", 2)])
+def test_one_whose_box_is_gone_before_it_has_entered_is_begun_in_another(
+    box: str, attempt: int, tmp_path: Path
+) -> None:
+    run = boxed("edits", box, Task("shell", json.dumps({"box": "bubblewrap"})))
+    run.say = lambda call: "ls"
+
+    async def before_it_enters(run: HostedRun) -> None:
+        host = run.host
+        if "start" in vars(host):
+            return
+        start = host.start
+
+        async def in_a_dead_one(*words: Any, box: AgentBox, **given: Any) -> AgentProcess:
+            if not host.started:
+                kill(box.box)
+            process: AgentProcess = await start(*words, box=box, **given)
+            return process
+
+        host.start = in_a_dead_one
+
+    run.disturb = before_it_enters
+    [trajectory] = lived(tmp_path, run)
+
+    assert (trajectory.status, trajectory.attempt) == ("finished", attempt), trajectory.reason
 
 
 def test_nothing_of_a_boxed_agent_runs_on_when_its_worker_is_killed(tmp_path: Path) -> None:

@@ -9,12 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sandbox.environment import Observation
 from sandbox.environments.hosted_agent import HostedAgent
 from schemas.asks import AgentAction, Ask, Choice, ErrorReply, ModelReply, Reply, asks_of
 from schemas.errors import WorkFailed
 from schemas.messages import EnvironmentStepped, Limits, ModelCall, Trajectory
 from schemas.messages import Task as WireTask
-from tests.support.hosted_rollout import Asks, CoroutineHost, HostedRun, chat, model_ask, texts_of
+from tests.support.hosted_rollout import (
+    Asks,
+    CoroutineHost,
+    Echo,
+    HostedRun,
+    chat,
+    model_ask,
+    texts_of,
+)
 from tests.support.journals import Hand
 
 
@@ -325,6 +334,57 @@ def test_a_call_that_failed_for_good_is_told_with_its_status(
     assert "maximum context length" in first.error
     assert isinstance(second, ModelReply)
     assert trajectory.status == "finished"
+
+
+class Dying(Echo):
+    """Its box dies at every step of a kind."""
+
+    def step(self, action: str) -> Observation:
+        if action == "die":
+            msg = "a box is gone"
+            raise WorkFailed("box_died", msg, retriable=True)
+        return super().step(action)
+
+
+def model_that_fails(call: ModelCall) -> str:
+    if call.messages[-1].content == "hello":
+        msg = "the model has no memory left"
+        raise WorkFailed("raised", msg, retriable=False)
+    return "yes"
+
+
+CALL, DIE, STEP = model_ask("hello"), Ask("step", text="die"), Ask("step", text="x")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize(
+    ("asks", "ended"),
+    [
+        ([CALL], ("failed", "raised")),
+        ([DIE], ("failed", "box_died")),
+        ([DIE, Ask("finish", text="I give up")], ("failed", "box_died")),
+        ([CALL, *[Ask("model")] * 2], ("failed", "raised")),
+        ([CALL, model_ask("go on")], ("finished", "")),
+        ([DIE, STEP], ("finished", "")),
+        ([Ask("step", text="end"), CALL], ("finished", "")),
+    ],
+)
+def test_who_ends_since_we_could_not_do_what_he_asked_has_failed_at_nothing(
+    asks: list[Ask], ended: tuple[str, str], code: int
+) -> None:
+    """Or he would earn 0 for it; a code other than 0 is then no more than what came of that."""
+
+    async def gives_up(ask: Asks) -> int:
+        for each in asks:
+            await ask(each)
+        return code
+
+    task = WireTask(f"{__name__}:Dying", prompt="do it")
+    trajectory = lived(HostedRun(gives_up, task=task, say=model_that_fails))
+
+    if code and ended[0] == "finished":
+        ended = "failed", "agent_exit"
+    assert (trajectory.status, trajectory.code) == ended, trajectory.reason
 
 
 @pytest.mark.parametrize(

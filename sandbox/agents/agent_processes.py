@@ -7,7 +7,6 @@ says how). An agent's directory is its own, empty at the start, and gone after `
 
 import asyncio
 import base64
-import fcntl
 import json
 import os
 import secrets
@@ -15,8 +14,7 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -27,6 +25,7 @@ import structlog
 from sandbox.agents.agent_box import AgentBox
 from sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
 from sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
+from sandbox.held_folder import hold, locked, remove_unless_held
 from schemas.errors import Refused, WorkFailed
 
 SERVER = Path(__file__).parent / "fork_server.py"
@@ -467,40 +466,15 @@ class _Scratch:
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        with _locked(parent):  # or another worker would find ours before it is held
+        with locked(parent):  # or another worker would find ours before it is held
             for left in parent.iterdir():
-                _remove_unless_held(left)
+                remove_unless_held(left)
             self.directory = parent / secrets.token_hex(8)
             self.directory.mkdir(mode=0o700)
-            self._lock = os.open(self.directory, os.O_RDONLY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock = hold(self.directory)
 
     def remove(self) -> None:
         if self._lock >= 0:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_unless_held(directory: Path) -> None:
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # a file of somebody's, or another worker has just removed it
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(directory, ignore_errors=True)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(descriptor)

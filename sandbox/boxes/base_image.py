@@ -15,6 +15,7 @@ from sandbox.boxes.image_store import (
     making,
     seal,
 )
+from sandbox.held_folder import hold
 from schemas.errors import Refused
 
 BASE = "base"
@@ -64,9 +65,14 @@ def _debootstrap(tree: Path) -> None:
         'rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*\n'
     )  # fmt: skip
     argv = ["/bin/sh", "-c", script, "sh", str(tree), ",".join(PACKAGES)]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    held = hold(tree.parent)  # it may outlive us, and writes there until it ends
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            pass_fds=[held],
+        )  # fmt: skip
+    finally:
+        os.close(held)
     if done.returncode:
         last = (done.stdout + done.stderr).splitlines()[-BUILD_LINES:]
         msg = "image 'base' cannot be built; debootstrap ended with:\n" + "\n".join(last)

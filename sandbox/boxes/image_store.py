@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from sandbox.boxes.disk_floor import make_room
+from sandbox.held_folder import hold, locked, remove_unless_held
 from schemas.errors import WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
@@ -24,8 +25,9 @@ DIRECTORY = "ROLLCALL_IMAGES"
 ROOTS = Path("/var/lib/rollcall/images")
 LAYERS = "layers"
 RECORD = "image.json"
-MAKING = ".making-"
-"""Begins the names of folders in which something is made."""
+MAKING, HELD = ".making-", ".held-"
+"""Begin the names of folders in which something is made: by older releases, which hold none of
+them, and by this one."""
 IN_USE_S = 86_400.0
 """A box lives no longer: what was used in this time may be in one."""
 
@@ -119,14 +121,33 @@ def read_image(place: Path) -> BuiltImage:
 
 @contextmanager
 def making() -> Iterator[Path]:
-    """A folder beside the images, of which what is left in the end is removed."""
-    folder = directory() / f"{MAKING}{secrets.token_hex(4)}"
-    folder.mkdir(parents=True)
-    folder.chmod(0o755)
+    """A folder beside the images, of which what is left in the end is removed.
+
+    What others have left whose end came first is removed before.
+    """
+    directory().mkdir(parents=True, exist_ok=True)
+    _remove_half_made()
+    folder = directory() / f"{HELD}{secrets.token_hex(4)}"
+    with locked(directory()):
+        folder.mkdir()
+        held = hold(folder)
     try:
+        folder.chmod(0o755)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _remove_half_made() -> None:
+    """What a builder has left that was killed; of older releases who tells by its age alone."""
+    with locked(directory()):
+        left = sorted(directory().glob(f"{HELD}*"))
+    for half_made in left:
+        remove_unless_held(half_made)
+    for half_made in directory().glob(f"{MAKING}*"):
+        if time.time() - half_made.stat().st_mtime > IN_USE_S:
+            shutil.rmtree(half_made, ignore_errors=True)
 
 
 def seal(making: Path, image: BuiltImage, place: Path) -> None:
@@ -150,9 +171,8 @@ def collect(keep_bytes: int, older_than_s: float) -> tuple[list[BuiltImage], lis
     What an image stands on stays as long as it. What was half made when its builder was killed goes
     too. Returns what was removed, and what would have been but may be in use.
     """
-    for half_made in directory().glob(f"{MAKING}*"):
-        if time.time() - half_made.stat().st_mtime > IN_USE_S:
-            shutil.rmtree(half_made, ignore_errors=True)
+    if directory().is_dir():
+        _remove_half_made()
     left = _longest_unused()
     removed, in_use = list[BuiltImage](), list[BuiltImage]()
     size = sum(each.size_bytes for each in left)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import zipfile
@@ -20,6 +21,7 @@ from sandbox.boxes.image_rows import directory_rows
 from sandbox.boxes.image_store import BuiltImage, collect
 from sandbox.boxes.package_layers import build_packages, lock_place
 from sandbox.boxes.wheels import checked, requirement_lines
+from sandbox.held_folder import hold
 from schemas.errors import Refused, RollcallError
 from tests.support.engines import has, left_out
 
@@ -103,7 +105,7 @@ def test_an_image_of_packages_shares_its_base_and_its_layer_and_is_counted_once(
     with pytest.raises(Refused, match=r"'polite' is there with other packages \(greet==1.0 words"):
         build_packages("polite", "base", ["words"])
     assert len(image_store.layers()) == 1
-    assert not list(store.glob(".making-*"))
+    assert not list(store.glob(".held-*"))
 
 
 def test_layers_lie_upon_layers_and_are_seen_in_a_box(store: Path) -> None:
@@ -180,6 +182,34 @@ def test_what_was_left_half_made_or_half_removed_is_in_nobodys_way(store: Path) 
     collect(1 << 40, 100 * DAY_S)
     assert [path.name for path in store.glob(".making-*")] == [".making-new"]
     assert (build_packages("wordy", "base", ["words"]).tree / PACKAGES / "words.py").is_file()
+
+
+def test_what_a_killed_builder_has_left_goes_with_the_next_build_and_nobodys_else(
+    store: Path,
+) -> None:
+    def there() -> set[str]:
+        return {path.name for path in store.glob(".held-*")}
+
+    # Given a builder at work, one that was killed, and one that was killed before its program
+    with image_store.making() as at_work:
+        dead, outlived = store / ".held-dead", store / ".held-outlived"
+        for folder in (dead, outlived):
+            (folder / "tree").mkdir(parents=True)
+        held = hold(outlived)
+        program = subprocess.Popen(["sleep", "600"], pass_fds=[held])
+        os.close(held)
+
+        # When the next one begins
+        with image_store.making() as second:
+            assert there() == {at_work.name, outlived.name, second.name}
+
+        # Then all that nobody holds is gone, and when the program has ended what it held too
+        assert there() == {at_work.name, outlived.name}
+        program.kill()
+        program.wait(10)
+        collect(1 << 40, 100 * DAY_S)
+        assert there() == {at_work.name}
+    assert there() == set()
 
 
 def lay(place: Path, image: BuiltImage, days: float) -> None:

@@ -80,8 +80,13 @@ class Chosen(Generic[F_co]):
     def __call__(self, *views: Any) -> Any:
         return self.rule.function(*views, self.options)
 
+    @property
+    def everything_needed(self) -> frozenset[str]:
+        """What the rule needs, and what it needs besides with these options (their `needs`)."""
+        return self.rule.needs | getattr(self.options, "needs", frozenset())
+
     def needs(self, what: str) -> bool:
-        return what in self.rule.needs
+        return what in self.everything_needed
 
     def gives(self, what: str) -> bool:
         return what in self.rule.gives

@@ -6,7 +6,7 @@ each row carries its final weight, so micro-batches are summed, never averaged. 
 right, where no real token of a causal model can see it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from trainer.arithmetic import FLOAT32
 from trainer.config import LearnerConfig
 from trainer.distillation.teacher_scores import teacher_logprobs
 from trainer.packing import ModelInput, Worth, filled, model_input, pack_row, packs_of, pieces_of
-from trainer.rewards import Advantages, Floats, Ints, Rewards, rewards_of
+from trainer.rewards import Advantages, Bonuses, Floats, Ints, Rewards, rewards_of
 from trainer.samples import Sample, mine
 from trainer.staleness import stale_weight
 
@@ -41,9 +41,11 @@ class BatchRow:
     """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
     entropy: float
     """What each sampled token's entropy is worth."""
+    uniform: float = 0.0
+    """What each sampled token pays for going away from the uniform distribution."""
     seen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """What a look at the tokens before their gradient has found, where a rule needs it: `prox`,
-    `ref`, `ewma`, `snapshot`."""
+    `ref`, `ewma`, `snapshot`, `entropy`."""
     teacher: NDArray[np.float32] | None = None
     """A teacher's log-probabilities, nan where it gave none, where a rule needs them."""
 
@@ -57,6 +59,8 @@ class Batch:
     advantages_N: Floats
     lengths_N: Ints
     min_versions_N: Ints
+    told: Mapping[str, float] = field(default_factory=dict)
+    """What has been done to it, for the metrics of the step."""
 
     @property
     def tokens(self) -> int:
@@ -79,6 +83,7 @@ class MicroBatch:
     weight_B: Tensor
     entropy_B1: Tensor
     """float32, as what it is multiplied with."""
+    uniform_B1: Tensor
     seen: Mapping[str, Tensor]
     """[B,T] each, of what all of its rows hold."""
     teacher_BT: Tensor | None = None
@@ -88,35 +93,78 @@ class MicroBatch:
     """What its products are made in."""
 
 
-def make_batch(samples: Sequence[Sample], config: LearnerConfig) -> Batch:
+Look = Callable[[Batch, Rewards], tuple[Batch, Rewards]]
+"""What is looked at before anything is computed of it: the same two, with what was found."""
+
+
+def make_batch(
+    samples: Sequence[Sample],
+    config: LearnerConfig,
+    look: Look | None = None,
+    entropy: float | None = None,
+) -> Batch:
     """Rows in the order of the samples; advantages and weights over all of them at once.
 
     Sequences without a token of our policy are left out; a trajectory counts once, however many
-    sequences it has.
+    sequences it has. `entropy` is what entropies are worth by now, where that is not what the
+    configuration says.
     """
-    scored, worth = valued(samples, config)
+    batch, scored = laid_out(samples, config)
+    if look is not None:
+        batch, scored = look(batch, scored)
+    worth = _valued(scored, config)
+    given = config.exploration_rule()(scored, config.entropy if entropy is None else entropy)
+    bonuses = given if isinstance(given, Bonuses) else Bonuses(given, np.zeros(len(samples)))
+    return _with_worth(batch, worth, bonuses)
+
+
+def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, Rewards]:
+    """Rows that are worth nothing yet, and rewards as they were scored."""
+    scored = rewards_of(samples, config.advantage_rule().everything_needed)
     weights_N = token_weights(config.aggregate, scored.lengths_N, config.aggregate_norm)
-    if worth.keep_N is not None:
-        weights_N = weights_N * worth.keep_N
-    entropy_N = config.exploration_rule()(scored, config.entropy)
     rows = [
         row
         for number, sample in enumerate(samples)
-        for row in _rows(number, sample, worth, weights_N, entropy_N, config.teacher)
+        for row in _rows(number, sample, float(weights_N[number]), config.teacher)
     ]
     versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
-    return Batch(tuple(rows), scored.totals_N, worth.values_N, scored.lengths_N, versions_N)
+    nothing_N = np.zeros(len(samples))
+    return Batch(tuple(rows), scored.totals_N, nothing_N, scored.lengths_N, versions_N), scored
 
 
-def valued(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Rewards, Advantages]:
-    """Rewards as they were scored, and what shaping and the advantage rule make of them."""
-    rule = config.advantage_rule()
-    scored = rewards_of(samples, rule.rule.needs)
+def _valued(scored: Rewards, config: LearnerConfig) -> Advantages:
+    """What shaping and the advantage rule make of rewards."""
     shaped = scored
     for shape in config.shaping_rules():
         shaped = replace(shaped, totals_N=shape(shaped))
-    given = rule(shaped)
-    return scored, given if isinstance(given, Advantages) else Advantages(given)
+    given = config.advantage_rule()(shaped)
+    return given if isinstance(given, Advantages) else Advantages(given)
+
+
+def _with_worth(batch: Batch, worth: Advantages, bonuses: Bonuses) -> Batch:
+    """The batch with what its tokens are worth; sequences of a trajectory follow one another."""
+    taken = np.zeros(len(batch.lengths_N), dtype=np.int64)
+    rows = []
+    for row in batch.rows:
+        number, sampled = row.trajectory, int(row.mask.sum())
+        advantages = np.zeros(len(row.mask), dtype=np.float64)
+        if worth.tokens is None:
+            advantages[row.mask] = worth.values_N[number]
+        else:
+            first = taken[number]
+            advantages[row.mask] = worth.tokens[number][first : first + sampled]
+        taken[number] += sampled
+        kept = worth.keep_N is None or bool(worth.keep_N[number])
+        rows.append(
+            replace(
+                row,
+                advantages=advantages,
+                weight=row.weight if kept else 0.0,
+                entropy=float(bonuses.entropy_N[number]),
+                uniform=float(bonuses.uniform_N[number]),
+            )
+        )
+    return replace(batch, rows=tuple(rows), advantages_N=worth.values_N)
 
 
 def aged(batch: Batch, v_now: int, bound: int) -> Batch:
@@ -224,43 +272,29 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         torch.tensor([row.reward for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([row.weight for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([[row.entropy] for row in chosen], dtype=torch.float32, device=device),
+        torch.tensor([[row.uniform] for row in chosen], dtype=torch.float32, device=device),
         {name: stacked([row.seen[name] for row in chosen], torch.float32) for name in known},
         stacked(teacher, torch.float32) if len(teacher) == len(chosen) else None,
     )
 
 
-def _rows(
-    number: int,
-    sample: Sample,
-    advantages: Advantages,
-    weights_N: Floats,
-    entropy_N: Floats,
-    teacher: str,
-) -> Iterator[BatchRow]:
+def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[BatchRow]:
     """The trajectory's sequences in which our policy has sampled."""
-    per_token = None if advantages.tokens is None else advantages.tokens[number]
-    taken = 0
     sequences = sample.scored.trajectory.sequences or ()
     masks = [mine(sequence, sample.policy_index) for sequence in sequences]
     taught = teacher_logprobs(sample.scored, masks, teacher) if teacher else None
     for at, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
-        sampled = int(mask.sum())
-        if not sampled:
+        if not mask.any():
             continue
-        worth = np.zeros(len(mask), dtype=np.float64)
-        worth[mask] = (
-            advantages.values_N[number] if per_token is None else per_token[taken : taken + sampled]
-        )
-        taken += sampled
         yield BatchRow(
             number,
             ids_of(sequence.token_ids),
             mask,
             logprobs_of(sequence.behaviour_logprobs),
             ids_of(sequence.versions),
-            worth,
+            np.zeros(len(mask), dtype=np.float64),
             sample.reward,
-            float(weights_N[number]),
-            float(entropy_N[number]),
+            weight,
+            0.0,
             teacher=taught[at] if taught else None,
         )

@@ -9,6 +9,7 @@ from trainer.advantages.dr_grpo import DR_GRPO
 from trainer.advantages.gdpo import GDPO
 from trainer.advantages.grpo import GRPO
 from trainer.advantages.mc_grpo import MC_GRPO
+from trainer.advantages.opob import OPOB
 from trainer.advantages.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
 from trainer.advantages.rloo import RLOO
 from trainer.advantages.success_weighted import SUCCESS_WEIGHTED
@@ -19,10 +20,13 @@ from trainer.corrections.no_correction import NO_CORRECTION
 from trainer.corrections.tis import TIS
 from trainer.distillation.no_teacher import NO_TEACHER
 from trainer.distillation.reverse_kl import REVERSE_KL
+from trainer.exploration.entropy_target import ENTROPY_TARGET
 from trainer.exploration.even import EVEN
 from trainer.exploration.explore_failed import EXPLORE_FAILED
+from trainer.exploration.uniform_kl import UNIFORM_KL
 from trainer.filters.every_group import NONE
 from trainer.filters.group_filter import Filter
+from trainer.filters.high_entropy import HIGH_ENTROPY
 from trainer.filters.zero_variance import ZERO_VARIANCE
 from trainer.losses.cispo import CISPO
 from trainer.losses.decoupled_ppo import DECOUPLED_PPO
@@ -60,9 +64,12 @@ ADVANTAGES: Mapping[str, Rule[AdvantageRule]] = table(
     REINFORCE_PP_BASELINE,
     MC_GRPO,
     GDPO,
+    OPOB,
     SUCCESS_WEIGHTED,
 )
-EXPLORATIONS: Mapping[str, Rule[Exploration]] = table(EVEN, EXPLORE_FAILED)
+EXPLORATIONS: Mapping[str, Rule[Exploration]] = table(
+    EVEN, EXPLORE_FAILED, ENTROPY_TARGET, UNIFORM_KL
+)
 SHAPINGS: Mapping[str, Rule[Shaping]] = table(NO_SUBMIT, OVERLONG)
 DISTILS: Mapping[str, Rule[Distil]] = table(NO_TEACHER, REVERSE_KL)
 LOSSES: Mapping[str, Rule[Loss]] = table(
@@ -82,7 +89,7 @@ KLS: Mapping[str, Rule[KlEstimate]] = table(NO_REFERENCE, K1, K2, K3)
 OLDS: Mapping[str, Rule[OldLogprobs]] = table(AS_REPORTED, RECOMPUTE, SNAPSHOT, EWMA, LOGLINEAR)
 STEP_SIZES: Mapping[str, Rule[StepSize]] = table(SCHEDULED, ESS)
 
-FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE)
+FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE, HIGH_ENTROPY)
 """A configuration may choose several of them."""
 
 KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {

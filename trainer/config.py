@@ -22,6 +22,7 @@ from trainer.catalogue import (
     CORRECTIONS,
     DISTILS,
     EXPLORATIONS,
+    FILTERS,
     KINDS,
     KLS,
     LOSSES,
@@ -29,6 +30,7 @@ from trainer.catalogue import (
     SHAPINGS,
     STEP_SIZES,
 )
+from trainer.filters.group_filter import Filter
 from trainer.objective import Objective
 from trainer.replay import ReplayRule
 from trainer.rewards import AdvantageRule, Exploration, Shaping
@@ -183,6 +185,17 @@ class LearnerConfig:
                 "use clip_higher"
             )
             raise Refused(msg)
+        if len(self._references()) > 1:
+            named = " and ".join(repr(each) for each in sorted(self._references()))
+            msg = f"kl and advantage look at two references, {named}; name one directory for both"
+            raise Refused(msg)
+        if self.success_pool and not self._corrects_versions():
+            msg = (
+                f"success_pool is {self.success_pool}, and nothing corrects for the versions that "
+                "its successes are of; add old_logprobs 'recompute' with correction 'tis', or use "
+                "loss 'm2po' or 'decoupled_ppo'"
+            )
+            raise Refused(msg)
         if self.over_provision > 1 and self.on_stale == "wait":
             msg = (
                 "over_provision ends what runs when a batch is there, on_stale 'wait' waits for "
@@ -253,6 +266,34 @@ class LearnerConfig:
         """What gives each trajectory's entropy its weight."""
         return choose("exploration", self.exploration, EXPLORATIONS)
 
+    @property
+    def looks(self) -> frozenset[str]:
+        """What some rule has to know of a batch's tokens before its gradient."""
+        rules = [self.step_size_rule(), self.advantage_rule(), self.exploration_rule()]
+        rules += self.turn_filters()
+        return self.objective().needs.union(*(rule.everything_needed for rule in rules))
+
+    @property
+    def values_look(self) -> bool:
+        """Whether advantages or bonuses wait for a look at the tokens of the whole batch."""
+        rules = (self.advantage_rule(), self.exploration_rule())
+        return any(rule.everything_needed & LOOKS for rule in rules)
+
+    @property
+    def reference(self) -> str:
+        """The directory of the frozen reference; empty for what the policy began as."""
+        return next(iter(self._references()), "")
+
+    def _references(self) -> set[str]:
+        """Directories that rules name which look at a reference."""
+        rules = (self.objective().kl, self.advantage_rule())
+        return {getattr(each.options, "directory", "") for each in rules if each.needs("ref")}
+
+    def turn_filters(self) -> list[Chosen[Filter]]:
+        """Filters that choose among the turns of a batch; the others choose among groups."""
+        chosen = [choose("filters", each, FILTERS) for each in self.filters]
+        return [each for each in chosen if each.needs("entropy")]
+
     def shaping_rules(self) -> list[Chosen[Shaping]]:
         """What is done to totals, in order."""
         return [choose("shaping", each, SHAPINGS) for each in self.shaping]
@@ -296,6 +337,11 @@ class LearnerConfig:
             admits_limits=self._admitted_limits(),
             teacher=self.teacher,
         )
+
+    def _corrects_versions(self) -> bool:
+        """Whether what was sampled long ago is weighed by how likely it was then."""
+        objective = self.objective()
+        return objective.corrects or objective.loss.needs("mu")
 
     def _admitted_limits(self) -> frozenset[str]:
         """Ends at a limit that some shaping rule says the worth of."""
@@ -341,6 +387,9 @@ FIRST = frozenset({
 
 FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing"})
 """What may change between two checkpoints: it decides nothing that is learned."""
+
+LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
+"""What rules of rewards may need that somebody has to look at."""
 
 PACKINGS = ("rows", "shared", "packed")
 SWITCHES = ("gradient_checkpointing",)

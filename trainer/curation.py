@@ -69,7 +69,8 @@ class Buffer:
         self.curation = curation
         self.replay = Replay(replay or ReplayRule())
         self.accounts = accounts or Accounts()
-        self.filters = [choose("filters", each, FILTERS) for each in curation.filters]
+        chosen = [choose("filters", each, FILTERS) for each in curation.filters]
+        self.filters = [each for each in chosen if not each.needs("entropy")]
         self.used = 0
         self._wait = StaleWait(
             curation.max_staleness, curation.stale_wait_s, curation.stale_wait_steps

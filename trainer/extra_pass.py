@@ -11,6 +11,7 @@ from torch import nn
 from schemas.weights import RawTensor
 from trainer.batch import Batch, MicroBatch
 from trainer.forward import forward
+from trainer.rewards import Floats, Ints, Rewards
 from trainer.step_sizes.pace import StepStart
 from trainer.tensors import load_tensors
 
@@ -21,17 +22,24 @@ Floats32 = NDArray[np.float32]
 
 
 def looked_at(
-    batch: Batch, pieces: Pieces, models: Mapping[str, nn.Module], temperature: float
+    batch: Batch,
+    pieces: Pieces,
+    models: Mapping[str, nn.Module],
+    temperature: float,
+    sure_of: str = "",
 ) -> Batch:
     """The batch with what each model thinks of its tokens, by its name: one pass for all of them.
 
-    Without gradients; 0 where the mask is.
+    Without gradients; 0 where the mask is. `sure_of` names the model whose entropies are noted too.
     """
     found: dict[int, dict[str, Floats32]] = {}
     for micro in pieces(batch) if models else ():
         for name, model in models.items():
-            for row, lp_T in _lp(model, micro, batch, temperature):
-                found.setdefault(row, {})[name] = lp_T
+            for row, lp_T, entropy_T in _said(model, micro, batch, temperature):
+                seen = found.setdefault(row, {})
+                seen[name] = lp_T
+                if name == sure_of:
+                    seen["entropy"] = entropy_T
     rows = [replace(row, seen={**row.seen, **found.get(b, {})}) for b, row in enumerate(batch.rows)]
     return replace(batch, rows=tuple(rows))
 
@@ -60,7 +68,7 @@ def with_snapshots(
         own = [b for b, row in enumerate(batch.rows) if _of(row.versions, row.mask, version).any()]
         part = replace(batch, rows=tuple(batch.rows[b] for b in own))
         for micro in pieces(part):
-            for at, lp_T in _lp(scratch, micro, part, temperature):
+            for at, lp_T, _ in _said(scratch, micro, part, temperature):
                 row = part.rows[at]
                 there = _of(row.versions, row.mask, version)
                 seen[own[at]][there] = lp_T[there]
@@ -71,8 +79,28 @@ def with_snapshots(
     return replace(batch, rows=tuple(rows))
 
 
+def with_looks(batch: Batch, rewards: Rewards) -> Rewards:
+    """What rules of rewards see of a batch that was looked at."""
+    rows = batch.rows
+    if rows and all("ref" in row.seen for row in rows):
+        gaps: list[list[Floats]] = [[np.zeros(0)] for _ in batch.lengths_N]
+        for row in rows:
+            apart = row.behaviour_logprobs.astype(np.float64) - row.seen["ref"]
+            gaps[row.trajectory].append(apart[row.mask])
+        rewards = replace(rewards, kl=tuple(map(np.concatenate, gaps)))
+    if rows and all("prox" in row.seen for row in rows):
+        rewards = replace(rewards, log_weights_N=_log_weights(batch)[0])
+    return rewards
+
+
 def step_start(batch: Batch) -> StepStart:
     """The view of a batch whose tokens the model has looked at; empty where it has not."""
+    sums_N, seen_N = _log_weights(batch)
+    return StepStart(sums_N[seen_N > 0], seen_N[seen_N > 0])
+
+
+def _log_weights(batch: Batch) -> tuple[Floats, Ints]:
+    """Of each trajectory Σ_t of lp less μ over its tokens that were looked at, their count, [N]."""
     count = len(batch.lengths_N)
     sums_N, seen_N = np.zeros(count), np.zeros(count, dtype=np.int64)
     for row in batch.rows:
@@ -81,17 +109,19 @@ def step_start(batch: Batch) -> StepStart:
             apart = prox.astype(np.float64) - row.behaviour_logprobs
             sums_N[row.trajectory] += apart[row.mask].sum()
             seen_N[row.trajectory] += int(row.mask.sum())
-    return StepStart(sums_N[seen_N > 0], seen_N[seen_N > 0])
+    return sums_N, seen_N
 
 
-def _lp(
+def _said(
     model: nn.Module, micro: MicroBatch, batch: Batch, temperature: float
-) -> Iterator[tuple[int, Floats32]]:
-    """Of each row of a piece its log-probabilities, [T]."""
+) -> Iterator[tuple[int, Floats32, Floats32]]:
+    """Of each row of a piece its log-probabilities and entropies, [T]."""
     with torch.no_grad():
-        lp_BT = forward(model, micro, temperature).lp_BT.cpu().numpy()
+        said = forward(model, micro, temperature)
+    lp_BT, entropy_BT = said.lp_BT.cpu().numpy(), said.entropy_BT.cpu().numpy()
     for b, row in enumerate(micro.rows):
-        yield row, lp_BT[b, : len(batch.rows[row].token_ids)].copy()
+        width = len(batch.rows[row].token_ids)
+        yield row, lp_BT[b, :width].copy(), entropy_BT[b, :width].copy()
 
 
 def _of(versions: NDArray[np.int32], mask: NDArray[np.bool_], version: int) -> NDArray[np.bool_]:

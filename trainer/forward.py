@@ -4,7 +4,7 @@ Dropout is off: the model stays in evaluation mode, so that lp is the log-probab
 that was sampled from. B sequences, T tokens, V words, M sampled tokens of the piece.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from trainer.batch import MicroBatch
 from trainer.packing import ModelInput
 from trainer.token_scores import token_scores
 from trainer.tokens import entropy
+from trainer.uniform import uniform_kl_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,19 @@ class Forward:
     entropy_BT: Tensor
     b_M: Tensor
     t_M: Tensor
+    uniform_M: Tensor | None = None
+    """KL(uniform ‖ policy) where something was sampled; None where nobody has asked for it."""
 
 
-def forward(model: nn.Module, micro: MicroBatch, temperature: float) -> Forward:
-    """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0."""
+def forward(
+    model: nn.Module, micro: MicroBatch, temperature: float, words: tuple[int, ...] | None = None
+) -> Forward:
+    """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0.
+
+    `words` asks for KL(uniform ‖ policy), over these, or over all where it is empty.
+    """
     if micro.shared is not None:
-        return _forward_shared(model, micro, micro.shared, temperature)
+        return _forward_shared(model, micro, micro.shared, temperature, words)
     with computing(micro.precision, micro.token_ids_BT.device):
         logits_BTV = model(
             input_ids=micro.token_ids_BT,
@@ -42,11 +50,16 @@ def forward(model: nn.Module, micro: MicroBatch, temperature: float) -> Forward:
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
     log_p_MV = (logits_BTV[b_M, t_M - 1].float() / temperature).log_softmax(dim=-1)
     lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
-    return _placed(micro, lp_M, entropy(log_p_MV), (b_M, t_M))
+    uniform_M = None if words is None else uniform_kl_of(log_p_MV, words, 1.0)
+    return replace(_placed(micro, lp_M, entropy(log_p_MV), (b_M, t_M)), uniform_M=uniform_M)
 
 
 def _forward_shared(
-    model: nn.Module, micro: MicroBatch, given: ModelInput, temperature: float
+    model: nn.Module,
+    micro: MicroBatch,
+    given: ModelInput,
+    temperature: float,
+    words: tuple[int, ...] | None,
 ) -> Forward:
     """The same, with shared beginnings computed once and logits only where they are needed."""
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
@@ -54,7 +67,10 @@ def _forward_shared(
         logits_UV = kept_logits(model, given).flatten(0, 1)
     tokens_M = micro.token_ids_BT[b_M, t_M]
     lp_M, entropy_M = token_scores(logits_UV, given.place_M, tokens_M, temperature)
-    return _placed(micro, lp_M, entropy_M, (b_M, t_M))
+    said = _placed(micro, lp_M, entropy_M, (b_M, t_M))
+    if words is None:
+        return said
+    return replace(said, uniform_M=uniform_kl_of(logits_UV, words, temperature)[given.place_M])
 
 
 def kept_logits(model: nn.Module, given: ModelInput) -> Tensor:

@@ -28,6 +28,8 @@ class Gradient:
     version: int
     """Of the weights at the step's start."""
     step: StepTokens | None = None
+    words: tuple[int, ...] | None = None
+    """Whose uniform distribution some rule wants the distance from; empty: all words."""
     cost: float = 0.0
     told: tuple[str, ...] = ()
     """What rules have said per token besides what every loss says."""
@@ -36,10 +38,13 @@ class Gradient:
 
     def add(self, micro: MicroBatch) -> None:
         """Leave the gradient of a piece in the parameters, beside what is there."""
-        said = forward(self.model, micro, self.config.temperature)
+        said = forward(self.model, micro, self.config.temperature, self.words)
         costs, told = self.objective(tokens_of(micro, said.lp_BT, self.step, self.version))
         cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
         cost_M = cost_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
+        if said.uniform_M is not None:
+            worth_M = (micro.uniform_B1[:, 0] * micro.weight_B)[said.b_M]
+            cost_M = cost_M + worth_M * said.uniform_M
         cost = cost_M.sum()
         cost.backward()
         self.cost += float(cost.detach())

@@ -2,16 +2,19 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 
 from schemas.errors import Refused
 from schemas.weights import RawTensor
 from trainer.batch import Batch
-from trainer.extra_pass import PastWeights, Pieces, looked_at, with_snapshots
+from trainer.extra_pass import PastWeights, Pieces, looked_at, with_looks, with_snapshots
 from trainer.forward import loaded
+from trainer.gradient_norms import gradient_norms
 from trainer.moving_average import MovingAverage
 from trainer.objective import Objective
+from trainer.rewards import Rewards
 
 
 class Onlookers:
@@ -22,13 +25,13 @@ class Onlookers:
         model: nn.Module,
         objective: Objective,
         needs: frozenset[str],
-        directory: str,
+        reference: str,
         past: PastWeights | None,
     ) -> None:
         self.model = model
         self.needs = needs
         self.past = past
-        self.reference = _reference(model, objective, directory) if "ref" in needs else None
+        self.reference = _reference(model, reference) if "ref" in needs else None
         self.average = MovingAverage(model, objective.decay) if "ewma" in needs else None
         self.scratch = _frozen(model) if "snapshot" in needs else None
         if self.scratch is not None and past is None:
@@ -37,14 +40,25 @@ class Onlookers:
 
     def before_step(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
         """What is looked at once for all updates of a step."""
-        models = {"prox": self.model} if self.needs & {"prox", "step"} else {}
+        models = {"prox": self.model} if self.needs & {"prox", "step", "entropy"} else {}
         if self.reference is not None:
             models["ref"] = self.reference
         if models:
-            batch = looked_at(batch, pieces, models, temperature)
+            sure_of = "prox" if "entropy" in self.needs else ""
+            batch = looked_at(batch, pieces, models, temperature, sure_of)
         if self.scratch is not None and self.past is not None:
             return with_snapshots(batch, pieces, self.scratch, self.past, temperature)
         return batch
+
+    def for_rewards(
+        self, batch: Batch, rewards: Rewards, pieces: Pieces, temperature: float
+    ) -> Rewards:
+        """What rules of rewards see of a batch that was looked at."""
+        rewards = with_looks(batch, rewards)
+        if "norms" not in self.needs:
+            return rewards
+        norms_N = gradient_norms(batch, pieces, self.model, temperature)
+        return replace(rewards, gradient_norms_N=norms_N)
 
     def before_update(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
         """What has changed since the last update."""
@@ -70,9 +84,8 @@ def _frozen(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).requires_grad_(False)
 
 
-def _reference(model: nn.Module, objective: Objective, directory: str) -> nn.Module:
-    """Raises Refused for a model of other words."""
-    named = objective.kl.options.directory or directory
+def _reference(model: nn.Module, named: str) -> nn.Module:
+    """The model of a directory. Raises Refused for one of other words."""
     reference = loaded(named).to(next(model.parameters()).device).eval().requires_grad_(False)
     theirs, ours = reference.config.vocab_size, model.config.vocab_size
     if theirs != ours:

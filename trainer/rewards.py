@@ -5,6 +5,7 @@ N is the number of trajectories; a trajectory counts once, however many sequence
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,13 @@ class Rewards:
     logprob_sums_N: Floats | None = None
     """Σ of the behaviour log-probabilities of our tokens, nats; for rules that need `logprobs`."""
     kl: tuple[Floats, ...] | None = None
-    """Of each trajectory its sampled tokens' KL estimates to the reference, nats."""
+    """Of each trajectory its sampled tokens' KL estimates to the reference, nats; for `ref`."""
+    log_weights_N: Floats | None = None
+    """Σ_t of lp less μ over the sampled tokens, lp of the step's start; for `prox`."""
+    gradient_norms_N: Floats | None = None
+    """‖∇ log π(τ_i)‖² at the step's start, log π(τ) the sum over tokens; for `norms`."""
+    entropy_before: float = nan
+    """The mean entropy of the tokens of the step before, nats; nan before any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,17 @@ class Advantages:
 AdvantageRule = Callable[..., Floats | Advantages]
 """(rewards, options) to advantages; a user's function without options takes the rewards alone."""
 
-Exploration = Callable[..., Floats]
+
+@dataclass(frozen=True, slots=True)
+class Bonuses:
+    """What a rule of exploration gives where the weights of entropies do not say it all."""
+
+    entropy_N: Floats
+    uniform_N: Floats
+    """What KL(uniform ‖ policy) costs on each one's tokens."""
+
+
+Exploration = Callable[..., Floats | Bonuses]
 """(rewards, the learner's entropy weight, options) to the weight of each one's entropy, [N]."""
 Shaping = Callable[..., Floats]
 """(rewards, options) to the totals that advantages are made of, [N]."""
@@ -110,6 +127,14 @@ def members(groups_N: Ints) -> list[Bools]:
 def rows_by_group(groups_N: Ints) -> list[Bools]:
     """The same, whatever the groups hold."""
     return [groups_N == group for group in np.unique(groups_N)]
+
+
+def failed_groups(rewards: Rewards, above: float) -> Bools:
+    """Trajectories of groups in which no reward is above a bound, bool [N]."""
+    failed_N = np.zeros(len(rewards.totals_N), dtype=np.bool_)
+    for rows in rows_by_group(rewards.groups_N):
+        failed_N[rows] = rewards.totals_N[rows].max() <= above
+    return failed_N
 
 
 def _channels(samples: Sequence[Sample]) -> dict[str, Floats]:

@@ -30,16 +30,20 @@ from trainer.batch import (
     shared_micro_batches,
 )
 from trainer.config import LearnerConfig
+from trainer.entropy_control import EntropyControl
 from trainer.extra_pass import PastWeights, step_start
 from trainer.forward import loaded
 from trainer.gradient import Gradient, step_tokens
 from trainer.onlookers import Onlookers
 from trainer.replay import adopted
+from trainer.rewards import Rewards
 from trainer.samples import Sample
 from trainer.sharing import sharing_with
 from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
 from trainer.tensors import like, load_tensors, raw_of, tensor_of, tensors_of, whole
+from trainer.turns import without_turns
+from trainer.uniform import words_of
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 CANARY_TOKENS = 16
@@ -91,8 +95,10 @@ class Learner:
         if config.gradient_checkpointing:
             compute_twice(self.model)
         self._sharing = sharing_with(self.model) if config.packing != "rows" else None
-        needs = self._objective.needs | self._step_size.rule.needs
-        self._onlookers = Onlookers(self.model, self._objective, needs, model_directory, past)
+        reference = config.reference or model_directory
+        self._onlookers = Onlookers(self.model, self._objective, config.looks, reference, past)
+        self._words = words_of(config.exploration_rule(), self.vocabulary)
+        self._entropy = EntropyControl(config.exploration_rule(), config.entropy)
         self._spread()
         self._parameters = dict(self.model.named_parameters())
         self.optimiser = torch.optim.AdamW(
@@ -130,6 +136,7 @@ class Learner:
                 self.load(before)
             msg = f"{count} samples cannot be trained on: {type(error).__name__}: {error}"
             raise BatchFailed(msg) from error
+        self._entropy.after_step(metrics["entropy"])
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
         return metrics
@@ -139,16 +146,19 @@ class Learner:
         return self._looked(self._made(samples))
 
     def _made(self, samples: Sequence[Sample]) -> Batch:
-        """What needs no model: advantages, weights, denominators."""
+        """Advantages, weights, denominators; no model is asked unless `values_look`."""
         config = self.config
-        batch = make_batch(adopted(samples) if config.success_pool else samples, config)
+        samples = adopted(samples) if config.success_pool else samples
+        batch = make_batch(samples, config, self._look, self._entropy.weight)
         if config.on_stale == "weight":
             batch = aged(batch, self.version, config.max_staleness)
         return batch
 
     def _looked(self, batch: Batch) -> Batch:
         """With what is looked at once for all updates."""
-        return self._onlookers.before_step(batch, self._pieces, self.config.temperature)
+        if not self.config.values_look:
+            batch = self._onlookers.before_step(batch, self._pieces, self.config.temperature)
+        return without_turns(batch, self.config.turn_filters())
 
     def _looked_again(self, batch: Batch) -> Batch:
         """With what is looked at before each update."""
@@ -203,7 +213,7 @@ class Learner:
             if parameter in self.optimiser.state
         }
         rng = {"torch": raw_of(torch.get_rng_state())}
-        optimiser = moments | self._onlookers.state()
+        optimiser = moments | self._onlookers.state() | self._entropy.state()
         return LearnerState(
             self.steps_done, self.version, self.skipped, self.tensors(), optimiser, rng
         )
@@ -212,6 +222,7 @@ class Learner:
         """Become what `state` was taken of."""
         load_tensors(self.model, state.weights)
         self._onlookers.load(state.optimiser)
+        self._entropy.load(state.optimiser)
         self.optimiser.state.clear()
         for name, parameter in self._parameters.items():
             if f"{name}/step" in state.optimiser:
@@ -223,10 +234,19 @@ class Learner:
         torch.set_rng_state(tensor_of(state.rng["torch"]))
         self.steps_done, self.version, self.skipped = state.step, state.version, state.skipped
 
+    def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
+        """What the rules need to know of a batch before advantages are made."""
+        rewards = replace(rewards, entropy_before=self._entropy.entropy)
+        if not self.config.values_look:
+            return batch, rewards
+        temperature = self.config.temperature
+        batch = self._onlookers.before_step(batch, self._pieces, temperature)
+        return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)
+
     def _updates(self, batch: Batch, lr: float) -> dict[str, float]:
         """Change the weights, once or for every minibatch; return what is known of it all."""
         pace: Pace = self._step_size(step_start(batch))
-        known = {**batch_metrics(batch, self.version), **pace.told}
+        known = {**batch_metrics(batch, self.version), **batch.told, **pace.told}
         told: list[dict[str, float]] = []
         tokens: list[np.ndarray] = []
         names: tuple[str, ...] = ()
@@ -245,7 +265,8 @@ class Learner:
     def _gradient(self, batch: Batch) -> Gradient:
         """An update's, empty."""
         self.optimiser.zero_grad(set_to_none=True)
-        return Gradient(self.model, self.config, self._objective, self.version, step_tokens(batch))
+        step = step_tokens(batch)
+        return Gradient(self.model, self.config, self._objective, self.version, step, self._words)
 
     def _minibatches(self, batch: Batch) -> Iterator[Batch]:
         config = self.config

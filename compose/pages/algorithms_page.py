@@ -11,7 +11,7 @@ from rich.table import Table
 
 from producers.curators.curators import CURATORS
 from schemas import names
-from schemas.rules import Rule
+from schemas.rules import Chosen, Rule
 from trainer.catalogue import KINDS
 
 ALL: Mapping[str, Mapping[str, Rule[Any]]] = {
@@ -47,10 +47,10 @@ def rows_of(kind: str = "") -> list[RuleRow]:
 
 def row_of(rule: Rule[Any]) -> RuleRow:
     """A rule's own words."""
-    options = dataclasses.asdict(rule.options())
-    return RuleRow(
-        rule.kind, rule.name, rule.stage, tuple(sorted(rule.needs)), options, rule.source
-    )
+    chosen = Chosen(rule, rule.options())
+    needs = tuple(sorted(chosen.everything_needed))
+    options = dataclasses.asdict(chosen.options)
+    return RuleRow(rule.kind, rule.name, rule.stage, needs, options, rule.source)
 
 
 def print_algorithms(terminal: Console, rows: Sequence[RuleRow]) -> None:

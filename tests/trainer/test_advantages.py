@@ -1,5 +1,7 @@
 """Equal rewards teach nothing; the rest is the printed numbers."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,13 @@ from trainer.catalogue import ADVANTAGES
 from trainer.rewards import Floats, Rewards
 
 FIVE = [1.0, 0, 0, 1, 0]
+GROUPWISE = sorted(name for name, rule in ADVANTAGES.items() if "group" in rule.needs)
+
+
+def looks(names: Iterable[int]) -> dict[str, Floats]:
+    """What a look has found of trajectories that go by numbers."""
+    weights = np.array([-0.1 * each for each in names])
+    return {"log_weights_N": weights, "gradient_norms_N": 2 + np.sin(weights)}
 
 
 @golden("advantage", "grpo", "dr_grpo", "rloo")
@@ -41,7 +50,8 @@ def test_batch_normalised_compares_over_the_whole_batch() -> None:
 @given(reward=st.floats(-1e6, 1e6), count=st.integers(2, 9))
 def test_equal_rewards_teach_nothing(name: str, reward: float, count: int) -> None:
     channels = {scorer: np.full(count, reward) for scorer in ("a", "b")}
-    found = valued(name, [reward] * count, lengths=range(1, count + 1), channels=channels)
+    seen = looks(range(count))
+    found = valued(name, [reward] * count, lengths=range(1, count + 1), channels=channels, **seen)
 
     assert found.values_N.tolist() == [0.0] * count
     assert found.tokens is None or not any(each.any() for each in found.tokens)
@@ -57,13 +67,13 @@ def test_groups_do_not_see_one_another(name: str, rewards: list[float], other: f
     assert together[:count].tolist() == alone.tolist()
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"mc_grpo", "gdpo"}))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"mc_grpo", "gdpo", "opob"}))
 @given(rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=8))
 def test_advantages_sum_to_nothing(name: str, rewards: list[float]) -> None:
     assert advantages(name, rewards).sum() == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, r in ADVANTAGES.items() if "group" in r.needs))
+@pytest.mark.parametrize("name", [*GROUPWISE, "opob"])
 @given(rewards=st.lists(st.floats(-5, 5), min_size=2, max_size=8), data=st.data())
 def test_a_permutation_of_a_group_permutes_its_advantages(
     name: str, rewards: list[float], data: st.DataObject
@@ -72,8 +82,8 @@ def test_a_permutation_of_a_group_permutes_its_advantages(
     two = {"a": np.array(rewards), "b": np.array(rewards) ** 2}
     moved = {scorer: given[order] for scorer, given in two.items()}
 
-    straight = advantages(name, rewards, channels=two)
-    mixed = advantages(name, [rewards[at] for at in order], channels=moved)
+    straight = advantages(name, rewards, channels=two, **looks(range(len(rewards))))
+    mixed = advantages(name, [rewards[at] for at in order], channels=moved, **looks(order))
 
     assert mixed.tolist() == pytest.approx(straight[order].tolist(), rel=1e-6, abs=1e-6)
 
@@ -95,6 +105,49 @@ def test_reinforce_pp_whitens_returns_over_tokens_as_printed() -> None:
 def test_a_penalty_without_a_reference_is_refused() -> None:
     with pytest.raises(Refused, match="needs a reference"):
         advantages({"name": "reinforce_pp", "beta": 0.1}, [1, 0])
+
+
+WEIGHED = {
+    "log_weights_N": np.log([1.0, 0.5, 2.0, 0.25]),
+    "gradient_norms_N": np.array([1.0, 2.0, 1.0, 4.0]),
+}
+PAID = [1.0, 0.0, 1.0, 0.0]
+
+
+@golden("advantage", "opob")
+def test_the_baseline_of_the_least_variance_is_as_printed() -> None:
+    b = 1 - advantages("opob", PAID, **WEIGHED)[0]
+
+    def spread(baseline: float) -> float:
+        weights = np.exp(2 * WEIGHED["log_weights_N"]) * WEIGHED["gradient_norms_N"]
+        return float((weights * (np.array(PAID) - baseline) ** 2).sum())
+
+    assert b == pytest.approx(0.869565, abs=5e-7)
+    assert spread(b) == pytest.approx(0.652174, abs=5e-7)
+    assert [spread(b + by) for by in (-0.05, 0.05)] == pytest.approx([0.666549] * 2, abs=5e-7)
+
+
+def test_a_baseline_is_of_a_group_or_of_the_batch_and_holds_against_huge_weights() -> None:
+    groups, log_weights = [0, 0, 1, 1], np.array([0.0, -800.0, 700.0, -3.0])
+    seen = {"log_weights_N": log_weights, "gradient_norms_N": np.ones(4)}
+    of_group = advantages("opob", PAID, groups, **seen)
+    of_batch = advantages({"name": "opob", "scope": "batch"}, PAID, groups, **seen)
+    middle = advantages({"name": "opob", "centre": "median"}, [3, 0, 1, 9], **WEIGHED)
+    scaled = advantages({"name": "opob", "over_std": True}, PAID, **WEIGHED)
+    short = advantages({"name": "opob", "over_length": True}, PAID, None, [1, 1, 9, 1], **WEIGHED)
+
+    assert of_group.tolist() == pytest.approx([0, -1, 0, -1], abs=1e-6)
+    assert of_batch.tolist() == pytest.approx([0, -1, 0, -1], abs=1e-6)
+    assert middle.tolist() == [2, -1, 0, 8]  # 4 of 5.75 lie on the third
+    assert scaled.tolist() == pytest.approx(
+        (np.array([1, 0, 1, 0]) - 0.869565) / (np.std([1, 0, 1, 0], ddof=1) + 1e-4), abs=1e-5
+    )
+    assert 1 - short[0] == pytest.approx((1 + 4 / 81) / (1.75 + 4 / 81))
+
+
+def test_a_baseline_needs_somebody_to_have_looked() -> None:
+    with pytest.raises(Refused, match="prox is missing"):
+        advantages("opob", PAID)
 
 
 @golden("advantage", "mc_grpo")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from schemas.errors import Refused
 from schemas.rules import choose
@@ -9,7 +10,9 @@ from tests.support.golden import golden
 from tests.support.reward_views import view
 from trainer.catalogue import EXPLORATIONS
 from trainer.config import LearnerConfig
+from trainer.exploration.entropy_target import Target
 from trainer.rewards import Rewards
+from trainer.uniform import uniform_kl_of
 
 
 def weights(rule: object, rewards: Rewards) -> list[float]:
@@ -30,6 +33,59 @@ def test_a_group_without_a_success_explores_more() -> None:
 
     assert weights("explore_failed", rewards) == [0.01, 0.01, 0.05, 0.05, 0.01, 0.01]
     assert weights(stricter, rewards) == [0.01, 0.01, 0.1, 0.1, 0.1, 0.1]
+
+
+@golden("exploration", "entropy_target")
+def test_the_bonus_follows_the_entropy_of_the_step_before() -> None:
+    """Skywork's Δ 0.005 around 0.2: two steps below, one above, and one of no number."""
+    options, weight, seen = Target(), 0.01, []
+    for entropy in (0.1, 0.19, 0.3, float("nan"), 0.2):
+        weight = options.after(weight, entropy)
+        seen.append(round(weight, 6))
+
+    assert seen == [0.015, 0.02, 0.015, 0.015, 0.015]
+    assert Target().after(0.001, 5.0) == 0
+    assert Target(most=0.02).after(0.019, 0.0) == 0.02
+    for before, given in ((float("nan"), 0.01), (0.2, 0.01), (0.21, 0.0)):
+        assert weights("entropy_target", view([1, 0], entropy_before=before)) == [given] * 2
+
+
+@golden("exploration", "uniform_kl")
+def test_only_what_wholly_failed_pays_for_leaving_the_uniform_distribution() -> None:
+    rewards = view([1, -0.1, 0, -0.05], [0, 0, 1, 1])
+    found = choose("exploration", "uniform_kl", EXPLORATIONS)(rewards, 0.01)
+    log_p = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
+
+    assert found.entropy_N.tolist() == [0.01] * 4
+    assert found.uniform_N.tolist() == [0, 0, 0.3, 0.3]
+    # ln 2 · 5/3 - ln 3, and over the first two words ln 2 · 3/2 - ln 2.
+    assert uniform_kl_of(log_p, (), 1.0).tolist() == pytest.approx([0.056633] * 2, abs=5e-7)
+    assert uniform_kl_of(log_p, (0, 1), 1.0).tolist() == pytest.approx([0.346574] * 2, abs=5e-7)
+
+
+def test_the_pull_on_a_word_does_not_vanish_with_its_probability() -> None:
+    logits = torch.tensor([[0.0, 0.0, -12.0]], dtype=torch.float64, requires_grad=True)
+    uniform_kl_of(logits, (), 1.0).sum().backward()
+    assert logits.grad is not None
+
+    p = logits.detach().softmax(-1)
+    torch.testing.assert_close(logits.grad, p - 1 / 3)
+    check = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda z: uniform_kl_of(z, (0, 3), 0.7), (check,))
+
+
+def test_a_word_that_cannot_be_said_costs_no_infinity() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    uniform_kl_of(logits, (), 1.0).sum().backward()
+
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("tokens", [[1, 1], [-1], ["L"], 3])
+def test_words_that_are_no_token_ids_are_refused(tokens: object) -> None:
+    with pytest.raises(Refused, match="exploration 'uniform_kl': tokens is"):
+        LearnerConfig.of({"exploration": {"name": "uniform_kl", "tokens": tokens}})
 
 
 def test_a_weight_below_nothing_is_refused() -> None:

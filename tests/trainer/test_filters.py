@@ -6,6 +6,7 @@ Golden values: the design's page on algorithms, section 6.
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from schemas.rules import choose
@@ -34,6 +35,19 @@ def test_a_group_of_eight_is_kept_as_often_as_some_succeed_and_some_fail(
     )
 
     assert chance == pytest.approx(kept, abs=5e-7)
+
+
+@golden("filters", "high_entropy")
+def test_the_surest_fifth_of_the_turns_is_left_out() -> None:
+    """The quantile of these is 0.18."""
+    entropies = np.array([0.1, 0.4, 0.2, 0.9, 0.6])
+
+    kept = choose("filters", "high_entropy", FILTERS)(entropies)
+    above = choose("filters", {"name": "high_entropy", "quantile": 0.5}, FILTERS)(entropies)
+
+    assert kept.tolist() == [False, True, True, True, True]
+    assert above.tolist() == [False, True, False, True, True]
+    assert choose("filters", "high_entropy", FILTERS)(np.array([0.3])).tolist() == [True]
 
 
 @golden("filters", "none", "zero_variance")

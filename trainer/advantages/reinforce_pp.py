@@ -17,16 +17,24 @@ class TokenPenalty:
     """What each token pays for going away from the reference."""
 
     beta: float = 0.0
-    """Times the token's KL estimate, in nats; above 0 a reference is needed."""
+    """Times the token's KL estimate, in nats; above 0 a reference is looked at."""
+    directory: str = ""
+    """Of the frozen model; where none is named, what the policy itself began as."""
 
     def __post_init__(self) -> None:
         require("beta", self.beta, self.beta >= 0, "give 0 (off) or more")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The reference, where leaving it costs something."""
+        return frozenset({"ref"}) if self.beta else frozenset()
 
 
 def reinforce_pp(rewards: Rewards, options: TokenPenalty) -> Advantages:
     """A[i,t] = (ret − mean) / sqrt(var + 1e-8), ret[i,t] = R_i − β·Σ_{u≥t} kl[i,u].
 
-    Over all sampled tokens of the batch; what is between two turns of a trajectory resets nothing.
+    kl = μ − log π_ref of the sampled token, μ the policy that sampled it. Mean and var are over all
+    sampled tokens of the batch; what is between two turns of a trajectory resets nothing.
     Source: REINFORCE++, arXiv 2501.03262, §3. Raises Refused without the KL that β asks for.
     """
     totals_N = rewards.totals_N - rewards.totals_N[0]

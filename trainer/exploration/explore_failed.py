@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.rules import Rule, require
-from trainer.rewards import Floats, Rewards, rows_by_group
+from trainer.rewards import Floats, Rewards, failed_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,7 @@ def explore_failed(rewards: Rewards, entropy: float, options: FailedGroups) -> F
     not kept alive where something else works. Source: ours.
     """
     weights_N = np.full(len(rewards.totals_N), entropy)
-    for rows in rows_by_group(rewards.groups_N):
-        if rewards.totals_N[rows].max() <= options.above:
-            weights_N[rows] = options.weight
+    weights_N[failed_groups(rewards, options.above)] = options.weight
     return weights_N
 
 

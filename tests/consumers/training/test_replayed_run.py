@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.trajectory_refs import refs_of
 from tests.support.staged_run import CONFIG, Stage
 
-REPLAYING = replace(CONFIG, steps=6, replay_ratio=0.5, success_pool=2, max_staleness=0)
+REPLAYING = replace(CONFIG, steps=6, replay_ratio=0.5, success_pool=2, max_staleness=0, loss="m2po")
 
 
 def replayed(stage: Stage) -> list[int]:

@@ -1,0 +1,36 @@
+"""Turns in which the policy was sure of itself teach little: the surest are left out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.rules import Rule, require
+from trainer.filters.group_filter import Filter
+from trainer.rewards import Bools, Floats
+
+SOURCE = "DART, arXiv 2509.23866, step filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Surest:
+    """How many are left out."""
+
+    quantile: float = 0.2
+    """Turns below this quantile of the batch."""
+
+    def __post_init__(self) -> None:
+        require("quantile", self.quantile, 0 <= self.quantile < 1, "give a share in [0, 1)")
+
+
+def high_entropy(entropies: Floats, options: Surest) -> Bools:
+    """Keep turns whose mean token entropy is at least the batch's 20 % quantile, bool [K].
+
+    Between two turns the quantile is interpolated. Source: DART, arXiv 2509.23866.
+    """
+    kept: Bools = entropies >= np.quantile(entropies, options.quantile)
+    return kept
+
+
+HIGH_ENTROPY: Rule[Filter] = Rule(
+    "high_entropy", "filters", SOURCE, high_entropy, Surest, frozenset({"batch", "entropy"}), "F"
+)

@@ -1,0 +1,42 @@
+"""How far each trajectory alone would move the weights."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.batch import Batch
+from trainer.extra_pass import Pieces
+from trainer.forward import forward
+from trainer.rewards import Floats
+
+
+def gradient_norms(batch: Batch, pieces: Pieces, model: nn.Module, temperature: float) -> Floats:
+    """‖∇ Σ_t log π(token_t)‖² of each trajectory over all parameters, [N].
+
+    The sum over its sampled tokens, in all of its sequences, is divided by nothing; 0 where there
+    are none. One forward and backward pass a trajectory: the gradients in the parameters stay as
+    they are.
+    """
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    norms_N = np.zeros(len(batch.lengths_N))
+    for number in sorted({row.trajectory for row in batch.rows}):
+        own = replace(batch, rows=tuple(r for r in batch.rows if r.trajectory == number))
+        total = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
+        for micro in pieces(own):
+            lp = forward(model, micro, temperature).lp_BT.sum()
+            for sum_, found in zip(total, _gradient(lp, parameters), strict=True):
+                if found is not None:
+                    sum_ += found
+        norms_N[number] = sum(float(each.square().sum()) for each in total)
+    return norms_N
+
+
+def _gradient(
+    value: torch.Tensor, parameters: list[nn.Parameter]
+) -> tuple[torch.Tensor | None, ...]:
+    found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+        value, parameters, allow_unused=True
+    )
+    return found

@@ -1,0 +1,41 @@
+"""How far a policy is from one that finds every word as likely as any other."""
+
+from math import log
+
+import torch
+from torch import Tensor
+
+from schemas.errors import Refused
+from schemas.rules import Chosen
+from trainer.rewards import Exploration
+
+
+def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | None:
+    """Over which token ids a rule wants the uniform distribution, () for all; None for no rule.
+
+    Raises Refused for ids that the model does not have.
+    """
+    if not rule.needs("uniform"):
+        return None
+    words: tuple[int, ...] = getattr(rule.options, "tokens", ())
+    if max(words, default=0) >= vocabulary:
+        msg = (
+            f"exploration {rule.rule.name!r}: tokens has {max(words)}, and the policy has "
+            f"{vocabulary} tokens; give ids below that"
+        )
+        raise Refused(msg)
+    return words
+
+
+def uniform_kl_of(logits_UV: Tensor, words: tuple[int, ...], temperature: float) -> Tensor:
+    """KL(U ‖ softmax(logits / T)) at each place, [U], nats; U is uniform over `words`, or over all.
+
+    −mean_{v ∈ V} log p(v) − log |V|, with a gradient. A word of which the model says −inf counts
+    as one of −1000 nats, and has no gradient. Raises IndexError for a word that there is not.
+    """
+    z_UV = (logits_UV.float() if logits_UV.dtype.itemsize < 4 else logits_UV) / temperature
+    lse_U = z_UV.logsumexp(dim=-1)
+    if words:
+        z_UV = z_UV[:, torch.tensor(words, device=z_UV.device)]
+    log_p_UW = (z_UV - lse_U[:, None]).clamp(min=-1000.0)
+    return -log_p_UW.mean(dim=-1) - log(z_UV.shape[1])

@@ -1,9 +1,14 @@
 """Checkpoints: a directory per version that is there whole or not at all.
 
-The law: shards first, each flushed and with its sha256, then the manifest under a temporary name,
-then one rename. A directory without a manifest is no checkpoint. Loading verifies every digest,
-the manifest's own too, and passes over what is incomplete or damaged with a reason. Nothing in a
-checkpoint is ever unpickled: shards are safetensors, the manifest is JSON.
+The law: files of parts first, one of each kind for each rank, flushed and named by their content,
+then the manifest under a temporary name, then one rename. A directory without a manifest is no
+checkpoint, and one that is written again is the old one until the rename. Loading verifies every
+digest, the manifest's own too, and passes over what is incomplete or damaged with a reason. Nothing
+in a checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON.
+
+The manifest lists of every tensor its parts (`trainer.shards`), so that any number of ranks loads
+what another number wrote. Ranks are plain numbers here: who runs them carries `RankFiles` from each
+to the one that seals. Format 1, of one rank and whole tensors, is still read.
 
 `pending` holds the records that announce this version. Between the save and the announcement lies
 a crash that loses them; whoever loads the checkpoint publishes them again, bytes unchanged.
@@ -17,27 +22,42 @@ announced, and announced versions above the checkpoint belong to an abandoned br
 
 import base64
 import dataclasses
-import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from schemas.errors import Refused, RollcallError, WeightsDiffer
-from schemas.messages import Consumed, WeightsFile
-from schemas.weights import RawTensor, read_weights, write_weights
-from schemas.whole_files import appear_durably, to_disk
+from schemas.messages import Consumed
+from schemas.whole_files import to_disk
 from trainer.accounts import Book
 from trainer.drops import Tally
+from trainer.manifest import (
+    MANIFEST,
+    book_of,
+    marks_of,
+    read_body,
+    replay_of,
+    write_body,
+    written_book,
+    written_files,
+    written_tensors,
+)
+from trainer.rank_files import (
+    KINDS,
+    RankFiles,
+    directory_of,
+    parts_of_state,
+    read_rank,
+    write_rank,
+)
 from trainer.replay import ReplayBook
+from trainer.shards import merged, rows_of
 from trainer.step import LearnerState
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-SHARDS = ("weights", "optimiser", "rng")
+FORMAT = 2
+FORMATS = (1, FORMAT)
 CHANGED = "put [learner] and seed of the run's recipe back as they were, or begin a new run"
 Ranges = tuple[tuple[int, int], ...]
 
@@ -81,56 +101,71 @@ class LatestCheckpoint:
 
 
 def save(root: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write `root/v<version>`; it is durable when this returns. A half-written one is replaced."""
-    directory = Path(root) / f"v{checkpoint.version:08d}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    shards = {name: _write_shard(directory, checkpoint, name) for name in SHARDS}
-    body = _body(checkpoint) | {"shards": shards}
-    sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
-    hidden = directory / f"{MANIFEST}.tmp"
-    hidden.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
+    """Write `root/v<version>` as the only process; it is durable when this returns."""
+    return seal(root, checkpoint, [write_rank(root, parts_of_state(checkpoint.state))])
+
+
+def seal(root: str | Path, checkpoint: Checkpoint, written: Sequence[RankFiles]) -> Path:
+    """Make a checkpoint of what all ranks have written, in their order; what was there is replaced.
+
+    Of the checkpoint's state the tensors are not looked at. Raises Refused for no ranks, and
+    WeightsDiffer where a part of a tensor is missing: then all is as it was before.
+    """
+    rows_of(0, 0, len(written))
+    directory = directory_of(root, checkpoint.version)
+    files = {kind: [rank.kinds[kind] for rank in written if kind in rank.kinds] for kind in KINDS}
+    tensors = {kind: merged(file.tensors for file in files[kind]) for kind in KINDS}
+    named = written_files(file for each in files.values() for file in each)
+    body = _body(checkpoint) | {
+        "world_size": len(written),
+        "files": named,
+        "tensors": {kind: written_tensors(each) for kind, each in tensors.items()},
+    }
     to_disk(directory)
-    appear_durably(hidden, directory / MANIFEST)
+    write_body(directory, body)
     to_disk(Path(root))
+    _clear(directory, named)
     return directory
 
 
-def load_latest(root: str | Path) -> LatestCheckpoint:
-    """The newest checkpoint whose every digest agrees."""
+def load_latest(root: str | Path, rank: int = 0, world: int = 1) -> LatestCheckpoint:
+    """The newest checkpoint whose every digest agrees, with what is one rank's."""
     passed_over: list[str] = []
     for directory in _newest_first(Path(root)):
         try:
-            return LatestCheckpoint(load(directory), directory, tuple(passed_over))
+            return LatestCheckpoint(load(directory, rank, world), directory, tuple(passed_over))
         except (RollcallError, OSError, ValueError, KeyError, TypeError) as error:
             passed_over.append(f"{directory.name}: {type(error).__name__}: {error}")
     return LatestCheckpoint(None, None, tuple(passed_over))
 
 
-def load(directory: Path) -> Checkpoint:
-    """One checkpoint, verified; raises FileNotFoundError where there is no manifest."""
-    manifest = orjson.loads((directory / MANIFEST).read_bytes())
-    body = manifest["body"]
-    sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
-    if sha256 != manifest["sha256"] or body["format"] != FORMAT:
-        msg = (
-            f"{directory / MANIFEST} has sha256 {sha256[:16]} and format {body['format']}; "
-            f"expected {manifest['sha256'][:16]} and format {FORMAT}"
-        )
+def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
+    """One checkpoint, verified, with what one rank of so many has of its tensors.
+
+    It may have been written by any other number of ranks. Raises FileNotFoundError where there is
+    no manifest.
+    """
+    body = read_body(directory)
+    if body["format"] not in FORMATS:
+        msg = f"{directory / MANIFEST} has format {body['format']}; known are 1 and 2"
         raise WeightsDiffer(msg)
-    shards = {name: _read_shard(directory, body["shards"][name]) for name in SHARDS}
     return Checkpoint(
-        LearnerState(body["step"], body["version"], body["skipped"], **shards),
+        LearnerState(
+            body["step"],
+            body["version"],
+            body["skipped"],
+            **read_rank(directory, body, rank, world),
+        ),
         body["parent"],
         body["config_digest"],
-        _marks_of(body["consumed"]),
+        marks_of(body["consumed"]),
         tuple(body["recent"]),
         {reason: Tally(*tally) for reason, tally in body["drops"].items()},
         tuple((first, last) for first, last in body["abandoned"]),
         {name: base64.b64decode(data) for name, data in body["pending"].items()},
         body["used"],
-        _book_of(body["book"]) if body.get("book") else None,
-        _replay_of(body.get("replay", {})),
+        book_of(body["book"]) if body.get("book") else None,
+        replay_of(body.get("replay", {})),
     )
 
 
@@ -142,7 +177,7 @@ def kept(root: str | Path) -> dict[int, Path]:
 
 def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
     """Raise Refused where a checkpoint was made by a learner of another configuration."""
-    made_with = orjson.loads((path / MANIFEST).read_bytes())["body"]["config_digest"]
+    made_with = read_body(path)["config_digest"]
     if made_with != config_digest:
         msg = (
             f"checkpoint {path.name} was made with the learner configuration "
@@ -201,64 +236,21 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "skipped": state.skipped,
         "parent": checkpoint.parent,
         "config_digest": checkpoint.config_digest,
-        "world_size": 1,
         "consumed": [dataclasses.asdict(mark) for mark in checkpoint.consumed],
         "recent": checkpoint.recent,
         "drops": {reason: (t.count, t.length) for reason, t in checkpoint.drops.items()},
         "abandoned": checkpoint.abandoned,
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
-        "book": _written(checkpoint.book) if checkpoint.book else None,
+        "book": written_book(checkpoint.book) if checkpoint.book else None,
     } | ({"replay": dataclasses.asdict(checkpoint.replay)} if checkpoint.replay.places() else {})
 
 
-def _written(book: Book) -> dict[str, Any]:
-    """As plain values; what is not in use is left out, for older readers do not know it."""
-    written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
-    for key in ("won", "sizes", "begun", "continued"):
-        if not written[key]:
-            del written[key]
-    return written
-
-
-def _book_of(written: Mapping[str, Any]) -> Book:
-    return Book(
-        **{
-            **written,
-            "ended": base64.b64decode(written["ended"]),
-            "left": tuple(written["left"]),
-            "won": tuple(written.get("won", ())),
-            "continued": tuple(map(tuple, written.get("continued", ()))),
-            "asked": _marks_of(written["asked"]),
-            "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
-            "begun": tuple((draw, version) for draw, version in written.get("begun", ())),
-        }
-    )
-
-
-def _replay_of(written: Mapping[str, Any]) -> ReplayBook:
-    return ReplayBook(
-        tuple(
-            (uses, tuple((partition, offset) for partition, offset in places))
-            for uses, places in written.get("groups", ())
-        ),
-        tuple((uses, (place[0], place[1])) for uses, place in written.get("successes", ())),
-    )
-
-
-def _marks_of(written: Iterable[Mapping[str, Any]]) -> tuple[Consumed, ...]:
-    return tuple(Consumed(**{**mark, "above": tuple(mark["above"])}) for mark in written)
-
-
-def _write_shard(directory: Path, checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    tensors: Mapping[str, RawTensor] = getattr(checkpoint.state, name)
-    file = write_weights(str(directory / name), checkpoint.version, tensors)
-    return dataclasses.asdict(file) | {"uri": f"{name}/{Path(file.uri).name}"}
-
-
-def _read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
-    file = WeightsFile(**entry)
-    return read_weights(dataclasses.replace(file, uri=str(directory / file.uri)))
+def _clear(directory: Path, files: Iterable[str]) -> None:
+    """Remove what no manifest names: of an earlier one, or of a crash."""
+    for path in directory.iterdir():
+        if path.name not in {MANIFEST, *files}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _newest_first(root: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from compose.teacher_scorer import check_teachers
 from producers.admission import AdmissionRule, Draws
 from producers.curators.curator import Curator
 from producers.curators.curators import curators_of
-from schemas.errors import Refused
+from schemas.errors import Refused, WireError
 from schemas.names import unknown
 from schemas.whole_files import write_whole
 
@@ -296,7 +296,7 @@ def require_unchanged(folder: RunFolder) -> None:
 
     kept = list(checkpoints.kept(folder.directory / "checkpoints").values())
     # A damaged manifest is passed over by the trainer, which says so.
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError, WireError):
         if kept:
             checkpoints.require_recipe(kept[-1], folder.learner().digest(), checkpoints.CHANGED)
 

@@ -2,29 +2,39 @@
 
 import hashlib
 import shutil
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
-from schemas.errors import Refused
+from schemas import whole_files
+from schemas.errors import Refused, WeightsDiffer
 from schemas.messages import Consumed
+from schemas.weights import RawTensor, write_weights
 from tests.support.scored_trajectories import some_samples
+from trainer import checkpoint as checkpoint_module
+from trainer import shards
 from trainer.accounts import Book
 from trainer.checkpoint import (
     MANIFEST,
     Checkpoint,
     abandon,
     kept,
+    load,
     load_latest,
     next_version,
     prune,
     require_recipe,
     save,
+    seal,
 )
 from trainer.config import LearnerConfig
 from trainer.drops import Tally
+from trainer.manifest import read_body, write_body
+from trainer.rank_files import parts_of_state, write_rank
 from trainer.step import Learner
 
 CONFIG = LearnerConfig(lr=1e-2, steps=20)
@@ -87,6 +97,165 @@ def test_a_checkpoint_of_the_first_release_has_no_book(
     assert load_latest(tmp_path).checkpoint == replace(checkpoint, book=None)
 
 
+def in_format_1(root: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint as releases before parts did: a weights file for each kind."""
+    path = save(root, checkpoint)
+    body = read_body(path)
+    shards = {}
+    for kind in ("weights", "optimiser", "rng"):
+        (path / kind).mkdir()
+        file = write_weights(str(path / kind), checkpoint.version, getattr(checkpoint.state, kind))
+        shards[kind] = asdict(file) | {"uri": f"{kind}/{Path(file.uri).name}"}
+        for part in path.glob(f"{kind}-*"):
+            part.unlink()
+    del body["tensors"], body["files"]
+    write_body(path, body | {"format": 1, "shards": shards})
+    return path
+
+
+def test_a_checkpoint_of_format_1_is_loaded_and_replaced(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = in_format_1(tmp_path, checkpoint)
+
+    assert load_latest(tmp_path).checkpoint == checkpoint
+    parts = [load(path, rank, 2).state.weights for rank in (0, 1)]
+    for name, tensor in checkpoint.state.weights.items():
+        assert b"".join(part[name].data for part in parts) == tensor.data
+    save(tmp_path, checkpoint)
+    assert load_latest(tmp_path).checkpoint == checkpoint
+    assert not [each for each in path.iterdir() if each.is_dir()]
+
+
+def by_ranks(root: Path, checkpoint: Checkpoint, world: int) -> Path:
+    state = checkpoint.state
+    own = [
+        replace(state, rng={"torch": RawTensor("U8", (1,), bytes([rank]))}) for rank in range(world)
+    ]
+    written = [write_rank(root, parts_of_state(each, rank, world)) for rank, each in enumerate(own)]
+    return seal(root, checkpoint, written)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_what_two_ranks_saved_is_loaded_by_any_number(
+    world: int, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    by_ranks(tmp_path, checkpoint, 2)
+
+    found = [load_latest(tmp_path, rank, world) for rank in range(world)]
+
+    loaded = [each.checkpoint for each in found if each.checkpoint is not None]
+    assert len(loaded) == world
+    for kind in ("weights", "optimiser"):
+        for name, tensor in getattr(checkpoint.state, kind).items():
+            parts = [getattr(each.state, kind)[name] for each in loaded]
+            whole = b"".join(part.data for part in parts) if tensor.shape else parts[-1].data
+            assert whole == tensor.data
+    assert [each.state.rng["torch"].data[0] for each in loaded] == [0, 1, 0, 0][:world]
+    assert {each.consumed for each in loaded} == {checkpoint.consumed}
+
+
+def test_a_learner_goes_on_from_what_two_ranks_saved(model_directory: str, tmp_path: Path) -> None:
+    first = Learner(model_directory, CONFIG)
+    first.step(some_samples(0))
+    state = first.state()
+    written = [write_rank(tmp_path, parts_of_state(state, rank, 2)) for rank in (0, 1)]
+    seal(tmp_path, Checkpoint(state, parent=0), written)
+    second = Learner(model_directory, replace(CONFIG, seed=9))
+    found = load_latest(tmp_path).checkpoint
+    assert found is not None
+    second.load(found.state)
+
+    assert first.step(some_samples(1)) == second.step(some_samples(1))
+    assert first.state() == second.state()
+
+
+def test_where_the_parts_of_a_rank_are_missing_the_older_one_is_used_and_it_is_said(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    older = replace(checkpoint, state=replace(checkpoint.state, version=4), parent=3)
+    save(tmp_path, older)
+    path = by_ranks(tmp_path, checkpoint, 2)
+    next(path.glob("weights-00001-*")).unlink()
+
+    found = load_latest(tmp_path)
+
+    assert found.checkpoint == older
+    assert "weights-00001" in found.passed_over[0]
+    assert "is not there" in found.passed_over[0]
+
+
+def test_a_checkpoint_is_not_sealed_without_all_ranks(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    first = write_rank(tmp_path, parts_of_state(checkpoint.state, 0, 2))
+
+    with pytest.raises(WeightsDiffer, match="is a rank missing"):
+        seal(tmp_path, checkpoint, [first])
+    with pytest.raises(Refused, match="a world of 0"):
+        seal(tmp_path, checkpoint, [])
+    assert load_latest(tmp_path).checkpoint is None
+
+
+def test_the_manifest_lists_of_every_tensor_its_parts(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    body = read_body(by_ranks(tmp_path, checkpoint, 2))
+
+    name, tensor = next((n, t) for n, t in checkpoint.state.weights.items() if len(t.shape) == 2)
+    written = body["tensors"]["weights"][name]
+    first, second = written["shards"]
+    rows = -(-tensor.shape[0] // 2)
+    cut = rows * len(tensor.data) // tensor.shape[0]
+    assert (written["dtype"], written["shape"]) == (tensor.dtype, list(tensor.shape))
+    assert (first["offset"], first["shape"]) == ([0, 0], [rows, tensor.shape[1]])
+    assert second["offset"] == [rows, 0]
+    assert first["sha256"] == hashlib.sha256(tensor.data[:cut]).hexdigest()
+    assert second["sha256"] == hashlib.sha256(tensor.data[cut:]).hexdigest()
+    assert (body["format"], body["world_size"]) == (2, 2)
+
+
+class Died(Exception):
+    """Where a test lets a trainer die."""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_crash_at_any_point_leaves_what_was_there_or_all_of_the_new_one(
+    again: bool, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write comes to the disk by `to_disk`; the same version may be written once more."""
+    version = checkpoint.version if again else 4
+    older = replace(checkpoint, state=replace(checkpoint.state, version=version), used=1)
+    reached, outcomes = 0, []
+    while True:
+        root = tmp_path / str(reached)
+        save(root, older)
+        left = reached
+
+        def dies(path: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Died
+
+        with monkeypatch.context() as patch:
+            for module in (whole_files, shards, checkpoint_module):
+                patch.setattr(module, "to_disk", dies)
+            with suppress(Died):
+                save(root, checkpoint)
+        outcomes.append(load_latest(root).checkpoint)
+        if left >= 0:
+            break
+        save(root, checkpoint)
+        assert load_latest(root).checkpoint == checkpoint
+        assert not list(root.rglob("*.tmp"))
+        reached += 1
+
+    new = outcomes.index(checkpoint)
+    assert outcomes == [older] * new + [checkpoint] * (len(outcomes) - new)
+    assert new >= 4
+
+
 def test_a_checkpoint_may_be_moved(checkpoint: Checkpoint, tmp_path: Path) -> None:
     save(tmp_path / "here", checkpoint)
     shutil.move(tmp_path / "here", tmp_path / "there")
@@ -98,7 +267,7 @@ def test_there_may_be_none(tmp_path: Path) -> None:
     assert load_latest(tmp_path / "nothing").checkpoint is None
 
 
-FILES = [MANIFEST, "weights/*", "optimiser/*", "rng/*"]
+FILES = [MANIFEST, "weights-*", "optimiser-*", "rng-*"]
 
 
 @pytest.mark.parametrize("pattern", FILES)

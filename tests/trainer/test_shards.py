@@ -1,0 +1,152 @@
+"""Tensors in parts: what some ranks wrote any other number reads, and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import Refused, WeightsDiffer
+from schemas.weights import RawTensor, from_safetensors
+from trainer.shards import (
+    Shard,
+    ShardedTensor,
+    merged,
+    overlap,
+    part_of,
+    parts_of,
+    read_part,
+    rows_of,
+    write_parts,
+)
+
+TEN = Shard((0, 0), (5, 2), "a", 0, ""), Shard((5, 0), (5, 2), "b", 0, "")
+
+
+def tensor(rows: int, columns: int = 3, dtype: str = "F32") -> RawTensor:
+    values = np.arange(rows * columns, dtype="<f4").reshape(rows, columns)
+    data = values.astype("<f4" if dtype == "F32" else "<f2").tobytes()
+    return RawTensor(dtype, (rows, columns), data)
+
+
+def saved(directory: Path, tensors: dict[str, RawTensor], world: int) -> dict[str, ShardedTensor]:
+    ranks = [
+        write_parts(directory, f"w-{rank}", parts_of(tensors, rank, world)).tensors
+        for rank in range(world)
+    ]
+    return merged(ranks)
+
+
+@pytest.mark.parametrize(
+    ("rank", "read"),
+    [(0, {"a": (0, 4)}), (1, {"a": (4, 5), "b": (0, 3)}), (2, {"b": (3, 5)})],
+)
+def test_ten_rows_of_two_are_read_by_three_from_these_places(
+    rank: int, read: dict[str, tuple[int, int]]
+) -> None:
+    rows = rows_of(10, rank, 3)
+
+    met = {
+        shard.file: (at[0][0].start, at[0][0].stop)
+        for shard in TEN
+        if (at := overlap(shard, (rows.start, 0), (len(rows), 2)))
+    }
+
+    assert met == read
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_every_row_is_one_ranks(rows: int, world: int) -> None:
+    stretches = [rows_of(rows, rank, world) for rank in range(world)]
+
+    assert [row for stretch in stretches for row in stretch] == list(range(rows))
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 0), (2, 2), (-1, 1)])
+def test_a_rank_that_is_none_is_refused_by_its_number(rank: int, world: int) -> None:
+    with pytest.raises(Refused, match=f"rank {rank} of a world of {world}"):
+        rows_of(4, rank, world)
+
+
+@pytest.mark.parametrize("written", [1, 2, 5])
+@pytest.mark.parametrize("read", [1, 2, 4])
+def test_what_some_wrote_any_other_number_reads(tmp_path: Path, written: int, read: int) -> None:
+    tensors = {
+        "rows": tensor(7), "half": tensor(4, dtype="F16"), "few": tensor(1), "none": tensor(0),
+        "empty": RawTensor("F32", (3, 0), b""), "number": RawTensor("F64", (), b"12345678"),
+    }  # fmt: skip
+    layout = saved(tmp_path, tensors, written)
+
+    found = {
+        name: [read_part(tmp_path, name, layout[name], rank, read) for rank in range(read)]
+        for name in tensors
+    }
+
+    assert layout.keys() == tensors.keys()
+    for name, parts in found.items():
+        if name == "number":
+            assert parts == [tensors[name]] * read
+        else:
+            assert b"".join(part.data for part in parts) == tensors[name].data
+            assert sum(part.shape[0] for part in parts) == tensors[name].shape[0]
+
+
+def test_a_file_of_parts_is_one_that_others_read_too(tmp_path: Path) -> None:
+    tensors = {"b": tensor(4), "a": tensor(3, dtype="F16")}
+
+    file = write_parts(tmp_path, "w", parts_of(tensors))
+
+    data = (tmp_path / file.name).read_bytes()
+    assert from_safetensors(data) == tensors
+    assert file.size_bytes == len(data)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_part_across_both_dimensions_is_found_by_its_place(tmp_path: Path) -> None:
+    whole = tensor(4, 4)
+    values = np.frombuffer(whole.data, "<f4").reshape(4, 4)
+    quarters = []
+    for row in (0, 2):
+        for column in (0, 2):
+            data = values[row : row + 2, column : column + 2].tobytes()
+            part = part_of(RawTensor("F32", (2, 2), data))
+            assert part is not None
+            placed = replace(part, shape=(4, 4), offset=(row, column))
+            quarters.append(write_parts(tmp_path, f"{row}{column}", {"w": placed}).tensors)
+
+    assert read_part(tmp_path, "w", merged(quarters)["w"]) == whole
+
+
+def test_a_missing_rank_is_said_with_what_is_there(tmp_path: Path) -> None:
+    only = write_parts(tmp_path, "w", parts_of({"w": tensor(6)}, 0, 2)).tensors
+
+    with pytest.raises(WeightsDiffer, match=r"'w' of shape \(6, 3\).*\(3, 3\) at \(0, 0\); is a"):
+        merged([only])
+    with pytest.raises(WeightsDiffer, match="is a rank missing"):
+        merged([only, only])
+    with pytest.raises(WeightsDiffer, match="is a rank missing"):
+        read_part(tmp_path, "w", only["w"], 1, 2)
+
+
+def test_ranks_of_two_models_do_not_make_one_checkpoint(tmp_path: Path) -> None:
+    first = write_parts(tmp_path, "0", parts_of({"w": tensor(6)}, 0, 2)).tensors
+    second = write_parts(tmp_path, "1", parts_of({"w": tensor(8)}, 1, 2)).tensors
+
+    with pytest.raises(WeightsDiffer, match=r"\(8, 3\) on rank 1 and F32 \(6, 3\)"):
+        merged([first, second])
+
+
+def test_a_part_that_is_not_what_was_written_is_not_handed_out(tmp_path: Path) -> None:
+    layout = saved(tmp_path, {"w": tensor(6), "x": tensor(2)}, 2)
+    shard = layout["w"].shards[1]
+    path = tmp_path / shard.file
+    data = bytearray(path.read_bytes())
+    data[shard.begin] ^= 1
+    path.write_bytes(data)
+
+    assert read_part(tmp_path, "w", layout["w"], 0, 2).shape == (3, 3)
+    assert read_part(tmp_path, "x", layout["x"]) == tensor(2)
+    with pytest.raises(WeightsDiffer, match=r"'w' has sha256 .* cut short or written over"):
+        read_part(tmp_path, "w", layout["w"], 1, 2)

@@ -1,0 +1,131 @@
+"""The manifest of a checkpoint: JSON with a digest of itself, and how its values are written there.
+
+What is not in use is left out. Nobody but `trainer.checkpoint` reads or writes one.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from schemas.errors import WeightsDiffer
+from schemas.messages import Consumed
+from schemas.whole_files import appear_durably
+from trainer.accounts import Book
+from trainer.replay import ReplayBook
+from trainer.shards import PartsFile, Shard, ShardedTensor, require_files
+
+MANIFEST = "manifest.json"
+
+
+def read_body(directory: Path) -> dict[str, Any]:
+    """What the manifest of a checkpoint says; raises WeightsDiffer, FileNotFoundError, ValueError.
+
+    ValueError, KeyError and TypeError are those of a file that is no manifest at all.
+    """
+    manifest = orjson.loads((directory / MANIFEST).read_bytes())
+    body: dict[str, Any] = manifest["body"]
+    sha256 = _digest(body)
+    if sha256 != manifest["sha256"]:
+        msg = (
+            f"{directory / MANIFEST} has sha256 {sha256[:16]}, but it says that it has "
+            f"{str(manifest['sha256'])[:16]}; was it cut short or written over?"
+        )
+        raise WeightsDiffer(msg)
+    return body
+
+
+def write_body(directory: Path, body: Mapping[str, Any]) -> None:
+    """Write the manifest, or another in its place; it is durable when this returns."""
+    hidden = directory / f".{MANIFEST}.{secrets.token_hex(4)}.tmp"
+    try:
+        hidden.write_bytes(orjson.dumps({"sha256": _digest(body), "body": body}))
+        appear_durably(hidden, directory / MANIFEST)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def written_files(files: Iterable[PartsFile]) -> dict[str, tuple[int, str]]:
+    """By name the size of each file of tensors, and the digest of its header."""
+    return {file.name: (file.size_bytes, file.head_sha256) for file in files}
+
+
+def require_written(directory: Path, files: Mapping[str, Any]) -> None:
+    """Raise WeightsDiffer where one of them is not as it was written."""
+    require_files(directory, {name: (size, head) for name, (size, head) in files.items()})
+
+
+def written_tensors(tensors: Mapping[str, ShardedTensor]) -> dict[str, Any]:
+    """As plain values."""
+    return {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()}
+
+
+def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
+    """The other way round."""
+    return {
+        name: ShardedTensor(
+            tensor["dtype"],
+            tuple(tensor["shape"]),
+            tuple(
+                Shard(
+                    tuple(shard["offset"]),
+                    tuple(shard["shape"]),
+                    shard["file"],
+                    shard["begin"],
+                    shard["sha256"],
+                )
+                for shard in tensor["shards"]
+            ),
+        )
+        for name, tensor in written.items()
+    }
+
+
+def written_book(book: Book) -> dict[str, Any]:
+    """As plain values; what is not in use is left out, for older readers do not know it."""
+    written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
+    for key in ("won", "sizes", "begun", "continued"):
+        if not written[key]:
+            del written[key]
+    return written
+
+
+def book_of(written: Mapping[str, Any]) -> Book:
+    """The other way round."""
+    return Book(
+        **{
+            **written,
+            "ended": base64.b64decode(written["ended"]),
+            "left": tuple(written["left"]),
+            "won": tuple(written.get("won", ())),
+            "continued": tuple(map(tuple, written.get("continued", ()))),
+            "asked": marks_of(written["asked"]),
+            "sizes": tuple((draw, size) for draw, size in written.get("sizes", ())),
+            "begun": tuple((draw, version) for draw, version in written.get("begun", ())),
+        }
+    )
+
+
+def replay_of(written: Mapping[str, Any]) -> ReplayBook:
+    """What may be trained on again."""
+    return ReplayBook(
+        tuple(
+            (uses, tuple((partition, offset) for partition, offset in places))
+            for uses, places in written.get("groups", ())
+        ),
+        tuple((uses, (place[0], place[1])) for uses, place in written.get("successes", ())),
+    )
+
+
+def marks_of(written: Iterable[Mapping[str, Any]]) -> tuple[Consumed, ...]:
+    """What was consumed."""
+    return tuple(Consumed(**{**mark, "above": tuple(mark["above"])}) for mark in written)
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(body)).hexdigest()

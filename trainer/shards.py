@@ -1,0 +1,267 @@
+"""Tensors in parts: some number of processes writes them, any other number reads what is its own.
+
+The law: a file of parts is safetensors, named by the digest of its content, and written through.
+Its entries say of every tensor dtype and shape, and of every part the place in the tensor (offset,
+shape), the file, the first byte in it, and its sha256. Nothing is handed out whose digest was not
+compared, and nothing that no part covers. Source: ByteCheckpoint, arXiv 2407.20143, §3.2.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from schemas.errors import Refused, WeightsDiffer
+from schemas.weights import SIZE_BYTES, RawTensor
+from schemas.whole_files import to_disk
+
+HEAD_BYTES = 8
+"""How many bytes say how long the header of a safetensors file is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """What one process holds of a tensor of some shape."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    held: RawTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a tensor in a file."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    """Its first byte in the file; in C order it is all of its bytes that follow."""
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedTensor:
+    """A tensor, and where its parts lie."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartsFile:
+    """One file of parts."""
+
+    name: str
+    size_bytes: int
+    head_sha256: str
+    """Of its header: what other programs find the tensors by."""
+    tensors: Mapping[str, ShardedTensor]
+
+
+def rows_of(rows: int, rank: int, world: int) -> range:
+    """Which rows of a tensor are whose: equal stretches, the last ones shorter, as FSDP2 has them.
+
+    Raises Refused for a rank that is none.
+    """
+    if not 0 <= rank < world:
+        msg = f"rank {rank} of a world of {world}; give a world of at least 1 and a rank below it"
+        raise Refused(msg)
+    stretch = -(-rows // world)
+    return range(min(rank * stretch, rows), min((rank + 1) * stretch, rows))
+
+
+def held_of(tensor: RawTensor, rank: int = 0, world: int = 1) -> RawTensor:
+    """A rank's rows of a tensor; of a number, which has none, that itself."""
+    if world == 1 or not tensor.shape:
+        return tensor
+    rows = rows_of(tensor.shape[0], rank, world)
+    row = prod(tensor.shape[1:]) * SIZE_BYTES[tensor.dtype]
+    data = tensor.data[rows.start * row : rows.stop * row]
+    return RawTensor(tensor.dtype, (len(rows), *tensor.shape[1:]), data)
+
+
+def part_of(tensor: RawTensor, rank: int = 0, world: int = 1) -> TensorPart | None:
+    """The rows of one rank; None for one that has none. A number is the first one's."""
+    rows = rows_of(tensor.shape[0] if tensor.shape else 1, rank, world)
+    if rank and not rows:
+        return None
+    offset = (rows.start, *(0 for _ in tensor.shape[1:])) if tensor.shape else ()
+    return TensorPart(tensor.shape, offset, held_of(tensor, rank, world))
+
+
+def parts_of(
+    tensors: Mapping[str, RawTensor], rank: int = 0, world: int = 1
+) -> dict[str, TensorPart]:
+    """What one rank has of these tensors."""
+    parts = {name: part_of(tensor, rank, world) for name, tensor in tensors.items()}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def write_parts(directory: Path, stem: str, parts: Mapping[str, TensorPart]) -> PartsFile:
+    """Write one file `<stem>-<digest>.safetensors`; it is durable when this returns.
+
+    Each tensor goes to the file and through sha256 once, without a copy. Raises OSError.
+    """
+    order = sorted(parts, key=lambda name: (-SIZE_BYTES[parts[name].held.dtype], name))
+    head = _head([(name, parts[name].held) for name in order])
+    begin, shards = len(head), dict[str, Shard]()
+    hidden = directory / f".{stem}.{secrets.token_hex(4)}.tmp"
+    content = hashlib.sha256(head)
+    try:
+        with hidden.open("xb") as file:
+            file.write(head)
+            for name in order:
+                held = parts[name].held
+                sha256 = hashlib.sha256(held.data).hexdigest()
+                content.update(sha256.encode())
+                file.write(held.data)
+                shards[name] = Shard(parts[name].offset, held.shape, "", begin, sha256)
+                begin += len(held.data)
+        path = directory / f"{stem}-{content.hexdigest()[:16]}.safetensors"
+        to_disk(hidden)
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+    tensors = {
+        name: ShardedTensor(
+            parts[name].held.dtype, parts[name].shape, (replace(shards[name], file=path.name),)
+        )
+        for name in sorted(parts)
+    }
+    return PartsFile(path.name, begin, hashlib.sha256(head).hexdigest(), tensors)
+
+
+def merged(written: Iterable[Mapping[str, ShardedTensor]]) -> dict[str, ShardedTensor]:
+    """The tensors of all ranks as one; raises WeightsDiffer where they do not fit or one lacks."""
+    whole: dict[str, ShardedTensor] = {}
+    for rank, tensors in enumerate(written):
+        for name, tensor in tensors.items():
+            known = whole.setdefault(name, replace(tensor, shards=()))
+            if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
+                msg = (
+                    f"tensor {name!r} is {tensor.dtype} {tensor.shape} on rank {rank} and "
+                    f"{known.dtype} {known.shape} on another; do all ranks train the same model?"
+                )
+                raise WeightsDiffer(msg)
+            whole[name] = replace(known, shards=(*known.shards, *tensor.shards))
+    for name, tensor in whole.items():
+        covered = sum(prod(shard.shape) for shard in tensor.shards)
+        twice = any(overlap(a, b.offset, b.shape) for a, b in combinations(tensor.shards, 2))
+        if covered != prod(tensor.shape) or (twice and tensor.shape):
+            raise WeightsDiffer(_uncovered(name, tensor))
+    return dict(sorted(whole.items()))
+
+
+def read_part(
+    directory: Path, name: str, tensor: ShardedTensor, rank: int = 0, world: int = 1
+) -> RawTensor:
+    """The rows that one rank of so many has, from whatever shards overlap them.
+
+    Raises WeightsDiffer for what is not what was written, and OSError.
+    """
+    box: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+    if tensor.shape:
+        rows = rows_of(tensor.shape[0], rank, world)
+        others = tensor.shape[1:]
+        box = (rows.start, *(0 for _ in others)), (len(rows), *others)
+    return _read_box(directory, name, tensor, *box)
+
+
+def overlap(
+    shard: Shard, offset: Sequence[int], shape: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Where a shard and a wanted box meet: as slices of the shard and of the box, or None."""
+    theirs, ours = [], []
+    for at, long, wanted_at, wanted in zip(shard.offset, shard.shape, offset, shape, strict=True):
+        first, last = max(at, wanted_at), min(at + long, wanted_at + wanted)
+        if first >= last:
+            return None
+        theirs.append(slice(first - at, last - at))
+        ours.append(slice(first - wanted_at, last - wanted_at))
+    return tuple(theirs), tuple(ours)
+
+
+def require_files(directory: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Raise WeightsDiffer where a file is gone, or its size or header is another's."""
+    for name, (size_bytes, head_sha256) in files.items():
+        path = directory / name
+        found = path.stat().st_size if path.is_file() else -1
+        if found != size_bytes:
+            is_there = f"holds {found:,} bytes" if found >= 0 else "is not there"
+            msg = f"{path} {is_there}, but the manifest promises {size_bytes:,}"
+            raise WeightsDiffer(msg)
+        if hashlib.sha256(_head_at(path)).hexdigest() != head_sha256:
+            msg = f"the header of {path} is not what the manifest promises; was it written over?"
+            raise WeightsDiffer(msg)
+
+
+def _read_box(
+    directory: Path,
+    name: str,
+    tensor: ShardedTensor,
+    offset: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> RawTensor:
+    size = SIZE_BYTES[tensor.dtype]
+    covered = 0
+    box = np.empty((*shape, size), np.uint8)
+    for shard in tensor.shards:
+        met = overlap(shard, offset, shape)
+        if met is None:
+            continue
+        data = _bytes_of(directory, name, shard, size)
+        if (shard.offset, shard.shape) == (offset, shape):
+            return RawTensor(tensor.dtype, shape, data)
+        theirs, ours = met
+        box[ours] = np.frombuffer(data, np.uint8).reshape(*shard.shape, size)[theirs]
+        covered += prod(each.stop - each.start for each in ours)
+    if covered != prod(shape):
+        raise WeightsDiffer(_uncovered(name, tensor))
+    return RawTensor(tensor.dtype, shape, box.tobytes())
+
+
+def _bytes_of(directory: Path, name: str, shard: Shard, size: int) -> bytes:
+    with (directory / shard.file).open("rb") as file:
+        file.seek(shard.begin)
+        data = file.read(prod(shard.shape) * size)
+    found = hashlib.sha256(data).hexdigest()
+    if found != shard.sha256:
+        msg = (
+            f"tensor {name!r} has sha256 {found[:16]} in {directory / shard.file}, but the "
+            f"manifest promises {shard.sha256[:16]}; was the file cut short or written over?"
+        )
+        raise WeightsDiffer(msg)
+    return data
+
+
+def _uncovered(name: str, tensor: ShardedTensor) -> str:
+    there = ", ".join(f"{shard.shape} at {shard.offset}" for shard in tensor.shards) or "none"
+    return f"tensor {name!r} of shape {tensor.shape} has these parts: {there}; is a rank missing?"
+
+
+def _head(tensors: Iterable[tuple[str, RawTensor]]) -> bytes:
+    """The header of a safetensors file, its length before it; what follows it is aligned."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors:
+        begin, end = end, end + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)
+        }  # fmt: skip
+    head = orjson.dumps(header)
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(HEAD_BYTES, "little") + head
+
+
+def _head_at(path: Path) -> bytes:
+    with path.open("rb") as file:
+        size = file.read(HEAD_BYTES)
+        return size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))

@@ -31,6 +31,8 @@ class AdmissionRule:
     over_provision: float = 1.0
     """Above 1, so many times B are kept started, whatever their age: what a batch leaves unfinished
     is cancelled and gone on with (APRIL)."""
+    refills: bool = False
+    """Whether as many are kept in flight as may be, whatever a batch is (C3PO++)."""
 
     def __post_init__(self) -> None:
         if self.max_running < self.group_size:
@@ -51,7 +53,8 @@ class AdmissionRule:
         if self.over_provision > 1:
             groups = math.ceil(self.over_provision * self.batch / self.group_size)
             bound = version * self.batch + groups * self.group_size - started
-        capacity = min(self.max_running - running, bound)
+        room = self.max_running - running
+        capacity = room if self.refills else min(room, bound)
         return max(0, capacity) // self.group_size
 
 

@@ -14,6 +14,9 @@ from trainer.advantages.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
 from trainer.advantages.rloo import RLOO
 from trainer.advantages.success_weighted import SUCCESS_WEIGHTED
 from trainer.aggregates import AGGREGATES
+from trainer.completion.by_groups import GROUPS
+from trainer.completion.token_budget import TOKEN_BUDGET
+from trainer.completion.waiting import Completion
 from trainer.corrections.icepop import ICEPOP
 from trainer.corrections.mis import MIS
 from trainer.corrections.no_correction import NO_CORRECTION
@@ -92,7 +95,10 @@ STEP_SIZES: Mapping[str, Rule[StepSize]] = table(SCHEDULED, ESS)
 FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE, HIGH_ENTROPY)
 """A configuration may choose several of them."""
 
+COMPLETIONS: Mapping[str, Rule[Completion]] = table(GROUPS, TOKEN_BUDGET)
+
 KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {
+    "batch": COMPLETIONS,
     "filters": FILTERS,
     "advantage": ADVANTAGES,
     "loss": LOSSES,

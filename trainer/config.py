@@ -15,10 +15,11 @@ import orjson
 from schemas import names
 from schemas.errors import Refused
 from schemas.messages import UNFINISHED
-from schemas.rules import Choice, Chosen, choose
+from schemas.rules import Choice, Chosen, Rule, choose
 from trainer.arithmetic import PRECISIONS
 from trainer.catalogue import (
     ADVANTAGES,
+    COMPLETIONS,
     CORRECTIONS,
     DISTILS,
     EXPLORATIONS,
@@ -30,7 +31,9 @@ from trainer.catalogue import (
     SHAPINGS,
     STEP_SIZES,
 )
+from trainer.completion.waiting import Completion
 from trainer.filters.group_filter import Filter
+from trainer.fitting import require_fitting
 from trainer.objective import Objective
 from trainer.replay import ReplayRule
 from trainer.rewards import AdvantageRule, Exploration, Shaping
@@ -69,6 +72,8 @@ class LearnerConfig:
     max_staleness: int = 2
     """In versions: a group with a token older than this is dropped."""
     groups_per_step: int = 8
+    batch: str | Choice = "groups"
+    """What makes a batch whole: `groups_per_step` groups, or so many tokens (`token_budget`)."""
     group_size: int = 8
     capacity_groups: int = 64
     """Complete groups that may wait before the trainer pauses its partitions."""
@@ -185,29 +190,7 @@ class LearnerConfig:
                 "use clip_higher"
             )
             raise Refused(msg)
-        if len(self._references()) > 1:
-            named = " and ".join(repr(each) for each in sorted(self._references()))
-            msg = f"kl and advantage look at two references, {named}; name one directory for both"
-            raise Refused(msg)
-        if self.success_pool and not self._corrects_versions():
-            msg = (
-                f"success_pool is {self.success_pool}, and nothing corrects for the versions that "
-                "its successes are of; add old_logprobs 'recompute' with correction 'tis', or use "
-                "loss 'm2po' or 'decoupled_ppo'"
-            )
-            raise Refused(msg)
-        if self.over_provision > 1 and self.on_stale == "wait":
-            msg = (
-                "over_provision ends what runs when a batch is there, on_stale 'wait' waits for "
-                "it; give on_stale 'drop' or 'weight'"
-            )
-            raise Refused(msg)
-        if self.over_provision > 1 and not (self.max_staleness or self.mask_continued):
-            msg = (
-                "over_provision goes on with rollouts begun by older weights, which max_staleness 0"
-                " drops; raise it to at least 1, or set mask_continued"
-            )
-            raise Refused(msg)
+        require_fitting(self)
         self.curation("", "")
 
     @classmethod
@@ -282,9 +265,9 @@ class LearnerConfig:
     @property
     def reference(self) -> str:
         """The directory of the frozen reference; empty for what the policy began as."""
-        return next(iter(self._references()), "")
+        return next(iter(self.references()), "")
 
-    def _references(self) -> set[str]:
+    def references(self) -> set[str]:
         """Directories that rules name which look at a reference."""
         rules = (self.objective().kl, self.advantage_rule())
         return {getattr(each.options, "directory", "") for each in rules if each.needs("ref")}
@@ -309,6 +292,21 @@ class LearnerConfig:
         )
 
     @property
+    def completion(self) -> Rule[Completion]:
+        """What says that a batch is whole."""
+        return choose("batch", self.batch, COMPLETIONS).rule
+
+    @property
+    def cuts_off(self) -> bool:
+        """Whether what runs when a batch is whole is cancelled, and gone on with."""
+        return self.over_provision > 1 or self.refills
+
+    @property
+    def refills(self) -> bool:
+        """Whether so many rollouts are kept in flight, whatever has ended."""
+        return "cut_off" in self.completion.needs
+
+    @property
     def fresh_groups(self) -> int:
         """How many groups of a step are trained on for the first time."""
         return self.replay().fresh(self.groups_per_step)
@@ -324,12 +322,13 @@ class LearnerConfig:
             missing=self.missing,
             redundancy=self.redundancy,
             order=self.order,
-            continues=UNFINISHED if self.over_provision > 1 else "",
+            continues=UNFINISHED if self.cuts_off else "",
             retention=self.retention,
             on_stale=self.on_stale,
             stale_wait_s=self.stale_wait_s,
             stale_wait_steps=self.stale_wait_steps,
             filters=self.filters,
+            batch=self.batch,
             needs_group=self.advantage_rule().needs("group"),
             temperature=self.temperature,
             capacity_groups=self.capacity_groups,
@@ -337,11 +336,6 @@ class LearnerConfig:
             admits_limits=self._admitted_limits(),
             teacher=self.teacher,
         )
-
-    def _corrects_versions(self) -> bool:
-        """Whether what was sampled long ago is weighed by how likely it was then."""
-        objective = self.objective()
-        return objective.corrects or objective.loss.needs("mu")
 
     def _admitted_limits(self) -> frozenset[str]:
         """Ends at a limit that some shaping rule says the worth of."""

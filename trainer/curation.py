@@ -19,7 +19,8 @@ from schemas.ids import parted_id
 from schemas.messages import ScoredTrajectory
 from schemas.rules import choose
 from trainer.accounts import Accounts
-from trainer.catalogue import FILTERS
+from trainer.catalogue import COMPLETIONS, FILTERS
+from trainer.completion.waiting import Waiting
 from trainer.drops import Dropped, Drops, Tally
 from trainer.replay import Replay, ReplayRule
 from trainer.samples import (
@@ -71,6 +72,7 @@ class Buffer:
         self.accounts = accounts or Accounts()
         chosen = [choose("filters", each, FILTERS) for each in curation.filters]
         self.filters = [each for each in chosen if not each.needs("entropy")]
+        self._completion = choose("batch", curation.batch, COMPLETIONS)
         self.used = 0
         self._wait = StaleWait(
             curation.max_staleness, curation.stale_wait_s, curation.stale_wait_steps
@@ -136,9 +138,10 @@ class Buffer:
         return self._groups[key]
 
     def take(self, groups: int, v_now: int) -> tuple[Sample, ...] | None:
-        """The samples of the `groups` most urgent groups in log order; None while there are fewer.
+        """The samples of the most urgent groups in log order; None while they are no whole batch.
 
-        Groups with v_now − min_version > max_staleness are dropped first, complete or not. Under
+        `groups` are `groups_per_step`; how many are taken says the rule of the batch. Groups with
+        v_now − min_version > max_staleness are dropped first, complete or not. Under
         `wait` it is None too while a running group would go stale by the step. A share of them was
         used before, where replay has some; these have `uses`. Raises Refused.
         """
@@ -149,8 +152,8 @@ class Buffer:
             )
             raise Refused(msg)
         self._drop_stale(v_now)
-        wanted = self.replay.rule.fresh(groups)
-        if len(self._ready) < wanted or self._held_back(wanted, v_now):
+        wanted = self.whole(groups)
+        if not wanted or self._held_back(wanted, v_now):
             return None
         fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(wanted)]
         samples = self.replay.draw(self.replay.rule.groups(groups), v_now)
@@ -161,6 +164,14 @@ class Buffer:
         for group in fresh:
             self.replay.keep(group)
         return tuple(sorted(samples, key=lambda sample: (sample.partition, sample.offset)))
+
+    def whole(self, groups: int) -> int:
+        """How many of the groups that wait are a whole batch now; 0 while none is."""
+        keys = [key for _, _, key in sorted(self._ready)]
+        tokens = tuple(sum(s.length for s in self._groups[key].samples()) for key in keys)
+        wanted = self.replay.rule.fresh(groups)
+        taken: int = self._completion(Waiting(tokens, wanted, self.curation.capacity_groups))
+        return max(0, min(taken, len(keys)))
 
     def spoil(self, samples: Sequence[Sample], reason: str) -> None:
         """Count samples that were taken and could not be used as dropped after all."""

@@ -113,6 +113,8 @@ class Curation:
     stale_wait_steps: int = 0
     """So many more batches may pile up meanwhile; 0: any number."""
     filters: tuple[str | Choice, ...] = ("none",)
+    batch: str | Choice = "groups"
+    """What says that a batch is whole."""
     needs_group: bool = True
     """Whether the advantage rule compares within a group, so that a group of one is useless."""
     temperature: float = 1.0

@@ -113,6 +113,7 @@ class RunFolder:
             self.recipe.max_running,
             learner.members,
             learner.over_provision,
+            learner.refills,
         )
 
     def run(self) -> "TrainingRun":

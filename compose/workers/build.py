@@ -278,7 +278,7 @@ class Workshop:
 
     def continue_(self, config: "LearnerConfig") -> "Continue | None":
         """How cancelled rollouts of a run go on; None where none may."""
-        if config.over_provision <= 1:
+        if not config.cuts_off:
             return None
         from random import Random
 

@@ -23,7 +23,7 @@ from trainer.samples import Sample
 from trainer.step import LearnerState
 
 COLLECTED = (
-    "group_size", "groups_per_step", "redundancy", "over_provision", "max_staleness",
+    "group_size", "groups_per_step", "batch", "redundancy", "over_provision", "max_staleness",
     "capacity_groups", "filters", "missing", "on_stale", "temperature", "steps", "seed",
 )  # fmt: skip
 """Settings that decided what was collected, and how; the batches are what they are."""

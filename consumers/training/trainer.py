@@ -106,7 +106,7 @@ class Trainer:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
         self.accounts = known.accounts
         # Whoever saved the checkpoint may not have been heard when it ended what was running.
-        cut_off = self.accounts.unended() if self.config.over_provision > 1 else []
+        cut_off = self.accounts.unended() if self.config.cuts_off else []
         self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
         highest = announced.highest_version
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
@@ -130,13 +130,14 @@ class Trainer:
 
     def _continuing(self) -> Continuing | None:
         """What goes on with cancelled rollouts; raises Refused where nothing can."""
-        if self.config.over_provision <= 1:
+        if not self.config.cuts_off:
             return None
+        why = "batch" if self.config.refills else "over_provision"
         if not self.run.admits or self.run.others:
-            msg = "over_provision is for a run with one policy; take it out of [learner]"
+            msg = f"{why} cancels rollouts of a run with one policy; take it out of [learner]"
             raise Refused(msg)
         if self.continue_ is None:
-            msg = "over_provision needs a log to go on with cancelled rollouts from; give continue_"
+            msg = f"{why} needs a log to go on with cancelled rollouts from; give continue_"
             raise Refused(msg)
         return Continuing(self.buffer, self.accounts, self.cancels, self.submitter, self.continue_)
 
@@ -216,7 +217,7 @@ class Trainer:
             return False
         groups = self.config.groups_per_step
         asked_from = self.saver.asked_from
-        if self.buffer.ready_groups() >= self.config.fresh_groups:
+        if self.buffer.whole(groups):
             if self.publisher.flush(ACK_S):
                 return False
             asked_from = self.past.ends(self.topics.requests)
@@ -278,7 +279,7 @@ class Trainer:
         accepted = done * self.run.rule.batch + self.accounts.taken()
         groups = self.others.granted(
             self.run.rule.grant(done, accepted, self.running()),
-            self.config.groups_per_step,
+            self.config.fresh_groups,
             done,
             self.running(),
         )
@@ -317,7 +318,7 @@ class Trainer:
         if self._stopped() or self._before_training():
             waits = not self.evaluations.complete(self.learner.version)
         else:
-            waits = self.buffer.ready_groups() < self.config.fresh_groups
+            waits = not self.buffer.whole(self.config.groups_per_step)
         if waits:
             self.intake.give_up()
 

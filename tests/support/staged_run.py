@@ -121,8 +121,9 @@ class Stage:
         config = self.config
         batch = config.fresh_groups * config.members
         rule = AdmissionRule(
-            config.max_staleness, batch, self.max_running, config.members, config.over_provision
-        )
+            config.max_staleness, batch, self.max_running, config.members, config.over_provision,
+            config.refills,
+        )  # fmt: skip
         run = TrainingRun("run", "policy", self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None

@@ -15,6 +15,7 @@ from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from inference.scripted import ScriptedEngine
 from producers.admission import AdmissionRule, Draws
+from producers.curators.curators import curators_of
 from sandbox.environment import Observation
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import (
@@ -35,6 +36,7 @@ from trainer.samples import Sample
 POLICY = "policy"
 SCORING = "environment_return"
 LONGEST = 14
+TASKS = 1000
 
 
 class Walk:
@@ -83,9 +85,16 @@ class UnevenRun:
     """Everybody but the learner is real; the trainer may be replaced."""
 
     def __init__(
-        self, directory: Path, config: LearnerConfig, *, environment: str = "Walk"
+        self,
+        directory: Path,
+        config: LearnerConfig,
+        *,
+        environment: str = "Walk",
+        max_running: int = 4096,
+        curator: object = "",
     ) -> None:
         self.directory, self.config = directory, config
+        self.max_running, self.curator = max_running, curator
         self.topics = Topics("m.")
         self.log = MemoryLog(wanted("m.", [POLICY], partitions=2))
         self.codec = Codec(LocalRegistry())
@@ -114,16 +123,18 @@ class UnevenRun:
     def begin(self) -> Trainer:
         """Another trainer goes on; the one before is gone without a word."""
         config = self.config
-        batch = config.groups_per_step * config.members
+        batch = config.fresh_groups * config.members
         rule = AdmissionRule(
-            config.max_staleness, batch, 4096, config.members, config.over_provision
-        )
+            config.max_staleness, batch, self.max_running, config.members, config.over_provision,
+            config.refills,
+        )  # fmt: skip
         run = TrainingRun("run", POLICY, self.directory, {}, SCORING, rule, config.steps)
         learner: Any = Looking()
         self.learner: Looking = learner
         self.trainer = Trainer(
             "t", self.log, self.codec, self.topics, self.log.publisher(), learner, config, run,
-            Draws(self.template, 7, config.members, (0, 1000)),
+            Draws(self.template, 7, config.members, (0, TASKS)), None,
+            curators_of(self.curator, TASKS),
             continue_=self.shop.continue_(config),
         )  # fmt: skip
         return self.trainer

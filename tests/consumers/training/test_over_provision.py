@@ -132,6 +132,32 @@ def test_a_trainer_that_dies_again_and_again_goes_on_with_all_of_them_once(
     run.close()
 
 
+@pytest.mark.parametrize("every", [0, 7])
+def test_what_is_cut_off_goes_on_beside_curators_and_replay(tmp_path: Path, every: int) -> None:
+    """Also where the trainer dies again and again: each new rollout is trained on once."""
+    config = replace(DOUBLE, steps=8, groups_per_step=4, replay_ratio=0.5, replay_max_age=4)
+    run = UnevenRun(tmp_path, config, curator=["filter_solved", "adaptive_rollouts"])
+
+    for turn in range(4_000):
+        run.turn()
+        if every and turn % every == 0:
+            run.begin()
+        if run.trainer.learner.steps_done >= 8:
+            break
+
+    run.settle()
+    assert [step.step for step in run.steps()] == list(range(1, 9))
+    again = sum(int(step.metrics.get("replayed", 0)) for step in run.steps())
+    assert again > 0
+    assert len(trained(run)) - again == len(set(trained(run)))
+    assert max(Counter(request.rollout_id for request in run.asked()).values()) == 1
+    assert of_generations(run)
+    accounts = run.trainer.accounts
+    assert accounts.running() + accounts.taken() <= 2 * 2 * config.members
+    assert [str(breach) for breach in audit(run).breaches] == []
+    run.close()
+
+
 def test_masked_old_tokens_are_only_read_and_none_is_older_than_its_step(tmp_path: Path) -> None:
     run = UnevenRun(tmp_path, replace(DOUBLE, max_staleness=0, mask_continued=True))
 

@@ -1,0 +1,75 @@
+"""Batches of so many tokens: what they leave unfinished goes on, and what never ends is purged."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consumers.audit.audit import audit
+from schemas.ids import parted_id
+from schemas.rules import Choice
+from tests.support.uneven_run import UnevenRun
+from trainer.config import LearnerConfig
+
+TOKENS = 40
+CONFIG = LearnerConfig(
+    steps=5, groups_per_step=1, group_size=2, max_staleness=8,
+    batch=Choice("token_budget", (("tokens", TOKENS),)),
+)  # fmt: skip
+
+
+def sizes(run: UnevenRun) -> list[list[int]]:
+    """Of each step the tokens of its groups, those that are stale next first."""
+    found = []
+    for batch in run.learner.seen:
+        groups: dict[str, list[int]] = {}
+        for sample in batch:
+            groups.setdefault(sample.group, []).append(sample.length)
+        found.append([sum(lengths) for lengths in groups.values()])
+    return found
+
+
+@pytest.mark.parametrize("every", [0, 7])
+def test_every_batch_has_its_tokens_and_nothing_is_lost_or_doubled(
+    tmp_path: Path, every: int
+) -> None:
+    """Also where the trainer dies again and again."""
+    run = UnevenRun(tmp_path, CONFIG, max_running=12)
+    seen: list[list[int]] = []
+    most = 0
+    for turn in range(4_000):
+        run.turn()
+        most = max(most, run.trainer.running())
+        if every and turn % every == 0:
+            seen += sizes(run)
+            run.begin()
+        if run.trainer.learner.steps_done >= 5:
+            break
+    seen += sizes(run)
+    run.settle()
+
+    assert [step.step for step in run.steps()] == [1, 2, 3, 4, 5]
+    assert most <= 12
+    assert all(sum(groups) >= TOKENS > sum(groups) - max(groups) for groups in seen)
+    trained = [parted_id(ref.rollout_id)[0] for step in run.steps() for ref in step.trajectories]
+    assert max(Counter(trained).values()) == 1
+    assert run.cancelled()
+    assert max(Counter(request.rollout_id for request in run.asked()).values()) == 1
+    assert [str(breach) for breach in audit(run).breaches] == []
+    run.close()
+
+
+def test_what_is_cut_off_more_often_than_it_may_be_is_purged(tmp_path: Path) -> None:
+    short = Choice("token_budget", (("tokens", 4),))
+    run = UnevenRun(
+        tmp_path, replace(CONFIG, batch=short, retention=1, missing="train_partial"), max_running=24
+    )
+    run.train(5)
+    run.settle()
+    run.trainer.turn(0.0)
+
+    generations = [parted_id(request.rollout_id)[1] for request in run.asked()]
+    assert max(generations) == 1
+    assert run.trainer.buffer.drops()["retention"].count > 0
+    run.close()

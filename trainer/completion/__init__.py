@@ -1,0 +1,1 @@
+"""When what waits makes a batch, one rule to a file: complete groups in, how many are taken out."""

@@ -1,0 +1,13 @@
+"""A batch is so many groups, whatever is in them."""
+
+from schemas.rules import NoOptions, Rule
+from trainer.completion.waiting import Completion, Waiting
+
+
+def by_groups(waiting: Waiting, options: NoOptions) -> int:
+    """n = `groups_per_step` once as many are complete. Ours."""
+    del options
+    return waiting.wanted if len(waiting.tokens) >= waiting.wanted else 0
+
+
+GROUPS: Rule[Completion] = Rule("groups", "batch", "ours", by_groups, stage="C")

@@ -1,0 +1,70 @@
+"""Choices that are each possible, and not together: refused before anything starts."""
+
+from typing import TYPE_CHECKING
+
+from schemas.errors import Refused
+
+if TYPE_CHECKING:
+    from trainer.config import LearnerConfig
+
+
+def require_fitting(config: "LearnerConfig") -> None:
+    """Raise Refused for the first that does not fit, with the reason and what does."""
+    _one_reference(config)
+    _corrected_successes(config)
+    _what_is_cut_off(config)
+    _budget(config)
+
+
+def _one_reference(config: "LearnerConfig") -> None:
+    named = sorted(config.references())
+    if len(named) > 1:
+        both = " and ".join(map(repr, named))
+        msg = f"kl and advantage look at two references, {both}; name one directory for both"
+        raise Refused(msg)
+
+
+def _corrected_successes(config: "LearnerConfig") -> None:
+    objective = config.objective()
+    if config.success_pool and not (objective.corrects or objective.loss.needs("mu")):
+        msg = (
+            f"success_pool is {config.success_pool}, and nothing corrects for the versions that "
+            "its successes are of; add old_logprobs 'recompute' with correction 'tis', or use "
+            "loss 'm2po' or 'decoupled_ppo'"
+        )
+        raise Refused(msg)
+
+
+def _what_is_cut_off(config: "LearnerConfig") -> None:
+    cutting = "over_provision" if config.over_provision > 1 else f"batch {config.completion.name!r}"
+    if config.cuts_off and config.on_stale == "wait":
+        msg = (
+            f"{cutting} ends what runs when a batch is there, on_stale 'wait' waits for it; give "
+            "on_stale 'drop' or 'weight'"
+        )
+        raise Refused(msg)
+    if config.cuts_off and not (config.max_staleness or config.mask_continued):
+        msg = (
+            f"{cutting} goes on with rollouts begun by older weights, which max_staleness 0 drops; "
+            "raise it to at least 1, or set mask_continued"
+        )
+        raise Refused(msg)
+
+
+def _budget(config: "LearnerConfig") -> None:
+    """A batch that counts no groups has no share of groups in it."""
+    rule = config.completion
+    if rule.name == "groups":
+        return
+    if config.replay_ratio:
+        msg = (
+            f"batch {rule.name!r} takes as many groups as it takes, and replay_ratio is a share of "
+            "groups_per_step; give batch 'groups', or replay_ratio 0"
+        )
+        raise Refused(msg)
+    if config.over_provision > 1 and "cut_off" in rule.needs:
+        msg = (
+            f"batch {rule.name!r} keeps max_running rollouts started, over_provision so many times "
+            "groups_per_step groups; give one of them"
+        )
+        raise Refused(msg)

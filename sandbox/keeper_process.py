@@ -56,19 +56,24 @@ def removal(directory: str) -> list[str]:
     return ["/bin/sh", "-c", REMOVE, "sh", directory]
 
 
-def start(request: dict[str, Any], standard: Sequence[int]) -> int:
-    """Fork a child; returns its pid. Raises OSError, also for what it meets until its exec."""
+def fork(request: dict[str, Any], standard: Sequence[int]) -> tuple[int, int]:
+    """A child's pid, and a pipe that ends at its exec, empty unless something went wrong.
+
+    Raises OSError.
+    """
     ours, theirs = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        become(request, standard, parent, theirs)
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
-        wrong = pipe.read()
-    if wrong:
-        raise OSError(wrong.decode(errors="replace"))
-    return pid
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(ours)
+        raise
+    else:
+        if pid == 0:
+            become(request, standard, parent, theirs)
+    finally:
+        os.close(theirs)
+    return pid, ours
 
 
 def become(
@@ -172,8 +177,11 @@ class Children:
 
     def __init__(self, worker: socket.socket) -> None:
         self.worker = worker
+        self.waiting = select.poll()
         self.running: dict[int, int] = {}
         """Children by pid."""
+        self.starting: dict[int, tuple[int, int]] = {}
+        """Number and pid of those that may yet fail to start, by the pipe that tells."""
         self.within: dict[int, int] = {}
         """The first process of the box that a child lives in, by the child's number."""
         self.ending: dict[int, int] = {}
@@ -182,15 +190,15 @@ class Children:
 
     def serve(self, woken: socket.socket) -> None:
         """Answer the worker until it is gone."""
-        waiting = select.poll()
-        waiting.register(self.worker, select.POLLIN)
-        waiting.register(woken, select.POLLIN)
+        self.waiting.register(self.worker, select.POLLIN)
+        self.waiting.register(woken, select.POLLIN)
         while True:
-            ready = {
-                fd for fd, _ in waiting.poll(process_tree.AGAIN_S * 1000 if self.ending else None)
-            }
+            again_ms = process_tree.AGAIN_S * 1000 if self.ending else None
+            ready = {fd for fd, _ in self.waiting.poll(again_ms)}
             if woken.fileno() in ready:
                 woken.recv(4096)
+            for fd in ready & self.starting.keys():
+                self.tell_start(fd)
             if self.worker.fileno() in ready and not self.hear():
                 return
             self.reap()
@@ -217,15 +225,30 @@ class Children:
         return True
 
     def begin(self, request: dict[str, Any], standard: Sequence[int]) -> None:
+        """Fork a child, and wait for no exec: others may be started meanwhile."""
         number = request["start"]
         try:
-            pid = start(request, standard)
+            pid, pipe = fork(request, standard)
         except OSError as error:
             self.tell({"started": number, "failed": str(error)})
+            return
+        self.running[pid] = number
+        if request.get("within"):
+            self.within[number] = request["within"]
+        self.starting[pipe] = number, pid
+        self.waiting.register(pipe, select.POLLIN)
+
+    def tell_start(self, pipe: int) -> None:
+        """Tell what became of a start; waits for no longer than it takes to be known."""
+        self.waiting.unregister(pipe)
+        number, pid = self.starting.pop(pipe)
+        with open(pipe, "rb") as complaints:
+            wrong = complaints.read()
+        if wrong:
+            del self.running[pid]
+            self.within.pop(number, None)
+            self.tell({"started": number, "failed": wrong.decode(errors="replace")})
         else:
-            self.running[pid] = number
-            if request.get("within"):
-                self.within[number] = request["within"]
             self.tell({"started": number, "pid": pid})
 
     def tell(self, packet: dict[str, Any]) -> None:
@@ -240,6 +263,8 @@ class Children:
                 break
             if pid == 0:
                 break
+            for pipe in [each for each, begun in self.starting.items() if begun[1] == pid]:
+                self.tell_start(pipe)
             if pid in self.running:
                 number = self.running.pop(pid)
                 self.ending[number] = os.waitstatus_to_exitcode(status)

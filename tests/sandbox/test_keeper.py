@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.keeper import Keeper
+from sandbox.keeper import Confinement, Keeper, KeptProcess
 from schemas.errors import WorkFailed
 from tests.support.processes_left import running
 from tests.support.waiting import until
@@ -137,6 +137,38 @@ def test_whoever_is_cancelled_while_a_program_starts_leaves_none() -> None:
         await keeper.close()
 
     asyncio.run(whole())
+
+
+def test_a_program_that_takes_long_to_start_holds_up_no_other(tmp_path: Path) -> None:
+    async def whole() -> list[int]:
+        keeper = Keeper.start()
+
+        def sh(script: str, *cgroups: str) -> asyncio.Future[KeptProcess]:
+            confinement = Confinement(cgroups=cgroups)
+            options = {"env": {}, "cwd": "/", "standard": (0, 1, 2), "confinement": confinement}
+            return asyncio.ensure_future(keeper.spawn(["/bin/sh", "-c", script], **options))  # type: ignore[arg-type]
+
+        # Given two programs that cannot be told to a group of theirs before somebody hears it
+        for name in ("first", "second"):
+            os.mkfifo(tmp_path / name)
+        first, second = (sh("exit 3", str(tmp_path / each)) for each in ("first", "second"))
+
+        # When others are started, one of them in vain
+        codes = [await (await sh("exit 4")).wait()]
+        with pytest.raises(WorkFailed, match="No such file"):
+            await sh("exit 5", str(tmp_path / "none"))
+        assert not first.done()
+        assert not second.done()
+
+        # Then those are over before, and the two go on when they can, or end where nobody waits
+        second.cancel()
+        with (tmp_path / "first").open("rb") as heard:
+            codes.append(await (await first).wait())
+            assert heard.read() == b"0"
+        await keeper.close()
+        return codes
+
+    assert asyncio.run(whole()) == [4, 3]
 
 
 def test_one_keeper_serves_all_that_borrow_it_and_ends_with_the_last() -> None:

@@ -1,17 +1,24 @@
 """The weights file of trainer and engines: what is read is what was written, bit for bit.
 
 The format is safetensors (a u64 header length, a JSON header, raw little-endian tensors), written
-and read here in plain Python: no framework, and none of its interfaces that change. A file appears
-under its name whole or not at all, and a reader checks size, digest of the bytes and digest of the
-weights before it hands out one tensor. Two runs, two frameworks or two layouts with equal weights
-have equal `weights_digest`; -0.0 and 0.0 differ, a NaN equals itself: bits are compared.
+and read here in plain Python: no framework, and none of its interfaces that change. Tensors go to
+the file one by one and are hashed meanwhile, on other cores; nothing is joined in memory. A file
+appears under its name whole or not at all, and a reader checks size, digest of the bytes and digest
+of the weights before it hands out one tensor. Two runs, two frameworks or two layouts with equal
+weights have equal digests of one kind; -0.0 and 0.0 differ, a NaN equals itself: bits are compared.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import chain
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import fsspec
 import orjson
@@ -25,7 +32,8 @@ from schemas.errors import (
     WireError,
 )
 from schemas.messages import WeightsFile
-from schemas.whole_files import put_durably
+from schemas.tensor_digests import PREFIX, is_by_tensor, over_file, over_tensors, sha256s_of
+from schemas.whole_files import stream_durably
 
 SIZE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -33,6 +41,11 @@ SIZE_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
+STORE_ERRORS = (OSError, ValueError, ImportError)
+"""What file systems raise when they are away, or when there is none of that name."""
+
+LENGTH_BYTES = 8
+"""How many bytes say how long the header is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +66,31 @@ class RawTensor:
             raise LengthsDisagree(type(self).__name__, data=len(self.data), shape=expected)
 
 
-def weights_digest(tensors: Mapping[str, RawTensor]) -> str:
-    """sha256 over (name, dtype, shape, bits) in order of names, each set off by its length."""
+@dataclass(frozen=True, slots=True)
+class TensorsFile:
+    """A file of tensors that was written, and what is known of all that lies in it."""
+
+    uri: str
+    size_bytes: int
+    head: bytes
+    """What lies before the first tensor."""
+    sha256s: Mapping[str, str]
+    """Of each tensor's bits, by name, as they lie in the file."""
+
+    @property
+    def sha256(self) -> str:
+        """The digest that covers every byte of the file."""
+        return over_file(self.head, self.sha256s.values())
+
+
+def weights_digest(tensors: Mapping[str, RawTensor], like: str = "") -> str:
+    """The digest of weights, of the kind that `like` is of, so that the two can be compared.
+
+    One over digests of tensors where `like` is one. Else sha256 over (name, dtype, shape, bits) in
+    order of names, each set off by its length.
+    """
+    if is_by_tensor(like):
+        return over_tensors(tensors, sha256s_of(tensors))
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -65,46 +101,74 @@ def weights_digest(tensors: Mapping[str, RawTensor]) -> str:
 
 
 def write_weights(
-    directory_uri: str, version: int, tensors: Mapping[str, RawTensor], base_version: int = -1
+    directory_uri: str,
+    version: int,
+    tensors: Mapping[str, RawTensor],
+    base_version: int = -1,
+    *,
+    by_tensor: bool = False,
 ) -> WeightsFile:
     """Write one file, named after version and content, and return the reference to it.
 
     On a local disk the file is durable when this returns, so that nothing is announced that a power
-    cut takes back. Writing the same weights again puts the same bytes in the same place. Raises
-    Unavailable.
+    cut takes back. Writing the same weights again puts the same bytes in the same place. With
+    `by_tensor` all digests are over digests of tensors: half the work, and each on a core of its
+    own, for readers that know them. Raises Unavailable.
     """
-    data = to_safetensors(tensors)
-    sha256 = hashlib.sha256(data).hexdigest()
-    try:
-        files, directory = fsspec.core.url_to_fs(directory_uri)
-        final = f"{directory.rstrip('/')}/v{version:08d}-{sha256[:16]}.safetensors"
-        put_durably(files, final, data)
-    except (OSError, ValueError, ImportError) as error:
-        msg = f"weights of version {version} cannot be written to {directory_uri!r}: {error}"
-        raise Unavailable(msg) from error
-    uri = str(files.unstrip_protocol(final))
-    return WeightsFile(uri, sha256, len(data), weights_digest(tensors), version, base_version)
+    if by_tensor:
+        file = write_tensors(directory_uri, f"v{version:08d}", tensors)
+        digest = over_tensors(tensors, file.sha256s)
+        return WeightsFile(file.uri, file.sha256, file.size_bytes, digest, version, base_version)
+    head = safetensors_head(tensors)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(_sha256, head, tensors, laid_out(tensors))
+        weights = pool.submit(weights_digest, tensors)
+        name = partial(_name, f"v{version:08d}", whole.result)
+        uri = _write(directory_uri, head, tensors, name)
+    size_bytes = len(head) + sum(len(tensor.data) for tensor in tensors.values())
+    return WeightsFile(uri, whole.result(), size_bytes, weights.result(), version, base_version)
+
+
+def write_tensors(directory_uri: str, stem: str, tensors: Mapping[str, RawTensor]) -> TensorsFile:
+    """Write `<stem>-<digest>.safetensors`, tensor by tensor, each hashed once; as `write_weights`.
+
+    Raises Unavailable.
+    """
+    order, head = laid_out(tensors), safetensors_head(tensors)
+    with ThreadPoolExecutor(1) as pool:
+        hashing = pool.submit(sha256s_of, tensors)
+
+        def digest() -> str:
+            done = hashing.result()
+            return over_file(head, (done[name] for name in order)).removeprefix(PREFIX)
+
+        uri = _write(directory_uri, head, tensors, partial(_name, stem, digest))
+    sha256s = hashing.result()
+    size_bytes = len(head) + sum(len(tensor.data) for tensor in tensors.values())
+    return TensorsFile(uri, size_bytes, head, {name: sha256s[name] for name in order})
 
 
 def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
-    """The tensors of a file, after its bytes and its weights have been checked against `file`."""
-    data = _bytes_at(file.uri)
-    found = hashlib.sha256(data).hexdigest()
-    if (len(data), found) != (file.size_bytes, file.sha256):
-        msg = (
-            f"weights of version {file.version} at {file.uri!r} hold {len(data)} bytes of sha256 "
-            f"{found[:16]}, but the record promises {file.size_bytes} of {file.sha256[:16]}; "
-            "was the file cut short or written over?"
-        )
-        raise WeightsDiffer(msg)
-    tensors = from_safetensors(data)
-    if weights_digest(tensors) != file.weights_digest:
-        msg = (
-            f"weights of version {file.version} at {file.uri!r} have digest "
-            f"{weights_digest(tensors)[:16]}, but the record promises {file.weights_digest[:16]}"
-        )
-        raise WeightsDiffer(msg)
-    return tensors
+    """The tensors of a file, after its bytes and its weights have been checked against `file`.
+
+    Raises WeightsMissing, Unavailable, or WeightsDiffer.
+    """
+    with _opened(file.uri) as (stream, size_bytes):
+        if size_bytes != file.size_bytes:
+            msg = f"hold {size_bytes} bytes, but the record promises {file.size_bytes}"
+            raise _differ(file, f"{msg}; was the file cut short or written over?")
+        try:
+            head, tensors = _tensors_in(stream, size_bytes)
+        except BadBytes as error:
+            raise _differ(file, f"hold {error}; was the file written over?") from error
+    found, digest = _digests(file, head, tensors)
+    if found != file.sha256:
+        msg = f"have sha256 {found[:16]}, but the record promises {file.sha256[:16]}"
+        raise _differ(file, f"{msg}; was the file written over?")
+    if digest != file.weights_digest:
+        msg = f"have digest {digest[:16]}, but the record promises {file.weights_digest[:16]}"
+        raise _differ(file, msg)
+    return dict(sorted(tensors.items()))
 
 
 def is_whole(file: WeightsFile) -> bool:
@@ -116,13 +180,12 @@ def is_whole(file: WeightsFile) -> bool:
     return True
 
 
-def to_safetensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """One safetensors file; the widest elements first, so that every tensor stays aligned."""
-    order = sorted(tensors, key=lambda name: (-SIZE_BYTES[tensors[name].dtype], name))
+def safetensors_head(tensors: Mapping[str, RawTensor]) -> bytes:
+    """What lies before the first tensor in a safetensors file of these, its length included."""
     # Readers that build torch modules from a file look for this entry.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name in order:
+    for name in laid_out(tensors):
         tensor = tensors[name]
         begin, end = end, end + len(tensor.data)
         header[name] = {
@@ -130,39 +193,114 @@ def to_safetensors(tensors: Mapping[str, RawTensor]) -> bytes:
         }  # fmt: skip
     head = orjson.dumps(header)
     head += b" " * (-len(head) % 8)
-    return b"".join([len(head).to_bytes(8, "little"), head, *(tensors[n].data for n in order)])
+    return len(head).to_bytes(LENGTH_BYTES, "little") + head
+
+
+def laid_out(tensors: Mapping[str, RawTensor]) -> list[str]:
+    """The order of tensors in a file: the widest elements first, so that each stays aligned."""
+    return sorted(tensors, key=lambda name: (-SIZE_BYTES[tensors[name].dtype], name))
+
+
+def to_safetensors(tensors: Mapping[str, RawTensor]) -> bytes:
+    """One safetensors file, whole in memory."""
+    data = (tensors[name].data for name in laid_out(tensors))
+    return b"".join([safetensors_head(tensors), *data])
 
 
 def from_safetensors(data: bytes) -> dict[str, RawTensor]:
     """The tensors of one safetensors file, in order of names."""
-    size = int.from_bytes(data[:8], "little")
-    begin = 8 + size
+    _, tensors = _tensors_in(BytesIO(data), len(data))
+    return dict(sorted(tensors.items()))
+
+
+def from_file(path: Path) -> dict[str, RawTensor]:
+    """The tensors of a safetensors file on this machine; raises OSError and BadBytes."""
+    with path.open("rb") as stream:
+        _, tensors = _tensors_in(stream, path.stat().st_size)
+    return dict(sorted(tensors.items()))
+
+
+def _tensors_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, RawTensor]]:
+    """The header and the tensors as they lie in a file of so many bytes, one read after another."""
+    length = stream.read(LENGTH_BYTES)
+    rest = size_bytes - len(length)
+    head = stream.read(min(int.from_bytes(length, "little"), rest))
     try:
-        header = orjson.loads(data[8:begin])
+        header = orjson.loads(head)
         header.pop("__metadata__", None)
-        tensors = {name: _tensor(data, begin, header[name]) for name in sorted(header)}
+        order = sorted(header, key=lambda name: (header[name]["data_offsets"], name))
+        tensors, end = dict[str, RawTensor](), 0
+        for name in order:
+            first, last = header[name]["data_offsets"]
+            bits = stream.read(last - first) if first == end and first <= last <= rest else b""
+            end = last
+            tensors[name] = RawTensor(
+                str(header[name]["dtype"]), tuple(header[name]["shape"]), bits
+            )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{len(data)} bytes that are no safetensors file: {error}"
+        msg = f"{size_bytes} bytes that are no safetensors file: {error}"
         raise BadBytes(msg) from error
-    if sum(len(tensor.data) for tensor in tensors.values()) != len(data) - begin:
-        msg = f"a safetensors file of {len(data)} bytes whose tensors overlap or leave bytes over"
+    except LengthsDisagree as error:
+        msg = f"a safetensors file of {size_bytes} bytes whose tensors overlap or end early"
+        raise BadBytes(msg) from error
+    if end != rest - len(head):
+        msg = f"a safetensors file of {size_bytes} bytes whose tensors leave bytes over"
         raise BadBytes(msg)
-    return tensors
+    return length + head, tensors
 
 
-def _tensor(data: bytes, begin: int, entry: dict[str, Any]) -> RawTensor:
-    first, last = entry["data_offsets"]
-    bits = data[begin + first : begin + last] if 0 <= first <= last else b""
-    return RawTensor(str(entry["dtype"]), tuple(entry["shape"]), bits)
+def _digests(file: WeightsFile, head: bytes, tensors: Mapping[str, RawTensor]) -> tuple[str, str]:
+    """Of a file's bytes and of its weights, of the kinds that its record has."""
+    if is_by_tensor(file.sha256):
+        sha256s = sha256s_of(tensors)
+        found = over_file(head, (sha256s[name] for name in tensors))
+        return found, over_tensors(tensors, sha256s)
+    with ThreadPoolExecutor(1) as pool:
+        weights = pool.submit(weights_digest, tensors, file.weights_digest)
+        return _sha256(head, tensors, tensors), weights.result()
 
 
-def _bytes_at(uri: str) -> bytes:
+def _sha256(head: bytes, tensors: Mapping[str, RawTensor], order: Iterable[str]) -> str:
+    digest = hashlib.sha256(head)
+    for name in order:
+        digest.update(tensors[name].data)
+    return digest.hexdigest()
+
+
+def _name(stem: str, sha256: Callable[[], str]) -> str:
+    return f"{stem}-{sha256()[:16]}.safetensors"
+
+
+def _write(
+    directory_uri: str,
+    head: bytes,
+    tensors: Mapping[str, RawTensor],
+    name: Callable[[], str],
+) -> str:
+    pieces = chain([head], (tensors[each].data for each in laid_out(tensors)))
+    try:
+        files, directory = fsspec.core.url_to_fs(directory_uri)
+        final = stream_durably(files, directory.rstrip("/"), pieces, name)
+    except STORE_ERRORS as error:
+        msg = f"weights cannot be written to {directory_uri!r}: {error}"
+        raise Unavailable(msg) from error
+    return str(files.unstrip_protocol(final))
+
+
+@contextmanager
+def _opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
+    """A file of any fsspec file system, and how many bytes it has."""
     try:
         files, path = fsspec.core.url_to_fs(uri)
-        return bytes(files.cat_file(path))
+        with files.open(path, "rb") as stream:
+            yield stream, int(files.size(path))
     except FileNotFoundError as error:
         msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
         raise WeightsMissing(msg) from error
-    except (OSError, ValueError, ImportError) as error:
+    except STORE_ERRORS as error:
         msg = f"weights at {uri!r} cannot be read now: {error}"
         raise Unavailable(msg) from error
+
+
+def _differ(file: WeightsFile, what: str) -> WeightsDiffer:
+    return WeightsDiffer(f"weights of version {file.version} at {file.uri!r} {what}")

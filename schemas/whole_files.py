@@ -8,8 +8,8 @@ disk before it has its name, and its name is before the call returns.
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +68,38 @@ def put_durably(files: Any, path: str, data: bytes) -> None:
 
     Raises OSError, or what else the file system raises.
     """
+    folder, _, name = path.rpartition("/")
+    stream_durably(files, folder, [data], lambda: name)
+
+
+def stream_durably(
+    files: Any, folder: str, pieces: Iterable[bytes], name: Callable[[], str]
+) -> str:
+    """The same for a file that comes in pieces; it gets the name that it is told in the end.
+
+    Returns its path. What was written of it goes where it cannot be finished.
+    """
     from fsspec.implementations.local import (
         LocalFileSystem,
     )  # slow: most who write files need none of it
 
-    temporary, folder = f"{path}.{secrets.token_hex(4)}.tmp", path.rpartition("/")[0]
+    temporary, local = f"{folder}/{secrets.token_hex(8)}.tmp", isinstance(files, LocalFileSystem)
     files.makedirs(folder, exist_ok=True)
-    files.pipe_file(temporary, data)
-    local = isinstance(files, LocalFileSystem)
-    if local:
-        to_disk(temporary)
-    files.mv(temporary, path)
+    try:
+        with files.open(temporary, "wb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+        if local:
+            to_disk(temporary)
+        path = f"{folder}/{name()}"
+        files.mv(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # it is away, or never was
+            files.rm(temporary)
+        raise
     if local:
         to_disk(folder)
+    return path
 
 
 def appear_durably(hidden: Path, path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schemas.errors import WireError
 from schemas.messages import WeightsFile
-from schemas.weights import RawTensor, from_safetensors, is_whole, write_weights
+from schemas.weights import RawTensor, from_file, is_whole, write_weights
 
 KEEP = 16
 
@@ -38,7 +38,7 @@ def of_version(directory: Path, version: int) -> dict[str, RawTensor] | None:
     """The weights of a version that was announced from here; None where their file is gone."""
     for path in sorted(directory.glob(f"v{version:08d}-*.safetensors")):
         with suppress(OSError, WireError):  # gone meanwhile, or torn
-            return from_safetensors(path.read_bytes())
+            return from_file(path)
     return None
 
 

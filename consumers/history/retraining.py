@@ -28,7 +28,7 @@ from consumers.log.protocols import Record
 from schemas.codec import Codec
 from schemas.errors import Refused, RollcallError
 from schemas.trajectory_refs import refs_of
-from schemas.weights import RawTensor, from_safetensors, weights_digest
+from schemas.weights import RawTensor, from_file, weights_digest
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.branches import Branch, branch_of
@@ -122,7 +122,8 @@ def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
         step = plan.branch.steps[number]
         learner.step(samples_of(step, plan.records, codec, curation), version=step.version)
         tensors = learner.tensors()
-        digest, announced = weights_digest(tensors), plan.announced[step.version]
+        announced = plan.announced[step.version]
+        digest = weights_digest(tensors, announced)
         difference: float | None = 0.0
         if digest != announced:
             then = _weights_of(run, step.version, announced)
@@ -186,14 +187,14 @@ def _checkpoint(run: TrainedRun, branch: Branch, first: int) -> tuple[Path, Chec
 def _weights_of(run: TrainedRun, version: int, digest: str) -> dict[str, RawTensor] | None:
     """What was announced, from the weights folder or the version's checkpoint; None when gone."""
     for tensors in _candidates(run, version):
-        if weights_digest(tensors) == digest:
+        if weights_digest(tensors, digest) == digest:
             return tensors
     return None
 
 
 def _candidates(run: TrainedRun, version: int) -> Iterable[dict[str, RawTensor]]:
     for path in sorted((run.directory / "weights").glob(f"v{version:08d}-*.safetensors")):
-        yield from_safetensors(path.read_bytes())
+        yield from_file(path)
     kept = checkpoints.kept(run.directory / "checkpoints")
     if version in kept:
         yield dict(checkpoints.load(kept[version]).state.weights)

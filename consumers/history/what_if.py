@@ -85,7 +85,7 @@ class WhatIf:
                 version=step.version,
                 trajectories=len(left),
                 left_out=len(samples) - len(left),
-                exact=weights_digest(tensors) == announced if announced else None,
+                exact=weights_digest(tensors, announced) == announced if announced else None,
                 then=then,
                 now=now,
                 distance=distance(tensors, self.now.tensors()),

@@ -1,6 +1,8 @@
 """What is read is what was written, bit for bit, or nothing is read at all."""
 
 import dataclasses
+import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import whole_files
 from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
+from schemas.tensor_digests import PREFIX, is_by_tensor, sha256s_of
 from schemas.weights import (
     SIZE_BYTES,
     RawTensor,
@@ -56,6 +60,32 @@ def test_equal_digests_mean_equal_weights(
     assert (weights_digest(left) == weights_digest(right)) == (left == right)
 
 
+@given(WEIGHTS, WEIGHTS)
+def test_equal_digests_over_tensors_mean_equal_weights_too(
+    left: dict[str, RawTensor], right: dict[str, RawTensor]
+) -> None:
+    digests = [weights_digest(each, PREFIX) for each in (left, right)]
+
+    assert (digests[0] == digests[1]) == (left == right)
+
+
+def test_a_digest_says_of_which_kind_it_is_and_both_are_what_they_always_were() -> None:
+    assert weights_digest(ONE) == (
+        "f1a27e5219e281bee6cde866ace97c262d8e2de22305e8db9e2772d2317c2dc1"
+    )
+    assert weights_digest(ONE, like=PREFIX) == (
+        "tensors:508f85eb41e2125f2a2b2f9dc344f2e3253c9cb65c32b48a5946c1a1b46eb538"
+    )
+
+
+def test_large_tensors_have_the_digests_that_small_ones_have() -> None:
+    large = {name: RawTensor("U8", (600_000,), bytes([n]) * 600_000) for n, name in enumerate("ab")}
+
+    assert sha256s_of(large) == {
+        name: hashlib.sha256(tensor.data).hexdigest() for name, tensor in large.items()
+    }
+
+
 def test_minus_zero_is_not_zero() -> None:
     zero = {"w": RawTensor("F32", (1,), b"\0\0\0\0")}
     minus_zero = {"w": RawTensor("F32", (1,), b"\0\0\0\x80")}
@@ -75,15 +105,18 @@ def test_the_library_reads_our_file_and_we_read_its(tmp_path: Path) -> None:
     assert from_safetensors(safetensors.save(theirs)) == dict(sorted(ONE.items()))
 
 
+@pytest.mark.parametrize("by_tensor", [False, True])
 @pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
 def test_a_written_file_is_read_back_and_nothing_temporary_stays(
-    tmp_path: Path, protocol: str
+    tmp_path: Path, protocol: str, by_tensor: bool
 ) -> None:
-    file = write_weights(f"{protocol}{tmp_path}/run/policy", 7, ONE, base_version=6)
+    where = f"{protocol}{tmp_path}/run/policy"
+    file = write_weights(where, 7, ONE, base_version=6, by_tensor=by_tensor)
 
     assert read_weights(file) == ONE
     assert (file.version, file.base_version) == (7, 6)
-    assert file.weights_digest == weights_digest(ONE)
+    assert file.weights_digest == weights_digest(ONE, like=PREFIX * by_tensor)
+    assert is_by_tensor(file.sha256) == by_tensor
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -128,15 +161,29 @@ def test_a_half_written_file_cannot_be_read(tmp_path: Path, cut: int) -> None:
         read_weights(file)
 
 
-def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
-    file = write_weights(str(tmp_path), 1, ONE)
+@pytest.mark.parametrize("by_tensor", [False, True])
+def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path, by_tensor: bool) -> None:
+    file = write_weights(str(tmp_path), 1, ONE, by_tensor=by_tensor)
     path = Path(file.uri.removeprefix("file://"))
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    whole = path.read_bytes()
 
-    with pytest.raises(WeightsDiffer, match="sha256"):
-        read_weights(file)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(WeightsDiffer, match="version 1"):
+            read_weights(file)
+
+
+def test_weights_that_cannot_be_written_to_their_end_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(whole_files, "to_disk", full)
+
+    with pytest.raises(Unavailable, match="no space left"):
+        write_weights(str(tmp_path), 1, ONE)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_record_that_promises_other_weights_is_refused(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ class LearnerConfig:
     seven: 35 MB where there are 413,184 parameters, 42 GB where there are 500 million.
     """
 
+    stream: bool = False
+    """Whether gradients are added as groups complete, and applied when the batch is whole."""
     over_provision: float = 1.0
     """So many times `groups_per_step` groups are kept started; when a batch is there all others are
     cancelled, and gone on with first in the next round."""
@@ -386,7 +388,7 @@ LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
 """What rules of rewards may need that somebody has to look at."""
 
 PACKINGS = ("rows", "shared", "packed")
-SWITCHES = ("gradient_checkpointing",)
+SWITCHES = ("gradient_checkpointing", "stream")
 
 BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),

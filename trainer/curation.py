@@ -163,7 +163,7 @@ class Buffer:
             self.used += len(group)
         for group in fresh:
             self.replay.keep(group)
-        return tuple(sorted(samples, key=lambda sample: (sample.partition, sample.offset)))
+        return tuple(sorted(samples, key=_place))
 
     def whole(self, groups: int) -> int:
         """How many of the groups that wait are a whole batch now; 0 while none is."""
@@ -172,6 +172,11 @@ class Buffer:
         wanted = self.replay.rule.fresh(groups)
         taken: int = self._completion(Waiting(tokens, wanted, self.curation.capacity_groups))
         return max(0, min(taken, len(keys)))
+
+    def complete(self) -> list[tuple[str, list[Sample]]]:
+        """The groups that wait to be trained on, by name, each with its samples in log order."""
+        groups = ((key, self._groups[key].samples()) for _, _, key in sorted(self._ready))
+        return [(key, sorted(each, key=_place)) for key, each in groups]
 
     def spoil(self, samples: Sequence[Sample], reason: str) -> None:
         """Count samples that were taken and could not be used as dropped after all."""
@@ -326,3 +331,7 @@ class Buffer:
         for member in group.members:
             trajectory = member.scored.trajectory
             self.accounts.end(group.key, trajectory.rollout_id, trajectory.attempt)
+
+
+def _place(sample: Sample) -> ScoredPlace:
+    return sample.partition, sample.offset

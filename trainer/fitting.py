@@ -7,6 +7,14 @@ from schemas.errors import Refused
 if TYPE_CHECKING:
     from trainer.config import LearnerConfig
 
+COUNTS_TOKENS = {
+    "token_mean": True,
+    "seq_mean_token_mean": False,
+    "seq_mean_token_sum": False,
+    "seq_mean_token_sum_norm": False,
+}
+"""Whether an aggregate's denominator is of all tokens; else it is of all trajectories with any."""
+
 
 def require_fitting(config: "LearnerConfig") -> None:
     """Raise Refused for the first that does not fit, with the reason and what does."""
@@ -14,6 +22,8 @@ def require_fitting(config: "LearnerConfig") -> None:
     _corrected_successes(config)
     _what_is_cut_off(config)
     _budget(config)
+    if config.stream:
+        _streamed(config)
 
 
 def _one_reference(config: "LearnerConfig") -> None:
@@ -68,3 +78,30 @@ def _budget(config: "LearnerConfig") -> None:
             "groups_per_step groups; give one of them"
         )
         raise Refused(msg)
+
+
+def _streamed(config: "LearnerConfig") -> None:
+    """Whatever has to see more than one group, or weights that have moved, does not stream."""
+    advantage, loss = config.advantage_rule(), config.loss_rule()
+    rules = [advantage, config.exploration_rule(), *config.turn_filters()]
+    wide = next((rule.rule for rule in rules if rule.needs("batch")), None)
+    reasons = {
+        f"max_staleness {config.max_staleness}: only 0 is on-policy": config.max_staleness > 0,
+        "several epochs or minibatches: there is one update": config.epochs > 1
+        or config.minibatch > 0,
+        "replay_ratio or success_pool: what is trained on again is not on-policy": bool(
+            config.replay_ratio or config.success_pool
+        ),
+        "what is cut off and gone on with: it is not on-policy": config.cuts_off,
+        f"{wide.kind} {wide.name!r}, which looks at more than one group; for an advantage grpo, "
+        "dr_grpo and rloo do not" if wide else "": wide is not None,
+        f"loss {loss.rule.name!r}, which looks at all tokens of a step; use clip_higher": (
+            loss.needs("step")
+        ),
+        f"aggregate {config.aggregate!r}, whose denominator is not known; use one of "
+        f"{', '.join(COUNTS_TOKENS)}": config.aggregate not in COUNTS_TOKENS,
+    }  # fmt: skip
+    for reason, holds in reasons.items():
+        if holds:
+            msg = f"stream does not go with {reason}"
+            raise Refused(msg)

@@ -8,6 +8,7 @@ and no step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean
@@ -41,6 +42,7 @@ from trainer.samples import Sample
 from trainer.sharing import sharing_with
 from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
+from trainer.streaming import Streaming, by_group
 from trainer.tensors import like, load_tensors, raw_of, tensor_of, tensors_of, whole
 from trainer.turns import without_turns
 from trainer.uniform import words_of
@@ -117,7 +119,29 @@ class Learner:
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
             raise Refused(msg)
+        if self.config.stream:
+            streaming = self.streaming()
+            for group in by_group(samples):
+                self.stream(streaming, group)
+            return self.finish(streaming, version=version)
         return self._step(lambda: self.begin(samples), len(samples), version)
+
+    def streaming(self) -> Streaming:
+        """Begin a step to which groups are added one by one; one at a time may be under way."""
+        self.optimiser.zero_grad(set_to_none=True)
+        return Streaming(self)
+
+    def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
+        """Add one group to a step. Raises BatchFailed: that step can be taken no more."""
+        with self._or_nothing(len(samples)):
+            streaming.add(samples)
+
+    def finish(self, streaming: Streaming, *, version: int | None = None) -> dict[str, float]:
+        """Take the step with all that was added to it; raises as `step` does."""
+        lr = self.config.lr_at(self.steps_done)
+        with self._or_nothing(len(streaming.samples)):
+            metrics = streaming.apply(lr, self._step_size)
+        return self._stepped(metrics, version)
 
     def _step(
         self, begin: Callable[[], Batch], count: int, version: int | None
@@ -125,8 +149,15 @@ class Learner:
         several = self.config.epochs > 1 or self.config.minibatch
         before = self.state() if several else None
         lr = self.config.lr_at(self.steps_done)
-        try:
+        with self._or_nothing(count, before):
             metrics = self._updates(begin(), lr)
+        return self._stepped(metrics, version)
+
+    @contextmanager
+    def _or_nothing(self, count: int, before: LearnerState | None = None) -> Iterator[None]:
+        """Turn what is raised of so many samples into BatchFailed, with nothing changed."""
+        try:
+            yield
         except Unfit:
             raise
         # Whatever a batch, or a user's plug-in on it, raises before a weight is touched for good.
@@ -136,6 +167,8 @@ class Learner:
                 self.load(before)
             msg = f"{count} samples cannot be trained on: {type(error).__name__}: {error}"
             raise BatchFailed(msg) from error
+
+    def _stepped(self, metrics: dict[str, float], version: int | None) -> dict[str, float]:
         self._entropy.after_step(metrics["entropy"])
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
@@ -252,7 +285,8 @@ class Learner:
         names: tuple[str, ...] = ()
         for part in self._minibatches(batch):
             update = self._looked_again(part)
-            gradient = self._gradient(update)
+            self.optimiser.zero_grad(set_to_none=True)
+            gradient = self.gradient_of(update)
             self.add(gradient, update)
             if not told:  # the weights are still those that the newest tokens were sampled by
                 known |= generation_gap(update, gradient.numbers(), self.version)
@@ -262,9 +296,8 @@ class Learner:
         means = {key: fmean(one[key] for one in told) for key in told[0]}
         return known | token_metrics(tokens, names) | means
 
-    def _gradient(self, batch: Batch) -> Gradient:
-        """An update's, empty."""
-        self.optimiser.zero_grad(set_to_none=True)
+    def gradient_of(self, batch: Batch) -> Gradient:
+        """An update's, or a part's, before anything is added; what is in the parameters stays."""
         step = step_tokens(batch)
         return Gradient(self.model, self.config, self._objective, self.version, step, self._words)
 

@@ -25,6 +25,7 @@ from consumers.training.other_policies import OtherPolicies
 from consumers.training.resumption import RunLog
 from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
+from consumers.training.streamed_step import StreamedStep
 from consumers.training.training_run import TrainingRun
 from producers.admission import Draws
 from producers.curators.curator import Curator
@@ -113,6 +114,7 @@ class Trainer:
         self.intake = self._intake(held, abandoned)
         self.buffer, self.consumption = self.intake.buffer, self.intake.consumption
         self.continuing = self._continuing()
+        self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
         self.saver = StepSaver(
             self.name, self.publisher, self.config, self.intake, highest, abandoned,
             known.asked_from,
@@ -215,6 +217,8 @@ class Trainer:
         """
         if self._stopped():
             return False
+        if self.config.stream:
+            self.streamed.add_complete()
         groups = self.config.groups_per_step
         asked_from = self.saver.asked_from
         if self.buffer.whole(groups):
@@ -337,7 +341,7 @@ class Trainer:
         began = self.clock()
         parent = self.learner.version
         try:
-            metrics = self.learner.step(samples, version=self.saver.next_version())
+            metrics, samples = self._learn(samples)
         except BatchFailed as error:
             self._drop_batch(samples, error)
             return
@@ -353,6 +357,13 @@ class Trainer:
             self.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
         self.balance.waits()
+
+    def _learn(self, samples: tuple[Sample, ...]) -> tuple[dict[str, float], tuple[Sample, ...]]:
+        """The metrics of a step, and its samples in the order in which they were added."""
+        version = self.saver.next_version()
+        if self.config.stream:
+            return self.streamed.take(samples, version)
+        return self.learner.step(samples, version=version), samples
 
     def _drop_batch(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
         """Count a batch that cannot be trained on as dropped, so that the next one is tried.

@@ -1,0 +1,71 @@
+"""The step that is under way where gradients are added as groups complete.
+
+A group that was added stays in the buffer until its batch is whole, so it is counted where every
+other group is, and a trainer that begins again meets it again. What the batch then holds decides:
+is it not what was added, the step is computed anew from it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from schemas.errors import BatchFailed
+from trainer.curation import Buffer
+from trainer.samples import Sample
+from trainer.step import Learner
+from trainer.streaming import Streaming
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class StreamedStep:
+    """Adds what has completed, and takes the step."""
+
+    learner: Learner
+    buffer: Buffer
+    clock: Callable[[], float] = time.monotonic
+    added_s: float = 0.0
+    """Seconds in which gradients of the step under way were added, before its batch was whole."""
+    _streaming: Streaming | None = None
+    _added: set[str] = field(default_factory=set)
+    _broken: bool = False
+    """A group could not be added; the batch that it is in says so in the end."""
+
+    def add_complete(self) -> int:
+        """Add the gradients of groups that have completed since; returns how many."""
+        new = [each for each in self.buffer.complete() if each[0] not in self._added]
+        began = self.clock()
+        for key, samples in () if self._broken else new:
+            self._streaming = self._streaming or self.learner.streaming()
+            try:
+                self.learner.stream(self._streaming, samples)
+            except BatchFailed as error:
+                log.warning("group_not_streamed", group=key, error=str(error))
+                self._broken = True
+                break
+            self._added.add(key)
+        self.added_s += self.clock() - began if new else 0.0
+        return len(new)
+
+    def take(
+        self, samples: tuple[Sample, ...], version: int
+    ) -> tuple[dict[str, float], tuple[Sample, ...]]:
+        """Take the step of a whole batch; its metrics, and its samples in the order of the sums.
+
+        Raises BatchFailed and Unfit as `Learner.step` does.
+        """
+        streaming, self._streaming = self._streaming, None
+        whole = streaming is not None and not self._broken
+        added_s, self.added_s, self._broken = self.added_s, 0.0, False
+        self._added.clear()
+        if streaming is None or not whole or _places(streaming.samples) != _places(samples):
+            return self.learner.step(samples, version=version), samples
+        metrics = self.learner.finish(streaming, version=version)
+        return metrics | {"streamed_seconds": added_s}, tuple(streaming.samples)
+
+
+def _places(samples: "list[Sample] | tuple[Sample, ...]") -> list[tuple[int, int]]:
+    return sorted((sample.partition, sample.offset) for sample in samples)

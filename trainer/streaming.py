@@ -1,0 +1,101 @@
+"""A step whose gradients are added as its groups complete, and applied when the batch is whole.
+
+Each group is begun alone: its advantages are its own, and what every mean divides by is divided by
+once, at the end. So any order gives the gradient of the whole batch up to rounding, and the same
+order the same bits. Weights stand still until the end. Sources: FlexMARL; Periodic Asynchrony:
+g = Σ_m (b_m/B)·∇L_m(θ_k).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schemas.rules import Chosen
+from trainer.batch import Batch
+from trainer.extra_pass import step_start
+from trainer.fitting import COUNTS_TOKENS
+from trainer.rewards import Ints
+from trainer.samples import Sample
+from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
+from trainer.step_sizes.pace import Pace, StepSize
+
+if TYPE_CHECKING:
+    from trainer.step import Learner
+
+
+@dataclass(eq=False)
+class Streaming:
+    """One step under way: the gradients are in the parameters, divided by nothing yet."""
+
+    learner: "Learner"
+    count: int = 0
+    """What the sums are divided by in the end."""
+    cost: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+    """What was added, group after group; whoever adds the same in this order has the same bits."""
+    _batches: list[Batch] = field(default_factory=list)
+    _numbers: list[np.ndarray] = field(default_factory=list)
+    _told: tuple[str, ...] = ()
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Add the undivided gradient of one whole group."""
+        batch = self.learner.begin(samples)
+        count = denominator(batch.lengths_N, tokens=COUNTS_TOKENS[self.learner.config.aggregate])
+        rows = tuple(replace(row, weight=row.weight * count) for row in batch.rows)
+        gradient = self.learner.gradient_of(undivided := replace(batch, rows=rows))
+        self.learner.add(gradient, undivided)
+        self.count += count
+        self.cost += gradient.cost
+        self.samples += samples
+        self._numbers += gradient.numbers()
+        self._batches.append(batch)
+        self._told = gradient.told
+
+    def apply(self, lr: float, step_size: Chosen[StepSize]) -> dict[str, float]:
+        """Divide once, clip once, change the weights; what is known of the step. Raises Unfit."""
+        batch = joined(self._batches)
+        pace: Pace = step_size(step_start(batch))
+        for parameter in self.learner.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self.count)
+        version = self.learner.version
+        gap = generation_gap(batch, self._numbers, version)
+        known = batch_metrics(batch, version) | gap | dict(pace.told)
+        told = self.learner.apply(self.cost / self.count, lr * pace.factor)
+        return known | token_metrics(self._numbers, self._told) | told
+
+
+def denominator(lengths_N: Ints, *, tokens: bool) -> int:
+    """What the aggregate of a group alone has divided by."""
+    return max(int(lengths_N.sum() if tokens else (lengths_N > 0).sum()), 1)
+
+
+def by_group(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """The groups of a batch in the order in which they appear."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    return list(groups.values())
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Several as one, trajectories numbered through."""
+    firsts = np.cumsum([0, *(len(batch.lengths_N) for batch in batches)])
+    rows = tuple(
+        replace(row, trajectory=row.trajectory + int(first))
+        for batch, first in zip(batches, firsts, strict=False)
+        for row in batch.rows
+    )
+
+    def one(of: Callable[[Batch], np.ndarray]) -> np.ndarray:
+        return np.concatenate([of(batch) for batch in batches])
+
+    return Batch(
+        rows,
+        one(lambda batch: batch.rewards_N),
+        one(lambda batch: batch.advantages_N),
+        one(lambda batch: batch.lengths_N),
+        one(lambda batch: batch.min_versions_N),
+    )

@@ -127,6 +127,20 @@ def test_totals_and_scorers_are_columns_and_what_nobody_scored_is_there_without(
     ]
 
 
+def test_the_four_times_of_a_rollout_are_columns_and_are_all_that_it_took(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    exported(cluster, tmp_path / "out")
+
+    found = ask(
+        "select count(*), count(submission_s), min(environment_start_s) >= 0, "
+        "max(abs(scheduling_s + environment_start_s + execution_s - seconds)) from trajectories",
+        tmp_path / "out",
+    )
+    assert found[0][:3] == (ROLLOUTS, ROLLOUTS, True)
+    assert found[0][3] < 0.05
+
+
 def test_a_range_is_exported_with_its_scores_only(cluster: MemoryCluster, tmp_path: Path) -> None:
     written = exported(cluster, tmp_path / "out", Range(run_id="odd"))
 

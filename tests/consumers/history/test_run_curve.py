@@ -71,6 +71,10 @@ def read(cluster: MemoryCluster, name: str = RUN) -> RunCurve:
     return curve_of(cluster, name, own.held_out_rule() if own else None)
 
 
+TIMERS = {"execution_s": {"p50": 1.5, "p95": 2.0}}
+SUMMARY = {"success_after": 0.875, "timers": TIMERS}
+
+
 def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False) -> Path:
     """A run's folder as `runs.begin` leaves it."""
     _, text = load_recipe("lake-any-start")
@@ -80,7 +84,7 @@ def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False)
     body = {"run_id": run_id, "policy_id": run_id, "seed": 7, "starts": []}
     (made / run_folder.RUN_FILE).write_text(json.dumps(body))
     if finished:
-        (made / run_folder.SUMMARY_FILE).write_text(json.dumps({"success_after": 0.875}))
+        (made / run_folder.SUMMARY_FILE).write_text(json.dumps(SUMMARY))
     return made
 
 
@@ -208,6 +212,7 @@ def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) 
         RUN: ("", 1, 1, 0.5, "elsewhere"),
     }
     assert found[-1].run_id == RUN
+    assert [run.timers for run in found] == [TIMERS, {}, {}, {}]
 
 
 @pytest.mark.broker

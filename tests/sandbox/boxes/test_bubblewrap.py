@@ -173,13 +173,30 @@ def test_a_name_that_is_taken_is_refused_where_folders_tell() -> None:
     in_a_box(episode)
 
 
-def test_without_bubblewrap_the_remedy_is_told(tmp_path: Path) -> None:
-    old = tmp_path / "bwrap"
-    old.write_text("#!/bin/sh\necho 'bwrap: Unknown option --disable-userns' >&2; exit 1\n")
-    old.chmod(0o755)
-    tmp_path.chmod(0o755)
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("Unknown option --disable-userns", "version 0.8"),
+        ("Can't find source path /root/x: Permission denied", "must be able to walk there"),
+        ("No permissions to create new namespace", "sysctl user.max_user_namespaces"),
+        ("setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns"),
+    ],
+)
+def test_where_no_box_can_be_made_the_remedy_is_told(
+    said: str, remedy: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text(f'#!/bin/sh\necho "bwrap: {said}" >&2; exit 1\n')
+    program.chmod(0o755)
 
-    assert "0.8" in asyncio.run(BubblewrapDriver(str(old)).unavailable()) or os.getuid() == 0
+    why = asyncio.run(BubblewrapDriver(str(program), user=os.getuid()).unavailable())
+
+    assert said in why
+    assert remedy in why
+    assert "\n" not in why
+
+
+def test_without_bubblewrap_the_remedy_is_told() -> None:
     missing = BubblewrapDriver()
     missing._program = ""
     assert "apt-get install bubblewrap" in asyncio.run(missing.unavailable())

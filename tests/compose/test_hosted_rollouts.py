@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from consumers.audit.audit import audit
-from schemas.messages import Limits, ModelCall, RolloutRequest, Task, Trajectory
+from consumers.tables.query import open_tables
+from schemas.messages import (
+    Limits,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+)
 from tests.support.command_line import call
 from tests.support.hosted_rollout import model_calls_of
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster, hired
@@ -115,3 +123,22 @@ def test_its_page_shows_what_was_asked_and_said_as_a_conversation(
         told.index("user: corridor 7") < told.index(f"acts: {first}") < told.index("user: door 1")
     )
     assert "ended with code 0" in told
+
+
+def test_it_is_exported_and_rewarded_anew_as_any_other(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
+    cluster.ask(requested("r", "sequential"))
+    said = json.loads(ended(cluster, "r").result)
+
+    call(cluster, "export", "--parquet", str(tmp_path / "out"))
+    call(cluster, "rescore", "--scorer", "environment_return*2")
+
+    with open_tables([tmp_path / "out"]) as tables:
+        sql = "select content from turns where role = 'assistant' order by line"
+        assert [content for (content,) in tables.ask(sql).rows] == said
+    scores = cluster.read(cluster.topics.scored, ScoredTrajectory)
+    assert sorted((each.scoring_id, each.total) for each in scores) == [
+        ("default", 1.0),
+        ("rescore-environment_return-2", 2.0),
+    ]

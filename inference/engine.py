@@ -57,15 +57,22 @@ class Engine(Protocol):
         """
         ...
 
-    def adopt(self, version: PolicyVersion) -> None:
-        """Load weights between two steps and prove them with the canary.
+    def stage(self, version: PolicyVersion) -> None:
+        """Read, verify and decode weights beside those that serve; nothing of an answer changes.
 
-        Calls in flight go on, and later tokens carry the new version. Versions never go back: one
+        The only method that another thread than the driving one may call, while that one takes
+        steps; not while it adopts. What was staged before is dropped. Versions never go back: one
         that is not newer is passed over. Raises Unavailable when the file cannot be read now,
         WireError when it is not what its record promises, WorkFailed(`weights`) when its tensors
-        are not this model's; the present version then stays in service. Raises
-        WorkFailed(`canary`) when the loaded weights do not score the canary as the trainer did;
-        `version` is -1 then, and nothing is sampled until a good one is adopted: the one before, or
-        a newer one.
+        are not this model's; nothing is staged then.
+        """
+        ...
+
+    def adopt(self) -> None:
+        """Put the staged weights in service between two steps, once the canary has proven them.
+
+        Calls in flight go on, and later tokens carry the new version. Without anything staged
+        nothing happens. Raises WorkFailed(`canary`) when the staged weights do not score the canary
+        as the trainer did: they are dropped, and the present version serves on.
         """
         ...

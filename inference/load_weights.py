@@ -1,7 +1,9 @@
 """From a version record into a model: every tensor accounted for, or none of them loaded."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,11 +14,24 @@ from schemas.weights import RawTensor, read_weights
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
-def load_into(model: Any, policy_id: str, version: PolicyVersion) -> None:
-    """Read the full weights of a version and copy them into the model, in the model's precision.
+@dataclass(frozen=True, slots=True)
+class SecondSet:
+    """A model's own tensors, and others that may take their place."""
 
-    Raises WorkFailed(`weights`) for weights that are not this model's, and what `read_weights`
-    raises; the model is as it was then.
+    own: tuple[Tensor, ...]
+    other: tuple[Tensor, ...]
+
+    def swap(self) -> None:
+        """Exchange the two by their pointers; twice is as if nothing had been."""
+        for own, other in zip(self.own, self.other, strict=True):
+            own.data, other.data = other.data, own.data
+
+
+def second_set(model: Any, policy_id: str, version: PolicyVersion) -> SecondSet:
+    """The full weights of a version in the model's precision and on its device, beside its own.
+
+    The model is left as it is, and may be at work meanwhile. Raises WorkFailed(`weights`) for
+    weights that are not this model's, and what `read_weights` raises.
     """
     if version.policy_id != policy_id or version.deltas:
         msg = (
@@ -28,8 +43,14 @@ def load_into(model: Any, policy_id: str, version: PolicyVersion) -> None:
     raw = read_weights(version.full)
     state = model.state_dict()
     _check_names(version, raw, state)
+    fresh: dict[int, Tensor] = {}
     for name, tensor in raw.items():
-        state[name].copy_(_as_tensor(tensor))
+        held = state[name]
+        fresh[held.data_ptr()] = _as_tensor(tensor).to(held.device, held.dtype)
+    # Tied tensors may be one, or several that look into one place.
+    named = (*model.named_parameters(), *model.named_buffers())
+    own = tuple(tensor for _, tensor in named if tensor.data_ptr() in fresh)
+    return SecondSet(own, tuple(fresh[tensor.data_ptr()].detach() for tensor in own))
 
 
 def _check_names(
@@ -53,4 +74,8 @@ def _check_names(
 
 
 def _as_tensor(raw: RawTensor) -> Tensor:
-    return torch.frombuffer(bytearray(raw.data), dtype=DTYPES[raw.dtype]).reshape(raw.shape)
+    """One copy of the bytes, which lets other threads run."""
+    tensor = torch.empty(raw.shape, dtype=DTYPES[raw.dtype])
+    bits = tensor.view(-1).view(torch.uint8).numpy()
+    bits[:] = np.frombuffer(raw.data, np.uint8)
+    return tensor

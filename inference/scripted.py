@@ -58,6 +58,7 @@ class ScriptedEngine:
         form = () if render is contents else (render.__name__,)
         self._template_digest = digest("scripted", *form).hex()
         self._waiting = WaitingCalls()
+        self._staged = -1
 
     def add(self, call: ModelCall) -> None:
         self._waiting.add(call, self.version)
@@ -84,9 +85,13 @@ class ScriptedEngine:
             self.policy_id, self._script, encode=self._encode, render=self._render, version=-1
         )
 
-    def adopt(self, version: PolicyVersion) -> None:
-        """Take the number; nothing is loaded and nothing proven."""
-        self.version = max(self.version, version.version)
+    def stage(self, version: PolicyVersion) -> None:
+        """Remember the number; nothing is loaded."""
+        self._staged = version.version
+
+    def adopt(self) -> None:
+        """Take the number; nothing is proven."""
+        self.version, self._staged = max(self.version, self._staged), -1
         self._waiting.release(self.version)
 
     def _body(self, call: ModelCall) -> ModelAnswered | CallFailed:

@@ -6,8 +6,8 @@ more: prefill, decoding, the next turn of a conversation and the prefill again a
 are one and the same thing. Log-probabilities are float32, natural, of the distribution sampled
 from (`inference.sampling`); each token carries the version that was in force at its step.
 
-Weights are proven: a version serves only after the canary, scored through the same cache as calls,
-agrees with the trainer. Between a failed canary and the next good version nothing is sampled.
+Weights are proven: a version serves only after the canary, scored through a cache like that of
+calls, agrees with the trainer. Where it does not, the weights before it go on with all their keys.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from torch import Tensor
 from inference.canary import prove
 from inference.engine import EngineAnswer
 from inference.key_values import BatchKv, PrefixCache
-from inference.load_weights import load_into
+from inference.load_weights import SecondSet, second_set
 from inference.policy_dir import Policy, load_policy
 from inference.sampling import draw, uniforms
 from inference.slot import Slot, slot_of
@@ -66,7 +66,7 @@ class TransformersEngine:
         self.policy = policy or load_policy(directory, device)
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
-        self._proven = -1
+        self._staged: tuple[PolicyVersion, SecondSet] | None = None
         self._kv = BatchKv(self.policy.model)
         self._prefixes = PrefixCache(max_cache_bytes)
         self._rows: list[Slot] = []
@@ -106,20 +106,26 @@ class TransformersEngine:
             max_cache_bytes=self._max_bytes // 2, policy=policy,
         )  # fmt: skip
 
-    def adopt(self, version: PolicyVersion) -> None:
-        """See the protocol. Raises WorkFailed(`weights`) for tensors that are not this model's
-        and WireError for a file that is not what its record promises; both leave the present
-        version in service.
-        """
-        if version.version <= self.version or version.version < self._proven:
+    def stage(self, version: PolicyVersion) -> None:
+        """See the protocol: as much memory as the weights take is held until `adopt`."""
+        self._staged = None
+        if version.version > self.version:
+            self._staged = version, second_set(self.policy.model, self.policy_id, version)
+
+    def adopt(self) -> None:
+        """See the protocol: pointers are swapped, so this lasts as long as the canary."""
+        if self._staged is None:
             return
-        with torch.inference_mode():
-            load_into(self.policy.model, self.policy_id, version)
-            # The old weights are gone now: nobody is served before the canary has spoken.
-            self.version = -1
-            self._forget_keys()
-            prove(self.policy, version)
-        self.version = self._proven = version.version
+        (version, weights), self._staged = self._staged, None
+        weights.swap()
+        try:
+            with torch.inference_mode():
+                prove(self.policy, version)
+        except BaseException:
+            weights.swap()
+            raise
+        self._forget_keys()
+        self.version = version.version
         self._waiting.release(self.version)
 
     def _admit(self) -> list[EngineAnswer]:

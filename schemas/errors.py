@@ -186,5 +186,9 @@ class StormOfDeadLetters(Unfit):
     """So much input is unreadable that somebody has to look first."""
 
 
+class CanaryOff(Unfit):
+    """A model server cannot make its weights score as the trainer's do."""
+
+
 class RoomBlocked(Unfit):
     """Code that was to wait keeps everybody's thread to itself, and does not come back."""

@@ -85,6 +85,8 @@ def models(
 
     Example: rollcall worker models --policy helper --script my_script:answer
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from compose.runs import run_folder
     from compose.workers.build import run_engine, scripted_engine, transformers_engine
     from compose.workers.readiness import patiently
@@ -100,7 +102,10 @@ def models(
         engine = run_engine(folder, workshop.settings)
     elif engine is None:
         engine = transformers_engine(policy, cast(Path, directory), workshop.settings)
-    loop = patiently(lambda: workshop.models(worker, engine, accept=accept_truncation))
+    thread = ThreadPoolExecutor(1, "weights")
+    loop = patiently(
+        lambda: workshop.models(worker, engine, accept=accept_truncation, thread=thread)
+    )
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
 
 

@@ -7,6 +7,7 @@ import fcntl
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,12 +84,15 @@ class Workshop:
         )
         return self._loop(role, [commands, trajectories], letters, accept=accept)
 
-    def models(self, name: str, engine: "Engine", *, accept: bool = False) -> Loop:
+    def models(
+        self, name: str, engine: "Engine", *, accept: bool = False, thread: Executor | None = None
+    ) -> Loop:
+        """`thread` reads weights while the loop's own answers; without one it does both."""
         from consumers.models.server import Models
 
         answers = self._answers(name)
         letters = self._letters(answers.publisher, "models", engine.policy_id)
-        role = Models(answers, letters, engine)
+        role = Models(answers, letters, engine, thread=thread)
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:

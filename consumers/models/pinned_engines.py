@@ -7,11 +7,13 @@ place of one that nobody has asked for a while, and what is not asked at all giv
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import structlog
 
 from consumers.clock import Clock
+from consumers.models.staging import Staging
 from inference.engine import Engine, EngineAnswer
 from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing, WireError, WorkFailed
 from schemas.messages import ModelCall, PolicyVersion
@@ -38,11 +40,14 @@ class _Pin:
 
 @dataclass(eq=False)
 class Pinned:
-    """`twin` makes an engine that holds no weights yet."""
+    """`twin` makes an engine that holds no weights yet; `thread` stages them beside the loop's."""
 
     twin: Callable[[], Engine]
     wall: Clock
     most: int = MOST
+    thread: Executor | None = None
+    _staging: Staging | None = None
+    _began: float = 0.0
     _pins: dict[int, _Pin] = field(default_factory=dict)
     _spare: Engine | None = None
     _failures: Counter[int] = field(default_factory=Counter)
@@ -87,33 +92,60 @@ class Pinned:
         for number in self._idle():
             if self._pins[number].used_at < before:
                 del self._pins[number]
+        if self._staging is not None and self._began < before and self._staging.ready():
+            self._staging = None
         if not self._pins:
             self._spare = None
 
     def _opened(self, version: PolicyVersion, now: float) -> _Pin | None:
+        if self._staging is None:
+            self._begin(version, now)
+        if self._staging is None or not self._staging.ready():
+            return None
+        staging, self._staging = self._staging, None
+        staged = staging.version
+        failed = self._adopted(staging, now)
+        if failed is not None and staged == version:
+            raise failed
+        return self._pins.get(version.version)
+
+    def _adopted(self, staging: Staging, now: float) -> WorkFailed | None:
+        """Pin what is staged; what it comes to where that version cannot be had any more."""
+        version = staging.version
+        assert version is not None
         number = version.version
-        if now < self._not_before.get(number, 0.0):
-            return None
         try:
-            engine = self._free(number)
-            if engine is None:
-                return None
-            engine.adopt(version)
+            staging.adopt()
         except (MemoryError, RuntimeError) as error:  # torch says so when a device is full
-            self._not_before[number] = now + RETRY_S
-            msg = (
-                f"version {number} of {version.policy_id!r} has no room beside the newest: {error}"
-            )
-            raise WorkFailed("version_gone", msg, retriable=False) from error
+            return self._no_room(version, now, error)
         except (WorkFailed, WireError, Unavailable) as error:
-            self._spare = engine
+            self._spare = staging.engine
             self._not_before[number] = now + RETRY_S
-            self._note_failure(version, error)
-            return None
+            return self._note_failure(version, error)
         log.info("version_pinned", policy_id=version.policy_id, version=number)
         loaded = self.wall()
-        self._pins[number] = _Pin(engine, loaded - now, loaded)
-        return self._pins[number]
+        self._pins[number] = _Pin(staging.engine, loaded - self._began, loaded)
+        return None
+
+    def _begin(self, version: PolicyVersion, now: float) -> None:
+        number = version.version
+        if now < self._not_before.get(number, 0.0):
+            return
+        try:
+            engine = self._free(number)
+        except (MemoryError, RuntimeError) as error:  # torch says so when a device is full
+            raise self._no_room(version, now, error) from error
+        if engine is not None:
+            self._staging, self._began = Staging(engine, self.thread), now
+            self._staging.begin(version)
+
+    def _no_room(self, version: PolicyVersion, now: float, error: Exception) -> WorkFailed:
+        self._not_before[version.version] = now + RETRY_S
+        msg = (
+            f"version {version.version} of {version.policy_id!r} has no room beside the newest: "
+            f"{error}"
+        )
+        return WorkFailed("version_gone", msg, retriable=False)
 
     def _free(self, number: int) -> Engine | None:
         """An engine that can adopt this version, for versions never go back; None for now."""
@@ -135,13 +167,14 @@ class Pinned:
         ]
         return [number for _, number in sorted(idle)]
 
-    def _note_failure(self, version: PolicyVersion, error: Exception) -> None:
+    def _note_failure(self, version: PolicyVersion, error: Exception) -> WorkFailed | None:
         """A store that is away is waited for; what is missing or wrong is tried a few times."""
         log.warning("version_not_pinned", version=version.version, error=str(error))
         lasting = not isinstance(error, Unavailable | WeightsDiffer)
         if not lasting and not isinstance(error, WeightsMissing):
-            return
+            return None
         self._failures[version.version] += 1
-        if self._failures[version.version] >= TRIES:
-            msg = f"version {version.version} of {version.policy_id!r} cannot be served: {error}"
-            raise WorkFailed("version_gone", msg, retriable=False) from error
+        if self._failures[version.version] < TRIES:
+            return None
+        msg = f"version {version.version} of {version.policy_id!r} cannot be served: {error}"
+        return WorkFailed("version_gone", msg, retriable=False)

@@ -8,6 +8,7 @@ version is answered by an engine that is pinned to it (`consumers.models.pinned_
 
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +39,9 @@ class Models(WorkRole):
     """Serves one policy with one engine."""
 
     def __init__(
-        self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512
-    ) -> None:
+        self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512,
+        thread: Executor | None = None,
+    ) -> None:  # fmt: skip
         topics = answers.topics
         self.name = answers.name
         self.topics = [topics.calls(engine.policy_id)]
@@ -60,9 +62,11 @@ class Models(WorkRole):
             answers.log.reader([topics.versions]),
             self.wall,
             lambda record, error: letters.bury_once([(record, error)]),
+            thread,
         )
         self._versions_due = 0.0
-        self.pinned = Pinned(engine.twin, self.wall)
+        self.pinned = Pinned(engine.twin, self.wall, thread=thread)
+        self._thread = thread
         self._said = False
         self._say_at = self.wall() + WAIT_SAID_S
 
@@ -245,3 +249,7 @@ class Models(WorkRole):
 
     def in_flight(self) -> int:
         return len(self._in_hand)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)

@@ -2,9 +2,15 @@
 
 A record that cannot be served stops nobody: it is refused by reason, once, and the next lower one
 takes its place. What cannot be read now may come to be, so it is only passed over.
+
+A canary that is off says that record and engine do not fit, not which of them is wrong. A server
+that serves goes on with its weights, loads the version anew, and leaves after three canaries in a
+row. One that begins has just loaded everything: there the record is refused. So a bad record costs
+each server one restart, and a bad engine does not serve old weights for ever.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
@@ -12,16 +18,19 @@ import structlog
 from consumers.clock import Clock
 from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Reader, Record
+from consumers.models.staging import Staging
 from inference.engine import Engine
 from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
-from schemas.errors import Unavailable, WeightsDiffer, WireError, WorkFailed
+from schemas.errors import CanaryOff, Unavailable, WeightsDiffer, WireError, WorkFailed
 from schemas.messages import PolicyVersion
 
 RETRY_S = 1.0
 AWAY_TRIES = 15
 """After so many tries a server that has served nothing yet takes what it can have."""
 PASSED_RETRY_S = 30.0
+CANARIES = 3
+"""So many in a row may be off."""
 KEEP_ANNOUNCED = 64
 """So many versions may still be asked for by number."""
 REMEDY = "mend what wrote this record; a higher version that can be served is adopted as usual"
@@ -47,8 +56,10 @@ class Versions:
         reader: Reader,
         wall: Clock,
         bury: Callable[[Record, WireError], None],
+        thread: Executor | None = None,
     ) -> None:
         self.engine = engine
+        self.staging = Staging(engine, thread)
         self.reader = reader
         self.wall = wall
         self.bury = bury
@@ -60,6 +71,7 @@ class Versions:
         self._key = engine.policy_id.encode()
         self._away: dict[int, _Away] = {}
         self._served = -1
+        self._canaries_off = 0
         self._due = 0.0
         self._unread = DecodeInOrder(codec, PolicyVersion)
         """Announcements that wait for the registry; nothing behind them is read."""
@@ -118,13 +130,20 @@ class Versions:
     # Adopting
 
     def _adopt_best(self) -> None:
-        """Go down from the highest to one that can be had, or that is still hoped for."""
+        """Go down from the highest to one that can be had, or that is still hoped for.
+
+        A version that is being staged is waited for, though a newer one may be known by now.
+        """
+        if not self._adopt_staged():
+            return
         for number in sorted(self.known, reverse=True):
             if number <= self.engine.version:
                 return
             away = self._away.get(number)
             if away is None or away.due <= self.wall():
-                self._adopt(self.known[number])
+                self.staging.begin(self.known[number])
+                if not self._adopt_staged():
+                    return
             if number == self.engine.version or self._hoped_for(number):
                 return
 
@@ -133,23 +152,64 @@ class Versions:
         away = self._away.get(number)
         return not self.current and away is not None and away.tries < AWAY_TRIES
 
-    def _adopt(self, version: PolicyVersion) -> None:
-        number = version.version
+    def _adopt_staged(self) -> bool:
+        """Put in service what is staged, if anything is; False while it is being staged."""
+        version = self.staging.version
+        if version is None:
+            return True
+        if not self.staging.ready():
+            return False
         try:
-            self.engine.adopt(version)
+            self.staging.adopt()
         except (Unavailable, WeightsDiffer) as error:
             # A torn file is as good as none: its trainer writes it again when it resumes.
             self._note_away(version, error)
         except (WorkFailed, WireError) as error:
-            self._forget(number)
-            self._refuse(version, str(error))
+            if isinstance(error, WorkFailed) and error.code == "canary":
+                self._note_canary(version, error)
+            else:
+                self._pass_for_good(version, error)
         else:
-            self._away.pop(number, None)
-            if self.engine.version == number:
-                self._served = number
-                log.info("version_adopted", policy_id=version.policy_id, version=number)
-            else:  # below what this engine once served: versions never go back
-                self._away[number] = _Away(AWAY_TRIES, self.wall() + PASSED_RETRY_S)
+            self._note_served(version)
+        return True
+
+    def _note_served(self, version: PolicyVersion) -> None:
+        number = version.version
+        self._canaries_off = 0
+        self._away.pop(number, None)
+        if self.engine.version == number:
+            self._served = number
+            log.info("version_adopted", policy_id=version.policy_id, version=number)
+        else:  # below what this engine serves: versions never go back
+            self._away[number] = _Away(AWAY_TRIES, self.wall() + PASSED_RETRY_S)
+
+    def _pass_for_good(self, version: PolicyVersion, error: Exception) -> None:
+        self.known.pop(version.version, None)
+        self._away.pop(version.version, None)
+        self._refuse(version, str(error))
+
+    def _note_canary(self, version: PolicyVersion, error: WorkFailed) -> None:
+        """Try again what is off where something serves meanwhile; raises CanaryOff."""
+        self._canaries_off += 1
+        if self.engine.version < 0:
+            self._pass_for_good(version, error)
+            return
+        number = version.version
+        if self._canaries_off >= CANARIES:
+            msg = (
+                f"{CANARIES} canaries in a row are off, so this server leaves while it serves "
+                f"version {self.engine.version} of {version.policy_id!r}; the last: {error}"
+            )
+            raise CanaryOff(msg)
+        self._away[number] = _Away(self._canaries_off, self.wall() + RETRY_S)
+        log.warning(
+            "canary_off",
+            policy_id=version.policy_id,
+            version=number,
+            serving=self.engine.version,
+            error=str(error),
+            remedy=f"it is loaded anew; after {CANARIES} in a row this server leaves",
+        )
 
     def _note_away(self, version: PolicyVersion, error: Exception) -> None:
         away = self._away.setdefault(version.version, _Away())

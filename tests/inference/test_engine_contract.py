@@ -1,6 +1,7 @@
 """What every engine promises, whatever stands behind it."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from inference.engine import Engine
 from inference.recorded import RecordedEngine
 from inference.scripted import ScriptedEngine
 from inference.transformers_engine import TransformersEngine
+from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import CallFailed, Event, ModelAnswered, PolicyVersion
-from tests.support.policies import body, call, failure, run, version_of
+from tests.support.policies import body, call, failure, run, take, tokens, version_of
 
 ROLLOUTS = ("r0", "r1", "r2", "r3")
 
@@ -45,10 +47,22 @@ def engine(request: pytest.FixtureRequest, lake: Path) -> Engine:
     return make(lake)
 
 
+def said_by(engine: Engine, version: int) -> int:
+    """Which version an answer names when this one serves; what is on record was said by 0."""
+    return 0 if isinstance(engine, RecordedEngine) else version
+
+
+@pytest.fixture(params=[transformers], ids=lambda make: make.__name__)
+def proving(request: pytest.FixtureRequest, lake: Path) -> Engine:
+    """An engine that loads weights, and so must prove them."""
+    make: Callable[[Path], Engine] = request.param
+    return make(lake)
+
+
 def test_calls_that_may_not_begin_any_more_are_handed_back_and_those_in_time_are_not(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
-    engine.adopt(versions[0])
+    take(engine, versions[0])
     late, held = (
         replace(call("r0"), not_after_ms=999),
         replace(call("r1", min_policy_version=2), not_after_ms=999),
@@ -73,7 +87,7 @@ def test_nothing_is_answered_before_there_is_a_version(
     assert not engine.busy()
     assert engine.step() == []
 
-    engine.adopt(versions[0])
+    take(engine, versions[0])
 
     assert engine.version == 0
     assert engine.busy()
@@ -81,7 +95,7 @@ def test_nothing_is_answered_before_there_is_a_version(
 
 
 def test_every_call_gets_exactly_one_answer(engine: Engine, versions: list[PolicyVersion]) -> None:
-    engine.adopt(versions[0])
+    take(engine, versions[0])
     calls = [call(rollout) for rollout in ROLLOUTS]
 
     answers = run(engine, *calls)
@@ -94,7 +108,7 @@ def test_every_call_gets_exactly_one_answer(engine: Engine, versions: list[Polic
 def test_an_answer_says_who_gave_it_and_under_which_weights(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
-    engine.adopt(versions[0])
+    take(engine, versions[0])
 
     answered = body(engine, call())
 
@@ -110,35 +124,125 @@ def test_an_answer_says_who_gave_it_and_under_which_weights(
 def test_a_call_that_wants_newer_weights_waits_for_them(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
-    engine.adopt(versions[0])
+    take(engine, versions[0])
 
     assert run(engine, call("r1", min_policy_version=2)) == []
 
-    engine.adopt(versions[1])
+    take(engine, versions[1])
     assert run(engine) == []
-    engine.adopt(versions[2])
+    take(engine, versions[2])
     assert [answer.call.rollout_id for answer in run(engine)] == ["r1"]
 
 
 def test_versions_never_go_back(engine: Engine, versions: list[PolicyVersion]) -> None:
-    engine.adopt(versions[2])
+    take(engine, versions[2])
 
-    engine.adopt(versions[1])
-    engine.adopt(versions[2])
+    take(engine, versions[1])
+    take(engine, versions[2])
 
     assert engine.version == 2
+
+
+def test_a_staged_version_changes_nothing_before_it_is_adopted(
+    engine: Engine, versions: list[PolicyVersion]
+) -> None:
+    take(engine, versions[0])
+    engine.add(call("r0"))
+    with ThreadPoolExecutor(1) as thread:
+        staging = thread.submit(engine.stage, versions[1])
+        while not staging.done():
+            engine.step()
+            engine.add(call("r0"))
+    run(engine)
+    before = body(engine, call("r1"))
+    engine.adopt()
+
+    assert set(tokens(before.versions)) == {0}
+    assert engine.version == 1
+    assert set(tokens(body(engine, call("r2")).versions)) == {said_by(engine, 1)}
+
+
+def test_without_anything_staged_adopting_does_nothing(
+    engine: Engine, versions: list[PolicyVersion]
+) -> None:
+    engine.adopt()
+    assert engine.version == -1
+    take(engine, versions[1])
+    engine.stage(versions[0])
+
+    engine.adopt()
+
+    assert engine.version == 1
+
+
+def test_what_is_staged_last_is_adopted(engine: Engine, versions: list[PolicyVersion]) -> None:
+    engine.stage(versions[0])
+    engine.stage(versions[2])
+
+    engine.adopt()
+
+    assert engine.version == 2
+
+
+def test_an_answer_begun_before_an_adoption_and_ended_after_says_which_tokens_are_whose(
+    engine: Engine, versions: list[PolicyVersion]
+) -> None:
+    take(engine, versions[0])
+    engine.add(call("r0", max_tokens=4))
+    begins = not isinstance(engine, ScriptedEngine)  # which needs one step for all of an answer
+    begun = engine.step() if begins else []
+
+    take(engine, versions[1])
+    [answer] = begun + run(engine)
+
+    assert isinstance(answer.body, ModelAnswered)
+    found = tokens(answer.body.versions)
+    assert found == sorted(found)
+    assert found[-1] == said_by(engine, 1)
+    assert found[0] == (0 if begins else said_by(engine, 1))
+
+
+def test_weights_of_which_the_canary_is_off_are_dropped_and_the_ones_before_serve_on(
+    proving: Engine, lake: Path, versions: list[PolicyVersion]
+) -> None:
+    take(proving, versions[0])
+    before = body(proving, call("r0"))
+
+    with pytest.raises(WorkFailed, match=r"canary of version 1 is off by .* nats") as caught:
+        take(proving, version_of(lake, 1, canary_off_by=0.5))
+    proving.adopt()
+
+    assert caught.value.code == "canary"
+    assert proving.version == 0
+    assert body(proving, call("r0")) == before
+    take(proving, versions[1])
+    assert proving.version == 1
+
+
+def test_a_file_that_cannot_be_read_leaves_nothing_staged(
+    proving: Engine, versions: list[PolicyVersion]
+) -> None:
+    take(proving, versions[0])
+    gone = replace(versions[1], full=replace(versions[1].full, uri="file:///nowhere"))
+    proving.stage(versions[1])
+
+    with pytest.raises(Unavailable):
+        proving.stage(gone)
+    proving.adopt()
+
+    assert proving.version == 0
 
 
 def test_a_twin_waits_for_its_first_weights_and_keeps_them_while_the_other_goes_on(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
-    engine.adopt(versions[1])
+    take(engine, versions[1])
     twin = engine.twin()
     fresh = twin.version, twin.busy()
 
-    twin.adopt(versions[1])
+    take(twin, versions[1])
     before = body(twin, call("r0"))
-    engine.adopt(versions[2])
+    take(engine, versions[2])
     engine.add(call("r1"))
 
     assert fresh == (-1, False)
@@ -150,13 +254,13 @@ def test_a_twin_waits_for_its_first_weights_and_keeps_them_while_the_other_goes_
 def test_aborted_calls_get_no_answer_and_the_next_attempt_does(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
-    engine.adopt(versions[0])
+    take(engine, versions[0])
     for rollout in ROLLOUTS[:2]:
         engine.add(call(rollout))
     engine.add(call("r0", min_policy_version=1))
 
     engine.abort("r0", 1)
-    engine.adopt(versions[1])
+    take(engine, versions[1])
 
     assert [answer.call.rollout_id for answer in run(engine)] == ["r1"]
 
@@ -168,7 +272,7 @@ def test_aborted_calls_get_no_answer_and_the_next_attempt_does(
 def test_a_prefix_that_is_only_named_is_asked_for(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
-    engine.adopt(versions[0])
+    take(engine, versions[0])
 
     failed = failure(engine, call(prefix=None, prefix_length=3))
 

@@ -25,6 +25,7 @@ from tests.support.policies import (
     failure,
     logprobs,
     run,
+    take,
     tokens,
     version_of,
     weighted,
@@ -33,7 +34,7 @@ from tests.support.policies import (
 
 def serving(policy: Path, number: int = 0, **options: object) -> TransformersEngine:
     engine = TransformersEngine("policy", policy, **options)
-    engine.adopt(version_of(policy, number))
+    take(engine, version_of(policy, number))
     return engine
 
 
@@ -128,7 +129,7 @@ def test_each_token_carries_the_version_in_force_and_is_scored_by_it(family: Pat
         assert engine.step() == []
 
     # When new weights come
-    engine.adopt(version_of(family, 1))
+    take(engine, version_of(family, 1))
     answers = run(engine)
 
     # Then each token is the work of the weights that its version names
@@ -149,57 +150,52 @@ def test_kept_prefixes_of_old_weights_are_not_used_for_new_ones(lake: Path) -> N
     first = call(said="s1 s2 s3 s4", max_tokens=4)
     answered = body(engine, first)
 
-    engine.adopt(version_of(lake, 1))
+    take(engine, version_of(lake, 1))
     second = next_turn(first, answered, "s5", max_tokens=4)
 
     assert_scored_by(weighted(lake, 1), second, body(engine, second))
 
 
-def test_a_wrong_canary_takes_the_engine_out_of_service_until_a_good_version(lake: Path) -> None:
+def test_a_wrong_canary_leaves_the_present_weights_and_their_keys_at_work(lake: Path) -> None:
     # Given a call in the middle of its answer
-    engine = serving(lake)
-    one = call(max_tokens=6)
-    engine.add(one)
-    engine.step()
-
-    # When weights come that do not score the canary as the trainer did
-    with pytest.raises(WorkFailed, match=r"version 1 .* 0\.01") as caught:
-        engine.adopt(version_of(lake, 1, canary_off_by=0.01))
-
-    # Then nothing is sampled
-    assert (caught.value.code, caught.value.retriable) == ("canary", False)
-    assert engine.version == -1
-    assert not engine.busy()
-    assert engine.step() == []
-
-    # Until good ones come
-    engine.adopt(version_of(lake, 2))
-    [answer] = run(engine)
-    assert tokens(answer.body.versions) == [0] + [2] * 5
-
-
-def test_the_version_before_a_wrong_canary_is_taken_back_and_goes_on_as_if_nothing_were(
-    lake: Path,
-) -> None:
     undisturbed = body(serving(lake), call(max_tokens=6))
     engine = serving(lake)
     engine.add(call(max_tokens=6))
     engine.step()
-    with pytest.raises(WorkFailed, match="canary of version 9"):
-        engine.adopt(version_of(lake, 9, canary_off_by=0.01))
+    fed = engine.fed_tokens
 
-    engine.adopt(version_of(lake, 0))
+    # When weights come that do not score the canary as the trainer did
+    with pytest.raises(WorkFailed, match=r"version 9 .* 0\.01") as caught:
+        take(engine, version_of(lake, 9, canary_off_by=0.01))
+    engine.step()
+
+    # Then it goes on as if nothing had been: not even a key is computed again
+    assert (caught.value.code, caught.value.retriable) == ("canary", False)
+    assert engine.fed_tokens == fed + 1
     [answer] = run(engine)
+    assert answer.body == undisturbed
 
-    assert answer.body.token_ids == undisturbed.token_ids
-    assert tokens(answer.body.versions) == [0] * 6
+    # And a good one is taken as always
+    take(engine, version_of(lake, 2))
+    assert tokens(body(engine, call()).versions) == [2]
+
+
+def test_tied_weights_are_tied_after_an_adoption_too(family: Path) -> None:
+    engine = TransformersEngine("policy", family)
+    model = engine.policy.model
+    before = len({parameter.data_ptr() for parameter in model.state_dict().values()})
+
+    take(engine, version_of(family, 1))
+
+    after_ = len({parameter.data_ptr() for parameter in model.state_dict().values()})
+    assert after_ == before
 
 
 def test_a_canary_of_nan_fails(lake: Path) -> None:
     engine = TransformersEngine("policy", lake)
 
     with pytest.raises(WorkFailed, match="canary"):
-        engine.adopt(version_of(lake, 0, canary_off_by=math.nan))
+        take(engine, version_of(lake, 0, canary_off_by=math.nan))
 
 
 def without_a_tensor(policy: Path, version: PolicyVersion) -> PolicyVersion:
@@ -216,11 +212,11 @@ def test_weights_of_another_model_leave_the_present_ones_in_service(lake: Path) 
     gone = replace(gone, full=replace(gone.full, uri=gone.full.uri + ".gone"))
 
     with pytest.raises(WorkFailed, match=r"transformer\.ln_f\.bias") as caught:
-        engine.adopt(incomplete)
+        take(engine, incomplete)
     with pytest.raises(Unavailable):
-        engine.adopt(gone)
+        take(engine, gone)
     with pytest.raises(WorkFailed, match="policy 'other'"):
-        engine.adopt(version_of(lake, 3, policy_id="other"))
+        take(engine, version_of(lake, 3, policy_id="other"))
 
     assert caught.value.code == "weights"
     assert engine.version == 0
@@ -233,7 +229,7 @@ def test_tied_embeddings_may_come_once(lake: Path) -> None:
     assert "lm_head.weight" not in read_weights(version.full)
 
     engine = TransformersEngine("policy", lake)
-    engine.adopt(version)
+    take(engine, version)
 
     assert engine.version == 0
 

@@ -39,11 +39,14 @@ class Counting(ScriptedEngine):
     def busy(self) -> bool:
         return not self.asleep and super().busy()
 
-    def adopt(self, version: PolicyVersion) -> None:
+    def stage(self, version: PolicyVersion) -> None:
         if self.trouble:
             raise self.trouble
-        self.adopted.append(version.version)
-        super().adopt(version)
+        super().stage(version)
+
+    def adopt(self) -> None:
+        super().adopt()
+        self.adopted.append(self.version)
 
 
 def call_of(rollout_id: str = "r", position: int = 0, tries: int = 0, **fields: Any) -> ModelCall:

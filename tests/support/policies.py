@@ -103,6 +103,12 @@ def call(
     )  # fmt: skip
 
 
+def take(engine: Engine, version: PolicyVersion) -> None:
+    """Stage a version and adopt it, as a server does between two steps."""
+    engine.stage(version)
+    engine.adopt()
+
+
 def run(engine: Engine, *calls: ModelCall, max_steps: int = 2000) -> list[EngineAnswer]:
     """Add the calls and step until nothing is left to do; answers in the order of the calls."""
     for one in calls:

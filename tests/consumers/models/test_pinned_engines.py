@@ -21,11 +21,11 @@ class Slow(ScriptedEngine):
         self.clock, self.loads_s = clock, loads_s
         self.trouble: Exception | None = None
 
-    def adopt(self, version: PolicyVersion) -> None:
+    def stage(self, version: PolicyVersion) -> None:
         self.clock.pass_by(self.loads_s)
         if self.trouble:
             raise self.trouble
-        super().adopt(version)
+        super().stage(version)
 
 
 def served(rig: Rig) -> list[set[int]]:

@@ -1,6 +1,7 @@
 """The models group on the in-memory log: calls in, continuations out, versions in between."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from inference.engine import EngineAnswer
 from inference.scripted import ScriptedEngine
 from schemas import messages
 from schemas.codec import Codec
-from schemas.errors import Unavailable, WeightsMissing, WorkFailed
+from schemas.errors import CanaryOff, Unavailable, WeightsMissing, WorkFailed
 from schemas.ids import LONG_PREFIX, prefix_digest
 from schemas.messages import (
     CallFailed,
@@ -227,16 +228,18 @@ class Singing(Counting):
         self.wrong, self.gone = set(wrong), gone or set()
         self.tried: list[int] = []
 
-    def adopt(self, version: PolicyVersion) -> None:
+    def stage(self, version: PolicyVersion) -> None:
         self.tried.append(version.version)
         if version.version in self.gone:
             msg = "no such file"
             raise WeightsMissing(msg)
-        if version.version in self.wrong:
-            self.version = -1
+        super().stage(version)
+
+    def adopt(self) -> None:
+        if self.tried[-1] in self.wrong:
             msg = "it sings another song"
             raise WorkFailed("canary", msg, retriable=False)
-        super().adopt(version)
+        super().adopt()
 
 
 def served(rig: Rig) -> list[set[int]]:
@@ -267,8 +270,11 @@ def test_of_a_version_that_cannot_be_served_an_operator_learns_and_a_good_one_is
     assert served(rig) == [{2}]
 
 
-@pytest.mark.parametrize("at_start", [True, False])
-@pytest.mark.parametrize("bad", ["canary", "gone", "number", "weights"])
+@pytest.mark.parametrize(
+    ("bad", "at_start"),
+    [(bad, at_start) for bad in ("gone", "number", "weights") for at_start in (True, False)]
+    + [("canary", True)],
+)
 def test_a_forged_newest_version_is_passed_over_for_the_one_below(
     rig: Rig, bad: str, *, at_start: bool
 ) -> None:
@@ -301,19 +307,164 @@ def test_a_forged_newest_version_is_passed_over_for_the_one_below(
     assert served(rig) == [{5}, {6}]
 
 
-def test_many_forged_versions_leave_the_one_that_can_be_served(rig: Rig) -> None:
-    engine = Singing(*range(10, 200))
+def test_many_forged_versions_leave_a_server_that_begins_the_one_that_can_be_served(
+    rig: Rig,
+) -> None:
+    engine = Singing(*range(10, 70))
     announce(rig, 5)
-    loop = rig.models(engine)
-    rig.settle(loop)
-
-    for version in range(10, 200):
+    for version in range(10, 70):
         announce(rig, version)
     send(rig, call_of())
+
+    loop = rig.models(engine)
     rig.commit(loop)
     rig.settle(loop)
 
     assert served(rig) == [{5}]
+
+
+def _pass_s(rig: Rig, loop: Loop, count: int) -> None:
+    for _ in range(count):
+        rig.clock.pass_by(1.0)
+        rig.settle(loop)
+
+
+def test_a_server_whose_canary_is_off_serves_on_and_leaves_after_three(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a server of version 5, and one that its engine cannot make sing
+    engine = Singing(6)
+    announce(rig, 5)
+    loop = rig.models(engine)
+    rig.settle(loop)
+    announce(rig, 6)
+
+    # When it is tried, the old one answers
+    rig.clock.pass_by(0.1)
+    send(rig, call_of())
+    rig.settle(loop)
+    rig.clock.pass_by(0.5)
+    rig.settle(loop)
+    assert served(rig) == [{5}]
+    assert engine.tried == [5, 6]
+
+    # And after three tries, a second apart, the server leaves with the reason
+    with pytest.raises(CanaryOff, match=r"serves version 5 of 'p'; .* sings another song"):
+        _pass_s(rig, loop, 2)
+    assert engine.tried == [5, 6, 6, 6]
+    assert capsys.readouterr().out.count("canary_off") == 2
+
+
+def test_a_canary_that_agrees_in_between_keeps_the_server_at_its_place(rig: Rig) -> None:
+    engine = Singing(6, 8)
+    announce(rig, 5)
+    loop = rig.models(engine)
+    rig.settle(loop)
+    for version in (6, 7, 8, 9):
+        announce(rig, version)
+        for _ in range(2 if version in engine.wrong else 1):
+            rig.clock.pass_by(1.1)
+            rig.settle(loop)
+
+    assert engine.tried == [5, 6, 6, 7, 8, 8, 9]
+    assert engine.version == 9
+
+
+class Held(Executor):
+    """A thread that is late: what it is given is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
+        self.closed = False
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        assert not kwargs
+        self.given.append((Future(), fn, args))
+        return self.given[-1][0]
+
+    def do(self) -> None:
+        future, fn, args = self.given.pop(0)
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:  # as a pool does
+            future.set_exception(error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.closed = cancel_futures and not wait
+
+
+def test_a_server_answers_with_old_weights_while_new_ones_are_staged(rig: Rig) -> None:
+    # Given a server that has staged and adopted version 1
+    thread, engine = Held(), Counting(version=-1)
+    announce(rig, 1)
+    send(rig, call_of())
+    loop = rig.models(engine, thread=thread)
+    rig.settle(loop)
+    assert answers(rig) == []
+    thread.do()
+    rig.clock.pass_by(0.1)
+    rig.settle(loop)
+    assert served(rig) == [{1}]
+
+    # When 2 and 3 come, it answers with 1 until one of them is there
+    announce(rig, 2)
+    rig.clock.pass_by(0.1)
+    rig.settle(loop)
+    announce(rig, 3)
+    send(rig, call_of(position=1))
+    rig.clock.pass_by(0.1)
+    rig.settle(loop)
+    assert served(rig) == [{1}, {1}]
+
+    # And then goes on to the next
+    for number in (2, 3):
+        thread.do()
+        rig.clock.pass_by(0.1)
+        rig.settle(loop)
+        assert engine.version == number
+    assert thread.given == []
+
+
+def test_one_version_is_staged_beside_the_loop_for_those_who_ask_for_it(rig: Rig) -> None:
+    thread, engine = Held(), Counting(version=-1)
+    for number in (1, 2):
+        announce(rig, number)
+    loop = rig.models(engine, thread=thread)
+    rig.settle(loop)
+    thread.do()
+    rig.clock.pass_by(0.1)
+    role_of(loop).pinned.twin = lambda: Counting(version=-1)
+    send(rig, call_of(policy_version=1), call_of(position=1))
+    rig.settle(loop)
+    assert served(rig) == [{2}]
+
+    thread.do()
+    rig.clock.pass_by(0.1)
+    rig.settle(loop)
+
+    assert served(rig) == [{2}, {1}]
+
+
+def test_a_version_whose_staging_fails_on_its_thread_is_passed_over(rig: Rig) -> None:
+    thread, engine = Held(), Counting(version=-1)
+    announce(rig, 1)
+    engine.trouble = Unavailable("no such disk")
+    loop = rig.models(engine, thread=thread)
+    rig.settle(loop)
+    thread.do()
+    rig.clock.pass_by(0.1)
+    rig.settle(loop)
+    assert engine.version == -1
+
+    engine.trouble = None
+    rig.clock.pass_by(1.1)
+    rig.settle(loop)
+    thread.do()
+    rig.clock.pass_by(0.1)
+    rig.settle(loop)
+    assert engine.version == 1
+    role_of(loop).close()
+    assert thread.closed
 
 
 def test_a_version_that_was_passed_over_is_adopted_when_its_file_comes(rig: Rig) -> None:

@@ -16,7 +16,7 @@ RollcallError
       + WeightsMissing
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
-        DeliveryFailed, StormOfDeadLetters, RoomBlocked
+        DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull
 """
 
 from schemas.foreign_text import REASON_CHARS, plain
@@ -188,6 +188,10 @@ class StormOfDeadLetters(Unfit):
 
 class CanaryOff(Unfit):
     """A model server cannot make its weights score as the trainer's do."""
+
+
+class DiskFull(Unfit):
+    """No room for what has to be kept before anything goes on; says what is needed."""
 
 
 class RoomBlocked(Unfit):

@@ -137,6 +137,11 @@ class LearnerConfig:
 
     stream: bool = False
     """Whether gradients are added as groups complete, and applied when the batch is whole."""
+    save: str = "sync"
+    """`async`: a step's checkpoint is written while the next batch is trained."""
+    announce: str = "durable"
+    """When a version is announced: when its checkpoint is `durable`, or `early`, when its weights
+    are: then a crash in between abandons it."""
     over_provision: float = 1.0
     """So many times `groups_per_step` groups are kept started; when a batch is there all others are
     cancelled, and gone on with first in the next round."""
@@ -170,13 +175,16 @@ class LearnerConfig:
                 f"{self.groups_per_step}; no batch would ever be complete; raise it"
             )
             raise Refused(msg)
-        for key, known in (("packing", PACKINGS), ("precision", PRECISIONS)):
+        for key, known in NAMED.items():
             if getattr(self, key) not in known:
                 raise names.unknown(key, getattr(self, key), known)
         for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 msg = f"{key} is {getattr(self, key)!r}; give true or false"
                 raise Refused(msg)
+        if self.announce == "early" and self.save == "sync":
+            msg = "announce 'early' is for checkpoints that are written later; set save to 'async'"
+            raise Refused(msg)
         self.objective()
         advantage = self.advantage_rule()
         if self.group_size < 2 and advantage.needs("group"):
@@ -381,7 +389,7 @@ FIRST = frozenset({
 })  # fmt: skip
 """What the digest of the first release was taken over, whatever its values."""
 
-FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing"})
+FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing", "save", "announce"})
 """What may change between two checkpoints: it decides nothing that is learned."""
 
 LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
@@ -389,6 +397,11 @@ LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
 
 PACKINGS = ("rows", "shared", "packed")
 SWITCHES = ("gradient_checkpointing", "stream")
+NAMED = {
+    "packing": PACKINGS, "precision": PRECISIONS,
+    "save": ("sync", "async"), "announce": ("durable", "early"),
+}  # fmt: skip
+"""What is one of a few names and no rule."""
 
 BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),

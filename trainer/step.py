@@ -40,6 +40,7 @@ from trainer.replay import adopted
 from trainer.rewards import Rewards
 from trainer.samples import Sample
 from trainer.sharing import sharing_with
+from trainer.snapshot import Snapshot
 from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
 from trainer.streaming import Streaming, by_group
@@ -91,6 +92,7 @@ class Learner:
         self.steps_done = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
+        self._snapshot: Snapshot[LearnerState] | None = None
         self._objective, self._step_size = config.objective(), config.step_size_rule()
         self.model = on(device, loaded(model_directory)).eval()
         require_precision(self.model, config.precision)
@@ -239,20 +241,17 @@ class Learner:
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""
-        moments = {
-            f"{name}/{moment}": raw_of(self.optimiser.state[parameter][moment])
-            for name, parameter in self._parameters.items()
-            for moment in MOMENTS
-            if parameter in self.optimiser.state
-        }
-        rng = {"torch": raw_of(torch.get_rng_state())}
-        optimiser = moments | self._onlookers.state() | self._entropy.state()
-        return LearnerState(
-            self.steps_done, self.version, self.skipped, self.tensors(), optimiser, rng
-        )
+        return self._copier()()
+
+    def snapshot(self) -> Snapshot[LearnerState]:
+        """The same, copied by whoever asks for it, or else before the weights change."""
+        self._settle()
+        self._snapshot = Snapshot(self._copier())
+        return self._snapshot
 
     def load(self, state: LearnerState) -> None:
         """Become what `state` was taken of."""
+        self._settle()
         load_tensors(self.model, state.weights)
         self._onlookers.load(state.optimiser)
         self._entropy.load(state.optimiser)
@@ -275,6 +274,30 @@ class Learner:
         temperature = self.config.temperature
         batch = self._onlookers.before_step(batch, self._pieces, temperature)
         return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)
+
+    def _copier(self) -> Callable[[], LearnerState]:
+        """What copies the state as it is now; the large tensors only when it is called."""
+        numbers = self.steps_done, self.version, self.skipped
+        rng = {"torch": raw_of(torch.get_rng_state())}
+        entropy = self._entropy.state()
+
+        def copied() -> LearnerState:
+            moments = {
+                f"{name}/{moment}": raw_of(self.optimiser.state[parameter][moment])
+                for name, parameter in self._parameters.items()
+                for moment in MOMENTS
+                if parameter in self.optimiser.state
+            }
+            optimiser = moments | self._onlookers.state() | entropy
+            return LearnerState(*numbers, self.tensors(), optimiser, rng)
+
+        return copied
+
+    def _settle(self) -> None:
+        """Have the copy of a snapshot made before anything changes that it is of."""
+        if self._snapshot is not None:
+            self._snapshot.settle()
+            self._snapshot = None
 
     def _updates(self, batch: Batch, lr: float) -> dict[str, float]:
         """Change the weights, once or for every minibatch; return what is known of it all."""
@@ -326,6 +349,7 @@ class Learner:
 
     def _apply(self, lr: float, skip: bool) -> None:
         if not skip:
+            self._settle()
             for group in self.optimiser.param_groups:
                 group["lr"] = lr
             self.optimiser.step()

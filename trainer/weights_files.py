@@ -21,6 +21,14 @@ def clear_temporary(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def clear_unannounced(directory: Path, newest: int) -> None:
+    """Remove weights of versions above the newest: their numbers will be used for others."""
+    for path in directory.glob("v*.safetensors"):
+        number = path.name.partition("-")[0].removeprefix("v")
+        if number.isdecimal() and int(number) > newest:
+            path.unlink(missing_ok=True)
+
+
 def mend(
     directory: Path, file: WeightsFile | None, version: int, tensors: Mapping[str, RawTensor]
 ) -> bool:

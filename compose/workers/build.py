@@ -250,7 +250,10 @@ class Workshop:
 
     def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
         """The trainer of a run, resumed from its newest checkpoint."""
+        from concurrent.futures import ThreadPoolExecutor
+
         from consumers.heldout import HeldOut
+        from consumers.training.at_once import AtOnce
         from consumers.training.trainer import Trainer
         from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
         from trainer.step import Learner
@@ -278,6 +281,8 @@ class Workshop:
             None if folder.part else HeldOut(folder.heldout()),
             () if folder.part else folder.curators(),
             continue_=self.continue_(config),
+            # In one process with everybody else the order of things is the same every time.
+            executor=ThreadPoolExecutor(1, "saver") if self.watched else AtOnce(),
         )
 
     def continue_(self, config: "LearnerConfig") -> "Continue | None":

@@ -1,7 +1,7 @@
 """The records that announce a step: its version of the policy, and what it was made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from consumers.training.training_run import TrainingRun
 from schemas.codec import Codec
@@ -16,10 +16,31 @@ from trainer.step import Learner
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
 """Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
 
+NOT_WRITTEN = WeightsFile("", "", 0, "", -1)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecords:
+    """What will be announced of a step, but for where its weights lie."""
+
+    version: PolicyVersion
+    step: TrainStep | None
+    """None where the weights are those that a run begins with."""
+
+    def encoded(self, codec: Codec, topics: Topics, weights: WeightsFile) -> dict[str, bytes]:
+        """The records by the names that a checkpoint holds them under; raises Unavailable."""
+        digest = weights.weights_digest
+        version = replace(self.version, weights_digest=digest, full=weights)
+        records = {"version": codec.encode(topics.versions, version)}
+        if self.step is not None:
+            step = replace(self.step, weights_digest=digest)
+            records["step"] = codec.encode(topics.train_steps, step)
+        return records
+
 
 @dataclass(eq=False)
 class Announcements:
-    """Makes them, as bytes; a step's tells what was dropped since the last one's."""
+    """Makes them; a step's tells what was dropped since the last one's."""
 
     codec: Codec
     topics: Topics
@@ -33,34 +54,42 @@ class Announcements:
         """What was dropped so far has been told."""
         self._dropped_before = _counts(drops)
 
-    def version(self, parent: int, weights: WeightsFile, consumed: tuple[Consumed, ...]) -> bytes:
-        """The PolicyVersion of the learner's present weights."""
-        canary = self.learner.canary()
-        record = PolicyVersion(
-            policy_id=self.run.policy_id,
-            version=self.learner.version,
-            parent=parent,
-            run_id=self.run.run_id,
-            step=self.learner.steps_done,
-            weights_digest=weights.weights_digest,
-            full=weights,
-            canary_ids=canary.ids,
-            canary_logprobs=canary.logprobs,
-            consumed=consumed,
-        )
-        return self.codec.encode(self.topics.versions, record)
-
-    def step(
+    def records(
         self,
         parent: int,
         samples: Sequence[Sample],
         metrics: Mapping[str, float],
         drops: Mapping[str, Tally],
-        weights_digest: str,
-    ) -> bytes:
-        """The TrainStep of the learner's last step; `drops` are all so far."""
+        consumed: tuple[Consumed, ...],
+    ) -> StepRecords:
+        """Of what the learner has just come to; `drops` are all so far. Asked for once a step."""
+        step = self._step(parent, samples, metrics, drops) if samples else None
+        return StepRecords(self._version(parent, consumed), step)
+
+    def _version(self, parent: int, consumed: tuple[Consumed, ...]) -> PolicyVersion:
+        canary = self.learner.canary()
+        return PolicyVersion(
+            policy_id=self.run.policy_id,
+            version=self.learner.version,
+            parent=parent,
+            run_id=self.run.run_id,
+            step=self.learner.steps_done,
+            weights_digest="",
+            full=NOT_WRITTEN,
+            canary_ids=canary.ids,
+            canary_logprobs=canary.logprobs,
+            consumed=consumed,
+        )
+
+    def _step(
+        self,
+        parent: int,
+        samples: Sequence[Sample],
+        metrics: Mapping[str, float],
+        drops: Mapping[str, Tally],
+    ) -> TrainStep:
         plain, packed = fitted([sample.ref(self.topics.scored) for sample in samples])
-        record = TrainStep(
+        return TrainStep(
             policy_id=self.run.policy_id,
             run_id=self.run.run_id,
             step=self.learner.steps_done,
@@ -70,11 +99,9 @@ class Announcements:
             metrics=dict(metrics),
             dropped=self._dropped_since(drops),
             checkpoint=f"v{self.learner.version:08d}",
-            weights_digest=weights_digest,
             machine=machine(self.learner.device),
             packed=packed,
         )
-        return self.codec.encode(self.topics.train_steps, record)
 
     def _dropped_since(self, drops: Mapping[str, Tally]) -> dict[str, int]:
         now, before = _counts(drops), self._dropped_before

@@ -2,17 +2,28 @@
 
 The checkpoint is saved before anything is announced, and it holds the records that announce it, so
 a crash in between loses neither. A version number is never used twice.
+
+With `save = "async"` all of this is done by a thread with a publisher of its own, from a snapshot,
+while the next batch is trained; one version at a time, and none before all of the one before is
+acked. With `announce = "early"` the records are written before the checkpoint: a crash in between
+abandons what was announced, as a lost checkpoint does.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
+from consumers.training.announcement import StepRecords
+from consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
 from consumers.training.intake import Intake
 from consumers.training.resumption import NewestOnLog
 from producers.publisher import Publisher
-from schemas.errors import WireError
+from schemas.errors import Unavailable, WireError
 from schemas.headers import full_headers
 from schemas.messages import Consumed, PolicyVersion
 from schemas.weights import write_weights
@@ -21,6 +32,8 @@ from trainer import weights_files
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.samples import Sample
+from trainer.snapshot import Snapshot
+from trainer.step import LearnerState
 
 KEEP_CHECKPOINTS = 3
 FLUSH_S = 30.0
@@ -30,11 +43,17 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """A step that was taken."""
+    """A version, and all that was true when it was made; nothing here changes any more."""
 
-    samples: tuple[Sample, ...]
+    version: int
+    step: int
+    snapshot: Snapshot[LearnerState]
+    records: StepRecords
+    checkpoint: Callable[..., Checkpoint]
+    """Of a learner's state, and the records to come as `pending`."""
     metrics: Mapping[str, float]
-    parent: int
+    awaited: frozenset[int]
+    """Versions whose weights must stay."""
 
 
 @dataclass(eq=False)
@@ -43,6 +62,7 @@ class StepSaver:
 
     name: str
     publisher: Publisher
+    """Where this may be another thread's, nobody else's."""
     config: LearnerConfig
     intake: Intake
     highest: int
@@ -50,11 +70,19 @@ class StepSaver:
     abandoned: checkpoints.Ranges
     asked_from: tuple[Consumed, ...]
     """Where the requests lie that the next trainer has to read."""
+    executor: Executor
+    """Of one thread, or of none."""
     parent: int = -1
     pending: Mapping[str, bytes] = field(default_factory=dict)
     """The records that announce the newest checkpoint."""
-    _unsaved: _Unsaved | None = None
-    """The last step, where a store that is away has kept it from being saved and announced."""
+    stalled_s: float = 0.0
+    """How long training has stood still for saving since somebody set it to 0."""
+    _needed_bytes: int = 0
+    """What the next version takes on the disk."""
+    _unsaved: deque[_Unsaved] = field(default_factory=deque)
+    """The last step, and the one before where that is being saved, or a store is away."""
+    _saving: Future[None] | None = None
+    """Of the first of them."""
 
     def __post_init__(self) -> None:
         self.words, self.topics = self.intake.words, self.intake.words.topics
@@ -66,7 +94,8 @@ class StepSaver:
             self._begin_again(held, seen)
             return
         self.learner.version = checkpoints.next_version(self.highest)
-        self._save_and_announce({}, (), -1)
+        self.trained((), {}, -1)
+        self.save_trained(wait=True)
 
     def next_version(self) -> int:
         """A number that nobody has used."""
@@ -78,11 +107,13 @@ class StepSaver:
         self.parent, self.pending = held.parent, held.pending
         # Compaction leaves the newest record alone: a foreign one would be all that servers find.
         if seen.highest_version < held.version or seen.last_run_id != self.run.run_id:
-            self._publish(self.topics.versions, held.pending["version"], "PolicyVersion")
+            record = held.pending["version"]
+            self._publish(self.topics.versions, record, "PolicyVersion", held.version)
         if seen.highest_step_record < held.version and "step" in held.pending:
-            self._publish(self.topics.train_steps, held.pending["step"], "TrainStep")
+            self._publish(self.topics.train_steps, held.pending["step"], "TrainStep", held.version)
         self.publisher.flush(FLUSH_S)
         self.highest = max(self.highest, held.version)
+        self._needed_bytes = needed_bytes(held.state)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
     def _mend_weights(self, announcing: bytes | None) -> None:
@@ -98,77 +129,138 @@ class StepSaver:
     def trained(
         self, samples: tuple[Sample, ...], metrics: Mapping[str, float], parent: int
     ) -> None:
-        """Save and announce a step that the learner has taken; raises Unavailable."""
-        self._unsaved = _Unsaved(samples, metrics, parent)
+        """Save and announce a step that the learner has taken; raises Unavailable and DiskFull."""
+        self.parent, learner = parent, self.learner
+        marks, drops = self.intake.consumption.marks(), self.intake.buffer.drops()
+        later = self.config.save == "async"
+        self._unsaved.append(
+            _Unsaved(
+                learner.version,
+                learner.steps_done,
+                learner.snapshot() if later else Snapshot(learner.state),
+                self.words.records(parent, samples, metrics, drops, marks),
+                self._checkpoint(),
+                metrics,
+                frozenset(
+                    {
+                        *self.intake.evaluations.awaited(),
+                        *self.config.scoring_versions(learner.version),
+                    }
+                ),
+            )
+        )
         self.save_trained()
 
-    def save_trained(self) -> None:
-        """Nothing goes on before the last step is saved; raises Unavailable."""
-        if self._unsaved is None:
+    def save_trained(self, *, wait: bool = False) -> None:
+        """Have what was trained saved; raises Unavailable where it has to be tried again.
+
+        Where a thread does it, this waits for it only if it is told to, or if another version is
+        there already. Raises DiskFull, and nothing was announced that is not on the disk.
+        """
+        began = time.monotonic()
+        try:
+            while self._unsaved:
+                if self._saving is None:
+                    self._require_acked()
+                    self._saving = self.executor.submit(self._save_and_announce, self._unsaved[0])
+                if not (wait or len(self._unsaved) > 1 or self._saving.done()):
+                    return
+                self._conclude()
+        finally:
+            self.stalled_s += time.monotonic() - began
+
+    def require_room(self) -> None:
+        """Raise DiskFull where what the next step comes to could not be saved."""
+        require_room(self.run, self._needed_bytes)
+
+    def all_saved(self) -> bool:
+        """Whether nothing was trained that is not announced."""
+        return not self._unsaved
+
+    def _require_acked(self) -> None:
+        """Raise Unavailable while records are in flight that only the newest checkpoint holds."""
+        if self.publisher.waiting() and (missing := self.publisher.flush(FLUSH_S)):
+            msg = f"{missing:,} records that announce version {self.highest} are not acked yet"
+            raise Unavailable(msg)
+
+    def _conclude(self) -> None:
+        """Wait for what is being saved; what could not be for a while is begun anew."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+        saved = self._unsaved.popleft()
+        saved.snapshot.let_go()
+        self.stalled_s += saved.snapshot.waited_s
+        self.highest = max(self.highest, saved.version)
+        if saved.records.step is None:
             return
-        metrics = self._unsaved.metrics
-        self._save_and_announce(metrics, self._unsaved.samples, self._unsaved.parent)
-        self._unsaved = None
         log.info(
             "step_trained",
-            step=self.learner.steps_done,
-            version=self.learner.version,
-            reward_mean=round(metrics["reward_mean"], 4),
-            staleness_mean=round(metrics["staleness_mean"], 2),
-            loss=round(metrics["loss"], 5),
+            step=saved.step,
+            version=saved.version,
+            reward_mean=round(saved.metrics["reward_mean"], 4),
+            staleness_mean=round(saved.metrics["staleness_mean"], 2),
+            loss=round(saved.metrics["loss"], 5),
         )
 
-    def _save_and_announce(
-        self, metrics: Mapping[str, float], samples: Sequence[Sample], parent: int
-    ) -> None:
-        """1. weights  2. checkpoint, with the records to come  3. version  4. step."""
-        self.parent = parent
-        learner, buffer = self.learner, self.intake.buffer
-        weights = write_weights(str(self.run.weights), learner.version, learner.tensors())
-        marks = self.intake.consumption.marks()
-        pending = {"version": self.words.version(parent, weights, marks)}
-        if samples:
-            pending["step"] = self.words.step(
-                parent, samples, metrics, buffer.drops(), weights.weights_digest
-            )
-        self._save(pending)
-        self._publish(self.topics.versions, pending["version"], "PolicyVersion")
-        if samples:
-            self._publish(self.topics.train_steps, pending["step"], "TrainStep")
+    def _save_and_announce(self, unsaved: _Unsaved) -> None:
+        """1. weights  2. checkpoint, with the records to come  3. version  4. step.
+
+        Where it is announced early, 2 comes last.
+        """
+        state = unsaved.snapshot.state()
+        self._needed_bytes = needed_bytes(state)
+        try:
+            weights = write_weights(str(self.run.weights), unsaved.version, state.weights)
+            pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
+            save = partial(self._save, unsaved.checkpoint, state, pending)
+            announce = partial(self._announce, unsaved.version, pending)
+            for do in (announce, save) if self.config.announce == "early" else (save, announce):
+                do()
+        except (OSError, Unavailable) as error:
+            if not is_full(error):
+                raise
+            raise disk_full(self.run, self._needed_bytes) from error
+        checkpoints.prune(self.run.checkpoints, KEEP_CHECKPOINTS, self.config.checkpoint_keep_every)
+        weights_files.prune(self.run.weights, unsaved.awaited)
+
+    def _announce(self, version: int, pending: Mapping[str, bytes]) -> None:
+        self._publish(self.topics.versions, pending["version"], "PolicyVersion", version)
+        if "step" in pending:
+            self._publish(self.topics.train_steps, pending["step"], "TrainStep", version)
         self.publisher.flush(FLUSH_S)
-        self.highest = learner.version
-        keep_every = self.config.checkpoint_keep_every
-        checkpoints.prune(self.run.checkpoints, KEEP_CHECKPOINTS, keep_every)
-        awaited = self.intake.evaluations.awaited()
-        scoring = self.config.scoring_versions(learner.version)
-        weights_files.prune(self.run.weights, {*awaited, *scoring})
 
     def save_again(self) -> None:
         """Write the newest checkpoint once more, with what was consumed since."""
-        self._save(self.pending)
+        self.save_trained(wait=True)
+        self._save(self._checkpoint(), self.learner.state(), self.pending)
 
-    def _save(self, pending: Mapping[str, bytes]) -> None:
-        """Write the checkpoint of what is there; `pending` are the records that announce it."""
+    def _save(
+        self,
+        checkpoint: Callable[..., Checkpoint],
+        state: LearnerState,
+        pending: Mapping[str, bytes],
+    ) -> None:
         self.pending = pending
+        checkpoints.save(self.run.checkpoints, checkpoint(state=state, pending=pending))
+
+    def _checkpoint(self) -> Callable[..., Checkpoint]:
+        """The checkpoint of what is there now, but for `state` and for `pending`."""
         buffer, accounts = self.intake.buffer, self.intake.accounts
-        checkpoints.save(
-            self.run.checkpoints,
-            Checkpoint(
-                self.learner.state(),
-                self.parent,
-                self.config.digest(),
-                self.intake.consumption.marks(),
-                (*buffer.recent(), *accounts.left()),
-                buffer.drops(),
-                self.abandoned,
-                pending,
-                buffer.used,
-                accounts.book(self.intake.unaccounted, self.asked_from),
-                buffer.replay.book(),
-            ),
+        return partial(
+            Checkpoint,
+            parent=self.parent,
+            config_digest=self.config.digest(),
+            consumed=self.intake.consumption.marks(),
+            recent=(*buffer.recent(), *accounts.left()),
+            drops=buffer.drops(),
+            abandoned=self.abandoned,
+            used=buffer.used,
+            book=accounts.book(self.intake.unaccounted, self.asked_from),
+            replay=buffer.replay.book(),
         )
 
-    def _publish(self, topic: str, value: bytes, kind: str) -> None:
-        ce_id = f"{self.run.policy_id}/{self.learner.version}"
+    def _publish(self, topic: str, value: bytes, kind: str, version: int) -> None:
+        ce_id = f"{self.run.policy_id}/{version}"
         headers = full_headers(kind, ce_id, self.name, self.run.policy_id, self.run.run_id)
         self.publisher.send(topic, self.run.policy_id, value, headers=headers)

@@ -9,6 +9,7 @@ It reads with `assign`, not as a group member: its position is in the checkpoint
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ import structlog
 from consumers.heldout import HeldOut
 from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
+from consumers.training.at_once import AtOnce
 from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
@@ -75,6 +77,8 @@ class Trainer:
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     continue_: Continue | None = field(default=None, kw_only=True)
     """How cancelled rollouts go on; needed where some may."""
+    executor: Executor = field(default_factory=AtOnce, kw_only=True)
+    """What saves steps, where they are saved while the next batch is trained."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
     _failed_in_a_row: int = field(default=0, init=False)
@@ -110,15 +114,24 @@ class Trainer:
         cut_off = self.accounts.unended() if self.config.cuts_off else []
         self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
         highest = announced.highest_version
+        newest = max(highest, held.version if held else -1)
+        weights_files.clear_unannounced(self.run.weights, newest)
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
         self.intake = self._intake(held, abandoned)
         self.buffer, self.consumption = self.intake.buffer, self.intake.consumption
         self.continuing = self._continuing()
         self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
+        later = self.config.save == "async"
         self.saver = StepSaver(
-            self.name, self.publisher, self.config, self.intake, highest, abandoned,
+            self.name,
+            self.log.publisher() if later else self.publisher,
+            self.config,
+            self.intake,
+            highest,
+            abandoned,
             known.asked_from,
-        )  # fmt: skip
+            self.executor if later else AtOnce(),
+        )
         self.saver.begin(held, announced)
         for draw in range(self.accounts.next_draw, known.highest_draw + 1):
             size = len(self.curriculum.group(draw))
@@ -165,6 +178,8 @@ class Trainer:
         """Train until the run is done or somebody stops it; all that was announced is acked."""
         while not stopping() and not self.done():
             self.turn()
+        with suppress(Unavailable):  # its next start takes the step again
+            self.saver.save_trained(wait=True)
         flush_all(self.publisher, FLUSH_S, "records of the trainer", "its next start repeats them")
 
     def turn(self, timeout_s: float = 0.05) -> int:
@@ -183,7 +198,7 @@ class Trainer:
             return 0
 
     def _turn(self) -> int:
-        self.saver.save_trained()
+        self.saver.save_trained(wait=self._stopped())
         self.others.follow()
         self._evaluate_if_due()
         records = len(self._unread)
@@ -224,6 +239,7 @@ class Trainer:
         if self.buffer.whole(groups):
             if self.publisher.flush(ACK_S):
                 return False
+            self.saver.require_room()
             asked_from = self.past.ends(self.topics.requests)
         samples = self.buffer.take(groups, self.learner.version)
         self.intake.note_dropped()
@@ -239,7 +255,9 @@ class Trainer:
 
     def done(self) -> bool:
         """Whether the run has come to its end and its last weights are evaluated."""
-        return self._stopped() and self.evaluations.complete(self.learner.version)
+        if not (self._stopped() and self.saver.all_saved()):
+            return False
+        return self.evaluations.complete(self.learner.version)
 
     def _stopped(self) -> bool:
         """No further step is taken: all are done, or the goal is reached."""
@@ -350,6 +368,7 @@ class Trainer:
         metrics["held"] = float(self.buffer.held())
         metrics["running"] = float(self.running())
         fresh = [sample for sample in samples if not sample.uses]
+        metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
         metrics |= self.balance.step(began, fresh, self.buffer.drops(), self.buffer.held())
         if len(fresh) < len(samples):
             metrics["replayed"] = float(len(samples) - len(fresh))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from consumers.heldout import HeldOut, HeldOutPlan
 from consumers.log.memory_log import MemoryLog
 from consumers.log.memory_publisher import MemoryPublisher
+from consumers.training.at_once import AtOnce
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
@@ -35,6 +37,7 @@ from schemas.weights import RawTensor
 from tests.support.scored_trajectories import scored
 from trainer.config import LearnerConfig
 from trainer.samples import Sample
+from trainer.snapshot import Snapshot
 from trainer.step import Canary, LearnerState
 
 SIZE = 2
@@ -71,6 +74,10 @@ class Counting:
         none = {"n": RawTensor("U8", (1,), b"\0")}
         return LearnerState(self.steps_done, self.version, 0, self.tensors(), none, none)
 
+    def snapshot(self) -> Snapshot[LearnerState]:
+        taken = self.state()
+        return Snapshot(lambda: taken)
+
     def load(self, state: LearnerState) -> None:
         self.steps_done, self.version = state.step, state.version
 
@@ -96,6 +103,8 @@ class Stage:
     tasks: int = 100
     rewards: Callable[[RolloutRequest], float] | None = None
     """What a rollout earns; every second one where nothing is said."""
+    executor: Callable[[], Executor] = AtOnce
+    """Of each trainer, for steps that are saved while others are trained."""
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -130,8 +139,9 @@ class Stage:
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
         curators = curators_of(self.curator, self.tasks)
         self.trainer = Trainer(
-            "t", self.log, self.codec, self.topics, *arguments, curators, continue_=begun_again
-        )
+            "t", self.log, self.codec, self.topics, *arguments, curators, continue_=begun_again,
+            executor=self.executor(),
+        )  # fmt: skip
         return self.trainer
 
     def asked(self) -> list[RolloutRequest]:
@@ -149,6 +159,12 @@ class Stage:
     def steps(self) -> list[TrainStep]:
         records = self.log.all(self.topics.train_steps)
         return [self.codec.decode(record.value, TrainStep) for record in records]
+
+    def kept_steps(self) -> list[TrainStep]:
+        """Those that were not abandoned, each once."""
+        gone = self.trainer.saver.abandoned
+        steps = {step.version: step for step in self.steps()}
+        return [s for v, s in steps.items() if not any(a <= v <= b for a, b in gone)]
 
     def end(
         self, request: RolloutRequest, how: str = "finished", reward: float | None = None
@@ -211,8 +227,9 @@ class Stage:
         # Those of a group that was trained on without them have their places there, and end soon.
         assert in_use <= bound + given_up + len(list(trainer.accounts.losers()))
         assert max(Counter(request.rollout_id for request in self.asked()).values(), default=1) == 1
-        trained = [ref.rollout_id for step in self.steps() for ref in refs_of(step)]
-        again = sum(int(step.metrics.get("replayed", 0)) for step in self.steps())
+        steps = self.kept_steps()
+        trained = [ref.rollout_id for step in steps for ref in refs_of(step)]
+        again = sum(int(step.metrics.get("replayed", 0)) for step in steps)
         assert len(trained) - again == len(set(trained))
 
     def train(self, steps: int) -> None:

@@ -19,7 +19,6 @@ from trainer import checkpoint as checkpoint_module
 from trainer import shards
 from trainer.accounts import Book
 from trainer.checkpoint import (
-    MANIFEST,
     Checkpoint,
     abandon,
     kept,
@@ -33,7 +32,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import LearnerConfig
 from trainer.drops import Tally
-from trainer.manifest import read_body, write_body
+from trainer.manifest import MANIFEST, read_body, write_body
 from trainer.rank_files import parts_of_state, write_rank
 from trainer.step import Learner
 

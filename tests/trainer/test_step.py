@@ -1,5 +1,6 @@
 """The same batches give the same bits, a split changes nothing, and the learner learns."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -153,6 +154,26 @@ def test_a_batch_that_raises_is_no_step_and_leaves_nothing_behind(model_director
     assert learner.state() == untouched.state()
     assert learner.step(some_samples(4)) == untouched.step(some_samples(4))
     assert learner.tensors() == untouched.tensors()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_snapshot_is_of_its_moment_whoever_copies_it(model_directory: str, early: bool) -> None:
+    learner = Learner(model_directory, LearnerConfig(lr=1e-2))
+    learner.step(some_samples(0))
+    before = learner.state()
+
+    snapshot = learner.snapshot()
+    with ThreadPoolExecutor(1) as other:
+        copied = other.submit(snapshot.state) if early else None
+        learner.step(some_samples(1))
+    learner.load(learner.state())
+
+    assert snapshot.state() == before
+    assert learner.state() != before
+    assert copied is None or copied.result() == before
+    snapshot.let_go()
+    with pytest.raises(RuntimeError, match="let go of"):
+        snapshot.state()
 
 
 def test_a_step_without_samples_is_refused(model_directory: str) -> None:

@@ -16,6 +16,7 @@ from schemas.messages import PolicyVersion
 from tests.support.staged_run import CONFIG, SCORING, Stage
 from tests.support.tiny_run import RECIPE
 from trainer import checkpoint as checkpoints
+from trainer.manifest import MANIFEST
 
 
 def held_out(stage: Stage, version: int) -> list[str]:
@@ -135,7 +136,7 @@ def test_a_run_whose_every_checkpoint_is_gone_asks_for_no_rollout_twice(tmp_path
         stage.turn()
     asked = len(stage.asked())
     for path in checkpoints.kept(tmp_path / "checkpoints").values():
-        (path / checkpoints.MANIFEST).unlink()
+        (path / MANIFEST).unlink()
 
     stage.begin()
     stage.begin()

@@ -13,8 +13,8 @@ from schemas.messages import RolloutRequest
 from schemas.trajectory_refs import refs_of
 from tests.support.staged_run import CONFIG, SIZE, Stage
 from tests.support.tiny_run import RECIPE, World
-from trainer import checkpoint as checkpoints
 from trainer.config import LearnerConfig
+from trainer.manifest import MANIFEST
 
 SPARE = replace(CONFIG, redundancy=1)
 STRICT = replace(SPARE, max_staleness=0)
@@ -167,7 +167,7 @@ def test_a_checkpoint_without_losers_is_one_that_older_trainers_read(tmp_path: P
 
     (newest, *_) = sorted((tmp_path / "checkpoints").glob("v*"), reverse=True)
 
-    assert b'"won"' not in (newest / checkpoints.MANIFEST).read_bytes()
+    assert b'"won"' not in (newest / MANIFEST).read_bytes()
 
 
 def test_a_redundancy_below_none_is_refused_and_none_changes_no_digest() -> None:

@@ -347,11 +347,11 @@ class Raising(Learner):
 
     raises: Callable[[], bool]
 
-    def _gradient(self, batch: Any) -> Any:
+    def gradient_of(self, batch: Any) -> Any:
         if self.raises():
             msg = "index out of range"
             raise IndexError(msg)
-        return super()._gradient(batch)
+        return super().gradient_of(batch)
 
 
 def test_what_a_program_sampled_otherwise_than_asked_is_refused_and_not_trained_on(

@@ -1,0 +1,71 @@
+"""Whether the disk has room for the next version: asked before a step, and said by name."""
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from consumers.training.training_run import TrainingRun
+from schemas.errors import DiskFull
+from trainer import checkpoint as checkpoints
+from trainer.step import LearnerState
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+NEWEST = 2
+"""So many checkpoints a run goes on from, the second where the first is damaged."""
+
+
+def require_room(run: TrainingRun, needed_bytes: int) -> None:
+    """Raise DiskFull where a version that takes so much cannot be saved."""
+    if shutil.disk_usage(run.directory).free < needed_bytes:
+        raise disk_full(run, needed_bytes)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, says that a disk or a quota is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        error = error.__cause__
+    return False
+
+
+def disk_full(run: TrainingRun, needed_bytes: int) -> DiskFull:
+    """The error, with what is needed, what is free, and what could go."""
+    free = shutil.disk_usage(run.directory).free
+    could_go = "; ".join(_could_go(run)) or "nothing of this run"
+    return DiskFull(
+        f"{run.directory} has {_mb(free)} free and the next version of {run.policy_id!r} needs "
+        f"{_mb(needed_bytes)}; training stands before that step and nothing announced is missing. "
+        f"What could go: {could_go}. Make room and start the run again"
+    )
+
+
+def needed_bytes(state: LearnerState) -> int:
+    """What a version of such a state takes: weights twice, and moments, also where none are yet."""
+    weights, optimiser, rng = (
+        sum(len(tensor.data) for tensor in kind.values())
+        for kind in (state.weights, state.optimiser, state.rng)
+    )
+    return 2 * weights + max(optimiser, 2 * weights) + rng
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _could_go(run: TrainingRun) -> Iterator[str]:
+    older = list(checkpoints.kept(run.checkpoints).values())[:-NEWEST]
+    if older:
+        names = f"{older[0].name} to {older[-1].name}" if len(older) > 1 else older[0].name
+        yield f"checkpoints {names} ({_mb(sum(map(_size_of, older)))}), with `retrain` from there"
+    weights = sorted(run.weights.glob("v*.safetensors"))[:-NEWEST]
+    if weights:
+        size = sum(map(_size_of, weights))
+        yield f"{len(weights)} older files in {run.weights} ({_mb(size)})"
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"

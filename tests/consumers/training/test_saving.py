@@ -1,0 +1,386 @@
+"""Steps that are saved while the next is trained: nothing is announced too early, or lost."""
+
+import errno
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from compose.cli.retrain import parse_steps
+from compose.pages.retraining_page import retrain_and_tell
+from consumers.log.memory_publisher import MemoryPublisher
+from consumers.training import step_saver
+from consumers.training.at_once import AtOnce
+from schemas import whole_files
+from schemas.errors import DiskFull, Refused, Unavailable
+from schemas.messages import PolicyVersion
+from tests.support.later_executor import LaterExecutor
+from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiny_run import RECIPE, World
+from trainer import checkpoint as checkpoints
+from trainer import shards
+from trainer.config import LearnerConfig
+
+LATER = replace(CONFIG, save="async")
+EARLY = replace(LATER, announce="early")
+Usage = namedtuple("Usage", "total used free")
+
+
+class Died(Exception):
+    """Where a test lets a trainer die."""
+
+
+def announced(stage: Stage) -> list[int]:
+    records = stage.log.all(stage.topics.versions)
+    return [stage.codec.decode(record.value, PolicyVersion).version for record in records]
+
+
+def durable(stage: Stage) -> int:
+    found = checkpoints.load_latest(stage.directory / "checkpoints").checkpoint
+    return found.version if found else -1
+
+
+def later(tmp_path: Path, config: LearnerConfig = LATER) -> tuple[Stage, LaterExecutor]:
+    executor = LaterExecutor()
+    return Stage(tmp_path, config, executor=lambda: executor), executor
+
+
+def batch(stage: Stage) -> None:
+    """What is in the air ends, and a turn is taken."""
+    for request in stage.in_the_air():
+        stage.end(request)
+    stage.turn()
+
+
+def test_a_version_is_announced_when_its_checkpoint_is_durable_and_not_before(
+    tmp_path: Path,
+) -> None:
+    stage, executor = later(tmp_path)
+    while stage.trainer.learner.steps_done < 1:
+        batch(stage)
+
+    assert (announced(stage), durable(stage), stage.steps()) == ([0], 0, [])
+    executor.run_all()
+    assert (announced(stage), durable(stage)) == ([0, 1], 1)
+    assert [step.step for step in stage.steps()] == [1]
+    stage.drain()
+    assert announced(stage) == [0, 1, 2, 3, 4]
+
+
+def test_the_next_step_is_taken_meanwhile_and_saved_after(tmp_path: Path) -> None:
+    stage, executor = later(tmp_path)
+    while stage.trainer.learner.steps_done < 2:
+        batch(stage)
+
+    # The second was submitted when the first had been saved, and what it holds is of its own time.
+    assert len(executor.submitted) == 3
+    assert [future.done() for future in executor.submitted] == [True, True, False]
+    assert (announced(stage), durable(stage)) == ([0, 1], 1)
+    held = checkpoints.load_latest(tmp_path / "checkpoints").checkpoint
+    assert held is not None
+    assert (held.state.step, held.state.weights["w"].data, held.used) == (1, b"\1", 4)
+    stage.drain()
+
+
+def test_early_is_after_the_weights_and_before_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, executor = later(tmp_path, EARLY)
+    while stage.trainer.learner.steps_done < 1:
+        batch(stage)
+
+    def dies(root: Path, checkpoint: object) -> None:
+        raise Died
+
+    monkeypatch.setattr(checkpoints, "save", dies)
+    executor.run_all()
+
+    assert (announced(stage), durable(stage)) == ([0, 1], 0)
+    assert list((tmp_path / "weights").glob("v00000001-*"))
+
+    # Whoever goes on abandons it
+    monkeypatch.undo()
+    stage.begin()
+    assert stage.trainer.saver.abandoned == ((1, 1),)
+    stage.drain()
+    assert announced(stage) == [0, 1, 2, 3, 4, 5]
+    assert [step.step for step in stage.kept_steps()] == [1, 2, 3, 4]
+
+
+def test_a_run_is_not_done_before_its_last_step_is_saved(tmp_path: Path) -> None:
+    stage, _ = later(tmp_path)
+    while stage.trainer.learner.steps_done < 4:
+        batch(stage)
+
+    assert not stage.trainer.done()
+    stage.turn()
+    assert stage.trainer.done()
+    assert announced(stage) == [0, 1, 2, 3, 4]
+
+
+def test_who_is_stopped_saves_what_it_has_trained(tmp_path: Path) -> None:
+    stage, _ = later(tmp_path)
+    while stage.trainer.learner.steps_done < 2:
+        batch(stage)
+
+    stage.trainer.go_on(lambda: True)
+
+    assert announced(stage) == [0, 1, 2]
+
+
+def test_a_thread_saves_them_too(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, LATER, executor=lambda: ThreadPoolExecutor(1))
+
+    stage.drain()
+
+    assert announced(stage) == [0, 1, 2, 3, 4]
+    assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
+    assert durable(stage) == 4
+    stage.trainer.executor.shutdown()
+
+
+def test_a_store_that_is_away_while_a_step_is_saved_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, executor = later(tmp_path)
+    while stage.trainer.learner.steps_done < 1:
+        batch(stage)
+
+    def away(*arguments: object) -> None:
+        msg = "the store does not answer"
+        raise Unavailable(msg)
+
+    monkeypatch.setattr("consumers.training.trainer.AWAY_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(step_saver, "write_weights", away)
+        executor.run_all()
+        for _ in range(3):
+            batch(stage)
+            executor.run_all()
+        assert stage.trainer.learner.steps_done <= 2
+        assert announced(stage) == [0]
+    stage.drain()
+
+    assert announced(stage) == [0, 1, 2, 3, 4]
+    assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
+
+
+def test_no_checkpoint_replaces_the_one_whose_records_are_not_acked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consumers.training.trainer.AWAY_S", 0.0)
+    stage, executor = later(tmp_path)
+    own = stage.trainer.saver.publisher
+    assert isinstance(own, MemoryPublisher)
+    assert own is not stage.trainer.publisher
+    while stage.trainer.learner.steps_done < 1:
+        batch(stage)
+    own.hold_acks = True
+    executor.run_all()
+    for _ in range(5):
+        batch(stage)
+        executor.run_all()
+
+    assert (durable(stage), announced(stage)) == (1, [0, 1])
+    own.hold_acks = False
+    stage.drain()
+    assert announced(stage) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("config", "executor"),
+    [(CONFIG, AtOnce), (LATER, AtOnce), (LATER, LaterExecutor), (EARLY, LaterExecutor)],
+    ids=["sync", "async", "async, late", "early, late"],
+)
+def test_killed_at_any_point_a_trainer_goes_on_and_loses_and_doubles_nothing(
+    config: LearnerConfig,
+    executor: Callable[[], Executor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At each write that comes to the disk, and at each record: twice in one life of a run."""
+    config = replace(config, steps=2)
+    counter = Kills(monkeypatch)
+    point, lives = 0, 0
+    while True:
+        stage = Stage(tmp_path / str(point), config, executor=executor)
+        for _ in range(2):
+            counter.left = point
+            with suppress(Died):
+                stage.drain()
+            counter.left = None
+            if not stage.trainer.done():
+                lives += 1
+                stage.begin()
+                assert loads(stage)
+        stage.drain()
+        steps = stage.kept_steps()
+        assert [step.step for step in steps] == [1, 2]
+        digests = {v: step.weights_digest for step in stage.steps() for v in [step.version]}
+        assert len({(s.version, s.weights_digest) for s in stage.steps()}) == len(digests)
+        assert durable(stage) == steps[-1].version
+        if lives == 0 or point > 400:
+            break
+        lives = 0
+        point += 1
+
+    assert point > 30
+
+
+def loads(stage: Stage) -> bool:
+    """Whether what the next trainer goes on from is the newest that was announced, or ours."""
+    seen = [v for v in announced(stage) if not _abandoned(stage, v)]
+    return stage.trainer.learner.version == max(seen)
+
+
+def _abandoned(stage: Stage, version: int) -> bool:
+    return any(first <= version <= last for first, last in stage.trainer.saver.abandoned)
+
+
+class Kills:
+    """Counts what a trainer does to disk and log, and ends it there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        for module in (whole_files, shards, checkpoints):
+            monkeypatch.setattr(module, "to_disk", lambda path: self.point())
+        put = MemoryPublisher._put
+
+        def puts(publisher: MemoryPublisher, outgoing: Any) -> None:
+            self.point()
+            put(publisher, outgoing)
+
+        monkeypatch.setattr(MemoryPublisher, "_put", puts)
+
+    def point(self) -> None:
+        if self.left is None:
+            return
+        self.left -= 1
+        if self.left < 0:
+            raise Died
+
+
+@pytest.mark.parametrize("announce", ["durable", "early"])
+def test_after_kills_every_step_has_the_bits_that_training_it_again_has(
+    announce: str, tmp_path: Path
+) -> None:
+    # Given a run each of whose trainers dies while its newest step is saved
+    options = f'save = "async"\nannounce = "{announce}"\n'
+    world = World(tmp_path, RECIPE.replace("group_size = 4\n", f"group_size = 4\n{options}"))
+    for steps in (1, 2, 3, 4):
+        executor = LaterExecutor()
+        trainer = world.trainer()
+        trainer.saver.executor = executor
+        world.train(trainer, steps=steps)
+        assert not executor.submitted[-1].done()
+        if steps % 2:
+            executor.run_all()
+    world.train(world.trainer())
+
+    # When its steps are trained again from the first checkpoint
+    report = retrain_and_tell(
+        world,
+        world.folder.trained(),
+        parse_steps("1..4"),
+        version=None,
+        threads=torch.get_num_threads(),
+        tell=lambda line: None,
+    )
+
+    # Then no bit differs
+    assert [step["step"] for step in report["steps"]] == [1, 2, 3, 4]
+    assert report["differing"] == []
+
+
+# A full disk
+
+
+def test_where_the_disk_has_no_room_no_step_is_taken_and_it_is_said_what_could_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path)
+    stage.train(3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10, 10, 0))
+
+    with pytest.raises(DiskFull) as caught:
+        stage.drain()
+
+    text = str(caught.value)
+    assert "0.0 MB free and the next version of 'policy' needs" in text
+    assert "What could go: checkpoints v00000000 to v00000001 (" in text
+    assert "2 older files in" in text
+    assert stage.trainer.learner.steps_done == 3
+    monkeypatch.undo()
+    stage.begin()
+    stage.drain()
+    assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("config", [CONFIG, LATER, EARLY])
+@pytest.mark.parametrize("place", ["weights", "checkpoint"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_while_a_step_is_saved_stops_training_by_name(
+    place: str, number: int, config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, config)
+    stage.train(1)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(number, "it is full")
+
+    with monkeypatch.context() as patch:
+        if place == "weights":
+            patch.setattr("schemas.weights.stream_durably", full)
+        else:
+            patch.setattr(shards, "to_disk", full)
+        with pytest.raises(DiskFull, match="nothing announced is missing"):
+            stage.drain()
+
+    early = config.announce == "early" and place == "checkpoint"
+    assert announced(stage) == [0, 1, 2] if early else [0, 1]
+    assert durable(stage) == 1
+    assert not list(tmp_path.rglob("*.tmp"))
+    stage.begin()
+    stage.drain()
+    assert [step.step for step in stage.kept_steps()] == [1, 2, 3, 4]
+
+
+def test_weights_of_a_step_that_was_never_announced_do_not_stay_beside_its_successor(
+    tmp_path: Path,
+) -> None:
+    stage, _ = later(tmp_path)
+    stage.train(1)
+    (tmp_path / "weights" / "v00000007-0123456789abcdef.safetensors").write_bytes(b"never said")
+
+    stage.begin()
+
+    assert not list((tmp_path / "weights").glob("v00000007-*"))
+
+
+def test_early_announcements_without_later_saving_are_refused() -> None:
+    with pytest.raises(Refused, match="set save to 'async'"):
+        replace(CONFIG, announce="early")
+    with pytest.raises(Refused, match="unknown save 'asink'; did you mean 'async'"):
+        replace(CONFIG, save="asink")
+    assert replace(CONFIG, save="async").digest() == CONFIG.digest()
+
+
+def test_how_long_training_stood_still_for_saving_is_in_the_next_steps_record(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+
+    with capture_logs() as logs:
+        stage.drain()
+
+    stalls = [step.metrics["save_stall_s"] for step in stage.steps()]
+    assert all(stall > 0 for stall in stalls)
+    assert [entry["version"] for entry in logs if entry["event"] == "step_trained"] == [1, 2, 3, 4]

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from schemas.ids import parted_id
 from schemas.packed import ids_of, logprobs_of
 from trainer.aggregates import token_weights
 from trainer.arithmetic import FLOAT32
@@ -59,6 +60,8 @@ class Batch:
     advantages_N: Floats
     lengths_N: Ints
     min_versions_N: Ints
+    names: tuple[str, ...] = ()
+    """Of each trajectory the id that it was first asked for under."""
     told: Mapping[str, float] = field(default_factory=dict)
     """What has been done to it, for the metrics of the step."""
 
@@ -128,8 +131,15 @@ def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, R
         for row in _rows(number, sample, float(weights_N[number]), config.teacher)
     ]
     versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
-    nothing_N = np.zeros(len(samples))
-    return Batch(tuple(rows), scored.totals_N, nothing_N, scored.lengths_N, versions_N), scored
+    batch = Batch(
+        tuple(rows),
+        scored.totals_N,
+        np.zeros(len(samples)),
+        scored.lengths_N,
+        versions_N,
+        tuple(parted_id(sample.scored.trajectory.rollout_id)[0] for sample in samples),
+    )
+    return batch, scored
 
 
 def _valued(scored: Rewards, config: LearnerConfig) -> Advantages:

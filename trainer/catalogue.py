@@ -42,6 +42,7 @@ from trainer.losses.soft_gate import SOFT_GATE
 from trainer.losses.topr import TOPR
 from trainer.old_logprobs.as_reported import AS_REPORTED
 from trainer.old_logprobs.ewma import EWMA
+from trainer.old_logprobs.interrupt import INTERRUPT
 from trainer.old_logprobs.loglinear import LOGLINEAR
 from trainer.old_logprobs.recompute import RECOMPUTE
 from trainer.old_logprobs.snapshot import SNAPSHOT
@@ -89,7 +90,9 @@ LOSSES: Mapping[str, Rule[Loss]] = table(
 )
 CORRECTIONS: Mapping[str, Rule[Correction]] = table(NO_CORRECTION, TIS, ICEPOP, MIS)
 KLS: Mapping[str, Rule[KlEstimate]] = table(NO_REFERENCE, K1, K2, K3)
-OLDS: Mapping[str, Rule[OldLogprobs]] = table(AS_REPORTED, RECOMPUTE, SNAPSHOT, EWMA, LOGLINEAR)
+OLDS: Mapping[str, Rule[OldLogprobs]] = table(
+    AS_REPORTED, RECOMPUTE, SNAPSHOT, INTERRUPT, EWMA, LOGLINEAR
+)
 STEP_SIZES: Mapping[str, Rule[StepSize]] = table(SCHEDULED, ESS)
 
 FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE, HIGH_ENTROPY)

@@ -312,6 +312,11 @@ class LearnerConfig:
         return self.over_provision > 1 or self.refills
 
     @property
+    def interrupts(self) -> bool:
+        """Whether a step waits until what it cuts off has ended, so that it can be scored."""
+        return self.objective().old.needs("noted")
+
+    @property
     def refills(self) -> bool:
         """Whether so many rollouts are kept in flight, whatever has ended."""
         return "cut_off" in self.completion.needs

@@ -173,6 +173,18 @@ class Buffer:
         taken: int = self._completion(Waiting(tokens, wanted, self.curation.capacity_groups))
         return max(0, min(taken, len(keys)))
 
+    def noteworthy(self) -> list[Sample]:
+        """All that is held with tokens of ours, what was cut off for the time being included."""
+        members = [member for group in self._groups.values() for member in group.members]
+        found = [member.sample for member in members if member.sample is not None]
+        return found + [each for m in self._unfinished if (each := self._part(m)) is not None]
+
+    def _part(self, member: Member) -> Sample | None:
+        """What was finished of a rollout that is gone on with."""
+        whole = replace(member.scored.trajectory, status="finished")
+        scored = replace(member.scored, trajectory=whole, total=0.0)
+        return judge(scored, *member.place, self.curation).sample
+
     def complete(self) -> list[tuple[str, list[Sample]]]:
         """The groups that wait to be trained on, by name, each with its samples in log order."""
         groups = ((key, self._groups[key].samples()) for _, _, key in sorted(self._ready))

@@ -22,6 +22,12 @@ def require_fitting(config: "LearnerConfig") -> None:
     _corrected_successes(config)
     _what_is_cut_off(config)
     _budget(config)
+    if config.interrupts and not config.cuts_off:
+        msg = (
+            "old_logprobs 'interrupt' scores what is cut off before a step, and nothing is; add "
+            "over_provision above 1 or batch 'token_budget', or use snapshot"
+        )
+        raise Refused(msg)
     if config.stream:
         _streamed(config)
 

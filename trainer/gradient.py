@@ -71,6 +71,7 @@ def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None, version
         ref_BT=micro.seen.get("ref"),
         ewma_BT=micro.seen.get("ewma"),
         snapshot_BT=micro.seen.get("snapshot"),
+        noted_BT=micro.seen.get("noted"),
         teacher_BT=micro.teacher_BT,
         step=step,
     )

@@ -13,6 +13,7 @@ from trainer.extra_pass import PastWeights, Pieces, looked_at, with_looks, with_
 from trainer.forward import loaded
 from trainer.gradient_norms import gradient_norms
 from trainer.moving_average import MovingAverage
+from trainer.noted import Noted
 from trainer.objective import Objective
 from trainer.rewards import Rewards
 
@@ -34,6 +35,7 @@ class Onlookers:
         self.reference = _reference(model, reference) if "ref" in needs else None
         self.average = MovingAverage(model, objective.decay) if "ewma" in needs else None
         self.scratch = _frozen(model) if "snapshot" in needs else None
+        self.noted = Noted() if "noted" in needs else None
         if self.scratch is not None and past is None:
             msg = "old_logprobs 'snapshot' needs the folder of a run, where its weights are kept"
             raise Refused(msg + "; use recompute")
@@ -46,9 +48,19 @@ class Onlookers:
         if models:
             sure_of = "prox" if "entropy" in self.needs else ""
             batch = looked_at(batch, pieces, models, temperature, sure_of)
+        if self.noted is not None:
+            batch = self.noted.seen(batch)
         if self.scratch is not None and self.past is not None:
             return with_snapshots(batch, pieces, self.scratch, self.past, temperature)
         return batch
+
+    def note(self, batch: Batch, pieces: Pieces, temperature: float, ages: tuple[int, int]) -> None:
+        """Note what the model says of its own tokens, before it is changed, where a rule asks.
+
+        `ages` are the version of now, and the oldest that may still be trained on.
+        """
+        if self.noted is not None:
+            self.noted.note(looked_at(batch, pieces, {"prox": self.model}, temperature), *ages)
 
     def for_rewards(
         self, batch: Batch, rewards: Rewards, pieces: Pieces, temperature: float
@@ -72,12 +84,15 @@ class Onlookers:
 
     def state(self) -> dict[str, RawTensor]:
         """What a checkpoint has to hold of them."""
-        return {} if self.average is None else self.average.state()
+        parts = [each.state() for each in (self.average, self.noted) if each is not None]
+        return {name: raw for part in parts for name, raw in part.items()}
 
     def load(self, state: Mapping[str, RawTensor]) -> None:
         """Become what `state` was taken of; the model has its weights already."""
         if self.average is not None:
             self.average.load(state, self.model)
+        if self.noted is not None:
+            self.noted.load(state)
 
 
 def _frozen(model: nn.Module) -> nn.Module:

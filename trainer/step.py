@@ -25,6 +25,7 @@ from trainer.batch import (
     Batch,
     MicroBatch,
     aged,
+    laid_out,
     make_batch,
     micro_batches,
     minibatches,
@@ -41,6 +42,7 @@ from trainer.rewards import Rewards
 from trainer.samples import Sample
 from trainer.sharing import sharing_with
 from trainer.snapshot import Snapshot
+from trainer.staleness import oldest_kept
 from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
 from trainer.streaming import Streaming, by_group
@@ -175,6 +177,15 @@ class Learner:
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
         return metrics
+
+    def note(self, samples: Sequence[Sample]) -> None:
+        """Note what the weights of now say of what they have sampled of these, for later steps."""
+        self._settle()
+        config = self.config
+        oldest = oldest_kept(self.version, config.max_staleness, config.on_stale)
+        batch, _ = laid_out(samples, config)
+        ages = self.version, oldest
+        self._onlookers.note(batch, self._pieces, config.temperature, ages)
 
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""

@@ -59,6 +59,9 @@ class Tokens:
     """The moving average of the weights."""
     snapshot_BT: Tensor | None = None
     """The weights that sampled a token; nan where they are gone."""
+    noted_BT: Tensor | None = None
+    """The weights that sampled a token, as they said before they were changed; nan where nobody
+    has asked them."""
     teacher_BT: Tensor | None = None
     """What a teacher thinks of these tokens; nan where it said nothing."""
     step: StepTokens | None = None

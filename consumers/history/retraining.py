@@ -96,6 +96,13 @@ def plan(
     history: History, run: TrainedRun, first: int, last: int, version: int | None = None
 ) -> RetrainingPlan:
     """Find everything that is needed before anything is trained; raises Refused, one line."""
+    if run.config.interrupts:
+        msg = (
+            f"run {run.run_id!r} has old_logprobs 'interrupt', which goes by what was held when a "
+            "step was taken, and no record says that; its steps cannot be trained again; begin a "
+            "run with old_logprobs 'snapshot'"
+        )
+        raise Refused(msg)
     steps = list(steps_of(history, run))
     if not steps:
         topic = history.topics.train_steps

@@ -5,6 +5,7 @@ trained on twice; one that cannot be forked begins again. Its next id is a funct
 trainer that begins again finds in the log which were asked for. Source: APRIL, `algorithms` §5.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,11 @@ Continue = Callable[[Sequence[Trajectory]], Sequence[RolloutRequest]]
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+INTERRUPT_S = 10.0
+"""So long a step waits at most for what it has cut off to end."""
+
+
+@dataclass(eq=False)
 class Continuing:
     """Ends what is running when a batch is there, and asks for it again when it has ended."""
 
@@ -34,6 +39,20 @@ class Continuing:
     submitter: Submitter
     continue_: Continue
     """Raises Unavailable where the log cannot be read now."""
+    clock: Callable[[], float] = time.monotonic
+    interrupted_at: float | None = None
+    """Since when a step waits for what it has cut off; nothing begins meanwhile."""
+
+    def has_ended(self) -> bool:
+        """Cut off what is running, once; whether all of it has ended, or is waited for no more."""
+        if self.interrupted_at is None:
+            self.interrupted_at = self.clock()
+            self.cancel()
+        running = self.accounts.unended()
+        late = self.clock() - self.interrupted_at >= INTERRUPT_S
+        if running and late:
+            log.warning("interrupted_rollouts_have_not_ended", rollouts=len(running))
+        return late or not running
 
     def cancel(self) -> None:
         """Have all that is running end for now."""

@@ -154,7 +154,9 @@ class Trainer:
         if self.continue_ is None:
             msg = f"{why} needs a log to go on with cancelled rollouts from; give continue_"
             raise Refused(msg)
-        return Continuing(self.buffer, self.accounts, self.cancels, self.submitter, self.continue_)
+        return Continuing(
+            self.buffer, self.accounts, self.cancels, self.submitter, self.continue_, self.clock
+        )
 
     def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
         """What comes goes here: as a checkpoint left it, or empty; it loads the learner too."""
@@ -240,18 +242,32 @@ class Trainer:
             if self.publisher.flush(ACK_S):
                 return False
             self.saver.require_room()
+            if self._waits_for_what_it_cut_off():
+                return False
             asked_from = self.past.ends(self.topics.requests)
         samples = self.buffer.take(groups, self.learner.version)
         self.intake.note_dropped()
         if samples is None:
+            if self.continuing is not None:
+                self.continuing.interrupted_at = None
             return False
         self.saver.asked_from = asked_from
         self._batch_at = self.clock()
         if self.continuing is not None:
+            self.continuing.interrupted_at = None
             self.continuing.cancel()
         self._step(samples)
         self._evaluate_if_due()
         return True
+
+    def _waits_for_what_it_cut_off(self) -> bool:
+        """Whether a step is held back until all that its weights have sampled can be scored."""
+        if self.continuing is None or not self.config.interrupts:
+            return False
+        return not self.continuing.has_ended()
+
+    def _interrupting(self) -> bool:
+        return self.continuing is not None and self.continuing.interrupted_at is not None
 
     def done(self) -> bool:
         """Whether the run has come to its end and its last weights are evaluated."""
@@ -294,6 +310,8 @@ class Trainer:
     def admit(self) -> int:
         """Publish as many whole groups as the rule grants; return how many."""
         if not self.run.admits or self._stopped() or self._before_training():
+            return 0
+        if self._interrupting():
             return 0
         if not self.others.all_there():
             return 0
@@ -346,14 +364,15 @@ class Trainer:
 
     def _go_on(self) -> int:
         """Ask for the rest of what was cancelled for the time being."""
-        if self.continuing is None or self._stopped():
+        if self.continuing is None or self._stopped() or self._interrupting():
             return 0
         return self.continuing.go_on(self._least_version())
 
     def _least_version(self) -> int:
         """What rollouts are begun with: where no older weights will do, the newest."""
         older_will_do = self.config.max_staleness > 0 or bool(self.run.others)
-        return 0 if older_will_do else self.learner.version
+        # What older weights say after they were trained nobody can score any more.
+        return 0 if older_will_do and not self.config.interrupts else self.learner.version
 
     def _step(self, samples: tuple[Sample, ...]) -> None:
         began = self.clock()
@@ -380,6 +399,8 @@ class Trainer:
     def _learn(self, samples: tuple[Sample, ...]) -> tuple[dict[str, float], tuple[Sample, ...]]:
         """The metrics of a step, and its samples in the order in which they were added."""
         version = self.saver.next_version()
+        if self.config.interrupts:
+            self.learner.note([*self.buffer.noteworthy(), *samples])
         if self.config.stream:
             return self.streamed.take(samples, version)
         return self.learner.step(samples, version=version), samples

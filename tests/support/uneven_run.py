@@ -18,6 +18,7 @@ from producers.admission import AdmissionRule, Draws
 from producers.curators.curators import curators_of
 from sandbox.environment import Observation
 from schemas.codec import Codec, LocalRegistry
+from schemas.ids import parted_id
 from schemas.messages import (
     Control,
     Limits,
@@ -71,6 +72,13 @@ class Looking(Counting):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[Sample, ...]] = []
+        self.noted: set[tuple[str, int]] = set()
+        """Of which rollout, under its first id, the tokens of which version were scored."""
+
+    def note(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            name, _ = parted_id(sample.scored.trajectory.rollout_id)
+            self.noted.add((name, self.version))
 
     def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
         self.seen.append(tuple(samples))

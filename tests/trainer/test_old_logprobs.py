@@ -18,6 +18,7 @@ from trainer.config import LearnerConfig
 from trainer.moving_average import Decay, MovingAverage
 from trainer.old_logprobs.as_reported import as_reported
 from trainer.old_logprobs.ewma import ewma
+from trainer.old_logprobs.interrupt import interrupt
 from trainer.old_logprobs.loglinear import loglinear
 from trainer.old_logprobs.recompute import recompute
 from trainer.old_logprobs.snapshot import snapshot
@@ -45,11 +46,12 @@ def test_the_log_linear_stand_in_is_as_printed() -> None:
     assert old.exact_BT is None
 
 
-@golden("old_logprobs", "none", "recompute", "snapshot", "ewma")
+@golden("old_logprobs", "none", "recompute", "snapshot", "interrupt", "ewma")
 def test_each_takes_its_own_and_says_where_it_is_exact() -> None:
     tokens = piece(
         row(-1, -1), row(-2, -2), 1.0, versions_BT=torch.tensor([[3, 4]]), version=4,
         prox_BT=row(-3, -3), ewma_BT=row(-4, -4), snapshot_BT=row(-5, torch.nan),
+        noted_BT=row(-6, -6),
     )  # fmt: skip
 
     assert as_reported(tokens, NoOptions()).old_BT.tolist() == [[-2, -2]]
@@ -62,6 +64,14 @@ def test_each_takes_its_own_and_says_where_it_is_exact() -> None:
     assert kept.old_BT.tolist() == [[-5, -2]]
     assert kept.exact_BT is not None
     assert kept.exact_BT.tolist() == [[True, False]]
+    said = interrupt(tokens, NoOptions())
+    assert said.old_BT.tolist() == [[-6, -3]]
+    assert said.exact_BT is not None
+    assert said.exact_BT.tolist() == [[True, True]]
+    unsaid = interrupt(replace(tokens, noted_BT=row(torch.nan, -6)), NoOptions())
+    assert unsaid.old_BT.tolist() == [[-2, -3]]
+    assert unsaid.exact_BT is not None
+    assert unsaid.exact_BT.tolist() == [[False, True]]
     assert ewma(tokens, Decay()).old_BT.tolist() == [[-4, -4]]
 
 
@@ -102,6 +112,78 @@ def test_a_token_is_scored_by_the_weights_that_sampled_it(model_directory: str) 
     del kept[0]
     assert 0 < learner.step(samples)["old_exact"] < 1
     assert np.isfinite(learner.step(samples)["grad_norm"])
+
+
+INTERRUPT = replace(
+    CONFIG, old_logprobs="interrupt", over_provision=2.0, correction="tis", max_staleness=1
+)
+
+
+def test_what_was_cut_off_is_known_as_the_weights_of_then_said_it(model_directory: str) -> None:
+    """Of the part that was finished; what its continuation samples later is said at its step."""
+    kept: dict[int, dict[str, RawTensor]] = {}
+    learner = Learner(model_directory, INTERRUPT)
+    exact = Learner(model_directory, replace(CONFIG, old_logprobs="snapshot"), past=kept.get)
+    kept[0] = dict(learner.tensors())
+    samples = of_two_versions(learner)
+    learner.note([cut_off(each) for each in samples])
+    learner.step(some_samples(3))
+    exact.load(learner.state())
+    kept[1] = dict(learner.tensors())
+
+    found, snapshots = learner.begin(samples), exact.begin(samples)
+
+    for said, kept_ in zip(found.rows, snapshots.rows, strict=True):
+        old = said.mask & (said.versions == 0)
+        np.testing.assert_allclose(said.seen["noted"][old], kept_.seen["snapshot"][old], atol=1e-6)
+        assert np.isnan(said.seen["noted"][said.mask & (said.versions == 1)]).all()
+    second = Learner(model_directory, INTERRUPT)
+    second.load(learner.state())
+    assert learner.step(samples)["old_exact"] == 1
+    second.step(samples)
+    assert learner.state() == second.state()
+
+
+def test_what_goes_on_otherwise_than_it_was_cut_off_is_not_known(model_directory: str) -> None:
+    learner = Learner(model_directory, INTERRUPT)
+    samples = of_two_versions(learner)
+    learner.note([cut_off(each) for each in samples])
+    learner.step(some_samples(3))
+    other = [replace(each, scored=replace(each.scored, trajectory=replace(
+        each.scored.trajectory, rollout_id=f"r{(number + 1) % len(samples)}"
+    ))) for number, each in enumerate(samples)]  # fmt: skip
+
+    assert learner.step(other)["old_exact"] < 1
+
+
+def test_what_can_be_trained_on_no_more_is_forgotten(model_directory: str) -> None:
+    learner = Learner(model_directory, INTERRUPT)
+    noted = learner._onlookers.noted
+    assert noted is not None
+    learner.note(some_samples(0))
+    assert len(noted) == 12
+    for number in range(2):
+        learner.step(some_samples(1))
+        learner.note([])
+        assert len(noted) == (12, 0)[number]
+
+
+def test_nothing_is_scored_where_nothing_is_cut_off() -> None:
+    with pytest.raises(Refused, match="scores what is cut off before a step, and nothing is"):
+        replace(CONFIG, old_logprobs="interrupt")
+
+
+def cut_off(one: Sample) -> Sample:
+    """The same after its first turn, under the id that it had then."""
+    (each,) = one.scored.trajectory.sequences or ()
+    mask, versions = list(each.loss_mask), ids_of(each.versions)
+    end = max(np.flatnonzero(versions == 0)) + 1
+    part = sequence(
+        ids_of(each.token_ids)[:end], mask[:end],
+        [-2.5 * m for m in mask[:end]], [int(v) for v in versions[:end]],
+    )  # fmt: skip
+    trajectory = replace(one.scored.trajectory, sequences=(part,))
+    return replace(one, scored=replace(one.scored, trajectory=trajectory), length=sum(mask[:end]))
 
 
 def recomputed(learner: Learner, batch: Batch) -> list[np.ndarray]:

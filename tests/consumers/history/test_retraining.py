@@ -12,6 +12,7 @@ from compose.cli.retrain import parse_steps
 from compose.pages.retraining_page import retrain_and_tell
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder, require_unchanged
+from consumers.history.retraining import plan
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import TrainStep
 from tests.support.tiny_run import RECIPE, World
@@ -68,6 +69,14 @@ def test_a_run_trained_again_from_its_first_checkpoint_has_the_same_bits(finishe
     assert report["differing"] == []
     assert all("identical" in line for line in told[1:])
     assert everything(finished) == before
+
+
+def test_a_run_that_scored_what_it_held_is_not_trained_again(finished: World) -> None:
+    run = finished.folder.trained()
+    config = replace(run.config, old_logprobs="interrupt", over_provision=2.0)
+
+    with pytest.raises(Refused, match=r"'interrupt', which goes by .* begin a run with"):
+        plan(finished, replace(run, config=config), 1, 4)
 
 
 def test_it_begins_at_the_newest_checkpoint_before_and_trains_what_lies_between(

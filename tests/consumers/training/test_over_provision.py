@@ -10,6 +10,7 @@ import pytest
 
 from consumers.agents.fork import Past, Said, Saw
 from consumers.audit.audit import audit
+from consumers.training.continuing import INTERRUPT_S
 from producers.admission import AdmissionRule
 from schemas.errors import Refused
 from schemas.ids import continued_id, parted_id
@@ -19,6 +20,7 @@ from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiny_run import RECIPE, World
 from tests.support.uneven_run import UnevenRun
 from trainer.config import LearnerConfig
+from trainer.samples import versions_of
 
 DOUBLE = LearnerConfig(
     steps=6, groups_per_step=2, group_size=2, over_provision=2.0, max_staleness=4
@@ -156,6 +158,47 @@ def test_what_is_cut_off_goes_on_beside_curators_and_replay(tmp_path: Path, ever
     assert accounts.running() + accounts.taken() <= 2 * 2 * config.members
     assert [str(breach) for breach in audit(run).breaches] == []
     run.close()
+
+
+def test_a_step_waits_for_what_it_cuts_off_and_has_its_tokens_scored(tmp_path: Path) -> None:
+    config = replace(DOUBLE, old_logprobs="interrupt", correction="tis")
+    run = UnevenRun(tmp_path, config)
+
+    run.train(6)
+
+    later = 0
+    for number, batch in enumerate(run.learner.seen):
+        for sample in batch:
+            name, _ = parted_id(sample.scored.trajectory.rollout_id)
+            for version in versions_of(sample.scored.trajectory.sequences or (), 0):
+                later += version < number
+                assert version == number or (name, version) in run.learner.noted
+    assert later > 0, "nothing was sampled by two versions"
+    assert max(Counter(request.rollout_id for request in run.asked()).values()) == 1
+    run.settle()
+    assert [str(breach) for breach in audit(run).breaches] == []
+    run.close()
+
+
+def test_a_step_waits_no_longer_than_it_may_for_what_does_not_end(tmp_path: Path) -> None:
+    config = replace(CONFIG, old_logprobs="interrupt", over_provision=2.0)
+    stage = Stage(tmp_path, config)
+    assert stage.trainer.continuing is not None
+    now = 0.0
+    stage.trainer.continuing.clock = lambda: now
+    stage.turn()
+    for request in sorted(stage.in_the_air(), key=lambda each: each.group_id)[:4]:
+        stage.end(request)
+    for _ in range(3):
+        stage.turn()
+    assert (len(stage.cancelled()), stage.steps()) == (4, [])
+
+    now = INTERRUPT_S
+    stage.turn()
+
+    assert [step.step for step in stage.steps()] == [1]
+    stage.drain()
+    assert len(stage.steps()) == 4
 
 
 def test_masked_old_tokens_are_only_read_and_none_is_older_than_its_step(tmp_path: Path) -> None:

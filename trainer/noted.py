@@ -1,0 +1,111 @@
+"""What the weights of a version said of its own tokens, before they were changed.
+
+Trajectories go by the id that they were first asked for under, so that what was noted of one that
+was cut off is known of the one that goes on with it: that begins with the same tokens. Where it
+does not, nothing is known of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from schemas.weights import RawTensor
+from trainer.batch import Batch, BatchRow
+from trainer.tensors import raw_of, tensor_of
+
+PLACE = "noted"
+"""The names of its tensors end so among those of the optimiser."""
+
+Row = tuple[str, int]
+"""A trajectory's first id, and which of its rows with tokens of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Of one row, [T] each; lp is nan where nothing was said."""
+
+    token_ids: NDArray[np.int32]
+    versions: NDArray[np.int32]
+    lp: NDArray[np.float32]
+
+    def columns(self) -> NDArray[np.float64]:
+        """Ids, versions and log-probabilities, [T, 3]."""
+        return np.stack([self.token_ids, self.versions, self.lp], axis=1, dtype=np.float64)
+
+    def begins(self, row: BatchRow) -> bool:
+        """Whether a row begins with these tokens, of the same weights."""
+        length = len(self.lp)
+        return (
+            np.array_equal(row.token_ids[:length], self.token_ids)
+            and np.array_equal(row.versions[:length], self.versions)
+        )  # fmt: skip
+
+
+class Noted:
+    """All that was noted and may still be trained on."""
+
+    def __init__(self) -> None:
+        self._notes: dict[Row, Note] = {}
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def note(self, batch: Batch, version: int, oldest: int) -> None:
+        """Keep what `prox` says of this version's tokens; forget what is older than `oldest`."""
+        for at, row in rows_of(batch):
+            lp = self._known(at, row)
+            fresh = row.mask & (row.versions == version)
+            lp[fresh] = row.seen["prox"][fresh]
+            self._notes[at] = Note(row.token_ids, row.versions, lp)
+        self._notes = {
+            at: note for at, note in self._notes.items()
+            if min(note.versions[~np.isnan(note.lp)], default=oldest - 1) >= oldest
+        }  # fmt: skip
+
+    def seen(self, batch: Batch) -> Batch:
+        """The batch with what was noted of it, as `noted`; nan where nothing was."""
+        rows = [
+            replace(row, seen={**row.seen, PLACE: self._known(at, row)})
+            for at, row in rows_of(batch)
+        ]
+        return replace(batch, rows=tuple(rows))
+
+    def state(self) -> dict[str, RawTensor]:
+        """For the checkpoint: ids, versions and log-probabilities, [T, 3] in float64."""
+        return {
+            f"{name}/{number}/{PLACE}": raw_of(torch.from_numpy(note.columns()))
+            for (name, number), note in self._notes.items()
+        }
+
+    def load(self, state: Mapping[str, RawTensor]) -> None:
+        """Become what `state` was taken of."""
+        self._notes = {}
+        for key, raw in state.items():
+            rest, _, place = key.rpartition("/")
+            name, _, number = rest.rpartition("/")
+            if place == PLACE:
+                ids, versions, lp = tensor_of(raw).numpy().T
+                self._notes[name, int(number)] = Note(
+                    ids.astype(np.int32), versions.astype(np.int32), lp.astype(np.float32)
+                )
+
+    def _known(self, at: Row, row: BatchRow) -> NDArray[np.float32]:
+        lp = np.full(len(row.token_ids), np.nan, np.float32)
+        note = self._notes.get(at)
+        if note is not None and note.begins(row):
+            lp[: len(note.lp)] = note.lp
+        return lp
+
+
+def rows_of(batch: Batch) -> list[tuple[Row, BatchRow]]:
+    """Every row of a batch and what it goes by."""
+    found: list[tuple[Row, BatchRow]] = []
+    numbers: dict[int, int] = {}
+    for row in batch.rows:
+        number = numbers.get(row.trajectory, 0)
+        numbers[row.trajectory] = number + 1
+        found.append(((batch.names[row.trajectory], number), row))
+    return found

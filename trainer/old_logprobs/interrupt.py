@@ -1,0 +1,29 @@
+"""Before every update what is running is cut off, and its finished part scored."""
+
+from schemas.rules import NoOptions, Rule
+from trainer.tokens import Old, Tokens, needed
+
+
+def interrupt(tokens: Tokens, options: NoOptions) -> Old:
+    """old = log π_v of the version v that sampled a token, said before v was trained; else μ.
+
+    What the weights of now have sampled is said at the step's start. Nothing old is kept or loaded;
+    a token of older weights that came after their update is not exact. Source: Missing Old Logits,
+    exact routes.
+    """
+    del options
+    fresh_BT = tokens.versions_BT == tokens.version
+    noted_BT = needed(tokens.noted_BT, "noted")
+    known_BT = needed(tokens.prox_BT, "prox").where(fresh_BT, noted_BT)
+    gone_BT = known_BT.isnan()
+    return Old(known_BT.where(~gone_BT, tokens.mu_BT), ~gone_BT)
+
+
+INTERRUPT = Rule(
+    "interrupt",
+    "old_logprobs",
+    "Missing Old Logits, exact routes",
+    interrupt,
+    needs=frozenset({"noted", "prox"}),
+    gives=frozenset({"own_old"}),
+)

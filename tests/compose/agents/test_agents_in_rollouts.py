@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,23 @@ import pytest
 from compose.settings import Settings
 from compose.workers.build import Workshop
 from consumers.audit.audit import audit
+from inference.engine import Engine
+from inference.policy_dir import make_policy
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
-from schemas.messages import Limits, RolloutRequest, Task, Trajectory
+from inference.transformers_engine import TransformersEngine
+from schemas.messages import (
+    Limits,
+    RolloutRequest,
+    Sampling,
+    ScoredTrajectory,
+    Task,
+    Trajectory,
+)
 from tests.support import agent_policies
 from tests.support.hosted_rollout import model_calls_of
 from tests.support.memory_cluster import POLICY, MemoryCluster
+from tests.support.policies import CHARACTERS, CONFIGS, version_of
 from tests.support.rig import PREFIX
 
 pytestmark = pytest.mark.agents
@@ -29,12 +40,11 @@ CALLS = {"mini-swe-agent": 2, "openai-agents": 3, "smolagents": 2}
 class Town:
     """All groups on one log; the worker of environments can be replaced."""
 
-    def __init__(self, state: Path, speak: Callable[[str], str]) -> None:
+    def __init__(self, state: Path, engine: Engine) -> None:
         settings = Settings(prefix=PREFIX, state_dir=state)
         self.cluster = MemoryCluster(settings=settings)
         log, codec, topics = self.cluster.log, self.cluster.codec, self.cluster.topics
         self.shop = Workshop(log, codec, topics, settings, watched=False)
-        engine = ScriptedEngine(POLICY, text_script(speak, "speak"), render=added_by)
         self.cluster.log.crew = [
             self.shop.agents("agents-1"),
             self.shop.models("models-1", engine),
@@ -54,6 +64,10 @@ class Town:
         again = self.shop.environments("environments-2")
         self.cluster.log.crew = [agents, models, again, rewards]
 
+    def leave(self) -> None:
+        for loop in self.cluster.log.crew:
+            loop.stop(0.0)
+
     def ended(self) -> Trajectory:
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
@@ -63,13 +77,19 @@ class Town:
             self.cluster.log.work()
         pytest.fail(f"it has not ended in {PATIENCE_S:g} s")
 
+    def judged(self) -> ScoredTrajectory:
+        """What the rewards group says of the one that has ended."""
+        self.cluster.finish()
+        [scored] = self.cluster.read(self.cluster.topics.scored, ScoredTrajectory)
+        return scored
+
 
 @pytest.fixture
 def town(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Town]:
-    town = Town(tmp_path, agent_policies.policies()[request.getfixturevalue("agent")])
+    speak = agent_policies.policies()[request.getfixturevalue("agent")]
+    town = Town(tmp_path, ScriptedEngine(POLICY, text_script(speak, "speak"), render=added_by))
     yield town
-    for loop in town.cluster.log.crew:
-        loop.stop(0.0)
+    town.leave()
 
 
 @pytest.mark.parametrize("agent", CALLS)
@@ -101,3 +121,41 @@ def test_an_agent_solves_a_task_and_no_call_is_repeated_where_its_worker_is_lost
     assert len(model_calls_of(town.cluster, "r")) == CALLS[agent]
     report = audit(town.cluster, drained=True)
     assert (report.breaches, report.repeated) == ([], 0)
+
+
+@pytest.mark.parametrize("agent", CALLS)
+def test_a_small_random_policy_fails_honestly_through_any_agent(agent: str, tmp_path: Path) -> None:
+    # Given a policy of random weights whose template has a form for tools
+    template = CHARACTERS | {"tools": "hermes"}
+    config = CONFIGS["qwen2"] | {"max_position_embeddings": 40_000}
+    policy = make_policy(
+        tmp_path / "policy", config=config, tokens="characters", template=template, seed=4
+    )
+    town = Town(tmp_path / "state", TransformersEngine(POLICY, policy))
+    version = version_of(policy, 1, policy_id=POLICY)
+    town.cluster.write(town.cluster.topics.versions, POLICY, version)
+    limits = Limits(max_turns=2, step_timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
+
+    # When an agent does what it says
+    task = Task("shell", json.dumps(SHELL), prompt=agent_policies.PROMPT)
+    config_json = json.dumps({"agent": agent})
+    town.cluster.ask(
+        RolloutRequest(
+            "r", task, "hosted", config_json, policy_id=POLICY, limits=limits,
+            sampling=Sampling(max_tokens=12),
+        )
+    )  # fmt: skip
+    try:
+        trajectory, scored = town.ended(), town.judged()
+        breaches = audit(town.cluster, drained=True).breaches
+    finally:
+        town.leave()
+
+    # Then all of it was sampled from its weights, and it has earned nothing
+    assert trajectory.model_calls >= 1, trajectory.reason
+    sampled = [s for s in trajectory.sequences or () if 1 in s.loss_mask]
+    assert sampled
+    assert scored.total in (0.0, None)
+    assert (trajectory.status, trajectory.code) in (("finished", ""), ("failed", "agent_exit"))
+    assert (scored.total is None) == (trajectory.status == "failed"), trajectory.reason
+    assert breaches == []

@@ -9,18 +9,15 @@ weights have equal digests of one kind; -0.0 and 0.0 differ, a NaN equals itself
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import BytesIO
 from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
 import orjson
 
 from schemas.errors import (
@@ -28,12 +25,11 @@ from schemas.errors import (
     LengthsDisagree,
     Unavailable,
     WeightsDiffer,
-    WeightsMissing,
     WireError,
 )
 from schemas.messages import WeightsFile
 from schemas.tensor_digests import PREFIX, is_by_tensor, over_file, over_tensors, sha256s_of
-from schemas.whole_files import stream_durably
+from schemas.weights_store import opened, put
 
 SIZE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -41,9 +37,6 @@ SIZE_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
-STORE_ERRORS = (OSError, ValueError, ImportError)
-"""What file systems raise when they are away, or when there is none of that name."""
-
 LENGTH_BYTES = 8
 """How many bytes say how long the header is."""
 
@@ -123,8 +116,7 @@ def write_weights(
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(_sha256, head, tensors, laid_out(tensors))
         weights = pool.submit(weights_digest, tensors)
-        name = partial(_name, f"v{version:08d}", whole.result)
-        uri = _write(directory_uri, head, tensors, name)
+        uri = _write(directory_uri, head, tensors, f"v{version:08d}", whole.result)
     size_bytes = len(head) + sum(len(tensor.data) for tensor in tensors.values())
     return WeightsFile(uri, whole.result(), size_bytes, weights.result(), version, base_version)
 
@@ -142,7 +134,7 @@ def write_tensors(directory_uri: str, stem: str, tensors: Mapping[str, RawTensor
             done = hashing.result()
             return over_file(head, (done[name] for name in order)).removeprefix(PREFIX)
 
-        uri = _write(directory_uri, head, tensors, partial(_name, stem, digest))
+        uri = _write(directory_uri, head, tensors, stem, digest)
     sha256s = hashing.result()
     size_bytes = len(head) + sum(len(tensor.data) for tensor in tensors.values())
     return TensorsFile(uri, size_bytes, head, {name: sha256s[name] for name in order})
@@ -153,7 +145,7 @@ def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
 
     Raises WeightsMissing, Unavailable, or WeightsDiffer.
     """
-    with _opened(file.uri) as (stream, size_bytes):
+    with opened(file.uri) as (stream, size_bytes):
         if size_bytes != file.size_bytes:
             msg = f"hold {size_bytes} bytes, but the record promises {file.size_bytes}"
             raise _differ(file, f"{msg}; was the file cut short or written over?")
@@ -267,39 +259,15 @@ def _sha256(head: bytes, tensors: Mapping[str, RawTensor], order: Iterable[str])
     return digest.hexdigest()
 
 
-def _name(stem: str, sha256: Callable[[], str]) -> str:
-    return f"{stem}-{sha256()[:16]}.safetensors"
-
-
 def _write(
     directory_uri: str,
     head: bytes,
     tensors: Mapping[str, RawTensor],
-    name: Callable[[], str],
+    stem: str,
+    sha256: Callable[[], str],
 ) -> str:
-    pieces = chain([head], (tensors[each].data for each in laid_out(tensors)))
-    try:
-        files, directory = fsspec.core.url_to_fs(directory_uri)
-        final = stream_durably(files, directory.rstrip("/"), pieces, name)
-    except STORE_ERRORS as error:
-        msg = f"weights cannot be written to {directory_uri!r}: {error}"
-        raise Unavailable(msg) from error
-    return str(files.unstrip_protocol(final))
-
-
-@contextmanager
-def _opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A file of any fsspec file system, and how many bytes it has."""
-    try:
-        files, path = fsspec.core.url_to_fs(uri)
-        with files.open(path, "rb") as stream:
-            yield stream, int(files.size(path))
-    except FileNotFoundError as error:
-        msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
-        raise WeightsMissing(msg) from error
-    except STORE_ERRORS as error:
-        msg = f"weights at {uri!r} cannot be read now: {error}"
-        raise Unavailable(msg) from error
+    pieces = chain([head], (tensors[name].data for name in laid_out(tensors)))
+    return put(directory_uri, pieces, lambda: f"{stem}-{sha256()[:16]}.safetensors")
 
 
 def _differ(file: WeightsFile, what: str) -> WeightsDiffer:

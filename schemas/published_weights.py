@@ -1,0 +1,171 @@
+"""A version's weights as they are published: the last full ones, and every delta since.
+
+The law: what is read is what was published, or nothing. A delta is applied only to weights of the
+version and the digest that it was made from, and what comes of it has the digest that is announced;
+else everything is read again from the full weights on. Never is there a mixture of two versions.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from schemas.errors import Unavailable, WeightsDiffer, WireError
+from schemas.messages import PolicyVersion, WeightsFile
+from schemas.tensor_digests import over_tensors
+from schemas.weight_deltas import applied, are_alike, compared, decoded, element_size, encoded
+from schemas.weights import RawTensor, read_weights, weights_digest
+from schemas.weights_store import opened, put
+
+MOST_DENSITY = 0.1
+"""A step that changed more is published full."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where the weights of a version lie: `PolicyVersion.full` and `.deltas`."""
+
+    full: WeightsFile
+    deltas: tuple[WeightsFile, ...] = ()
+
+    @property
+    def newest(self) -> WeightsFile:
+        """The file that leads to the version."""
+        return self.deltas[-1] if self.deltas else self.full
+
+    @property
+    def weights_digest(self) -> str:
+        return self.newest.weights_digest
+
+
+def write_delta(
+    directory_uri: str,
+    version: int,
+    base: Published,
+    before: Mapping[str, RawTensor],
+    now: Mapping[str, RawTensor],
+) -> Published | None:
+    """Publish what changed since `base`, whose weights are `before`.
+
+    None where that is nothing that a delta is for: other tensors, or too many changed. Raises
+    Unavailable.
+    """
+    if not are_alike(before, now):
+        return None
+    delta, sha256s = compared(before, now)
+    if delta.density > MOST_DENSITY:
+        return None
+    data = encoded(delta)
+    sha256 = hashlib.sha256(data).hexdigest()
+    uri = put(directory_uri, [data], lambda: f"v{version:08d}-{sha256[:16]}.delta")
+    digest = over_tensors(now, sha256s)
+    made = WeightsFile(uri, sha256, len(data), digest, version, base.newest.version)
+    return Published(base.full, (*base.deltas, made))
+
+
+@dataclass(eq=False)
+class HeldWeights:
+    """The weights that were read last, kept where the next ones may be a delta to them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _file: WeightsFile | None = None
+    _tensors: dict[str, RawTensor] = field(default_factory=dict)
+
+    def read(self, version: PolicyVersion) -> dict[str, RawTensor]:
+        """The weights of a version, from what is held if that is on its way, else from its full.
+
+        Raises WeightsMissing, Unavailable, or WireError; what is held stays then.
+        """
+        if not version.deltas:
+            tensors = read_weights(version.full)
+            if self._file is not None:  # deltas were seen: the next one is made from this
+                self._file, self._tensors = version.full, tensors
+            return tensors
+        require_chain(version)
+        tensors = self._from_held(version) or self._from_full(version)
+        self._file, self._tensors = version.deltas[-1], tensors
+        return tensors
+
+    def _from_held(self, version: PolicyVersion) -> dict[str, RawTensor] | None:
+        files = (version.full, *version.deltas)
+        held = self._file
+        place = next((at for at, file in enumerate(files) if held and _is_same(file, held)), None)
+        if place is None:
+            return None
+        try:
+            return _followed(self._tensors, version.deltas[place:])
+        except (Unavailable, WireError) as error:
+            self._say(version, str(error))
+            return None
+
+    def _from_full(self, version: PolicyVersion) -> dict[str, RawTensor]:
+        self.counts["from_full"] += 1
+        return _followed(read_weights(version.full), version.deltas)
+
+    def _say(self, version: PolicyVersion, error: str) -> None:
+        self.counts["delta_failed"] += 1
+        log.warning(
+            "delta_failed",
+            policy_id=version.policy_id,
+            version=version.version,
+            error=error,
+            remedy="everything is read again from the last full weights on",
+        )
+
+
+def require_chain(version: PolicyVersion) -> None:
+    """Raise WeightsDiffer where a record's deltas do not lead from its full weights to it."""
+    files = (version.full, *version.deltas)
+    bases = [-1, *(file.version for file in files[:-1])]
+    told = [file.base_version for file in files]
+    digests = files[-1].weights_digest == version.weights_digest
+    if bases != told or files[-1].version != version.version or not digests:
+        steps = ", ".join(f"{file.base_version} to {file.version}" for file in files[1:]) or "none"
+        msg = (
+            f"version {version.version} of policy {version.policy_id!r} has full weights of "
+            f"version {version.full.version} and deltas {steps}: they do not lead there"
+        )
+        raise WeightsDiffer(msg)
+
+
+def _followed(
+    tensors: Mapping[str, RawTensor], deltas: Sequence[WeightsFile]
+) -> dict[str, RawTensor]:
+    """The weights after these deltas, with the digest that the last one promises."""
+    size = element_size(tensors)
+    elements = sum(len(tensor.data) for tensor in tensors.values()) // size
+    made = dict(tensors)
+    for file in deltas:
+        made = applied(made, decoded(_read(file), elements, size))
+    if deltas:
+        promised = deltas[-1]
+        digest = weights_digest(made, promised.weights_digest)
+        if digest != promised.weights_digest:
+            msg = (
+                f"the delta at {promised.uri!r} gives weights of digest {digest[:16]}, but the "
+                f"record of version {promised.version} promises {promised.weights_digest[:16]}"
+            )
+            raise WeightsDiffer(msg)
+    return made
+
+
+def _is_same(file: WeightsFile, held: WeightsFile) -> bool:
+    """Whether what is held is what a file leads to: the version and the digest."""
+    return (file.version, file.weights_digest) == (held.version, held.weights_digest)
+
+
+def _read(file: WeightsFile) -> bytes:
+    with opened(file.uri) as (stream, size_bytes):
+        data = stream.read() if size_bytes == file.size_bytes else b""
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != file.sha256:
+        msg = (
+            f"the delta of version {file.version} at {file.uri!r} holds {size_bytes} bytes that "
+            f"are not the {file.size_bytes} which the record promises; was it cut short?"
+        )
+        raise WeightsDiffer(msg)
+    return data

@@ -1,0 +1,42 @@
+"""Files of weights on any fsspec file system, and what is said where it is away."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import fsspec
+
+from schemas.errors import Unavailable, WeightsMissing
+from schemas.whole_files import stream_durably
+
+STORE_ERRORS = (OSError, ValueError, ImportError)
+"""What file systems raise when they are away, or when there is none of that name."""
+
+
+def put(directory_uri: str, pieces: Iterable[bytes], name: Callable[[], str]) -> str:
+    """Write a file that comes in pieces, under the name that it is told in the end; its URI.
+
+    On a local disk it is durable when this returns. Raises Unavailable.
+    """
+    try:
+        files, directory = fsspec.core.url_to_fs(directory_uri)
+        final = stream_durably(files, directory.rstrip("/"), pieces, name)
+    except STORE_ERRORS as error:
+        msg = f"weights cannot be written to {directory_uri!r}: {error}"
+        raise Unavailable(msg) from error
+    return str(files.unstrip_protocol(final))
+
+
+@contextmanager
+def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
+    """A file to read from, and how many bytes it has. Raises WeightsMissing, Unavailable."""
+    try:
+        files, path = fsspec.core.url_to_fs(uri)
+        with files.open(path, "rb") as stream:
+            yield stream, int(files.size(path))
+    except FileNotFoundError as error:
+        msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
+        raise WeightsMissing(msg) from error
+    except STORE_ERRORS as error:
+        msg = f"weights at {uri!r} cannot be read now: {error}"
+        raise Unavailable(msg) from error

@@ -1,0 +1,141 @@
+"""A version is read whole from whatever is held and there, and never as a mixture of two."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.errors import WeightsDiffer, WeightsMissing
+from schemas.messages import PolicyVersion
+from schemas.published_weights import HeldWeights, Published, write_delta
+from schemas.weights import RawTensor, write_weights
+
+Weights = dict[str, RawTensor]
+
+
+def weights(version: int) -> Weights:
+    """Of 1,000 elements, a few of which are others in each version."""
+    bits = np.arange(1000, dtype="<u2")
+    bits[version::300] += 7 * version
+    return {"w": RawTensor("BF16", (1000,), bits.tobytes())}
+
+
+def record(published: Published) -> PolicyVersion:
+    return PolicyVersion(
+        "p", published.newest.version, 0, "run", 1, published.weights_digest, published.full,
+        b"\0\0\0\0", b"", published.deltas,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> list[PolicyVersion]:
+    """Versions 0 to 3, of which the first is full."""
+    made = [Published(write_weights(str(tmp_path), 0, weights(0), by_tensor=True))]
+    for version in (1, 2, 3):
+        next_ = write_delta(
+            str(tmp_path), version, made[-1], weights(version - 1), weights(version)
+        )
+        assert next_ is not None
+        made.append(next_)
+    return [record(published) for published in made]
+
+
+def path_of(version: PolicyVersion) -> Path:
+    file = version.deltas[-1] if version.deltas else version.full
+    return Path(file.uri.removeprefix("file://"))
+
+
+@pytest.mark.parametrize("served", [[3], [0, 1, 2, 3], [1, 3], [2, 3], [0, 3, 2], [3, 0, 1]])
+def test_every_way_to_a_version_gives_its_weights(
+    records: list[PolicyVersion], served: Sequence[int]
+) -> None:
+    held = HeldWeights()
+
+    for version in served:
+        assert held.read(records[version]) == weights(version)
+
+
+def test_a_server_that_holds_the_base_reads_the_delta_alone(records: list[PolicyVersion]) -> None:
+    held = HeldWeights()
+    held.read(records[1])
+    path_of(records[0]).unlink()
+    path_of(records[1]).unlink()
+
+    assert held.read(records[2]) == weights(2)
+    assert held.read(records[3]) == weights(3)
+    assert held.counts["from_full"] == 1
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "flipped", "digest"])
+def test_a_delta_that_is_harmed_is_read_from_the_full_weights_or_not_at_all(
+    records: list[PolicyVersion], harm: str
+) -> None:
+    # Given a server at version 2, and a delta to 3 that is not what it should be
+    held, last = HeldWeights(), records[3]
+    held.read(records[2])
+    path = path_of(last)
+    whole = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    elif harm == "digest":
+        wrong = replace(last.deltas[-1], weights_digest="tensors:0")
+        last = replace(last, deltas=(*last.deltas[:-1], wrong), weights_digest="tensors:0")
+    else:
+        path.write_bytes(whole[:-1] if harm == "cut" else whole[:-1] + b"\xff")
+
+    # When it is to read 3, it raises, and says so once for each way that it tried
+    with pytest.raises(WeightsMissing if harm == "missing" else WeightsDiffer):
+        held.read(last)
+    assert held.counts == {"from_full": 2, "delta_failed": 1}
+
+    # Then it holds 2 as it was, and 3 is read as soon as its file is what it should be
+    path.write_bytes(whole)
+    assert held.read(records[2]) == weights(2)
+    assert held.read(records[3]) == weights(3)
+
+
+def test_another_base_of_the_same_number_is_not_built_upon(
+    records: list[PolicyVersion], tmp_path: Path
+) -> None:
+    other = {"w": RawTensor("BF16", (1000,), bytes(2000))}
+    before = Published(write_weights(str(tmp_path), 0, weights(0), by_tensor=True))
+    strange = {"w": RawTensor("BF16", (1000,), weights(0)["w"].data[:-2] + b"ab")}
+    delta = write_delta(str(tmp_path / "other"), 2, before, weights(0), strange)
+    assert delta is not None
+    held = HeldWeights()
+    held.read(record(delta))
+
+    assert held.read(records[3]) == weights(3)
+    assert other != weights(3)
+
+
+def test_a_full_version_among_deltas_is_built_upon(
+    records: list[PolicyVersion], tmp_path: Path
+) -> None:
+    held = HeldWeights()
+    held.read(records[3])
+    full = Published(write_weights(str(tmp_path), 4, weights(4), by_tensor=True))
+    assert held.read(record(full)) == weights(4)
+    path_of(record(full)).unlink()
+    after = write_delta(str(tmp_path), 5, full, weights(4), weights(5))
+    assert after is not None
+
+    assert held.read(record(after)) == weights(5)
+
+
+def test_deltas_that_do_not_lead_to_the_version_are_refused(records: list[PolicyVersion]) -> None:
+    last = records[3]
+    for deltas in (last.deltas[1:], last.deltas[:2], last.deltas[::-1]):
+        with pytest.raises(WeightsDiffer, match="do not lead there"):
+            HeldWeights().read(replace(last, deltas=deltas))
+
+
+def test_a_dense_change_and_another_model_are_no_delta(tmp_path: Path) -> None:
+    base = Published(write_weights(str(tmp_path), 0, weights(0), by_tensor=True))
+    dense = {"w": RawTensor("BF16", (1000,), bytes(2000))}
+    renamed = {"v": weights(0)["w"]}
+
+    assert write_delta(str(tmp_path), 1, base, weights(0), dense) is None
+    assert write_delta(str(tmp_path), 1, base, weights(0), renamed) is None

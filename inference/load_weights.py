@@ -9,7 +9,8 @@ from torch import Tensor
 
 from schemas.errors import WorkFailed
 from schemas.messages import PolicyVersion
-from schemas.weights import RawTensor, read_weights
+from schemas.published_weights import HeldWeights
+from schemas.weights import RawTensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
@@ -27,20 +28,21 @@ class SecondSet:
             own.data, other.data = other.data, own.data
 
 
-def second_set(model: Any, policy_id: str, version: PolicyVersion) -> SecondSet:
-    """The full weights of a version in the model's precision and on its device, beside its own.
+def second_set(
+    model: Any, policy_id: str, version: PolicyVersion, published: HeldWeights
+) -> SecondSet:
+    """The weights of a version in the model's precision and on its device, beside its own.
 
     The model is left as it is, and may be at work meanwhile. Raises WorkFailed(`weights`) for
-    weights that are not this model's, and what `read_weights` raises.
+    weights that are not this model's, and what `HeldWeights.read` raises.
     """
-    if version.policy_id != policy_id or version.deltas:
+    if version.policy_id != policy_id:
         msg = (
-            f"version {version.version} of policy {version.policy_id!r} with "
-            f"{len(version.deltas)} deltas; this engine serves {policy_id!r} and loads full "
-            "weights only"
+            f"version {version.version} of policy {version.policy_id!r}; this engine serves "
+            f"{policy_id!r}"
         )
         raise WorkFailed("weights", msg, retriable=False)
-    raw = read_weights(version.full)
+    raw = published.read(version)
     state = model.state_dict()
     _check_names(version, raw, state)
     fresh: dict[int, Tensor] = {}

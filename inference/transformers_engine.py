@@ -34,6 +34,7 @@ from schemas.errors import WorkFailed
 from schemas.foreign_text import raised
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from schemas.packed import pack_ids, pack_logprobs
+from schemas.published_weights import HeldWeights
 
 CHUNK = 512
 """A prompt is fed so many tokens a step, so that long ones do not hold up those who decode."""
@@ -66,6 +67,7 @@ class TransformersEngine:
         self.policy = policy or load_policy(directory, device)
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
+        self.held = HeldWeights()
         self._staged: tuple[PolicyVersion, SecondSet] | None = None
         self._kv = BatchKv(self.policy.model)
         self._prefixes = PrefixCache(max_cache_bytes)
@@ -110,7 +112,10 @@ class TransformersEngine:
         """See the protocol: as much memory as the weights take is held until `adopt`."""
         self._staged = None
         if version.version > self.version:
-            self._staged = version, second_set(self.policy.model, self.policy_id, version)
+            self._staged = (
+                version,
+                second_set(self.policy.model, self.policy_id, version, self.held),
+            )
 
     def adopt(self) -> None:
         """See the protocol: pointers are swapped, so this lasts as long as the canary."""

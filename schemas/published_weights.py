@@ -61,7 +61,8 @@ def write_delta(
         return None
     data = encoded(delta)
     sha256 = hashlib.sha256(data).hexdigest()
-    uri = put(directory_uri, [data], lambda: f"v{version:08d}-{sha256[:16]}.delta")
+    name = f"v{version:08d}-on-v{base.newest.version:08d}-{sha256[:16]}.delta"
+    uri = put(directory_uri, [data], lambda: name)
     digest = over_tensors(now, sha256s)
     made = WeightsFile(uri, sha256, len(data), digest, version, base.newest.version)
     return Published(base.full, (*base.deltas, made))

@@ -170,7 +170,7 @@ def _gap_coded(gaps: Places, form: int) -> NDArray[np.unsignedinteger]:
 
 def _placed(units: NDArray[np.unsignedinteger], form: int) -> Places:
     is_place = units != _all_ones(form)
-    reached = np.cumsum(units.astype(np.int64) + is_place)
+    reached: Places = np.cumsum(units.astype(np.int64) + is_place)
     return reached[is_place] - 1
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
-from trainer.arithmetic import compute_twice, on, require_precision
+from trainer.arithmetic import FLOAT32, compute_twice, on, require_precision
 from trainer.batch import (
     Batch,
     MicroBatch,
@@ -37,6 +37,7 @@ from trainer.extra_pass import PastWeights, step_start
 from trainer.forward import loaded
 from trainer.gradient import Gradient, step_tokens
 from trainer.onlookers import Onlookers
+from trainer.publication import as_published
 from trainer.replay import adopted
 from trainer.rewards import Rewards
 from trainer.samples import Sample
@@ -91,6 +92,8 @@ class Learner:
         self.config = config
         self.device = device
         self.version = version
+        self.published = FLOAT32
+        """In which precision servers are given the weights."""
         self.steps_done = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
@@ -237,10 +240,13 @@ class Learner:
         return int(getattr(self.model.config, "max_position_embeddings", 0))
 
     def canary(self) -> Canary:
-        """The same ids for ever, spread over the vocabulary, scored at temperature 1."""
+        """The same ids for ever, spread over the vocabulary, scored at temperature 1.
+
+        By the weights that are published: what servers compute with is compared with it.
+        """
         size = self.model.config.vocab_size
         ids = [(7 * place + 1) % size for place in range(CANARY_TOKENS)]
-        with torch.no_grad():
+        with torch.no_grad(), as_published(self.model, self.published):
             logits_TV = self.model(torch.tensor([ids], device=self.device)).logits[0, :-1].float()
         log_p_TV = logits_TV.log_softmax(dim=-1)
         lp_T = log_p_TV.gather(1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0]

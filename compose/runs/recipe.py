@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field, ValidationError
@@ -84,6 +84,12 @@ class PolicyTable(StrictTable):
     config: dict[str, Any] = {}
     tokens: str | list[str] = []
     template: dict[str, Any] = {}
+    publish: Literal["", "float32", "bfloat16"] = ""
+    """In which precision servers are given the weights; the trainer's own stay float32."""
+    weights: Literal["", "full", "delta"] = ""
+    """Whether they are given all weights of each version, or mostly what changed since the last."""
+    full_every: Annotated[int, Field(ge=1)] = 10
+    """Among deltas, versions that are divisible by it are full."""
 
 
 class OneOfSeveralTable(PolicyTable):

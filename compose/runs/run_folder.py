@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from consumers.training.training_run import TrainingRun
     from schemas.messages import Task
     from trainer.config import LearnerConfig
+    from trainer.publication import Publishing
 
 RUN_FILE = "run.json"
 RECIPE_FILE = "recipe.toml"
@@ -101,7 +102,10 @@ class RunFolder:
         """What it needs to be trained again; raises Refused for a recipe that is none."""
         from consumers.history.training_record import TrainedRun
 
-        return TrainedRun(self.run_id, self.policy_id, self.learner(), self.directory, self.policy)
+        return TrainedRun(
+            self.run_id, self.policy_id, self.learner(), self.directory, self.policy,
+            self.publishing(),
+        )  # fmt: skip
 
     def rule(self) -> AdmissionRule:
         """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
@@ -115,6 +119,13 @@ class RunFolder:
             learner.over_provision,
             learner.refills,
         )
+
+    def publishing(self) -> "Publishing":
+        """How its weights are given to servers."""
+        from trainer.publication import Publishing
+
+        policy = self.recipe.policy
+        return Publishing(policy.publish, policy.weights, policy.full_every)
 
     def run(self) -> "TrainingRun":
         from consumers.training.training_run import TrainingRun
@@ -130,6 +141,7 @@ class RunFolder:
             admits=not self.part,
             others={each.policy_id: each.learner().steps for each in self.others()},
             barrier=self.recipe.barrier,
+            publishing=self.publishing(),
         )
 
     def tasks(self) -> "tuple[Task, ...]":

@@ -28,13 +28,14 @@ from consumers.log.protocols import Record
 from schemas.codec import Codec
 from schemas.errors import Refused, RollcallError
 from schemas.trajectory_refs import refs_of
-from schemas.weights import RawTensor, from_file, weights_digest
+from schemas.weights import RawTensor, weights_digest
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.branches import Branch, branch_of
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.machine import differing, machine
+from trainer.publication import widened
 from trainer.samples import Curation
 from trainer.step import Learner
 
@@ -130,11 +131,12 @@ def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
         learner.step(samples_of(step, plan.records, codec, curation), version=step.version)
         tensors = learner.tensors()
         announced = plan.announced[step.version]
-        digest = weights_digest(tensors, announced)
+        digest = run.publishing.digest(tensors, announced)
         difference: float | None = 0.0
         if digest != announced:
             then = _weights_of(run, step.version, announced)
-            difference = _difference(tensors, then) if then else None
+            ours = widened(run.publishing.of(tensors))
+            difference = _difference(ours, then) if then else None
         yield RetrainedStep(
             step=number,
             version=step.version,
@@ -195,16 +197,17 @@ def _weights_of(run: TrainedRun, version: int, digest: str) -> dict[str, RawTens
     """What was announced, from the weights folder or the version's checkpoint; None when gone."""
     for tensors in _candidates(run, version):
         if weights_digest(tensors, digest) == digest:
-            return tensors
+            return widened(tensors)
     return None
 
 
-def _candidates(run: TrainedRun, version: int) -> Iterable[dict[str, RawTensor]]:
-    for path in sorted((run.directory / "weights").glob(f"v{version:08d}-*.safetensors")):
-        yield from_file(path)
+def _candidates(run: TrainedRun, version: int) -> Iterable[Mapping[str, RawTensor]]:
+    published = weights_files.published_of(run.directory / "weights", version)
+    if published is not None:
+        yield published
     kept = checkpoints.kept(run.directory / "checkpoints")
     if version in kept:
-        yield dict(checkpoints.load(kept[version]).state.weights)
+        yield run.publishing.of(checkpoints.load(kept[version]).state.weights)
 
 
 def _difference(ours: dict[str, RawTensor], theirs: dict[str, RawTensor]) -> float:

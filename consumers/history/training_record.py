@@ -1,7 +1,7 @@
 """What a run was trained on, read back from the log: its steps, and trajectories by place."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from consumers.history.history import History
@@ -12,6 +12,7 @@ from schemas.errors import Refused, TopicRecreated
 from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.config import LearnerConfig
+from trainer.publication import Publishing
 from trainer.samples import Curation, Sample, judge
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
@@ -30,6 +31,8 @@ class TrainedRun:
     """Of its checkpoints and weights."""
     policy: Path
     """The policy that it began with."""
+    publishing: Publishing = field(default_factory=Publishing)
+    """How its weights were published: announced digests are of that."""
 
 
 def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:

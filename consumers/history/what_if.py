@@ -17,7 +17,7 @@ from consumers.history.retraining import RetrainingPlan
 from consumers.history.training_record import samples_of
 from schemas.codec import Codec
 from schemas.errors import Refused
-from schemas.weights import RawTensor, weights_digest
+from schemas.weights import RawTensor
 from trainer.config import LearnerConfig
 from trainer.samples import Sample
 from trainer.step import LearnerState
@@ -85,7 +85,9 @@ class WhatIf:
                 version=step.version,
                 trajectories=len(left),
                 left_out=len(samples) - len(left),
-                exact=weights_digest(tensors, announced) == announced if announced else None,
+                exact=self.plan.run.publishing.digest(tensors, announced) == announced
+                if announced
+                else None,
                 then=then,
                 now=now,
                 distance=distance(tensors, self.now.tensors()),

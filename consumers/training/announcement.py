@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from consumers.training.training_run import TrainingRun
 from schemas.codec import Codec
 from schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
+from schemas.published_weights import Published
 from schemas.topics import Topics
 from schemas.trajectory_refs import fitted
 from trainer.drops import Tally
@@ -27,10 +28,12 @@ class StepRecords:
     step: TrainStep | None
     """None where the weights are those that a run begins with."""
 
-    def encoded(self, codec: Codec, topics: Topics, weights: WeightsFile) -> dict[str, bytes]:
+    def encoded(self, codec: Codec, topics: Topics, weights: Published) -> dict[str, bytes]:
         """The records by the names that a checkpoint holds them under; raises Unavailable."""
         digest = weights.weights_digest
-        version = replace(self.version, weights_digest=digest, full=weights)
+        version = replace(
+            self.version, weights_digest=digest, full=weights.full, deltas=weights.deltas
+        )
         records = {"version": codec.encode(topics.versions, version)}
         if self.step is not None:
             step = replace(self.step, weights_digest=digest)
@@ -78,6 +81,7 @@ class Announcements:
             full=NOT_WRITTEN,
             canary_ids=canary.ids,
             canary_logprobs=canary.logprobs,
+            precision=self.learner.published,
             consumed=consumed,
         )
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
@@ -26,11 +26,13 @@ from producers.publisher import Publisher
 from schemas.errors import Unavailable, WireError
 from schemas.headers import full_headers
 from schemas.messages import Consumed, PolicyVersion
-from schemas.weights import write_weights
+from schemas.published_weights import Published
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
+from trainer.arithmetic import FLOAT32
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
+from trainer.publication import Publication
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
 from trainer.step import LearnerState
@@ -87,6 +89,8 @@ class StepSaver:
     def __post_init__(self) -> None:
         self.words, self.topics = self.intake.words, self.intake.words.topics
         self.run, self.learner = self.intake.run, self.intake.learner
+        self.publication = Publication(self.run.weights, self.run.publishing)
+        self.learner.published = self.run.publishing.precision or FLOAT32
 
     def begin(self, held: Checkpoint | None, seen: NewestOnLog) -> None:
         """Go on from a checkpoint that was loaded, or announce the weights of a run's start."""
@@ -103,11 +107,12 @@ class StepSaver:
 
     def _begin_again(self, held: Checkpoint, seen: NewestOnLog) -> None:
         """Announce what was not announced."""
-        self._mend_weights(held.pending.get("version"))
         self.parent, self.pending = held.parent, held.pending
+        mended = self._mend_weights()
         # Compaction leaves the newest record alone: a foreign one would be all that servers find.
-        if seen.highest_version < held.version or seen.last_run_id != self.run.run_id:
-            record = held.pending["version"]
+        foreign = seen.last_run_id != self.run.run_id
+        if seen.highest_version < held.version or foreign or mended:
+            record = self.pending["version"]
             self._publish(self.topics.versions, record, "PolicyVersion", held.version)
         if seen.highest_step_record < held.version and "step" in held.pending:
             self._publish(self.topics.train_steps, held.pending["step"], "TrainStep", held.version)
@@ -116,15 +121,28 @@ class StepSaver:
         self._needed_bytes = needed_bytes(held.state)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
-    def _mend_weights(self, announcing: bytes | None) -> None:
-        """The checkpoint has what servers read: where their file is torn, it is made again."""
+    def _mend_weights(self) -> bool:
+        """The checkpoint has what servers read: where their files are torn, full ones are made.
+
+        Whether the version has to be announced again, for they are others.
+        """
         try:
-            file = self.intake.codec.decode(announcing, PolicyVersion).full
+            record = self.intake.codec.decode(self.pending.get("version"), PolicyVersion)
         except WireError:
-            file = None
+            record = None
         version = self.learner.version
-        if weights_files.mend(self.run.weights, file, version, self.learner.tensors()):
-            log.warning("weights_mended", version=version)
+        mended = self.publication.resume(record, version, self.learner.tensors())
+        if mended is None:
+            return False
+        log.warning("weights_mended", version=version)
+        if record is None or mended == Published(record.full, record.deltas):
+            return False
+        again = replace(
+            record, weights_digest=mended.weights_digest, full=mended.full, deltas=mended.deltas
+        )
+        value = self.intake.codec.encode(self.topics.versions, again)
+        self.pending = {**self.pending, "version": value}
+        return True
 
     def trained(
         self, samples: tuple[Sample, ...], metrics: Mapping[str, float], parent: int
@@ -211,7 +229,7 @@ class StepSaver:
         state = unsaved.snapshot.state()
         self._needed_bytes = needed_bytes(state)
         try:
-            weights = write_weights(str(self.run.weights), unsaved.version, state.weights)
+            weights = self.publication.write(unsaved.version, state.weights)
             pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
             save = partial(self._save, unsaved.checkpoint, state, pending)
             announce = partial(self._announce, unsaved.version, pending)

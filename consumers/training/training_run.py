@@ -6,6 +6,7 @@ from pathlib import Path
 
 from consumers.log.protocols import TopicPartition
 from producers.admission import AdmissionRule
+from trainer.publication import Publishing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class TrainingRun:
     """The other policies that its rollouts are sampled from, and how many steps each takes."""
     barrier: bool = False
     """Whether new rollouts wait until all policies stand at the same step."""
+    publishing: Publishing = field(default_factory=Publishing)
+    """How its weights are published."""
 
     @property
     def checkpoints(self) -> Path:

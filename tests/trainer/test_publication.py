@@ -1,0 +1,122 @@
+"""What servers are given is made of the masters, which stay as they are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import Unavailable
+from schemas.messages import WeightsFile
+from schemas.published_weights import Published
+from schemas.weights import RawTensor, weights_digest
+from tests.support.policies import lake
+from trainer import weights_files
+from trainer.config import LearnerConfig
+from trainer.publication import Publication, Publishing, as_published, rounded, widened
+from trainer.step import Learner
+from trainer.tensors import load_tensors, tensors_of
+
+DELTAS = Publishing("bfloat16", "delta", full_every=4)
+Weights = dict[str, RawTensor]
+
+
+def weights(*values: float) -> Weights:
+    """200 elements, the first of them as given."""
+    data = np.zeros(200, "<f4")
+    data[: len(values)] = values
+    return {"w": RawTensor("F32", (200,), data.tobytes())}
+
+
+def test_float32_is_rounded_to_the_nearest_bfloat16_and_ties_to_even() -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x80000000, 0x7F800000], "<u4")
+    given = {"w": RawTensor("F32", (5,), bits.tobytes()), "n": RawTensor("I64", (), bytes(8))}
+
+    made = rounded(given)
+
+    assert np.frombuffer(made["w"].data, "<u2").tolist() == [
+        0x3F80, 0x3F82, 0x3F81, 0x8000, 0x7F80,
+    ]  # fmt: skip
+    assert (made["w"].dtype, made["n"]) == ("BF16", given["n"])
+    assert rounded(widened(made)) == made
+
+
+def test_the_canary_is_of_what_is_published_and_the_masters_stay(tmp_path: Path) -> None:
+    learner = Learner(str(lake(tmp_path / "policy")), LearnerConfig())
+    masters = learner.tensors()
+    own = learner.canary()
+
+    learner.published = "bfloat16"
+    published = learner.canary()
+
+    assert learner.tensors() == masters
+    load_tensors(learner.model, widened(rounded(masters)))
+    learner.published = "float32"
+    assert published == learner.canary() != own
+
+
+def test_masters_come_back_when_scoring_raises(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    before = tensors_of(model)
+
+    def fail() -> None:
+        with as_published(model, "bfloat16"):
+            assert tensors_of(model) != before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert tensors_of(model) == before
+
+
+def test_a_version_is_full_at_first_in_due_time_and_where_much_has_changed(tmp_path: Path) -> None:
+    publication = Publication(tmp_path, DELTAS)
+    kinds = {}
+    for version, values in enumerate([(1.0,), (2.0,), (3.0,), (4.0,), (5.0,), (6.0,) * 50, (7.0,)]):
+        published = publication.write(version, weights(*values))
+        kinds[version] = len(published.deltas)
+        assert publication.write(version, weights(9.0)) is published
+
+    assert kinds == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 0, 6: 0}
+    for version, value in ((3, 4.0), (6, 7.0)):
+        assert weights_files.of_version(tmp_path, version) == weights(value)
+
+
+def test_a_version_that_could_not_be_written_is_no_base(tmp_path: Path) -> None:
+    publication = Publication(tmp_path / "there", DELTAS)
+    publication.write(0, weights(1.0))
+    (tmp_path / "there").rename(tmp_path / "away")
+    (tmp_path / "there").touch()
+    with pytest.raises(Unavailable):
+        publication.write(1, weights(2.0))
+    (tmp_path / "there").unlink()
+    (tmp_path / "away").rename(tmp_path / "there")
+
+    assert len(publication.write(1, weights(3.0)).deltas) == 1
+    assert weights_files.of_version(tmp_path / "there", 1) == weights(3.0)
+
+
+def test_what_newer_deltas_are_made_from_is_not_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_files, "KEEP", 1)
+    publication = Publication(tmp_path, DELTAS)
+    for version in range(7):
+        publication.write(version, weights(float(version + 1)))
+    (tmp_path / "vain.safetensors").touch()
+
+    weights_files.prune(tmp_path, [1])
+
+    there = sorted(version for _, version, _ in weights_files.files_in(tmp_path))
+    assert there == [0, 1, 4, 5, 6]
+    assert weights_files.of_version(tmp_path, 1) == weights(2.0)
+
+
+def test_a_recipe_that_says_nothing_publishes_as_the_last_release_did(tmp_path: Path) -> None:
+    published = Publication(tmp_path, Publishing()).write(3, weights(1.0))
+
+    assert isinstance(published, Published)
+    assert isinstance(published.full, WeightsFile)
+    assert published.weights_digest == weights_digest(weights(1.0))
+    assert len(published.full.sha256) == 64
+    assert not published.deltas

@@ -1,0 +1,145 @@
+"""How a trainer publishes its weights: in which precision, full or as what changed.
+
+Masters stay float32 whatever is published: what servers hold is made of them, the digest and the
+canary are of that, and a delta is between two of those.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from schemas.errors import Unavailable, WireError
+from schemas.messages import PolicyVersion
+from schemas.published_weights import HeldWeights, Published, write_delta
+from schemas.tensor_digests import each_of
+from schemas.weights import RawTensor, weights_digest, write_weights
+from trainer.arithmetic import BFLOAT16
+from trainer.tensors import exported, raw_of, tensor_of
+
+DELTA, FULL = "delta", "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What a recipe says of it; where it says nothing, any server of the last release can read."""
+
+    precision: str = ""
+    """float32 or bfloat16; empty: float32."""
+    weights: str = ""
+    """full or delta; empty: full."""
+    full_every: int = 10
+    """Among deltas, versions that are divisible by it are full."""
+
+    @property
+    def by_tensor(self) -> bool:
+        """Whether digests are over digests of tensors, which the last release does not know."""
+        return bool(self.precision or self.weights)
+
+    def of(self, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:
+        """What servers are given of a trainer's weights: float32 rounded to nearest, ties even."""
+        return rounded(tensors) if self.precision == BFLOAT16 else tensors
+
+    def digest(self, tensors: Mapping[str, RawTensor], like: str) -> str:
+        """What a trainer's weights are known by once they are published; compare with `like`."""
+        return weights_digest(self.of(tensors), like)
+
+
+def rounded(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """Float32 tensors in bfloat16, the others as they are."""
+
+    def bfloat16(name: str) -> RawTensor:
+        tensor = tensors[name]
+        return raw_of(tensor_of(tensor).bfloat16()) if tensor.dtype == "F32" else tensor
+
+    made = each_of(tensors, bfloat16)
+    return {name: made[name] for name in sorted(made)}
+
+
+def widened(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """Bfloat16 tensors in float32, as a trainer computes with them; nothing is lost."""
+    return {
+        name: raw_of(tensor_of(tensor).float()) if tensor.dtype == "BF16" else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+@contextmanager
+def as_published(model: nn.Module, precision: str) -> Iterator[None]:
+    """Within, a model has the weights that are published of it; then its own again, bit for bit."""
+    rounds = precision == BFLOAT16
+    owned = [t for t in exported(model).values() if rounds and t.dtype == torch.float32]
+    with torch.no_grad():
+        masters = [tensor.detach().clone() for tensor in owned]
+        try:
+            for tensor in owned:
+                tensor.copy_(tensor.bfloat16().float())
+            yield
+        finally:
+            for tensor, master in zip(owned, masters, strict=True):
+                tensor.copy_(master)
+
+
+@dataclass(eq=False)
+class Publication:
+    """Writes versions of one policy, and knows which one the next delta is made from."""
+
+    directory: Path
+    publishing: Publishing
+    _newest: Published | None = None
+    _held: Mapping[str, RawTensor] = field(default_factory=dict)
+    """The weights of the newest, where a delta may follow."""
+
+    def write(self, version: int, tensors: Mapping[str, RawTensor]) -> Published:
+        """Publish a trainer's weights; asked again for the same version, the same is returned.
+
+        Raises Unavailable; then all is as before.
+        """
+        if self._newest is not None and self._newest.newest.version == version:
+            return self._newest
+        now = self.publishing.of(tensors)
+        return self._keep(self._delta(version, now) or self._full(version, now), now)
+
+    def resume(
+        self, record: PolicyVersion | None, version: int, tensors: Mapping[str, RawTensor]
+    ) -> Published | None:
+        """Go on from a checkpoint's weights; where their files are gone or torn, write full ones.
+
+        Returns what was written. Raises Unavailable.
+        """
+        now = self.publishing.of(tensors)
+        if record is not None and _is_whole(record):
+            # A recipe may have been changed to another precision: then a full version is next.
+            if self.publishing.digest(tensors, record.weights_digest) == record.weights_digest:
+                self._keep(Published(record.full, record.deltas), now)
+            return None
+        return self._keep(self._full(version, now), now)
+
+    def _full(self, version: int, now: Mapping[str, RawTensor]) -> Published:
+        by_tensor = self.publishing.by_tensor
+        return Published(write_weights(str(self.directory), version, now, by_tensor=by_tensor))
+
+    def _delta(self, version: int, now: Mapping[str, RawTensor]) -> Published | None:
+        """None where the version is to be full."""
+        base, every = self._newest, self.publishing.full_every
+        if base is None or self.publishing.weights != DELTA:
+            return None
+        if version % every == 0 or len(base.deltas) + 1 >= every:
+            return None
+        return write_delta(str(self.directory), version, base, self._held, now)
+
+    def _keep(self, published: Published, now: Mapping[str, RawTensor]) -> Published:
+        self._newest = published
+        self._held = now if self.publishing.weights == DELTA else {}
+        return published
+
+
+def _is_whole(record: PolicyVersion) -> bool:
+    try:
+        HeldWeights().read(record)
+    except (Unavailable, WireError):
+        return False
+    return True

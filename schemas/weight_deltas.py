@@ -171,7 +171,8 @@ def _gap_coded(gaps: Places, form: int) -> NDArray[np.unsignedinteger]:
 def _placed(units: NDArray[np.unsignedinteger], form: int) -> Places:
     is_place = units != _all_ones(form)
     reached: Places = np.cumsum(units.astype(np.int64) + is_place)
-    return reached[is_place] - 1
+    places: Places = reached[is_place] - 1
+    return places
 
 
 def _all_ones(form: int) -> int:

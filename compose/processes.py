@@ -47,14 +47,14 @@ def spawn(
             env=environment,
             cwd=directory,
             start_new_session=True,
-            preexec_fn=None if outlives_us else _die_with_parent,
+            preexec_fn=None if outlives_us else die_with_parent,
         )
     _CHILDREN[child.pid] = child
     return child
 
 
-def _die_with_parent() -> None:
-    """What a child does between fork and exec."""
+def die_with_parent() -> None:
+    """Be killed when the thread that started this process ends; holds on after an exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -110,6 +110,8 @@ class LearnerConfig:
     precision: str = "float32"
     """Of the model's products; `bfloat16` makes them smaller and, where the device is made for it,
     quicker. Weights, gradients and moments are float32."""
+    ranks: int = 1
+    """Processes that the learner is, each with its part of the weights and of every batch."""
     gradient_checkpointing: bool = False
     """Whether layers are computed again on the way back: the memory of one in place of all."""
     max_skipped: int = 3
@@ -394,7 +396,7 @@ FIRST = frozenset({
 })  # fmt: skip
 """What the digest of the first release was taken over, whatever its values."""
 
-FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing", "save", "announce"})
+FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing", "ranks", "save", "announce"})
 """What may change between two checkpoints: it decides nothing that is learned."""
 
 LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
@@ -435,6 +437,7 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda x: x > 0, "greedy samples teach nothing; give a number above 0"),
     "micro_batch_tokens": (lambda x: x >= 1, "give what fits into memory, such as 16384"),
     "max_skipped": (lambda x: x >= 1, "give at least 1"),
+    "ranks": (lambda x: x >= 1 and x == int(x), "give 1, or as many as there are devices"),
     "epochs": (lambda x: x >= 1, "give at least 1"),
     "minibatch": (lambda x: x >= 0, "give 0 (the whole batch) or a number of trajectories"),
     "checkpoint_keep_every": (lambda x: x >= 0, "give 0 (none) or a number of versions"),

@@ -30,6 +30,8 @@ def require_fitting(config: "LearnerConfig") -> None:
         raise Refused(msg)
     if config.stream:
         _streamed(config)
+    if config.ranks > 1:
+        _ranks(config)
 
 
 def _one_reference(config: "LearnerConfig") -> None:
@@ -110,4 +112,17 @@ def _streamed(config: "LearnerConfig") -> None:
     for reason, holds in reasons.items():
         if holds:
             msg = f"stream does not go with {reason}"
+            raise Refused(msg)
+
+
+def _ranks(config: "LearnerConfig") -> None:
+    name = config.advantage_rule().rule.name
+    reasons = {
+        f"advantage {name!r}, which takes the gradient of each trajectory by itself, of which a "
+        "rank has only its part; use rloo": "norms" in config.looks,
+        "stream: groups are too few to share out; take it out": config.stream,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            msg = f"ranks {config.ranks} does not go with {reason}"
             raise Refused(msg)

@@ -206,11 +206,13 @@ class Learner:
     def _looked(self, batch: Batch) -> Batch:
         """With what is looked at once for all updates."""
         if not self.config.values_look:
-            batch = self._onlookers.before_step(batch, self._pieces, self.config.temperature)
+            batch = self._before_step(batch)
         return without_turns(batch, self.config.turn_filters())
 
-    def _looked_again(self, batch: Batch) -> Batch:
-        """With what is looked at before each update."""
+    def _before_step(self, batch: Batch) -> Batch:
+        return self._onlookers.before_step(batch, self._pieces, self.config.temperature)
+
+    def _before_update(self, batch: Batch) -> Batch:
         return self._onlookers.before_update(batch, self._pieces, self.config.temperature)
 
     def add(self, gradient: Gradient, batch: Batch) -> None:
@@ -288,8 +290,7 @@ class Learner:
         rewards = replace(rewards, entropy_before=self._entropy.entropy)
         if not self.config.values_look:
             return batch, rewards
-        temperature = self.config.temperature
-        batch = self._onlookers.before_step(batch, self._pieces, temperature)
+        batch, temperature = self._before_step(batch), self.config.temperature
         return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)
 
     def _copier(self) -> Callable[[], LearnerState]:
@@ -324,7 +325,7 @@ class Learner:
         tokens: list[np.ndarray] = []
         names: tuple[str, ...] = ()
         for part in self._minibatches(batch):
-            update = self._looked_again(part)
+            update = self._before_update(part)
             self.optimiser.zero_grad(set_to_none=True)
             gradient = self.gradient_of(update)
             self.add(gradient, update)

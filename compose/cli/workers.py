@@ -10,6 +10,7 @@ import typer
 
 from compose.cli.connection import cluster, settings
 from compose.extras import require
+from compose.log_setup import set_up
 
 if TYPE_CHECKING:
     from compose.workers.build import Workshop
@@ -113,12 +114,25 @@ def training(
     run: Annotated[str, typer.Option(help="The run's id or folder.")],
     name: Name = "",
 ) -> None:
-    """Train one run's policy; a second process of the same run stands by for the first."""
-    from compose.runs import run_folder
+    """Train one run's policy; a second process of the same run stands by for the first.
 
+    Where its learner is several ranks, this begins as many processes by torchrun.
+    """
+    from compose.runs import run_folder
+    from compose.workers import rank_processes
+
+    folder = run_folder.find(settings().state(), run)
+    ranks = folder.learner().ranks
+    if ranks > 1 and not rank_processes.begun_by_torchrun():
+        named = ("--name", name) if name else ()
+        rank_processes.become_ranks(ranks, "worker", "training", "--run", run, *named)
+    others = rank_processes.join(folder, settings().training) if ranks > 1 else None
+    if others is not None and others.rank > 0:
+        set_up("training", f"{name or 'training'}-rank{others.rank}")
+        rank_processes.follow(folder, settings().training, others)
+        return
     workshop, worker, stop = _workshop("training", name)
-    folder = run_folder.find(workshop.settings.state(), run)
-    workshop.training(worker, folder, stop)
+    workshop.training(worker, folder, stop, others)
 
 
 def archive(
@@ -149,7 +163,6 @@ def archive(
 
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """What a worker process needs, once broker, registry and topics are there."""
-    from compose.log_setup import set_up
     from compose.services.embedded import taken_down
     from compose.workers.build import Workshop
     from compose.workers.readiness import check_readable, patiently, wait_until_fit

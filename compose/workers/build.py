@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
     from trainer.config import LearnerConfig
+    from trainer.ranks import ProcessRanks
+    from trainer.step import Learner
 
 STAND_BY_S = 0.5
 
@@ -248,16 +250,18 @@ class Workshop:
         letters = self._letters(publisher, "archive")
         return self._loop(role, [publisher], letters, accept=accept)
 
-    def trainer(self, name: str, folder: "RunFolder") -> "Trainer":
-        """The trainer of a run, resumed from its newest checkpoint."""
+    def trainer(
+        self, name: str, folder: "RunFolder", learner: "Learner | None" = None
+    ) -> "Trainer":
+        """The trainer of a run, resumed from its newest checkpoint; a learner of its own if none is
+        given.
+        """
         from concurrent.futures import ThreadPoolExecutor
 
         from consumers.heldout import HeldOut
         from consumers.training.at_once import AtOnce
         from consumers.training.trainer import Trainer
         from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
-        from trainer.step import Learner
-        from trainer.weights_files import of_version
 
         self.codec.prepare(self.topics.versions, PolicyVersion)
         self.codec.prepare(self.topics.train_steps, TrainStep)
@@ -269,12 +273,7 @@ class Workshop:
             self.codec,
             self.topics,
             self.log.publisher(),
-            Learner(
-                str(folder.policy),
-                config,
-                device=self.settings.training.device,
-                past=partial(of_version, folder.run().weights),
-            ),
+            learner or self._learner(folder),
             config,
             folder.run(),
             folder.draws(),
@@ -283,6 +282,24 @@ class Workshop:
             continue_=self.continue_(config),
             # In one process with everybody else the order of things is the same every time.
             executor=ThreadPoolExecutor(1, "saver") if self.watched else AtOnce(),
+        )
+
+    def _learner(self, folder: "RunFolder") -> "Learner":
+        from trainer.step import Learner
+        from trainer.weights_files import of_version
+
+        config = folder.learner()
+        if config.ranks > 1:
+            msg = (
+                f"ranks of [learner] is {config.ranks}, but this trainer is one process; run it on "
+                "Kafka, where each trainer has processes of its own, or take ranks out"
+            )
+            raise Refused(msg)
+        return Learner(
+            str(folder.policy),
+            config,
+            device=self.settings.training.device,
+            past=partial(of_version, folder.run().weights),
         )
 
     def continue_(self, config: "LearnerConfig") -> "Continue | None":
@@ -298,16 +315,30 @@ class Workshop:
         guard = self._guard("the program", self.settings.agents.program_timeout_s)
         return Continuations(self, World(program_of, Random, guard), config.mask_continued).requests
 
-    def training(self, name: str, folder: "RunFolder", stopping: Callable[[], bool]) -> None:
-        """Train a run; while another process does so, stand by for it."""
+    def training(
+        self,
+        name: str,
+        folder: "RunFolder",
+        stopping: Callable[[], bool],
+        ranks: "ProcessRanks | None" = None,
+    ) -> None:
+        """Train a run, with other ranks if there are any; while another process does so, stand by.
+
+        The others are let go at the end, but not by an error: they then end with this process.
+        """
         import torch
 
+        from compose.workers.rank_processes import sharded
         from compose.workers.readiness import patiently
 
         torch.set_num_threads(self.settings.training.threads)
         with sole_trainer(folder.directory, stopping) as ours:
+            learner = sharded(folder, self.settings.training, ranks) if ranks else None
             if ours:
-                patiently(lambda: self.trainer(name, folder)).go_on(stopping)
+                patiently(lambda: self.trainer(name, folder, learner)).go_on(stopping)
+            if learner and ranks:
+                learner.end()
+                ranks.leave()
 
     def _guard(self, what: str, timeout_s: float) -> Guard:
         guard = Guard(what, timeout_s)

@@ -140,7 +140,7 @@ def test_other_weights_are_said_to_differ_and_by_how_much(world: World) -> None:
 def test_what_bits_depend_on_is_recorded_and_said_before_they_are_compared(world: World) -> None:
     world.train(world.trainer(), steps=1)
     [step] = world.steps()
-    assert set(step.machine) == {"threads", "cpu", "torch", "device"}
+    assert set(step.machine) == {"threads", "ranks", "cpu", "torch", "device"}
     assert step.machine["threads"] == str(torch.get_num_threads())
     assert step.machine["device"] == "cpu"
     say_again(world, replace(step, machine=step.machine | {"threads": "64", "torch": "1.0"}))

@@ -1,0 +1,79 @@
+"""A trainer that is several processes: torchrun begins them, rank 0 reads the log, others follow.
+
+The supervisor knows one process, torchrun. It ends all ranks when one of them dies, and itself;
+then it is begun again, from the checkpoint.
+"""
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from compose.processes import die_with_parent, module
+from schemas.errors import Refused
+
+if TYPE_CHECKING:
+    from compose.runs.run_folder import RunFolder
+    from compose.settings import TrainingSettings
+    from trainer.ranks import ProcessRanks
+    from trainer.sharded_learner import ShardedLearner
+
+
+def begun_by_torchrun() -> bool:
+    """Whether this process is a rank already."""
+    from torch.distributed import is_torchelastic_launched
+
+    return bool(is_torchelastic_launched())
+
+
+def become_ranks(count: int, *arguments: str) -> NoReturn:
+    """Go on as torchrun, which runs `rollcall` with these arguments so many times on this host."""
+    torchrun = module(
+        "torch.distributed.run",
+        "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={count}", "--no-python",
+        "--", *module("compose.cli", *arguments),
+    )  # fmt: skip
+    os.execv(sys.executable, torchrun)
+
+
+def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
+    """Meet the other ranks; raises Refused, on all, where they are not as many as is said."""
+    import torch
+
+    from trainer.ranks import ProcessRanks
+
+    die_with_parent()
+    torch.set_num_threads(settings.threads)
+    ranks = ProcessRanks.join(settings.device)
+    wanted = folder.learner().ranks
+    if ranks.count != wanted:
+        msg = (
+            f"rank {ranks.rank}: the job has {ranks.count} processes, but ranks of [learner] is "
+            f"{wanted}; begin it with `rollcall worker training`"
+        )
+        raise Refused(msg)
+    return ranks
+
+
+def sharded(
+    folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRanks"
+) -> "ShardedLearner":
+    """This rank's part of a run's learner. Raises Refused, on all of them, where two disagree."""
+    from functools import partial
+
+    from trainer.sharded_learner import ShardedLearner
+    from trainer.weights_files import of_version
+
+    past = partial(of_version, folder.run().weights)
+    device = settings.device
+    if device == "cuda":
+        device = f"cuda:{ranks.rank}"
+    return ShardedLearner(str(folder.policy), folder.learner(), ranks, device=device, past=past)
+
+
+def follow(folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRanks") -> None:
+    """What a rank other than 0 does while there is a trainer: rank 0 says when to leave."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    sharded(folder, settings, ranks).follow()
+    ranks.leave()

@@ -1,0 +1,132 @@
+"""Learners of several processes on one model, each job's processes forked off this one.
+
+`python -m tests.support.rank_jobs MODEL OUT JOB…`: a job is COUNT or COUNT:KIND. So libraries are
+imported once for all; nothing here computes before it forks.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import torch
+import torch.distributed.fsdp
+
+from compose.processes import die_with_parent
+from schemas.errors import RollcallError
+from schemas.rules import Choice
+from schemas.weights import to_safetensors
+from tests.support.scored_trajectories import some_samples
+from trainer.config import LearnerConfig
+from trainer.ranks import ProcessRanks
+from trainer.sharded_learner import ShardedLearner
+from trainer.step import Learner
+
+CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, micro_batch_tokens=30)
+
+
+class Exact(Learner):
+    """In float64, so that what is left is the order of sums."""
+
+    def _spread(self) -> None:
+        self.model.double()
+
+
+class ExactRanks(ShardedLearner):
+    def _spread(self) -> None:
+        self.model.double()
+        super()._spread()
+
+
+def train(learner: Learner, out: Path) -> None:
+    """A step, another that is taken back by a load, as a restart does, and one from there."""
+    told = [learner.step(some_samples(0))]
+    state = learner.state()
+    learner.step(some_samples(7))
+    learner.load(state)
+    write(learner, [*told, learner.step(some_samples(1))], out)
+
+
+def train_once(learner: Learner, out: Path) -> None:
+    write(learner, [learner.step(some_samples(0))], out)
+
+
+def write(learner: Learner, told: list[dict[str, float]], out: Path) -> None:
+    """All that came of it."""
+    state = learner.state()
+    for part in ("weights", "optimiser", "rng"):
+        out.with_suffix(f".{part}").write_bytes(to_safetensors(getattr(state, part)))
+    canary = learner.canary().logprobs.hex()
+    out.write_bytes(orjson.dumps({"told": told, "canary": canary, "version": learner.version}))
+
+
+def disagree(learner: Learner, out: Path) -> None:
+    msg = "what differs is refused before anything is computed"
+    raise AssertionError(msg)
+
+
+def go_on_after_a_death(learner: Learner, out: Path) -> None:
+    """The other rank is gone: nothing may wait for it."""
+    learner.step(some_samples(0))
+
+
+JOBS: dict[str, tuple[LearnerConfig, Callable[[Learner, Path], None]]] = {
+    "m2po": (
+        replace(CONFIG, loss="m2po", minibatch=6, kl="k3", gradient_checkpointing=True),
+        train,
+    ),
+    "ewma": (
+        replace(
+            CONFIG,
+            loss="ppo_ewma",
+            packing="packed",
+            advantage=Choice("reinforce_pp", (("beta", 0.1),)),
+        ),
+        train_once,
+    ),
+    "other": (CONFIG, disagree),
+    "dies": (CONFIG, go_on_after_a_death),
+}
+
+
+def run(model: str, out: Path, job: str, rank: int) -> None:
+    count, _, kind = job.partition(":")
+    config, play = JOBS[kind]
+    if kind == "other" and rank == 1:
+        config = replace(config, lr=0.5)
+    torch.set_num_threads(1)
+    ranks = ProcessRanks.join("cpu", f"file://{out}.meet", rank, int(count))
+    try:
+        learner = ExactRanks(model, config, ranks)
+        if rank and kind == "dies":
+            os._exit(1)
+        if rank:
+            learner.follow()
+        else:
+            play(learner, out)
+            learner.end()
+    except RollcallError as error:
+        out.with_suffix(f".error{rank}").write_text(f"{type(error).__name__}: {error}")
+    ranks.leave()
+
+
+def main(model: str, out: str, *jobs: str) -> None:
+    for number, job in enumerate(jobs):
+        children = []
+        for rank in range(int(job.partition(":")[0])):
+            child = os.fork()
+            if child == 0:
+                die_with_parent()
+                try:
+                    run(model, Path(out) / f"{number}", job, rank)
+                finally:
+                    os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,196 @@
+"""One learner on several processes is the learner on one."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import Refused
+from schemas.weights import RawTensor, from_safetensors
+from tests.support.rank_jobs import JOBS, Exact
+from tests.support.scored_trajectories import some_samples
+from trainer.batch import Batch, BatchRow, make_batch
+from trainer.batch_words import read, written
+from trainer.config import LearnerConfig
+from trainer.ranks import Words, layers_of, own_rows, require_alike
+from trainer.step import Learner
+from trainer.tensors import tensor_of
+
+pytestmark = pytest.mark.timeout(300)
+AT_ONCE = ("4:ewma", "2:m2po", "2:other", "2:dies")
+
+
+@pytest.fixture(scope="module")
+def jobs(model_directory: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("jobs")
+    command = [sys.executable, "-m", "tests.support.rank_jobs", model_directory, str(out), *AT_ONCE]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, timeout=280, env=environment)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+    return out
+
+
+def tensors(path: Path, part: str) -> dict[str, torch.Tensor]:
+    raw = from_safetensors(path.with_suffix(f".{part}").read_bytes())
+    return {name: tensor_of(tensor) for name, tensor in raw.items()}
+
+
+@pytest.mark.parametrize("job", AT_ONCE[:2])
+def test_any_number_of_ranks_learns_what_one_does(
+    jobs: Path, model_directory: str, tmp_path: Path, job: str
+) -> None:
+    torch.set_num_threads(1)
+    theirs, alone = jobs / str(AT_ONCE.index(job)), tmp_path / "alone"
+
+    config, play = JOBS[job.partition(":")[2]]
+    play(Exact(model_directory, config), alone)
+
+    ours, said = (orjson.loads(path.read_bytes()) for path in (alone, theirs))
+    for step, other in zip(ours["told"], said["told"], strict=True):
+        assert other == pytest.approx(step, rel=1e-6, abs=1e-9)
+    assert said["version"] == ours["version"] == len(said["told"])
+    for part in ("weights", "optimiser", "rng"):
+        one, several = tensors(alone, part), tensors(theirs, part)
+        assert several.keys() == one.keys()
+        for name, tensor in one.items():
+            torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=1e-9)
+
+
+def test_ranks_that_disagree_end_all_of_them_and_name_rank_and_field(jobs: Path) -> None:
+    place = jobs / str(AT_ONCE.index("2:other"))
+    said = [place.with_suffix(f".error{rank}").read_text() for rank in range(2)]
+
+    assert said[0] == said[1]
+    assert said[0].startswith("Refused: rank 1 has [learner] lr 0.5, rank 0 has 0.01; all ranks")
+
+
+def test_nobody_waits_for_a_rank_that_has_died(jobs: Path) -> None:
+    said = (jobs / str(AT_ONCE.index("2:dies"))).with_suffix(".error0").read_text()
+
+    assert said.startswith("Unfit: rank 0 of 2: another rank has ended: ")
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 5))
+def test_every_row_has_one_rank_and_all_have_equal_tokens_but_for_a_row(
+    sizes: list[int], count: int
+) -> None:
+    row = make_batch(some_samples(0)[:1], LearnerConfig()).rows[0]
+    rows = tuple(replace(row, token_ids=np.zeros(size, np.int32)) for size in sizes)
+    batch = replace(make_batch(some_samples(0), LearnerConfig()), rows=rows)
+
+    owned = [own_rows(batch, rank, count) for rank in range(count)]
+
+    assert [b for own in owned for b in own] == list(range(len(sizes)))
+    for own in owned:
+        tokens = sum(sizes[b] for b in own)
+        assert abs(tokens - sum(sizes) / count) <= max(sizes)
+
+
+def test_a_batch_comes_to_the_other_ranks_as_it_is() -> None:
+    batch = make_batch(some_samples(3), LearnerConfig())
+    seen = [replace(row, seen={"prox": row.behaviour_logprobs * 2}) for row in batch.rows]
+    taught = [replace(row, teacher=row.behaviour_logprobs) for row in batch.rows]
+
+    for rows in (batch.rows, seen, taught):
+        given_ = replace(batch, rows=tuple(rows), told={"turns_left_out": 3.0})
+        there = Words.of(Words({"call": "step"}, written(given_)).packed())
+        assert_same(read(there.tensors), given_)
+
+
+def assert_same(batch: Batch, other: Batch) -> None:
+    assert batch.told == other.told
+    for key in (each.name for each in fields(Batch) if each.name not in ("rows", "told")):
+        assert np.array_equal(getattr(batch, key), getattr(other, key))
+    for row, like in zip(batch.rows, other.rows, strict=True):
+        for key in (each.name for each in fields(BatchRow)):
+            ours, theirs = getattr(row, key), getattr(like, key)
+            if key == "seen":
+                assert ours.keys() == theirs.keys()
+                assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+            elif isinstance(theirs, np.ndarray):
+                assert np.array_equal(ours, theirs)
+                assert ours.dtype == theirs.dtype
+            else:
+                assert (type(ours), ours) == (type(theirs), theirs)
+
+
+def test_what_a_row_may_hold_that_ranks_cannot_be_told_is_an_error() -> None:
+    batch = make_batch(some_samples(0), LearnerConfig())
+    odd = replace(batch.rows[0], reward="much")  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="reward of a batch's row is a str"):
+        written(replace(batch, rows=(odd,)))
+
+
+class Two:
+    """Two ranks in one, of which the other says what it is told to."""
+
+    rank, count = 0, 2
+
+    def __init__(self, other: dict[str, str]) -> None:
+        self.other = orjson.dumps(other)
+
+    def exchanged(self, words: bytes) -> list[bytes]:
+        return [words, self.other]
+
+    def heard(self, words: bytes = b"") -> bytes:
+        return words
+
+    def spread(self, model: torch.nn.Module) -> None:
+        """All of it stays."""
+
+
+def test_ranks_with_other_weights_to_begin_with_are_refused() -> None:
+    require_alike(Two({"starting weights": "ab"}), {"starting weights": "ab"})
+
+    with pytest.raises(Refused, match="rank 1 has starting weights cd, rank 0 has ab; all ranks"):
+        require_alike(Two({"starting weights": "cd"}), {"starting weights": "ab"})
+    with pytest.raises(Refused, match="rank 1 has world size 3, rank 0 has None"):
+        require_alike(Two({"world size": "3"}), {})
+
+
+def test_words_hold_no_more_than_numbers_and_text() -> None:
+    words = Words({"call": "load", "step": 3}, {"a": RawTensor("F32", (0, 2), b"")})
+
+    assert Words.of(words.packed()) == words
+
+
+def test_layers_are_found_once(model_directory: str) -> None:
+    model = Learner(model_directory, LearnerConfig()).model
+
+    assert layers_of(model) == list(model.transformer.h)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1.5, float("nan")])
+def test_a_number_of_ranks_that_is_none_is_refused(ranks: float) -> None:
+    with pytest.raises(Refused, match=f"ranks is {ranks}; give 1, or as many as there are devices"):
+        LearnerConfig(ranks=ranks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"advantage": "opob"}, "ranks 2 does not go with advantage 'opob', which takes the grad"),
+        (
+            {"stream": True, "max_staleness": 0, "advantage": "rloo"},
+            "ranks 2 does not go with stream: groups are too few",
+        ),
+    ],
+)
+def test_what_several_ranks_cannot_compute_is_refused(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        LearnerConfig.of({"ranks": 2, **values})
+
+
+def test_a_checkpoint_is_of_any_number_of_ranks() -> None:
+    assert LearnerConfig(ranks=4).digest() == LearnerConfig().digest()

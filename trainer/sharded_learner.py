@@ -1,0 +1,221 @@
+"""A learner that is several processes. Rank 0 is the one that the trainer has; it tells the others.
+
+Every rank makes the same calls in the same order, since a call on a model whose weights lie apart
+needs them all: what rank 0 is asked for, it tells first, then all do it. Each computes its own
+rows; gradients are summed, never averaged, so any number of ranks gives the gradient of one. A rank
+that cannot go on ends, and with it the others: none may be left waiting.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import BatchFailed, Unfit
+from schemas.weights import RawTensor, weights_digest
+from trainer.batch import Batch, MicroBatch, padded
+from trainer.batch_words import array_of, raw, read, written
+from trainer.config import LearnerConfig
+from trainer.extra_pass import PastWeights
+from trainer.gradient import Gradient
+from trainer.ranks import Ranks, Words, own_rows, require_alike
+from trainer.samples import Sample
+from trainer.step import Canary, Learner, LearnerState
+
+PARTS = ("weights", "optimiser", "rng")
+STEP, LOOK, LOAD, END = "step", "look", "load", "end"
+STATE, TENSORS, CANARY = "state", "tensors", "canary"
+
+
+class ShardedLearner(Learner):
+    """The methods of `Learner`, for rank 0; the others `follow`.
+
+    Raises Refused, on all ranks, where they disagree about configuration or starting weights.
+    """
+
+    def __init__(
+        self, model_directory: str, config: LearnerConfig, ranks: Ranks, *, device: str = "cpu",
+        version: int = 0, past: PastWeights | None = None,
+    ) -> None:  # fmt: skip
+        self.ranks = ranks
+        self._together = False
+        """Whether all ranks are within one call already."""
+        require_alike(ranks, {"world size": str(ranks.count), **_written(config)})
+        super().__init__(model_directory, config, device=device, version=version, past=past)
+
+    def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
+        """See Learner. Raises Unfit where the ranks cannot compute what rank 0 could make."""
+        if not samples:
+            return super().step(samples)
+        try:
+            batch = self._made(samples)
+            told = written(batch)
+        except Exception as error:  # no rank knows of it yet: it is the batch's own fault
+            msg = f"{len(samples)} samples cannot be trained on: {type(error).__name__}: {error}"
+            raise BatchFailed(msg) from error
+        with self._all(STEP, told, now=self.version, count=len(samples), version=version):
+            return self._step_together(batch, len(samples), version)
+
+    def load(self, state: LearnerState) -> None:
+        parts = {part: getattr(state, part) for part in PARTS}
+        told = {f"{part}/{name}": tensor for part in PARTS for name, tensor in parts[part].items()}
+        with self._all(LOAD, told, step=state.step, version=state.version, skipped=state.skipped):
+            super().load(state)
+
+    def state(self) -> LearnerState:
+        with self._all(STATE):
+            return super().state()
+
+    def tensors(self) -> dict[str, RawTensor]:
+        with self._all(TENSORS):
+            return super().tensors()
+
+    def canary(self) -> Canary:
+        with self._all(CANARY):
+            return super().canary()
+
+    def follow(self) -> None:
+        """Do what rank 0 is asked for, until it says that this is all. For the other ranks."""
+        self._together = True
+        while True:
+            words = Words.of(self.ranks.heard())
+            if words.plain["call"] == END:
+                return
+            self._follow(str(words.plain["call"]), words)
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        with self._all(END):
+            pass
+
+    def _follow(self, call: str, words: Words) -> None:
+        plain: Any = words.plain
+        if call == STEP:
+            self.version = plain["now"]
+            self._step_together(read(words.tensors), plain["count"], plain["version"])
+        elif call == LOAD:
+            super().load(_state_of(words))
+        elif call == LOOK:
+            self._before_step(read(words.tensors))
+        else:
+            # All that one has of it here is that the others have their answer.
+            {STATE: super().state, TENSORS: super().tensors, CANARY: super().canary}[call]()
+
+    @contextmanager
+    def _all(
+        self, call: str, tensors: dict[str, RawTensor] | None = None, **plain: int | None
+    ) -> Iterator[None]:
+        """Have the other ranks make this call too, unless they are within one already."""
+        if self._together:
+            yield
+            return
+        self.ranks.heard(Words({"call": call, **plain}, tensors or {}).packed())
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+
+    def _step_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
+        try:
+            return self._step(lambda: self._looked(batch), count, version)
+        except BatchFailed as error:
+            msg = f"rank {self.ranks.rank} of {self.ranks.count}: {error}; the others wait for it"
+            raise Unfit(msg) from error
+
+    def _spread(self) -> None:
+        digest = weights_digest(super().tensors())
+        require_alike(self.ranks, {"starting weights": digest[:16]})
+        self.ranks.spread(self.model)
+
+    def _before_step(self, batch: Batch) -> Batch:
+        """Within a step; or before it, where advantages are made of what is seen."""
+        with self._all(LOOK, {} if self._together else written(batch)):
+            return self._all_seen(super()._before_step(batch))
+
+    def _before_update(self, batch: Batch) -> Batch:
+        return self._all_seen(super()._before_update(batch))
+
+    def _pieces(self, batch: Batch) -> list[MicroBatch]:  # type: ignore[override]
+        """Those of this rank's rows, and idle ones, so that all ranks have as many."""
+        own = own_rows(batch, self.ranks.rank, self.ranks.count)
+        part = replace(batch, rows=tuple(batch.rows[b] for b in own))
+        pieces = [
+            replace(micro, rows=tuple(own[b] for b in micro.rows))
+            for micro in super()._pieces(part)
+        ]
+        counts = self.ranks.exchanged(str(len(pieces)).encode())
+        idle = max(map(int, counts)) - len(pieces)
+        return pieces + [_idle(batch, self.device, self.config.precision)] * idle
+
+    def add(self, gradient: Gradient, batch: Batch) -> None:
+        super().add(gradient, batch)
+        said = [Words.of(words) for words in self.ranks.exchanged(_told(gradient).packed())]
+        gradient.cost = sum(float(str(words.plain["cost"])) for words in said)
+        gradient.told = tuple(map(str, said[0].plain["told"]))  # type: ignore[call-overload]
+        for words in said:
+            gradient.tokens |= {int(b): array_of(told) for b, told in words.tensors.items()}
+
+    def _all_seen(self, batch: Batch) -> Batch:
+        """What each rank has seen of its own rows, on all of them."""
+        if not self._onlookers.needs:
+            return batch
+        seen = {
+            f"{b}/{name}": raw(array)
+            for b in own_rows(batch, self.ranks.rank, self.ranks.count)
+            for name, array in batch.rows[b].seen.items()
+        }
+        rows = list(batch.rows)
+        for words in map(Words.of, self.ranks.exchanged(Words({}, seen).packed())):
+            for key, tensor in words.tensors.items():
+                b, _, name = key.partition("/")
+                row = rows[int(b)]
+                rows[int(b)] = replace(row, seen={**row.seen, name: array_of(tensor)})
+        return replace(batch, rows=tuple(rows))
+
+
+def _state_of(words: Words) -> LearnerState:
+    plain: Any = words.plain
+    parts = {
+        part: {
+            name.removeprefix(f"{part}/"): tensor
+            for name, tensor in words.tensors.items()
+            if name.startswith(f"{part}/")
+        }
+        for part in PARTS
+    }
+    return LearnerState(plain["step"], plain["version"], plain["skipped"], **parts)
+
+
+def _written(config: LearnerConfig) -> dict[str, str]:
+    """Each of its values by the name that a recipe has for it."""
+    return {f"[learner] {each.name}": repr(getattr(config, each.name)) for each in fields(config)}
+
+
+def _told(gradient: Gradient) -> Words:
+    """A cost as text, since JSON has no nan; `repr` gives the same number again."""
+    tokens = {str(row): raw(numbers) for row, numbers in gradient.tokens.items()}
+    return Words({"cost": repr(gradient.cost), "told": gradient.told}, tokens)
+
+
+def _idle(batch: Batch, device: str, precision: str) -> MicroBatch:
+    """A piece without a row, for a rank that has done its share: two tokens that weigh nothing."""
+    like, nothing = batch.rows[0], np.zeros(2, np.float32)
+    row = replace(
+        like,
+        token_ids=np.zeros(2, np.int32),
+        mask=np.array([False, True]),
+        behaviour_logprobs=nothing,
+        versions=np.zeros(2, np.int32),
+        advantages=np.zeros(2),
+        reward=0.0,
+        weight=0.0,
+        entropy=0.0,
+        uniform=0.0,
+        seen=dict.fromkeys(like.seen, nothing),
+        teacher=None if like.teacher is None else nothing,
+    )
+    micro = padded(replace(batch, rows=(row,)), [0], device)
+    return replace(micro, rows=(), precision=precision)

@@ -22,6 +22,7 @@ from trainer.extra_pass import PastWeights
 from trainer.gradient import Gradient
 from trainer.ranks import Ranks, Words, own_rows, require_alike
 from trainer.samples import Sample
+from trainer.snapshot import Snapshot
 from trainer.step import Canary, Learner, LearnerState
 
 PARTS = ("weights", "optimiser", "rng")
@@ -67,6 +68,11 @@ class ShardedLearner(Learner):
     def state(self) -> LearnerState:
         with self._all(STATE):
             return super().state()
+
+    def snapshot(self) -> Snapshot[LearnerState]:
+        """Copied at once: whoever asks for it later has not all ranks with him."""
+        state = self.state()
+        return Snapshot(lambda: state)
 
     def tensors(self) -> dict[str, RawTensor]:
         with self._all(TENSORS):

@@ -43,8 +43,9 @@ class ExactRanks(ShardedLearner):
 def train(learner: Learner, out: Path) -> None:
     """A step, another that is taken back by a load, as a restart does, and one from there."""
     told = [learner.step(some_samples(0))]
-    state = learner.state()
+    snapshot = learner.snapshot()
     learner.step(some_samples(7))
+    state = snapshot.state()
     learner.load(state)
     write(learner, [*told, learner.step(some_samples(1))], out)
 

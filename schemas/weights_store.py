@@ -1,5 +1,6 @@
 """Files of weights on any fsspec file system, and what is said where it is away."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -11,6 +12,14 @@ from schemas.whole_files import stream_durably
 
 STORE_ERRORS = (OSError, ValueError, ImportError)
 """What file systems raise when they are away, or when there is none of that name."""
+FOREIGN_ERRORS = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
+"""What libraries of stores raise besides, where they are in use."""
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """All that says of a store that it is away."""
+    loaded = ((sys.modules.get(module), name) for module, name in FOREIGN_ERRORS)
+    return (*STORE_ERRORS, *(getattr(module, name) for module, name in loaded if module))
 
 
 def put(directory_uri: str, pieces: Iterable[bytes], name: Callable[[], str]) -> str:
@@ -21,7 +30,7 @@ def put(directory_uri: str, pieces: Iterable[bytes], name: Callable[[], str]) ->
     try:
         files, directory = fsspec.core.url_to_fs(directory_uri)
         final = stream_durably(files, directory.rstrip("/"), pieces, name)
-    except STORE_ERRORS as error:
+    except store_errors() as error:
         msg = f"weights cannot be written to {directory_uri!r}: {error}"
         raise Unavailable(msg) from error
     return str(files.unstrip_protocol(final))
@@ -37,6 +46,6 @@ def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
     except FileNotFoundError as error:
         msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
         raise WeightsMissing(msg) from error
-    except STORE_ERRORS as error:
+    except store_errors() as error:
         msg = f"weights at {uri!r} cannot be read now: {error}"
         raise Unavailable(msg) from error

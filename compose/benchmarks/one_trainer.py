@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from schemas.messages import RolloutRequest, ScoredTrajectory, Sequence, Task, Trajectory
 from schemas.packed import pack_ids, pack_logprobs
 from trainer.samples import Sample
+
+if TYPE_CHECKING:
+    from trainer.step import Learner
 
 Step = Callable[[], object]
 LR = 1e-6
@@ -64,6 +67,14 @@ def rows(shape: Shape, vocabulary: int) -> Iterator[tuple[NDArray[Any], NDArray[
 
 
 def ours(directory: str, shape: Shape, packing: str) -> Step:
+    learner, samples = learner_and_samples(directory, shape, packing)
+    return partial(learner.step, samples)
+
+
+def learner_and_samples(
+    directory: str, shape: Shape, packing: str
+) -> "tuple[Learner, list[Sample]]":
+    """A learner at the learning rate of language models, and the batch."""
     from trainer.config import LearnerConfig
     from trainer.step import Learner
 
@@ -76,8 +87,7 @@ def ours(directory: str, shape: Shape, packing: str) -> Step:
         _sample(number, number // shape.answers, *row)
         for number, row in enumerate(rows(shape, learner.vocabulary))
     ]
-
-    return partial(learner.step, samples)
+    return learner, samples
 
 
 def _sample(

@@ -19,6 +19,7 @@ from compose.benchmarks import (
     box_starts,
     box_turns,
     box_work,
+    deltas,
     gradings,
     hosted_calls,
     live_memory,
@@ -78,6 +79,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "train_tokens_per_s": train_tokens.train_tokens_per_s,
     "train_tokens_per_s_8": partial(train_tokens.train_tokens_per_s, shape=train_tokens.LANGUAGE_8),
     "train_tokens_per_s_lake": train_tokens.train_tokens_per_s_lake,
+    "delta_ratio": deltas.delta_ratio,
+    "delta_bytes_per_s": deltas.delta_bytes_per_s,
     "up_cold_s": service_starts.up_cold,
     "up_warm_s": service_starts.up_warm,
 }

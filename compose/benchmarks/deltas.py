@@ -1,0 +1,124 @@
+"""What publishing a version as a delta saves, and how quickly it is made and read.
+
+`delta_ratio` trains a language model for some versions as a recipe with `publish = "bfloat16"` and
+`weights = "delta"` would, at the learning rate of such runs, and takes the median of all but the
+first: Adam's first step moves everything. Its ceiling is a delta that had only values and no
+places. `delta_bytes_per_s` is of bfloat16 weights laid out as SmolLM2-135M's, of which so many
+elements changed as were seen there; the slower of making and reading counts, the best of some
+turns, and the ceiling is one sha256 of the weights on all cores.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from compose.benchmarks.figure import Figure, LeftOut, timed
+from compose.extras import require
+from compose.settings import Settings
+from schemas.messages import PolicyVersion
+from schemas.published_weights import HeldWeights, Published, write_delta
+from schemas.tensor_digests import sha256s_of
+from schemas.weight_deltas import compared
+from schemas.weights import RawTensor, write_weights
+
+LANGUAGE_MODEL = Path("smollm2")
+VERSIONS = 10
+LAYERS, LAYER, EMBEDDING = 30, 3_540_096, 28_311_552
+"""Tensors of so many elements: as many and as large as the language model's layers."""
+DENSITY = 0.007
+TURNS = 3
+
+
+def delta_ratio(settings: Settings, versions: int = VERSIONS) -> Figure:
+    """Raises LeftOut where the language model has not been fetched."""
+    require("torch", "transformers")
+    if not (LANGUAGE_MODEL / "config.json").is_file():
+        msg = (
+            f"no policy in {str(LANGUAGE_MODEL)!r} here; `rollcall policy fetch smollm2 --to "
+            f"{LANGUAGE_MODEL}` writes one"
+        )
+        raise LeftOut(msg)
+    return ratio_of(LANGUAGE_MODEL, versions)
+
+
+def ratio_of(directory: Path, versions: int) -> Figure:
+    """The figure of any policy's directory."""
+    from compose.benchmarks.one_trainer import Shape, learner_and_samples
+    from trainer.publication import rounded
+
+    learner, samples = learner_and_samples(str(directory), Shape(2, 4, 16, 16), "shared")
+    ratios, densities = [], []
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        before = rounded(learner.tensors())
+        base = Published(write_weights(scratch, 0, before, by_tensor=True))
+        for version in range(1, versions + 1):
+            learner.step(samples)
+            now = rounded(learner.tensors())
+            made = write_delta(scratch, version, base, before, now)
+            delta, _ = compared(before, now)
+            densities.append(delta.density)
+            ratios.append(base.full.size_bytes / (made or base).newest.size_bytes)
+            before = now
+    notes = tuple(
+        f"version {number}: {density:.2%} changed, {ratio:.1f}x"
+        for number, (density, ratio) in enumerate(zip(densities, ratios, strict=True), 1)
+    )
+    ceiling = 1 / max(median(densities[1:]), 1e-9)
+    return Figure(median(ratios[1:]), "x", ceiling, notes=notes)
+
+
+def delta_bytes_per_s(settings: Settings) -> Figure:
+    return speed_of(weights(LAYERS, LAYER, EMBEDDING), TURNS)
+
+
+def weights(layers: int, layer: int, embedding: int) -> dict[str, RawTensor]:
+    """Bfloat16 tensors of so many elements, filled with anything."""
+    random = np.random.default_rng(7)
+    sizes = {f"layer{number}": layer for number in range(layers)} | {"embedding": embedding}
+    return {
+        name: RawTensor("BF16", (size,), random.integers(0, 1 << 16, size, "<u2").tobytes())
+        for name, size in sizes.items()
+    }
+
+
+def speed_of(before: Mapping[str, RawTensor], turns: int) -> Figure:
+    """How quickly a delta to these weights is made and read."""
+    now = {name: _changed(tensor) for name, tensor in before.items()}
+    size_bytes = sum(len(tensor.data) for tensor in now.values())
+    making, reading, hashing = [], [], []
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        base = Published(write_weights(scratch, 0, before, by_tensor=True))
+        last = first = write_delta(scratch, 1, base, before, before) or base
+        for version in range(2, 2 + turns):
+            held = HeldWeights()
+            held.read(_record(first))
+            took, made = timed(partial(write_delta, scratch, version, first, before, now))
+            last = made or first
+            making.append(took)
+            reading.append(timed(partial(held.read, _record(last)))[0])
+            hashing.append(timed(partial(sha256s_of, now))[0])
+    value, ceiling = size_bytes / max(min(making), min(reading)), size_bytes / min(hashing)
+    notes = (
+        f"made in {min(making):.2f} s and read in {min(reading):.2f} s, "
+        f"{size_bytes / 1e6:,.0f} MB of weights, {last.newest.size_bytes / 1e6:,.1f} MB of delta",
+    )
+    return Figure(value, "bytes/s", ceiling, notes=notes)
+
+
+def _changed(tensor: RawTensor) -> RawTensor:
+    bits = np.frombuffer(tensor.data, "<u2").copy()
+    at = np.random.default_rng(len(bits)).integers(0, len(bits), int(DENSITY * len(bits)))
+    bits[at] ^= 1
+    return RawTensor(tensor.dtype, tensor.shape, bits.tobytes())
+
+
+def _record(published: Published) -> PolicyVersion:
+    newest = published.newest
+    return PolicyVersion(
+        "policy", newest.version, newest.base_version, "", 0, newest.weights_digest,
+        published.full, bytes(4), b"", published.deltas,
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+"""The figures of deltas, of weights small enough to be measured in a moment."""
+
+from pathlib import Path
+
+import pytest
+
+from compose.benchmarks import deltas
+from compose.benchmarks.figure import LeftOut
+from compose.settings import Settings
+from tests.support.policies import lake
+
+
+def test_the_ratio_is_of_the_versions_after_the_first(tmp_path: Path) -> None:
+    figure = deltas.ratio_of(lake(tmp_path / "policy"), 3)
+
+    assert len(figure.notes) == 3
+    assert 1 < figure.value < figure.ceiling
+
+
+def test_the_speed_is_beside_that_of_hashing() -> None:
+    figure = deltas.speed_of(deltas.weights(2, 30_000, 100_000), 1)
+
+    assert figure.unit == "bytes/s"
+    assert figure.value > 0
+    assert "0 MB of weights" in figure.notes[0]
+
+
+def test_without_a_language_model_the_ratio_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(LeftOut, match="rollcall policy fetch smollm2"):
+        deltas.delta_ratio(Settings())

@@ -100,9 +100,13 @@ class LatestCheckpoint:
     """Newer directories that are no checkpoint, each with the reason."""
 
 
-def save(root: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write `root/v<version>` as the only process; it is durable when this returns."""
-    return seal(root, checkpoint, [write_rank(root, parts_of_state(checkpoint.state))])
+def save(root: str | Path, checkpoint: Checkpoint, published: Path | None = None) -> Path:
+    """Write `root/v<version>` as the only process; it is durable when this returns.
+
+    A published file of these weights is linked, not written again.
+    """
+    written = write_rank(root, parts_of_state(checkpoint.state), published)
+    return seal(root, checkpoint, [written])
 
 
 def seal(root: str | Path, checkpoint: Checkpoint, written: Sequence[RankFiles]) -> Path:

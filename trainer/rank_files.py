@@ -14,6 +14,7 @@ from trainer.shards import (
     ShardedTensor,
     TensorPart,
     held_of,
+    link_parts,
     parts_of,
     read_part,
     write_parts,
@@ -49,17 +50,22 @@ def parts_of_state(state: LearnerState, rank: int = 0, world: int = 1) -> StateP
     return StateParts(rank, state.version, kinds | {"rng": parts_of(generators)})
 
 
-def write_rank(root: str | Path, parts: StateParts) -> RankFiles:
-    """Write what one rank has; it is part of a checkpoint once that is sealed. Raises OSError."""
+def write_rank(root: str | Path, parts: StateParts, published: Path | None = None) -> RankFiles:
+    """Write what one rank has; it is part of a checkpoint once that is sealed. Raises OSError.
+
+    A published file that holds these very weights is linked, so that they are written once; if they
+    are damaged in it later, they are so here too.
+    """
     directory = directory_of(root, parts.version)
     directory.mkdir(parents=True, exist_ok=True)
-    return RankFiles(
-        {
-            kind: write_parts(directory, f"{kind}-{parts.rank:05d}", tensors)
-            for kind, tensors in parts.kinds.items()
-            if tensors
-        }
-    )
+    files = {}
+    for kind, tensors in parts.kinds.items():
+        stem, linked = f"{kind}-{parts.rank:05d}", None
+        if kind == "weights" and published is not None:
+            linked = link_parts(directory, stem, tensors, published)
+        if tensors:
+            files[kind] = linked or write_parts(directory, stem, tensors)
+    return RankFiles(files)
 
 
 def directory_of(root: str | Path, version: int) -> Path:

@@ -7,6 +7,7 @@ compared, and nothing that no part covers. Source: ByteCheckpoint, arXiv 2407.20
 """
 
 import hashlib
+import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +16,11 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from schemas.errors import Refused, WeightsDiffer
-from schemas.weights import SIZE_BYTES, RawTensor
+from schemas.tensor_digests import sha256s_of
+from schemas.weights import LENGTH_BYTES, SIZE_BYTES, RawTensor, laid_out, safetensors_head
 from schemas.whole_files import to_disk
-
-HEAD_BYTES = 8
-"""How many bytes say how long the header of a safetensors file is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +108,65 @@ def write_parts(directory: Path, stem: str, parts: Mapping[str, TensorPart]) -> 
 
     Each tensor goes to the file and through sha256 once, without a copy. Raises OSError.
     """
-    order = sorted(parts, key=lambda name: (-SIZE_BYTES[parts[name].held.dtype], name))
-    head = _head([(name, parts[name].held) for name in order])
-    begin, shards = len(head), dict[str, Shard]()
-    hidden = directory / f".{stem}.{secrets.token_hex(4)}.tmp"
-    content = hashlib.sha256(head)
+    tensors = {name: part.held for name, part in parts.items()}
+    head, sha256s = safetensors_head(tensors), dict[str, str]()
+    hidden = _hidden(directory, stem)
     try:
         with hidden.open("xb") as file:
             file.write(head)
-            for name in order:
-                held = parts[name].held
-                sha256 = hashlib.sha256(held.data).hexdigest()
-                content.update(sha256.encode())
-                file.write(held.data)
-                shards[name] = Shard(parts[name].offset, held.shape, "", begin, sha256)
-                begin += len(held.data)
-        path = directory / f"{stem}-{content.hexdigest()[:16]}.safetensors"
+            for name in laid_out(tensors):
+                sha256s[name] = hashlib.sha256(tensors[name].data).hexdigest()
+                file.write(tensors[name].data)
         to_disk(hidden)
-        hidden.replace(path)
+        described = _described(stem, head, parts, sha256s)
+        hidden.replace(directory / described.name)
     finally:
         hidden.unlink(missing_ok=True)
-    tensors = {
-        name: ShardedTensor(
-            parts[name].held.dtype, parts[name].shape, (replace(shards[name], file=path.name),)
-        )
-        for name in sorted(parts)
-    }
-    return PartsFile(path.name, begin, hashlib.sha256(head).hexdigest(), tensors)
+    return described
+
+
+def link_parts(
+    directory: Path, stem: str, parts: Mapping[str, TensorPart], file: Path
+) -> PartsFile | None:
+    """The same, where a file holds these very tensors already: under one more name.
+
+    None where it holds others, or where it cannot be linked: then it has to be written.
+    """
+    tensors = {name: part.held for name, part in parts.items()}
+    head = safetensors_head(tensors)
+    size_bytes = len(head) + sum(len(tensor.data) for tensor in tensors.values())
+    hidden = _hidden(directory, stem)
+    try:
+        if file.stat().st_size != size_bytes or _head_at(file) != head:
+            return None
+        os.link(file, hidden)
+        described = _described(stem, head, parts, sha256s_of(tensors))
+        hidden.replace(directory / described.name)
+    except OSError:
+        return None
+    finally:
+        hidden.unlink(missing_ok=True)
+    return described
+
+
+def _hidden(directory: Path, stem: str) -> Path:
+    return directory / f".{stem}.{secrets.token_hex(4)}.tmp"
+
+
+def _described(
+    stem: str, head: bytes, parts: Mapping[str, TensorPart], sha256s: Mapping[str, str]
+) -> PartsFile:
+    """A file of these parts, named by what is in it."""
+    order = laid_out({name: part.held for name, part in parts.items()})
+    content = hashlib.sha256(head + "".join(sha256s[name] for name in order).encode())
+    file, begin = f"{stem}-{content.hexdigest()[:16]}.safetensors", len(head)
+    tensors = {}
+    for name in order:
+        part = parts[name]
+        shard = Shard(part.offset, part.held.shape, file, begin, sha256s[name])
+        tensors[name] = ShardedTensor(part.held.dtype, part.shape, (shard,))
+        begin += len(part.held.data)
+    return PartsFile(file, begin, hashlib.sha256(head).hexdigest(), tensors)
 
 
 def merged(written: Iterable[Mapping[str, ShardedTensor]]) -> dict[str, ShardedTensor]:
@@ -247,21 +277,7 @@ def _uncovered(name: str, tensor: ShardedTensor) -> str:
     return f"tensor {name!r} of shape {tensor.shape} has these parts: {there}; is a rank missing?"
 
 
-def _head(tensors: Iterable[tuple[str, RawTensor]]) -> bytes:
-    """The header of a safetensors file, its length before it; what follows it is aligned."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors:
-        begin, end = end, end + len(tensor.data)
-        header[name] = {
-            "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)
-        }  # fmt: skip
-    head = orjson.dumps(header)
-    head += b" " * (-len(head) % 8)
-    return len(head).to_bytes(HEAD_BYTES, "little") + head
-
-
 def _head_at(path: Path) -> bytes:
     with path.open("rb") as file:
-        size = file.read(HEAD_BYTES)
+        size = file.read(LENGTH_BYTES)
         return size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))

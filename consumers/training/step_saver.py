@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -231,7 +232,10 @@ class StepSaver:
         try:
             weights = self.publication.write(unsaved.version, state.weights)
             pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
-            save = partial(self._save, unsaved.checkpoint, state, pending)
+            # Who saves at once keeps the weights twice, and can mend the ones by the others.
+            once, name = self.config.save == "async", Path(weights.newest.uri).name
+            published = self.run.weights / name if once else None
+            save = partial(self._save, unsaved.checkpoint, state, pending, published)
             announce = partial(self._announce, unsaved.version, pending)
             for do in (announce, save) if self.config.announce == "early" else (save, announce):
                 do()
@@ -258,9 +262,11 @@ class StepSaver:
         checkpoint: Callable[..., Checkpoint],
         state: LearnerState,
         pending: Mapping[str, bytes],
+        published: Path | None = None,
     ) -> None:
         self.pending = pending
-        checkpoints.save(self.run.checkpoints, checkpoint(state=state, pending=pending))
+        made = checkpoint(state=state, pending=pending)
+        checkpoints.save(self.run.checkpoints, made, published)
 
     def _checkpoint(self) -> Callable[..., Checkpoint]:
         """The checkpoint of what is there now, but for `state` and for `pending`."""

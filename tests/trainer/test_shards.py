@@ -1,5 +1,6 @@
 """Tensors in parts: what some ranks wrote any other number reads, and nothing else."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Refused, WeightsDiffer
-from schemas.weights import RawTensor, from_safetensors
+from schemas.weights import RawTensor, from_safetensors, write_weights
 from trainer.shards import (
     Shard,
     ShardedTensor,
+    link_parts,
     merged,
     overlap,
     part_of,
@@ -150,3 +152,38 @@ def test_a_part_that_is_not_what_was_written_is_not_handed_out(tmp_path: Path) -
     assert read_part(tmp_path, "x", layout["x"]) == tensor(2)
     with pytest.raises(WeightsDiffer, match=r"'w' has sha256 .* cut short or written over"):
         read_part(tmp_path, "w", layout["w"], 1, 2)
+
+
+def test_a_file_that_holds_these_very_tensors_gets_one_more_name(tmp_path: Path) -> None:
+    tensors = {"b": tensor(4), "a": tensor(3, dtype="F16")}
+    file = tmp_path / "w" / Path(write_weights(str(tmp_path / "w"), 1, tensors).uri).name
+
+    linked = link_parts(tmp_path, "w", parts_of(tensors), file)
+
+    assert linked is not None
+    assert (tmp_path / linked.name).samefile(file)
+    assert {n: read_part(tmp_path, n, at) for n, at in linked.tensors.items()} == tensors
+    (tmp_path / linked.name).unlink()
+    assert linked == write_parts(tmp_path, "w", parts_of(tensors))
+
+
+@pytest.mark.parametrize("why", ["other tensors", "cut short", "gone", "no links"])
+def test_a_file_that_cannot_stand_for_the_parts_is_not_linked(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"b": tensor(4)}
+    file = tmp_path / "w" / Path(write_weights(str(tmp_path / "w"), 1, tensors).uri).name
+    if why == "cut short":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif why == "gone":
+        file.unlink()
+    elif why == "no links":
+        monkeypatch.setattr(os, "link", refuses)
+    wanted = {"c": tensor(4)} if why == "other tensors" else tensors
+
+    assert link_parts(tmp_path, "w", parts_of(wanted), file) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+def refuses(*paths: object) -> None:
+    raise PermissionError

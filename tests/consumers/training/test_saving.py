@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from compose.cli.retrain import parse_steps
 from compose.pages.retraining_page import retrain_and_tell
 from consumers.log.memory_publisher import MemoryPublisher
-from consumers.training import step_saver
 from consumers.training.at_once import AtOnce
 from schemas import whole_files
 from schemas.errors import DiskFull, Refused, Unavailable
@@ -26,7 +25,7 @@ from tests.support.later_executor import LaterExecutor
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiny_run import RECIPE, World
 from trainer import checkpoint as checkpoints
-from trainer import shards
+from trainer import publication, shards
 from trainer.config import LearnerConfig
 
 LATER = replace(CONFIG, save="async")
@@ -97,7 +96,7 @@ def test_early_is_after_the_weights_and_before_the_checkpoint(
     while stage.trainer.learner.steps_done < 1:
         batch(stage)
 
-    def dies(root: Path, checkpoint: object) -> None:
+    def dies(*arguments: object) -> None:
         raise Died
 
     monkeypatch.setattr(checkpoints, "save", dies)
@@ -154,13 +153,13 @@ def test_a_store_that_is_away_while_a_step_is_saved_costs_nothing(
     while stage.trainer.learner.steps_done < 1:
         batch(stage)
 
-    def away(*arguments: object) -> None:
+    def away(*arguments: object, **named: object) -> None:
         msg = "the store does not answer"
         raise Unavailable(msg)
 
     monkeypatch.setattr("consumers.training.trainer.AWAY_S", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(step_saver, "write_weights", away)
+        patch.setattr(publication, "write_weights", away)
         executor.run_all()
         for _ in range(3):
             batch(stage)
@@ -298,6 +297,18 @@ def test_after_kills_every_step_has_the_bits_that_training_it_again_has(
     # Then no bit differs
     assert [step["step"] for step in report["steps"]] == [1, 2, 3, 4]
     assert report["differing"] == []
+
+
+def test_weights_that_are_saved_later_are_written_once_and_have_two_names(tmp_path: Path) -> None:
+    stage, _ = later(tmp_path)
+
+    stage.drain()
+
+    [published] = (tmp_path / "weights").glob("v00000004-*")
+    [shard] = (tmp_path / "checkpoints" / "v00000004").glob("weights-*")
+    assert shard.samefile(published)
+    published.unlink()
+    assert durable(stage) == 4
 
 
 # A full disk

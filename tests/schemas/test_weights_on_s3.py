@@ -1,0 +1,78 @@
+"""Weights in a store of objects, against moto's server: there whole, or waited for."""
+
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing
+from schemas.messages import PolicyVersion
+from schemas.published_weights import HeldWeights, Published, write_delta
+from schemas.weights import RawTensor, read_weights, write_weights
+
+WHERE = "s3://bucket/run/weights"
+Weights = dict[str, RawTensor]
+
+
+def weights(first: int) -> Weights:
+    return {"w": RawTensor("U8", (1000,), bytes([first]) + bytes(999))}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadedMotoServer]:
+    """One on a free port, with credentials that are nobody's."""
+    given = pytest.MonkeyPatch()
+    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    made.start()
+    host, port = made.get_host_and_port()
+    given.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    given.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    given.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    given.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    given.setenv("AWS_MAX_ATTEMPTS", "1")
+    fsspec.filesystem("s3").mkdir("bucket")
+    yield made
+    fsspec.filesystem("s3").clear_instance_cache()
+    made.stop()
+    given.undo()
+
+
+@pytest.mark.usefixtures("server")
+def test_full_weights_and_deltas_are_read_back_from_a_bucket() -> None:
+    base = Published(write_weights(WHERE, 1, weights(1), by_tensor=True))
+    made = write_delta(WHERE, 2, base, weights(1), weights(2))
+    assert made is not None
+
+    newest = made.newest
+    record = PolicyVersion(
+        "p", 2, 1, "run", 1, newest.weights_digest, made.full, bytes(4), b"", made.deltas
+    )
+    assert HeldWeights().read(record) == weights(2)
+    assert read_weights(base.full) == weights(1)
+    there = fsspec.filesystem("s3").find("bucket")
+    assert sorted(name.rpartition(".")[2] for name in there) == ["delta", "safetensors"]
+
+
+@pytest.mark.usefixtures("server")
+def test_an_object_that_is_gone_or_cut_short_is_told_apart() -> None:
+    file = write_weights(WHERE, 5, weights(5), by_tensor=True)
+    files = fsspec.filesystem("s3")
+    files.pipe_file(file.uri, files.cat_file(file.uri)[:-1])
+    files.invalidate_cache()
+    with pytest.raises(WeightsDiffer, match="was the file cut short"):
+        read_weights(file)
+    files.rm(file.uri)
+
+    with pytest.raises(WeightsMissing, match="no weights at"):
+        read_weights(file)
+
+
+def test_a_server_that_has_left_is_waited_for(server: ThreadedMotoServer) -> None:
+    file = write_weights(WHERE, 7, weights(7), by_tensor=True)
+    server.stop()
+
+    with pytest.raises(Unavailable, match="cannot be read now"):
+        read_weights(file)
+    with pytest.raises(Unavailable, match="cannot be written"):
+        write_weights(WHERE, 8, weights(8), by_tensor=True)

@@ -53,6 +53,8 @@ class SeedRun:
     starts_solved: int
     starts: int
     wall_s: float
+    staleness: float = 0.0
+    """Versions, the mean of all steps."""
 
     @property
     def reached(self) -> Evaluated | None:
@@ -118,14 +120,16 @@ def _runs(
     workers = (os.cpu_count() or 1) if memory else 1
     with ThreadPoolExecutor(workers) as pool:
         made = [
-            pool.submit(_run, file, seed, folder, known.evaluation.goal, memory) for seed in seeds
+            pool.submit(run_seed, file, seed, folder, known.evaluation.goal, memory)
+            for seed in seeds
         ]
         for each in made:
             error = each.exception()
             yield error if isinstance(error, RunFailed) else each.result()
 
 
-def _run(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> SeedRun:
+def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> SeedRun:
+    """Run a recipe's file from one seed in a process of its own; raises RunFailed."""
     summary = folder / f"{seed}.json"
     words = ["run", str(file), "--seed", str(seed), "--summary", str(summary)]
     done = subprocess.run(
@@ -148,6 +152,7 @@ def read_summary(told: dict[str, object], goal: float) -> SeedRun:
     return SeedRun(
         int(str(told["seed"])), goal, evaluations, int(str(told["starts_solved"])),
         int(str(told["starts"])), float(str(told["wall_seconds"])),
+        float(str(told.get("staleness_mean", 0.0))),
     )  # fmt: skip
 
 

@@ -8,21 +8,26 @@ import typer
 from compose.cli.connection import settings
 
 LEARNING = "learning"
+AT_LAG = "learning_at_lag"
 
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which; all when left out; or `learning`.")
+        list[str] | None,
+        typer.Argument(help="Which; all when left out; or `learning`, `learning_at_lag`."),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
     recipe: Annotated[str, typer.Option(help="Of `learning`: which.")] = "lake-any-start",
     seeds: Annotated[int, typer.Option(min=1, help="Of `learning`: so many, from 1 on.")] = 5,
     memory: Annotated[bool, typer.Option("--memory", help="Of `learning`: without Kafka.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Of `learning`: draw a PNG there.")] = None,
+    lags: Annotated[str, typer.Option(help="Of `learning_at_lag`: such as 1,16.")] = "",
+    losses: Annotated[str, typer.Option(help="Of `learning_at_lag`: such as m2po,gspo.")] = "",
 ) -> None:
     """Measure, each figure beside a ceiling measured in the same run.
 
-    `learning` runs a recipe from many seeds to its last step, and tells how surely it learns.
+    `learning` runs a recipe from many seeds to its last step, and tells how surely it learns;
+    `learning_at_lag` how well each loss does from rollouts that are several versions old.
 
     Example: rollcall bench learning --recipe lake-any-start --seeds 20 --memory
     """
@@ -30,6 +35,14 @@ def bench(
         from compose.benchmarks.learning_runs import learn
 
         learn(recipe, range(1, seeds + 1), memory=memory, json=json, picture=picture)
+        return
+    if names == [AT_LAG]:
+        from compose.benchmarks.learning_at_lag import learn_at_lag
+
+        chosen = range(1, seeds + 1)
+        learn_at_lag(
+            recipe, chosen, memory=memory, lags=lags, losses=losses, json=json, picture=picture
+        )
         return
     from compose.benchmarks.suite import run_benchmarks
 

@@ -307,6 +307,7 @@ def _summary(run: Conducted) -> dict[str, Any]:
         "starts": starts,
         "goal_reached": figures.goal_version is not None,
         "steps": len(figures.steps),
+        "staleness_mean": figures.mean("staleness_mean"),
         "model_calls": figures.calls_at_goal or figures.model_calls,
         "model_calls_all": figures.model_calls,
         "rollouts": figures.rollouts,

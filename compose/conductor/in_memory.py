@@ -57,6 +57,7 @@ def run_in_memory(
         "starts_solved": solved,
         "starts": starts,
         "steps": len(figures.steps),
+        "staleness_mean": figures.mean("staleness_mean"),
         "model_calls": figures.model_calls,
         "timers": figures.phases.quantiles(),
         "environment_starts": figures.phases.starts(),

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from consumers.decode_in_order import decoded
 from consumers.heldout import HeldOut
@@ -102,6 +103,10 @@ class RunFigures:
     def metric(self, name: str) -> list[float]:
         """One metric over all steps."""
         return [step.metrics[name] for step in self.steps if name in step.metrics]
+
+    def mean(self, name: str) -> float:
+        """The mean of a metric over all steps; 0 of none."""
+        return fmean(self.metric(name) or [0.0])
 
     def dropped(self) -> dict[str, int]:
         """Trajectories that were not trained on, by reason."""

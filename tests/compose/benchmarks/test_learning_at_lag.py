@@ -1,0 +1,57 @@
+"""Every loss at every lag is the same recipe otherwise; what came of it is told as it was."""
+
+import pytest
+
+from compose.benchmarks.learning_at_lag import (
+    LOSSES,
+    Cell,
+    Way,
+    at_lag,
+    lags_of,
+    learn_at_lag,
+    losses_of,
+    table,
+    ways_of,
+)
+from compose.benchmarks.learning_runs import ENDLESS, Evaluated, SeedRun
+from compose.runs.recipe import load_recipe, parse_recipe
+from schemas.errors import Refused
+from trainer.config import LearnerConfig
+
+
+def run_of(success: float, staleness: float) -> SeedRun:
+    return SeedRun(1, 0.9, (Evaluated(10, success, 100),), 1, 2, 1.0, staleness)
+
+
+@pytest.mark.parametrize("way", ways_of((1, 16), LOSSES), ids=str)
+def test_a_recipe_at_a_lag_is_the_same_but_for_what_is_compared(way: Way) -> None:
+    recipe, text = load_recipe("lake-any-start")
+
+    again = parse_recipe(at_lag(text, way), "lagging")
+
+    config = LearnerConfig.of(again.learner)
+    assert (config.max_staleness, config.step_size) == (way.lag, way.step_size)
+    assert config.loss_rule().rule.name == way.loss
+    assert config.capacity_groups >= config.groups_per_step * (way.lag + 1)
+    assert again.evaluation.goal == ENDLESS
+    changed = {"loss", "step_size", "max_staleness", "capacity_groups"}
+    assert {k: v for k, v in again.learner.items() if k not in changed} == {
+        k: v for k, v in recipe.learner.items() if k not in changed
+    }
+
+
+def test_a_cell_is_the_median_and_how_many_were_good() -> None:
+    runs = tuple(run_of(*each) for each in ((0.9, 15.0), (0.2, 16.0), (0.86, 14.0)))
+    cell = Cell(Way("m2po", "ess", 16), runs)
+
+    assert str(cell) == "0.86 (2/3, 15.0)"
+    assert table([cell]).row_count == 1
+
+
+def test_lists_that_are_none_are_refused_and_so_is_a_loss_that_there_is_not() -> None:
+    assert (lags_of("0,2"), losses_of("a, b")) == ((0, 2), ("a", "b"))
+    for text in ("1,x", "-1", ","):
+        with pytest.raises(Refused, match="is no list of versions"):
+            lags_of(text)
+    with pytest.raises(Refused, match="did you mean 'm2po'"):
+        learn_at_lag("lake-any-start", [1], memory=True, losses="m2p")

@@ -121,6 +121,7 @@ def _ranks(config: "LearnerConfig") -> None:
         f"advantage {name!r}, which takes the gradient of each trajectory by itself, of which a "
         "rank has only its part; use rloo": "norms" in config.looks,
         "stream: groups are too few to share out; take it out": config.stream,
+        "old_logprobs 'interrupt', whose notes one process takes; use recompute": config.interrupts,
     }
     for reason, holds in reasons.items():
         if holds:

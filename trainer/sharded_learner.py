@@ -79,7 +79,7 @@ class ShardedLearner(Learner):
             return super().tensors()
 
     def canary(self) -> Canary:
-        with self._all(CANARY):
+        with self._all(CANARY, published=self.published):
             return super().canary()
 
     def follow(self) -> None:
@@ -103,15 +103,18 @@ class ShardedLearner(Learner):
             self._step_together(read(words.tensors), plain["count"], plain["version"])
         elif call == LOAD:
             super().load(_state_of(words))
+        elif call == CANARY:
+            self.published = plain["published"]
+            super().canary()
         elif call == LOOK:
             self._before_step(read(words.tensors))
         else:
             # All that one has of it here is that the others have their answer.
-            {STATE: super().state, TENSORS: super().tensors, CANARY: super().canary}[call]()
+            {STATE: super().state, TENSORS: super().tensors}[call]()
 
     @contextmanager
     def _all(
-        self, call: str, tensors: dict[str, RawTensor] | None = None, **plain: int | None
+        self, call: str, tensors: dict[str, RawTensor] | None = None, **plain: int | str | None
     ) -> Iterator[None]:
         """Have the other ranks make this call too, unless they are within one already."""
         if self._together:

@@ -59,6 +59,7 @@ def write(learner: Learner, told: list[dict[str, float]], out: Path) -> None:
     state = learner.state()
     for part in ("weights", "optimiser", "rng"):
         out.with_suffix(f".{part}").write_bytes(to_safetensors(getattr(state, part)))
+    learner.published = "bfloat16"  # the others are told
     canary = learner.canary().logprobs.hex()
     out.write_bytes(orjson.dumps({"told": told, "canary": canary, "version": learner.version}))
 

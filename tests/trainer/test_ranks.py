@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Refused
+from schemas.packed import logprobs_of
 from schemas.weights import RawTensor, from_safetensors
 from tests.support.rank_jobs import JOBS, Exact
 from tests.support.scored_trajectories import some_samples
@@ -57,6 +58,8 @@ def test_any_number_of_ranks_learns_what_one_does(
     for step, other in zip(ours["told"], said["told"], strict=True):
         assert other == pytest.approx(step, rel=1e-6, abs=1e-9)
     assert said["version"] == ours["version"] == len(said["told"])
+    theirs_said, ours_said = (logprobs_of(bytes.fromhex(each["canary"])) for each in (said, ours))
+    assert theirs_said == pytest.approx(ours_said, abs=1e-5)
     for part in ("weights", "optimiser", "rng"):
         one, several = tensors(alone, part), tensors(theirs, part)
         assert several.keys() == one.keys()

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import orjson
 
 from schemas.errors import LengthsDisagree
 from schemas.weights import RawTensor
@@ -41,7 +42,7 @@ def written(batch: Batch) -> dict[str, RawTensor]:
         if field.name == NUMBERS:
             told |= {f"{NUMBERS}/{name}": raw(np.array(number)) for name, number in value.items()}
         elif field.name != ROWS:
-            told[field.name] = raw(value)
+            told[field.name] = raw(_text(value) if isinstance(value, tuple) else value)
     for field in fields(BatchRow):
         values = [getattr(row, field.name) for row in batch.rows]
         if field.name == SEEN:
@@ -57,6 +58,8 @@ def read(told: Mapping[str, RawTensor]) -> Batch:
     sizes = array_of(told[SIZES])
     arrays = {each.name for each in fields(Batch)} - {ROWS, NUMBERS}
     own: dict[str, Any] = {name: array_of(told[name]) for name in arrays}
+    for name, array in own.items():
+        own[name] = tuple(orjson.loads(array.tobytes())) if array.dtype == np.uint8 else array
     own[NUMBERS] = {
         name.removeprefix(f"{NUMBERS}/"): array_of(tensor).item()
         for name, tensor in told.items()
@@ -77,6 +80,11 @@ def read(told: Mapping[str, RawTensor]) -> Batch:
         for b in range(len(sizes))
     ]
     return Batch(rows=tuple(rows), **own)
+
+
+def _text(words: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Words as bytes, by which they are told from numbers."""
+    return np.frombuffer(orjson.dumps(words), np.uint8)
 
 
 def _column(name: str, values: list[Any]) -> np.ndarray[Any, Any]:

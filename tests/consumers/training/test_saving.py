@@ -349,7 +349,7 @@ def test_a_disk_that_fills_while_a_step_is_saved_stops_training_by_name(
 
     with monkeypatch.context() as patch:
         if place == "weights":
-            patch.setattr("schemas.weights.stream_durably", full)
+            patch.setattr(whole_files, "to_disk", full)
         else:
             patch.setattr(shards, "to_disk", full)
         with pytest.raises(DiskFull, match="nothing announced is missing"):

@@ -103,6 +103,8 @@ class EnvironmentsSettings(StrictTable):
 
 
 class ModelsSettings(StrictTable):
+    engine: str = "transformers"
+    """What serves weights: a name, or module:function (`compose.workers.engines`)."""
     device: str = "cpu"
     max_batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] = 1

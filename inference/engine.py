@@ -24,6 +24,9 @@ class Engine(Protocol):
     policy_id: str
     version: int
     """The weights now served; -1 until there are any."""
+    wait_s: float
+    """How long the driving thread may do something else before the next `step` of a busy engine:
+    0 where `step` computes, more where it only collects what is computed elsewhere."""
 
     def add(self, call: ModelCall) -> None:
         """Let a call join the batch at the next step; its answer comes out of some later `step`.

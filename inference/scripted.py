@@ -52,6 +52,7 @@ class ScriptedEngine:
     ) -> None:  # fmt: skip
         self.policy_id = policy_id
         self.version = version
+        self.wait_s = 0.0
         self._script = script
         self._encode = encode
         self._render = render

@@ -62,6 +62,7 @@ class TransformersEngine:
             torch.set_num_threads(threads)
         self.policy_id = policy_id
         self.version = -1
+        self.wait_s = 0.0
         self.fed_tokens = 0
         """Tokens that the model has read so far; what the prefix cache saves shows here."""
         self.policy = policy or load_policy(directory, device)

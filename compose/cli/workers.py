@@ -77,6 +77,10 @@ def models(
     gold_share: Annotated[
         float | None, typer.Option(min=0, max=1, help="How often noisy does as oracle does.")
     ] = None,
+    engine_name: Annotated[
+        str,
+        typer.Option("--engine", help="What serves weights; else models.engine of the settings."),
+    ] = "",
     accept_truncation: Accept = False,
 ) -> None:
     """Serve one policy, adopting its versions as they are announced.
@@ -89,20 +93,28 @@ def models(
     from concurrent.futures import ThreadPoolExecutor
 
     from compose.runs import run_folder
-    from compose.workers.build import run_engine, scripted_engine, transformers_engine
+    from compose.workers.build import run_engine, scripted_engine
+    from compose.workers.engines import weights_engine
     from compose.workers.readiness import patiently
     from schemas.errors import Refused
 
     if bool(run) + bool(directory) + bool(script) != 1 or bool(run) == bool(policy):
         msg = "give --run, or --policy with --directory, or --policy with --script"
         raise Refused(msg)
+    if script and engine_name:
+        msg = "--engine is for weights, and --script has none; leave one of them out"
+        raise Refused(msg)
     engine = scripted_engine(policy, script, tasks, gold_share) if script else None
     folder = run_folder.find(settings().state(), run) if run else None
     workshop, worker, stop = _workshop("models", name)
+    chosen = workshop.settings
+    if engine_name:
+        models = chosen.models.model_copy(update={"engine": engine_name})
+        chosen = chosen.model_copy(update={"models": models})
     if folder is not None:
-        engine = run_engine(folder, workshop.settings)
+        engine = run_engine(folder, chosen)
     elif engine is None:
-        engine = transformers_engine(policy, cast(Path, directory), workshop.settings)
+        engine = weights_engine(policy, cast(Path, directory), chosen.models)
     thread = ThreadPoolExecutor(1, "weights")
     loop = patiently(
         lambda: workshop.models(worker, engine, accept=accept_truncation, thread=thread)

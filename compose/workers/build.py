@@ -412,23 +412,10 @@ def scripted_engine(
 def run_engine(folder: "RunFolder", settings: "Settings") -> "Engine":
     """What serves a run's policy: its weights, or the script that its recipe names."""
     from compose.runs.run_folder import TASKS
+    from compose.workers.engines import weights_engine
 
     policy = folder.recipe.policy
     if not policy.script:
-        return transformers_engine(folder.policy_id, folder.policy, settings)
+        return weights_engine(folder.policy_id, folder.policy, settings.models)
     tasks = (folder.directory / TASKS).resolve() if folder.recipe.task.tasks else None
     return scripted_engine(folder.policy_id, policy.script, tasks, policy.gold_share)
-
-
-def transformers_engine(policy_id: str, directory: Path, settings: "Settings") -> "Engine":
-    """The default engine on a policy directory."""
-    from inference.transformers_engine import TransformersEngine
-
-    models = settings.models
-    return TransformersEngine(
-        policy_id,
-        directory,
-        device=models.device,
-        max_batch=models.max_batch,
-        threads=models.threads,
-    )

@@ -78,6 +78,10 @@ class Pinned:
                 pin.used_at = self.wall()
         return answers
 
+    def waits_s(self) -> list[float]:
+        """How long the next step of each that has calls in hand may be waited for."""
+        return [pin.engine.wait_s for pin in self._pins.values() if pin.engine.busy()]
+
     def expire(self, now_ms: int) -> list[ModelCall]:
         """Forget the calls that have not begun and may not begin any more; return them."""
         return [call for pin in self._pins.values() for call in pin.engine.expire(now_ms)]

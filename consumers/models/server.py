@@ -31,6 +31,8 @@ VERSIONS_EVERY_S = 0.05
 PREFIX_BYTES = 256 << 20
 """Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
 WAIT_SAID_S = 15.0
+HELD_POLL_S = 0.02
+"""How long to poll while calls in hand wait for weights, and no engine has anything to do."""
 
 log = structlog.get_logger()
 
@@ -226,6 +228,14 @@ class Models(WorkRole):
                 self._answer(answer.call, answer.body)
         for answer in self.pinned.step():
             self._answer(answer.call, answer.body)
+        self.poll_s = self._wait_s()
+
+    def _wait_s(self) -> float:
+        """An engine that computes is driven as fast as it goes; nobody spins for another."""
+        waits_s = self.pinned.waits_s()
+        if self.engine.busy():
+            waits_s.append(self.engine.wait_s)
+        return min(waits_s, default=HELD_POLL_S)
 
     def _expire(self, now_ms: int) -> None:
         """Do no work for calls that may not begin any more: a full server would do no other."""

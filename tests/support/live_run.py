@@ -11,7 +11,8 @@ from pathlib import Path
 from compose.cluster import Cluster
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
-from compose.workers.build import Workshop, transformers_engine
+from compose.workers.build import Workshop
+from compose.workers.engines import weights_engine
 from inference.scripted import ScriptedEngine
 from producers import provision
 from schemas.messages import ModelCall
@@ -36,7 +37,7 @@ class LiveRun:
         topics = wanted(prefix, policies)
         provision.apply(cluster.admin, cluster.registry, topics)
         self.folder = run_folder.begin(folder, cluster)
-        engine = transformers_engine(folder.policy_id, folder.policy, cluster.settings)
+        engine = weights_engine(folder.policy_id, folder.policy, cluster.settings.models)
         self.loops = {
             "agents-1": self._workshop("agents-1").agents("agents-1"),
             "models-1": self._workshop("models-1").models("models-1", engine),

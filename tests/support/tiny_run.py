@@ -8,7 +8,8 @@ import pytest
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
-from compose.workers.build import Workshop, transformers_engine
+from compose.workers.build import Workshop
+from compose.workers.engines import weights_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from schemas.codec import Codec, LocalRegistry
@@ -63,7 +64,7 @@ class World:
         self.settings = Settings(state_dir=directory, cache_dir=directory / "cache")
         self.codec = Codec(LocalRegistry())
         self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
-        engine = transformers_engine(self.folder.policy_id, self.folder.policy, self.settings)
+        engine = weights_engine(self.folder.policy_id, self.folder.policy, self.settings.models)
         self.loops = [
             self.shop.agents("agents"),
             self.shop.models("models", engine),

@@ -393,6 +393,30 @@ class Held(Executor):
         self.closed = cancel_futures and not wait
 
 
+def test_a_loop_does_not_spin_for_an_engine_that_has_a_thread_of_its_own(rig: Rig) -> None:
+    # Given an engine that computes in its steps: its loop never waits
+    engine = Counting(version=1)
+    loop = rig.models(engine)
+    role = role_of(loop)
+    send(rig, call_of())
+    engine.busy = lambda: True  # type: ignore[method-assign]
+    loop.turn(0.0)
+    assert role.poll_s == 0.0
+
+    # One that only collects says how long its step may be waited for
+    engine.wait_s = 0.005
+    loop.turn(0.0)
+    assert role.poll_s == 0.005
+
+    # And nobody spins for calls that wait for weights
+    del engine.busy  # type: ignore[method-assign]
+    send(rig, call_of(position=1, min_policy_version=1))
+    engine.asleep = True
+    rig.settle(loop, turns=5)
+    assert role.in_flight() == 1
+    assert 0.0 < role.poll_s <= 0.1
+
+
 def test_a_server_answers_with_old_weights_while_new_ones_are_staged(rig: Rig) -> None:
     # Given a server that has staged and adopted version 1
     thread, engine = Held(), Counting(version=-1)

@@ -10,7 +10,8 @@ import pytest
 
 from compose.conductor.in_memory import run_in_memory
 from compose.settings import Settings
-from compose.workers.build import sole_trainer, transformers_engine
+from compose.workers.build import sole_trainer
+from compose.workers.engines import weights_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.log.memory_publisher import MemoryPublisher
 from consumers.models import versions
@@ -243,7 +244,7 @@ def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
     else:
         newest.unlink()
     (weights / "v00000003-aaaa.safetensors.1234.tmp").write_bytes(b"x")
-    engine = transformers_engine(world.folder.policy_id, world.folder.policy, world.settings)
+    engine = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
     source_of(world.loops[1]).kill()
     world.loops[1] = world.shop.models("models2", engine)
     for _ in range(100):

@@ -1,0 +1,77 @@
+"""Which engine is built: by name, by module:function, or refused in one line."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compose.settings import ModelsSettings
+from compose.workers.engines import load_engine, weights_engine
+from inference.scripted import ScriptedEngine
+from schemas.errors import Refused
+
+
+class Mine(ScriptedEngine):
+    """Anybody's engine; it keeps what it was told."""
+
+    def __init__(self, policy_id: str, directory: Path, **told: Any) -> None:
+        super().__init__(policy_id, lambda call: "mine", version=-1)
+        self.told = directory, told
+
+
+def half(policy_id: str, directory: Path, *, device: str, max_batch: int, threads: int) -> Any:
+    del directory, device, max_batch, threads
+    return SimpleNamespace(policy_id=policy_id, version=-1, wait_s=0.0, add=print, step=print)
+
+
+def other(policy_id: str, directory: Path, **told: Any) -> ScriptedEngine:
+    return Mine(policy_id + "-2", directory, **told)
+
+
+def without_options(policy_id: str, directory: Path) -> ScriptedEngine:
+    return Mine(policy_id, directory)
+
+
+def test_an_engine_of_ones_own_is_told_what_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    models = ModelsSettings(engine="test_engines:Mine", device="tpu", max_batch=7, threads=3)
+
+    engine = weights_engine("p", Path("/weights"), models)
+
+    assert type(engine).__name__ == "Mine"
+    assert engine.told == (  # type: ignore[attr-defined]
+        Path("/weights"),
+        {"device": "tpu", "max_batch": 7, "threads": 3},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vllm", "'vllm', vLLM in the worker's process, is not in this release; .* transformers"),
+        ("openai", "'openai', a server that speaks the OpenAI API, is not in this release"),
+        ("tranformers", "unknown engine 'tranformers'.*transformers"),
+        ("", "unknown engine ''"),
+        ("nowhere:Engine", "module 'nowhere' cannot be imported"),
+        ("test_engines:missing", "has no 'missing'"),
+        ("test_engines:without_options", "cannot be called .* threads=: .*device"),
+        ("test_engines:half", "SimpleNamespace without .*busy, expire, abort, twin, stage, adopt"),
+        ("test_engines:other", "serves 'p-2'; it was asked for 'p'"),
+    ],
+)
+def test_what_is_no_engine_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+    with pytest.raises(Refused, match=said) as refused:
+        weights_engine("p", Path("/weights"), ModelsSettings(engine=name))
+
+    assert "\n" not in str(refused.value)
+
+
+def test_the_default_engine_is_the_transformers_one() -> None:
+    assert load_engine(ModelsSettings().engine).__name__ == "TransformersEngine"

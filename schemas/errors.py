@@ -16,7 +16,8 @@ RollcallError
       + WeightsMissing
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
-        DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull
+        DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
+        CanaryOff
 """
 
 from schemas.foreign_text import REASON_CHARS, plain

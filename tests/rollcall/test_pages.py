@@ -158,7 +158,13 @@ def test_every_benchmark_stands_in_the_table_of_how_they_are_measured() -> None:
 
 
 def test_a_readme_is_short_enough_to_be_read() -> None:
-    assert {page for page, text in PAGES.items() if len(text.splitlines()) > 200} == set()
+    """Rows of tables are looked up and not read."""
+    read = {
+        page: [line for line in text.splitlines() if not line.startswith("| ")]
+        for page, text in PAGES.items()
+    }
+
+    assert {page for page, lines in read.items() if len(lines) > 200} == set()
 
 
 def test_nothing_is_said_twice() -> None:

@@ -123,7 +123,7 @@ def test_a_mask_changes_no_other_cost_and_no_denominator(name: str, ratios: list
         ({"correction": {"name": "tis", "cap": 0.5}}, "cap is 0.5"),
         ({"correction": {"name": "icepop", "low": 1.5}}, "low is 1.5"),
         ({"kl": {"name": "k2", "weight": 0.0}}, "weight is 0.0; give a number above 0"),
-        ({"old_logprobs": "interrupt"}, "unknown old_logprobs 'interrupt'"),
+        ({"old_logprobs": "interrupt"}, "old_logprobs 'interrupt' scores what is cut off"),
         (
             {"loss": {"name": "ppo_ewma", "decay": 0.5}, "old_logprobs": "ewma"},
             "two decays of one average",

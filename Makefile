@@ -9,7 +9,7 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # Agents pin either major of openai: the clients of agents that pin the older one live apart.
 CLIENTS := $(VENV)/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
-EXTRAS := models,training,pretrained,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
+EXTRAS := models,training,pretrained,lora,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
 .PHONY: bench-learning demo test agents tasks bench chaos lint clean clients

@@ -12,6 +12,7 @@ EXTRAS = {
     "tokenizers": "models",
     "gguf": "pretrained",
     "accelerate": "pretrained",
+    "peft": "lora",
     "gymnasium": "environments",
     "reasoning_gym": "environments",
     "openenv": "openenv",

@@ -16,6 +16,7 @@ from schemas import names
 from schemas.errors import Refused
 from schemas.messages import UNFINISHED
 from schemas.rules import Choice, Chosen, Rule, choose
+from trainer.adapters import Lora
 from trainer.arithmetic import PRECISIONS
 from trainer.catalogue import (
     ADVANTAGES,
@@ -112,6 +113,8 @@ class LearnerConfig:
     quicker. Weights, gradients and moments are float32."""
     ranks: int = 1
     """Processes that the learner is, each with its part of the weights and of every batch."""
+    lora: Lora | None = None
+    """`[policy.lora]` of the recipe: adapters are trained in place of the weights."""
     gradient_checkpointing: bool = False
     """Whether layers are computed again on the way back: the memory of one in place of all."""
     max_skipped: int = 3
@@ -446,6 +449,8 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 
 def _written(key: str, value: object) -> object:
     """A value of a configuration file: tables are choices, lists do not change."""
+    if key == "lora" and isinstance(value, Mapping):
+        return Lora.of(value)
     if isinstance(value, list):
         return tuple(_written(key, each) for each in value)
     return Choice.of(key, value) if isinstance(value, Mapping) else value

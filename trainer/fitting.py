@@ -32,6 +32,8 @@ def require_fitting(config: "LearnerConfig") -> None:
         _streamed(config)
     if config.ranks > 1:
         _ranks(config)
+    if config.lora is not None:
+        _adapters(config)
 
 
 def _one_reference(config: "LearnerConfig") -> None:
@@ -126,4 +128,17 @@ def _ranks(config: "LearnerConfig") -> None:
     for reason, holds in reasons.items():
         if holds:
             msg = f"ranks {config.ranks} does not go with {reason}"
+            raise Refused(msg)
+
+
+def _adapters(config: "LearnerConfig") -> None:
+    """What needs other weights of the trained ones' shape finds none: adapters have another."""
+    reasons = {
+        "ranks above 1: adapters are trained by one process": config.ranks > 1,
+        "what needs 'ewma', an average of the weights": "ewma" in config.looks,
+        "what needs 'snapshot', the weights of then": "snapshot" in config.looks,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            msg = f"[policy.lora] does not go with {reason}; take one of them out"
             raise Refused(msg)

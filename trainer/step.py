@@ -20,6 +20,7 @@ from torch import nn
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
+from trainer.adapters import adapters, as_merged, load_adapters, merged, with_adapters
 from trainer.arithmetic import FLOAT32, compute_twice, on, require_precision
 from trainer.batch import (
     Batch,
@@ -99,7 +100,10 @@ class Learner:
         self._skipped_in_a_row = 0
         self._snapshot: Snapshot[LearnerState] | None = None
         self._objective, self._step_size = config.objective(), config.step_size_rule()
-        self.model = on(device, loaded(model_directory)).eval()
+        model = loaded(model_directory)
+        if config.lora is not None:
+            model = with_adapters(model, config.lora)
+        self.model = on(device, model).eval()
         require_precision(self.model, config.precision)
         if config.gradient_checkpointing:
             compute_twice(self.model)
@@ -109,7 +113,7 @@ class Learner:
         self._words = words_of(config.exploration_rule(), self.vocabulary)
         self._entropy = EntropyControl(config.exploration_rule(), config.entropy)
         self._spread()
-        self._parameters = dict(self.model.named_parameters())
+        self._parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.AdamW(
             self._parameters.values(),
             lr=config.lr,
@@ -248,15 +252,15 @@ class Learner:
         """
         size = self.model.config.vocab_size
         ids = [(7 * place + 1) % size for place in range(CANARY_TOKENS)]
-        with torch.no_grad(), as_published(self.model, self.published):
+        with torch.no_grad(), as_merged(self.model), as_published(self.model, self.published):
             logits_TV = self.model(torch.tensor([ids], device=self.device)).logits[0, :-1].float()
         log_p_TV = logits_TV.log_softmax(dim=-1)
         lp_T = log_p_TV.gather(1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0]
         return Canary(pack_ids(ids), pack_logprobs(lp_T.tolist()))
 
     def tensors(self) -> dict[str, RawTensor]:
-        """The weights in order of names, tied tensors once."""
-        return tensors_of(self.model)
+        """The weights in order of names, tied tensors once; with adapters, what they come to."""
+        return merged(self.model) if self.config.lora else tensors_of(self.model)
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""
@@ -271,7 +275,10 @@ class Learner:
     def load(self, state: LearnerState) -> None:
         """Become what `state` was taken of."""
         self._settle()
-        load_tensors(self.model, state.weights)
+        if self.config.lora:
+            load_adapters(self.model, state.weights, state.optimiser)
+        else:
+            load_tensors(self.model, state.weights)
         self._onlookers.load(state.optimiser)
         self._entropy.load(state.optimiser)
         self.optimiser.state.clear()
@@ -307,6 +314,8 @@ class Learner:
                 if parameter in self.optimiser.state
             }
             optimiser = moments | self._onlookers.state() | entropy
+            if self.config.lora:
+                optimiser |= adapters(self.model)
             return LearnerState(*numbers, self.tensors(), optimiser, rng)
 
         return copied

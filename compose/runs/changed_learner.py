@@ -15,7 +15,7 @@ def changed_learner(folder: RunFolder, changes: Sequence[str]) -> "LearnerConfig
     """The recipe's learner with every `learner.KEY=VALUE` applied, in order; raises Refused."""
     from trainer.config import LearnerConfig
 
-    values: dict[str, Any] = {"seed": folder.seed, **folder.recipe.learner}
+    values = folder.recipe.learner_values(folder.seed)
     for change in changes:
         path, is_there, text = change.partition("=")
         keys = path.strip().split(".")

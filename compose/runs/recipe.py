@@ -73,6 +73,14 @@ class LimitsTable(StrictTable):
     max_wishes: int = 0
 
 
+class LoraTable(StrictTable):
+    """`trainer.adapters.Lora`."""
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    targets: list[str] = []
+
+
 class PolicyTable(StrictTable):
     directory: str = ""
     """A local Hugging Face directory to start from, with its own template or that given here; or
@@ -90,6 +98,8 @@ class PolicyTable(StrictTable):
     """Whether they are given all weights of each version, or mostly what changed since the last."""
     full_every: Annotated[int, Field(ge=1)] = 10
     """Among deltas, versions that are divisible by it are full."""
+    lora: LoraTable | None = None
+    """Adapters that are trained in place of the weights."""
 
 
 class OneOfSeveralTable(PolicyTable):
@@ -180,7 +190,17 @@ class Recipe(StrictTable):
     def libraries(self) -> tuple[str, ...]:
         """What must be installed here to run it; our environments are named as their libraries."""
         environment = self.task.environment
-        return ("torch", "transformers", *((environment,) if environment in EXTRAS else ()))
+        adapted = any(each.lora for each in (self.policy, *self.policies.values()))
+        return (
+            "torch", "transformers",
+            *(("peft",) if adapted else ()),
+            *((environment,) if environment in EXTRAS else ()),
+        )  # fmt: skip
+
+    def learner_values(self, seed: int) -> dict[str, Any]:
+        """What `trainer.config.LearnerConfig.of` is given of it."""
+        lora = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
+        return {"seed": seed, **lora, **self.learner}
 
     def template(self, run_id: str, policy_id: str) -> RolloutRequest:
         """What all training requests of a run share."""

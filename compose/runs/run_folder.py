@@ -96,7 +96,7 @@ class RunFolder:
     def learner(self) -> "LearnerConfig":
         from trainer.config import LearnerConfig
 
-        return LearnerConfig.of({"seed": self.seed, **self.recipe.learner})
+        return LearnerConfig.of(self.recipe.learner_values(self.seed))
 
     def trained(self) -> "TrainedRun":
         """What it needs to be trained again; raises Refused for a recipe that is none."""

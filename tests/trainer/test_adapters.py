@@ -1,0 +1,147 @@
+"""Adapters are trained, what they come to is announced, and a restart goes on from them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.errors import Refused, Unfit
+from tests.support.scored_trajectories import some_samples
+from trainer.adapters import Lora, merged, with_adapters
+from trainer.config import LearnerConfig
+from trainer.forward import loaded
+from trainer.step import Learner
+from trainer.tensors import load_tensors
+
+LORA = Lora(rank=2, alpha=8.0)
+CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, lora=LORA)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def trained(directory: str, config: LearnerConfig = CONFIG) -> Learner:
+    learner = Learner(directory, config)
+    for number in range(2):
+        learner.step(some_samples(number))
+    return learner
+
+
+def test_adapters_begin_as_no_change_and_are_all_that_is_trained(model_directory: str) -> None:
+    plain = Learner(model_directory, replace(CONFIG, lora=None))
+    learner = Learner(model_directory, CONFIG)
+
+    assert learner.tensors() == plain.tensors()
+    assert learner.canary() == plain.canary()
+
+    learner.step(some_samples(0))
+    changed = {name for name, raw in learner.tensors().items() if raw != plain.tensors()[name]}
+
+    assert changed
+    assert all(name.endswith(".weight") and ".h." in name for name in changed)
+    moments = {name.rpartition("/")[0] for name in learner.state().optimiser if "exp_avg" in name}
+    assert moments
+    assert all(".lora_" in name for name in moments)
+
+
+def test_what_is_announced_says_what_the_adapted_model_says(model_directory: str) -> None:
+    learner = trained(model_directory)
+    engine = loaded(model_directory).eval()
+    load_tensors(engine, learner.tensors())
+    ids = torch.arange(8)[None]
+
+    with torch.no_grad():
+        ours, theirs = learner.model(ids).logits, engine(ids).logits
+
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("published", ["", "bfloat16"])
+def test_the_canary_is_scored_by_what_is_announced(model_directory: str, published: str) -> None:
+    learner = trained(model_directory)
+    learner.published = published
+    engine = Learner(model_directory, replace(CONFIG, lora=None))
+    engine.published = published
+    load_tensors(engine.model, learner.tensors())
+    before = learner.state()
+
+    assert learner.canary() == engine.canary()
+    assert learner.state() == before
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"gradient_checkpointing": True}, {"precision": "bfloat16", "packing": "packed"}]
+)
+def test_a_learner_goes_on_from_what_was_saved_bit_for_bit(
+    model_directory: str, how: dict[str, object]
+) -> None:
+    config = LearnerConfig.of({"lr": 1e-2, "kl": "k3", "lora": {"rank": 2}} | how)
+    first, second = trained(model_directory, config), Learner(model_directory, config)
+    second.load(first.state())
+
+    assert second.state() == first.state()
+    assert second.step(some_samples(5)) == first.step(some_samples(5))
+    assert second.tensors() == first.tensors()
+
+
+def test_only_what_is_named_has_adapters(model_directory: str) -> None:
+    named = Lora(rank=1, targets=("mlp.c_fc",))
+    model = with_adapters(loaded(model_directory), named)
+
+    adapted = [name for name, each in model.named_parameters() if each.requires_grad]
+
+    assert len(adapted) == 2 * model.config.n_layer
+    assert all("mlp.c_fc.lora_" in name for name in adapted)
+    assert merged(model).keys() == Learner(model_directory, LearnerConfig()).tensors().keys()
+
+
+def test_adapters_of_other_weights_or_of_another_rank_are_refused(
+    model_directory: str, tmp_path: Path
+) -> None:
+    state = trained(model_directory).state()
+    other = loaded(model_directory)
+    with torch.no_grad():
+        other.transformer.wpe.weight.add_(1)
+    other.save_pretrained(tmp_path)
+
+    with pytest.raises(Unfit, match=r"'transformer.wpe.weight' of the policy's directory is not"):
+        Learner(str(tmp_path), CONFIG).load(state)
+    with pytest.raises(Unfit, match=r"is \(2, 16\) in the checkpoint and \(3, 16\) in the model"):
+        Learner(model_directory, replace(CONFIG, lora=Lora(3))).load(state)
+    with pytest.raises(Unfit, match=r"no adapter .* made without \[policy.lora\]"):
+        Learner(model_directory, CONFIG).load(replace(state, optimiser={}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lora": {"rank": 0}}, "rank is 0; give a number of at least 1"),
+        ({"lora": {"alpha": 0}}, "alpha is 0; give a number above 0"),
+        ({"lora": {"ranks": 4}}, "unknown key of lora 'ranks'; did you mean 'rank'"),
+        ({"lora": {}, "ranks": 2}, "ranks above 1: adapters are trained by one process"),
+        ({"lora": {}, "loss": "ppo_ewma"}, "does not go with what needs 'ewma', an average"),
+        ({"lora": {}, "old_logprobs": "snapshot"}, "what needs 'snapshot', the weights of then"),
+    ],
+)
+def test_adapters_that_cannot_be_trained_are_refused(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        LearnerConfig.of(values)
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("ln_1",)])
+def test_targets_that_no_module_has_are_refused(
+    model_directory: str, targets: Sequence[str]
+) -> None:
+    with pytest.raises(Refused, match=f"targets of lora are '{targets[0]}': "):
+        Learner(model_directory, replace(CONFIG, lora=Lora(targets=tuple(targets))))
+
+
+def test_a_configuration_without_adapters_has_the_digest_that_it_had() -> None:
+    assert LearnerConfig.of({"lora": {}}).digest() != LearnerConfig().digest()
+    assert LearnerConfig(lora=LORA).digest() != LearnerConfig(lora=replace(LORA, rank=3)).digest()

@@ -129,6 +129,7 @@ class TransformersEngine:
                 prove(self.policy, version)
         except BaseException:
             weights.swap()
+            self.held.forget()  # who tries again is to read all of it again
             raise
         self._forget_keys()
         self.version = version.version

@@ -91,6 +91,10 @@ class HeldWeights:
         self._file, self._tensors = version.deltas[-1], tensors
         return tensors
 
+    def forget(self) -> None:
+        """Read the next version's weights from its full ones on, whatever was held."""
+        self._file, self._tensors = None, {}
+
     def _from_held(self, version: PolicyVersion) -> dict[str, RawTensor] | None:
         files = (version.full, *version.deltas)
         held = self._file

@@ -16,6 +16,7 @@ from inference.transformers_engine import CHUNK, TransformersEngine
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
 from schemas.packed import ids_of, logprobs_of, pack_ids
+from schemas.published_weights import HeldWeights
 from schemas.tool_calls import ToolCall, tool_calls_of
 from schemas.weights import read_weights, write_weights
 from tests.support.policies import (
@@ -189,6 +190,23 @@ def test_tied_weights_are_tied_after_an_adoption_too(family: Path) -> None:
 
     after_ = len({parameter.data_ptr() for parameter in model.state_dict().values()})
     assert after_ == before
+
+
+def test_weights_of_which_the_canary_is_off_are_not_built_upon(lake: Path) -> None:
+    class Noting(HeldWeights):
+        forgot = 0
+
+        def forget(self) -> None:
+            self.forgot += 1
+
+    engine = serving(lake)
+    engine.held = Noting()
+    take(engine, version_of(lake, 8))
+
+    with pytest.raises(WorkFailed, match="canary"):
+        take(engine, version_of(lake, 9, canary_off_by=0.5))
+
+    assert engine.held.forgot == 1
 
 
 def test_a_canary_of_nan_fails(lake: Path) -> None:

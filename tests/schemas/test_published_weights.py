@@ -68,6 +68,18 @@ def test_a_server_that_holds_the_base_reads_the_delta_alone(records: list[Policy
     assert held.counts["from_full"] == 1
 
 
+def test_who_forgets_what_is_held_reads_the_same_version_from_its_files_again(
+    records: list[PolicyVersion],
+) -> None:
+    held = HeldWeights()
+    held.read(records[3])
+
+    held.forget()
+
+    assert held.read(records[3]) == weights(3)
+    assert held.counts == {"from_full": 2}
+
+
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped", "digest"])
 def test_a_delta_that_is_harmed_is_read_from_the_full_weights_or_not_at_all(
     records: list[PolicyVersion], harm: str

@@ -15,16 +15,21 @@ from schemas.claims import claim_of
 
 
 def kill(box: Box) -> None:
-    """As if the host had no memory left: what the box stands on is gone at once."""
+    """As if the host had no memory left: what the box stands on is gone, and all in it, at once."""
     real = cast(Any, box)
     confinement = getattr(real, "_confinement", None)
+    # The first process of a confined box ends after all others; from another they go one by one.
     pids = [confinement.within] if confinement else _keepers(real._keeper._process.pid)
+    others = [] if confinement else [child for pid in pids for child in _below(pid)]
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if confinement:  # its first process ends after all others
-        while _runs(confinement.within):
-            os.sched_yield()
+    while any(map(_runs, [*pids, *others])):
+        os.sched_yield()
+
+
+def _below(pid: int) -> list[int]:
+    return [each for child in process_tree.children(pid) for each in (child, *_below(child))]
 
 
 def _runs(pid: int) -> bool:

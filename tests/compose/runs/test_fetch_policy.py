@@ -175,6 +175,8 @@ def test_smollm2_is_fetched_for_real(tmp_path: Path) -> None:
     policy = load_policy(tmp_path / "smollm2")
     assert made == 134_515_008
     assert (policy.context, set(policy.end_ids)) == (8192, {2})
-    ids = policy.template.render([Message("user", "What is 2 + 3?")], first=True, ended=False)
+    ids = policy.template.render(
+        [Message("user", "What is the capital of France?")], first=True, ended=False
+    )
     said = policy.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
-    assert "5" in policy.tokenizer.decode(said[0, len(ids) :])
+    assert "Paris" in policy.tokenizer.decode(said[0, len(ids) :])

@@ -99,7 +99,8 @@ class Shell:
             program = await self._box.shell(self._open_s)
         except WorkFailed:
             await probe(self._box)
-            raise
+            # It lives: what kept the shell from answering, a lack of memory, may have passed.
+            program = await self._box.shell(self._open_s)
         await program.write(self._first)
         self._status = 0
         return program

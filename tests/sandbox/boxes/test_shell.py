@@ -427,3 +427,25 @@ def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None
 
     assert said == [f"{number}\n" for number in range(30)]
     assert time.monotonic() - began < 60
+
+
+def test_a_box_that_lives_is_asked_for_its_shell_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def whole() -> Ran:
+        box = await driver("local").open(Spec())
+        begin, asked = box.shell, itertools.count()
+
+        async def slow_at_first(within_s: float) -> object:
+            if next(asked) == 0:
+                msg = "a shell in the box does not answer within 20 s"
+                raise WorkFailed("box_died", msg, retriable=True)
+            return await begin(within_s)
+
+        monkeypatch.setattr(box, "shell", slow_at_first)
+        shell = Shell(box)
+        try:
+            return await shell.run("echo there", timeout_s=10)
+        finally:
+            await shell.close()
+            await box.close()
+
+    assert asyncio.run(whole()).output == "there\n"

@@ -15,7 +15,7 @@ import structlog
 from schemas.errors import Unavailable, WeightsDiffer, WireError
 from schemas.messages import PolicyVersion, WeightsFile
 from schemas.tensor_digests import over_tensors
-from schemas.weight_deltas import applied, are_alike, compared, decoded, element_size, encoded
+from schemas.weight_deltas import are_alike, compared, encoded, followed
 from schemas.weights import RawTensor, read_weights, weights_digest
 from schemas.weights_store import opened, put
 
@@ -141,11 +141,9 @@ def _followed(
     tensors: Mapping[str, RawTensor], deltas: Sequence[WeightsFile]
 ) -> dict[str, RawTensor]:
     """The weights after these deltas, with the digest that the last one promises."""
-    size = element_size(tensors)
-    elements = sum(len(tensor.data) for tensor in tensors.values()) // size
     made = dict(tensors)
     for file in deltas:
-        made = applied(made, decoded(_read(file), elements, size))
+        made = followed(made, _read(file))
     if deltas:
         promised = deltas[-1]
         digest = weights_digest(made, promised.weights_digest)

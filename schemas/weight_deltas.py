@@ -69,22 +69,27 @@ def compared(
 
     seen = each_of(now, look)
     begins = dict(_begins(now, size))
-    elements = sum(len(tensor.data) for tensor in now.values()) // size
     order = sorted(now)
     places = [seen[name][0] + begins[name] for name in order]
     values = [seen[name][1] for name in order]
     delta = Delta(
-        elements,
+        _elements(now, size),
         np.concatenate(places, dtype=np.int64) if places else np.empty(0, np.int64),
         np.concatenate(values) if values else np.empty(0, _unsigned(size)),
     )
     return delta, {name: seen[name][2] for name in order}
 
 
+def followed(base: Mapping[str, RawTensor], data: bytes) -> dict[str, RawTensor]:
+    """The weights after the delta in a file; as `applied`. Raises WeightsDiffer."""
+    size = element_size(base)
+    return applied(base, decoded(data, _elements(base, size), size))
+
+
 def applied(base: Mapping[str, RawTensor], delta: Delta) -> dict[str, RawTensor]:
     """The weights after a delta; those of before stay as they are. Raises WeightsDiffer."""
     size = element_size(base)
-    elements = sum(len(tensor.data) for tensor in base.values()) // size
+    elements = _elements(base, size)
     if (elements, size) != (delta.elements, delta.values.dtype.itemsize):
         msg = (
             f"a delta of {delta.elements} elements of {delta.values.dtype.itemsize} bytes, but "
@@ -173,6 +178,10 @@ def _placed(units: NDArray[np.unsignedinteger], form: int) -> Places:
     reached: Places = np.cumsum(units.astype(np.int64) + is_place)
     places: Places = reached[is_place] - 1
     return places
+
+
+def _elements(tensors: Mapping[str, RawTensor], size: int) -> int:
+    return sum(len(tensor.data) for tensor in tensors.values()) // size
 
 
 def _all_ones(form: int) -> int:

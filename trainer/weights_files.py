@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from schemas.errors import WireError
-from schemas.weight_deltas import applied, decoded, element_size
+from schemas.weight_deltas import followed
 from schemas.weights import RawTensor, from_file
 from trainer.publication import widened
 
@@ -48,7 +48,7 @@ def published_of(directory: Path, version: int) -> dict[str, RawTensor] | None:
                 return from_file(path)
             before = published_of(directory, base) if base < version else None
             if before is not None:
-                return _after(before, path.read_bytes())
+                return followed(before, path.read_bytes())
     return None
 
 
@@ -75,9 +75,3 @@ def files_in(directory: Path) -> Iterator[tuple[Path, int, int]]:
         number, is_delta = version.removeprefix("v"), path.suffix == ".delta"
         if path.suffix in SUFFIXES and number.isdecimal() and is_delta == base.isdecimal():
             yield path, int(number), int(base or -1)
-
-
-def _after(before: dict[str, RawTensor], data: bytes) -> dict[str, RawTensor]:
-    size = element_size(before)
-    elements = sum(len(tensor.data) for tensor in before.values()) // size
-    return applied(before, decoded(data, elements, size))

@@ -90,6 +90,12 @@ class Old:
     """bool: where it really is; None is nowhere."""
 
 
+def where_known(known_BT: Tensor, mu_BT: Tensor) -> Old:
+    """What is known, and exact there; where that is nan, what the engine reported."""
+    gone_BT = known_BT.isnan()
+    return Old(known_BT.where(~gone_BT, mu_BT), ~gone_BT)
+
+
 OldLogprobs = Callable[..., Old]
 """(tokens, options) to `old`; the tokens hold μ in its place."""
 

@@ -1,7 +1,7 @@
 """Before every update what is running is cut off, and its finished part scored."""
 
 from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens, needed
+from trainer.tokens import Old, Tokens, needed, where_known
 
 
 def interrupt(tokens: Tokens, options: NoOptions) -> Old:
@@ -15,8 +15,7 @@ def interrupt(tokens: Tokens, options: NoOptions) -> Old:
     fresh_BT = tokens.versions_BT == tokens.version
     noted_BT = needed(tokens.noted_BT, "noted")
     known_BT = needed(tokens.prox_BT, "prox").where(fresh_BT, noted_BT)
-    gone_BT = known_BT.isnan()
-    return Old(known_BT.where(~gone_BT, tokens.mu_BT), ~gone_BT)
+    return where_known(known_BT, tokens.mu_BT)
 
 
 INTERRUPT = Rule(

@@ -1,7 +1,7 @@
 """The weights of every version that a token may be of are kept, and score it."""
 
 from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens, needed
+from trainer.tokens import Old, Tokens, needed, where_known
 
 
 def snapshot(tokens: Tokens, options: NoOptions) -> Old:
@@ -10,9 +10,7 @@ def snapshot(tokens: Tokens, options: NoOptions) -> Old:
     Source: Missing Old Logits, exact routes.
     """
     del options
-    found_BT = needed(tokens.snapshot_BT, "snapshot")
-    gone_BT = found_BT.isnan()
-    return Old(found_BT.where(~gone_BT, tokens.mu_BT), ~gone_BT)
+    return where_known(needed(tokens.snapshot_BT, "snapshot"), tokens.mu_BT)
 
 
 SNAPSHOT = Rule(

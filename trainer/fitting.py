@@ -1,5 +1,6 @@
 """Choices that are each possible, and not together: refused before anything starts."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from schemas.errors import Refused
@@ -111,10 +112,7 @@ def _streamed(config: "LearnerConfig") -> None:
         f"aggregate {config.aggregate!r}, whose denominator is not known; use one of "
         f"{', '.join(COUNTS_TOKENS)}": config.aggregate not in COUNTS_TOKENS,
     }  # fmt: skip
-    for reason, holds in reasons.items():
-        if holds:
-            msg = f"stream does not go with {reason}"
-            raise Refused(msg)
+    _refuse_any("stream", reasons)
 
 
 def _ranks(config: "LearnerConfig") -> None:
@@ -125,20 +123,23 @@ def _ranks(config: "LearnerConfig") -> None:
         "stream: groups are too few to share out; take it out": config.stream,
         "old_logprobs 'interrupt', whose notes one process takes; use recompute": config.interrupts,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            msg = f"ranks {config.ranks} does not go with {reason}"
-            raise Refused(msg)
+    _refuse_any(f"ranks {config.ranks}", reasons)
 
 
 def _adapters(config: "LearnerConfig") -> None:
     """What needs other weights of the trained ones' shape finds none: adapters have another."""
+    out = "take one of them out"
     reasons = {
-        "ranks above 1: adapters are trained by one process": config.ranks > 1,
-        "what needs 'ewma', an average of the weights": "ewma" in config.looks,
-        "what needs 'snapshot', the weights of then": "snapshot" in config.looks,
+        f"ranks above 1: adapters are trained by one process; {out}": config.ranks > 1,
+        f"what needs 'ewma', an average of the weights; {out}": "ewma" in config.looks,
+        f"what needs 'snapshot', the weights of then; {out}": "snapshot" in config.looks,
     }
+    _refuse_any("[policy.lora]", reasons)
+
+
+def _refuse_any(choice: str, reasons: Mapping[str, bool]) -> None:
+    """Raise Refused for the first reason that holds."""
     for reason, holds in reasons.items():
         if holds:
-            msg = f"[policy.lora] does not go with {reason}; take one of them out"
+            msg = f"{choice} does not go with {reason}"
             raise Refused(msg)

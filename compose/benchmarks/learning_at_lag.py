@@ -6,11 +6,9 @@ Losses are compared with one another, each with the step as large as the schedul
 that the effective sample size makes smaller; a run goes on to its last step.
 """
 
-import os
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_seed
+from compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.runs.recipe import load_recipe
@@ -158,16 +156,13 @@ def _runs(
     *,
     memory: bool,
 ) -> Iterator[tuple[Way, SeedRun | RunFailed]]:
-    made = []
-    with ThreadPoolExecutor((os.cpu_count() or 1) if memory else 1) as pool:
-        for way, text in texts.items():
-            own = folder / str(way)
-            own.mkdir()
-            (file := own / f"{way}.toml").write_text(text)
-            made += [(way, pool.submit(run_seed, file, s, own, goal, memory)) for s in seeds]
-        for way, each in made:
-            error = each.exception()
-            yield way, error if isinstance(error, RunFailed) else each.result()
+    files = {way: folder / str(way) / f"{way}.toml" for way in texts}
+    for way, file in files.items():
+        file.parent.mkdir()
+        file.write_text(texts[way])
+    jobs = [(way, seed) for way in texts for seed in seeds]
+    ended = run_all([(files[way], seed) for way, seed in jobs], goal, memory=memory)
+    return zip((way for way, _ in jobs), ended, strict=True)
 
 
 def _cell(way: Way, ended: Sequence[tuple[Way, SeedRun | RunFailed]]) -> Cell:

@@ -117,12 +117,19 @@ def _runs(
     known, text = load_recipe(recipe)
     file = folder / f"{known.name}.toml"
     file.write_text(endless(text))
-    workers = (os.cpu_count() or 1) if memory else 1
-    with ThreadPoolExecutor(workers) as pool:
-        made = [
-            pool.submit(run_seed, file, seed, folder, known.evaluation.goal, memory)
-            for seed in seeds
-        ]
+    goal = known.evaluation.goal
+    return run_all([(file, seed) for seed in seeds], goal, memory=memory)
+
+
+def run_all(
+    jobs: Sequence[tuple[Path, int]], goal: float, *, memory: bool
+) -> Iterator["SeedRun | RunFailed"]:
+    """Run each recipe's file from its seed, beside the file; what came of them, in their order.
+
+    In memory there are as many at once as there are cores, on a broker one.
+    """
+    with ThreadPoolExecutor((os.cpu_count() or 1) if memory else 1) as pool:
+        made = [pool.submit(run_seed, file, s, file.parent, goal, memory) for file, s in jobs]
         for each in made:
             error = each.exception()
             yield error if isinstance(error, RunFailed) else each.result()

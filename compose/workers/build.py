@@ -259,7 +259,7 @@ class Workshop:
         from concurrent.futures import ThreadPoolExecutor
 
         from consumers.heldout import HeldOut
-        from consumers.training.at_once import AtOnce
+        from consumers.inline_executor import InlineExecutor
         from consumers.training.trainer import Trainer
         from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 
@@ -281,7 +281,7 @@ class Workshop:
             () if folder.part else folder.curators(),
             continue_=self.continue_(config),
             # In one process with everybody else the order of things is the same every time.
-            executor=ThreadPoolExecutor(1, "saver") if self.watched else AtOnce(),
+            executor=ThreadPoolExecutor(1, "saver") if self.watched else InlineExecutor(),
         )
 
     def _learner(self, folder: "RunFolder") -> "Learner":

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from consumers.clock import Clock
+from consumers.inline_executor import InlineExecutor
 from consumers.models.staging import Staging
 from inference.engine import Engine, EngineAnswer
 from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing, WireError, WorkFailed
@@ -45,7 +46,7 @@ class Pinned:
     twin: Callable[[], Engine]
     wall: Clock
     most: int = MOST
-    thread: Executor | None = None
+    thread: Executor = field(default_factory=InlineExecutor)
     _staging: Staging | None = None
     _began: float = 0.0
     _pins: dict[int, _Pin] = field(default_factory=dict)

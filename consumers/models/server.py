@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from consumers.answers import Answers, expired, too_late
+from consumers.inline_executor import InlineExecutor
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
@@ -44,6 +45,7 @@ class Models(WorkRole):
         self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512,
         thread: Executor | None = None,
     ) -> None:  # fmt: skip
+        self._thread = thread or InlineExecutor()
         topics = answers.topics
         self.name = answers.name
         self.topics = [topics.calls(engine.policy_id)]
@@ -64,11 +66,10 @@ class Models(WorkRole):
             answers.log.reader([topics.versions]),
             self.wall,
             lambda record, error: letters.bury_once([(record, error)]),
-            thread,
+            self._thread,
         )
         self._versions_due = 0.0
-        self.pinned = Pinned(engine.twin, self.wall, thread=thread)
-        self._thread = thread
+        self.pinned = Pinned(engine.twin, self.wall, thread=self._thread)
         self._said = False
         self._say_at = self.wall() + WAIT_SAID_S
 
@@ -261,5 +262,4 @@ class Models(WorkRole):
         return len(self._in_hand)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)

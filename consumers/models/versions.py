@@ -56,7 +56,7 @@ class Versions:
         reader: Reader,
         wall: Clock,
         bury: Callable[[Record, WireError], None],
-        thread: Executor | None = None,
+        thread: Executor,
     ) -> None:
         self.engine = engine
         self.staging = Staging(engine, thread)

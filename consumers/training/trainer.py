@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from consumers.heldout import HeldOut
+from consumers.inline_executor import InlineExecutor
 from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
-from consumers.training.at_once import AtOnce
 from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
@@ -77,7 +77,7 @@ class Trainer:
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     continue_: Continue | None = field(default=None, kw_only=True)
     """How cancelled rollouts go on; needed where some may."""
-    executor: Executor = field(default_factory=AtOnce, kw_only=True)
+    executor: Executor = field(default_factory=InlineExecutor, kw_only=True)
     """What saves steps, where they are saved while the next batch is trained."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
@@ -130,7 +130,7 @@ class Trainer:
             highest,
             abandoned,
             known.asked_from,
-            self.executor if later else AtOnce(),
+            self.executor if later else InlineExecutor(),
         )
         self.saver.begin(held, announced)
         for draw in range(self.accounts.next_draw, known.highest_draw + 1):

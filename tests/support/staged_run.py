@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
+from consumers.inline_executor import InlineExecutor
 from consumers.log.memory_log import MemoryLog
 from consumers.log.memory_publisher import MemoryPublisher
-from consumers.training.at_once import AtOnce
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
 from producers.admission import AdmissionRule, Draws
@@ -106,7 +106,7 @@ class Stage:
     tasks: int = 100
     rewards: Callable[[RolloutRequest], float] | None = None
     """What a rollout earns; every second one where nothing is said."""
-    executor: Callable[[], Executor] = AtOnce
+    executor: Callable[[], Executor] = InlineExecutor
     """Of each trainer, for steps that are saved while others are trained."""
     nameless: int = 0
     ended: list[str] = field(default_factory=list)

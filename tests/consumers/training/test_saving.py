@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from compose.cli.retrain import parse_steps
 from compose.pages.retraining_page import retrain_and_tell
+from consumers.inline_executor import InlineExecutor
 from consumers.log.memory_publisher import MemoryPublisher
-from consumers.training.at_once import AtOnce
 from schemas import whole_files
 from schemas.errors import DiskFull, Refused, Unavailable
 from schemas.messages import PolicyVersion
@@ -196,7 +196,12 @@ def test_no_checkpoint_replaces_the_one_whose_records_are_not_acked(
 
 @pytest.mark.parametrize(
     ("config", "executor"),
-    [(CONFIG, AtOnce), (LATER, AtOnce), (LATER, LaterExecutor), (EARLY, LaterExecutor)],
+    [
+        (CONFIG, InlineExecutor),
+        (LATER, InlineExecutor),
+        (LATER, LaterExecutor),
+        (EARLY, LaterExecutor),
+    ],
     ids=["sync", "async", "async, late", "early, late"],
 )
 def test_killed_at_any_point_a_trainer_goes_on_and_loses_and_doubles_nothing(

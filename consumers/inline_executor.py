@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 
-class AtOnce(Executor):
+class InlineExecutor(Executor):
     """For whoever wants the same order of things every time."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

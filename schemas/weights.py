@@ -23,9 +23,7 @@ import orjson
 from schemas.errors import (
     BadBytes,
     LengthsDisagree,
-    Unavailable,
     WeightsDiffer,
-    WireError,
 )
 from schemas.messages import WeightsFile
 from schemas.tensor_digests import PREFIX, is_by_tensor, over_file, over_tensors, sha256s_of
@@ -161,15 +159,6 @@ def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
         msg = f"have digest {digest[:16]}, but the record promises {file.weights_digest[:16]}"
         raise _differ(file, msg)
     return dict(sorted(tensors.items()))
-
-
-def is_whole(file: WeightsFile) -> bool:
-    """Whether what a record promises is there and can be read."""
-    try:
-        read_weights(file)
-    except (Unavailable, WireError):
-        return False
-    return True
 
 
 def safetensors_head(tensors: Mapping[str, RawTensor]) -> bytes:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from schemas import whole_files
 from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
+from schemas.messages import WeightsFile
 from schemas.tensor_digests import PREFIX, is_by_tensor, sha256s_of
 from schemas.weights import (
     SIZE_BYTES,
     RawTensor,
     from_safetensors,
-    is_whole,
     read_weights,
     to_safetensors,
     weights_digest,
@@ -38,6 +38,15 @@ def raw_tensors(draw: st.DrawFn) -> RawTensor:
 NAMES = st.text(min_size=1, max_size=5).filter(lambda name: name != "__metadata__")
 WEIGHTS = st.dictionaries(NAMES, raw_tensors(), max_size=5)
 ONE = {"w": RawTensor("F32", (2,), b"\0\0\x80\x3f\0\0\0\x40"), "b": RawTensor("BF16", (), b"\1\2")}
+
+
+def is_whole(file: WeightsFile) -> bool:
+    """Whether what a record promises is there and can be read."""
+    try:
+        read_weights(file)
+    except (Unavailable, WireError):
+        return False
+    return True
 
 
 @given(WEIGHTS)

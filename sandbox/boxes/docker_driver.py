@@ -16,7 +16,7 @@ from typing import Any
 from sandbox.boxes import seccomp_filter, tar_streams
 from sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.cgroups import folder_usage, folders_of
+from sandbox.boxes.cgroups import entry, folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
 from sandbox.boxes.engine_builds import engine_build
 from sandbox.boxes.failed_builds import FailedBuilds
@@ -61,7 +61,7 @@ class DockerBox(BoxCommands):
         self._folders = folders_of(first)
         self._confinement = Confinement(
             user=USER,
-            cgroups=tuple(sorted({f"{each}/cgroup.procs" for each in self._folders.values()})),
+            cgroups=tuple(sorted(map(entry, set(self._folders.values())))),
             within=first,
             mounts=os.stat(f"/proc/{first}/ns/mnt").st_ino,
             seccomp=seccomp_filter.compiled(),

@@ -15,7 +15,7 @@ import pytest
 
 from sandbox.boxes.box import BoxLimits, Spec
 from sandbox.boxes.bubblewrap import FIRST_USER, MARK, BubblewrapBox, BubblewrapDriver
-from sandbox.boxes.cgroups import Cgroups
+from sandbox.boxes.cgroups import Cgroups, entry
 from sandbox.boxes.shell import Shell
 from schemas.errors import WorkFailed
 from tests.support.command_line import ROOT
@@ -271,6 +271,17 @@ def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_pa
 
     assert (usage.memory_bytes, usage.processes, usage.oom_kills) == (4096, 2, 3)
     assert groups.found() == {"somebody"}
+
+
+def test_a_group_of_version_1_takes_whoever_joins_as_a_thread_alone(tmp_path: Path) -> None:
+    """Whoever joins as a process waits for all cores of the machine."""
+    (tmp_path / "cgroup.procs").touch()
+
+    alone = entry(tmp_path)
+    (tmp_path / "tasks").touch()
+
+    assert Path(alone).name == "cgroup.procs"
+    assert Path(entry(tmp_path)).name == "tasks"
 
 
 def test_wherever_the_room_for_open_files_ends_none_is_lost() -> None:

@@ -92,6 +92,7 @@ LIGHT: dict[type, Lighten] = {
         versions=b"",
         tool_calls="",
         stopped_by="",
+        untrainable="",
         claim=claim,
     ),
     EnvironmentStepped: lambda stepped, claim: replace(stepped, text="", info="", claim=claim),

@@ -257,6 +257,7 @@ class ModelAnswered:
     template_digest: str = ""
     claim: Claim | None = None
     stopped_by: str = ""
+    untrainable: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions):

@@ -125,13 +125,15 @@ def fork_request(
 def continuation(parent: ForkParent, *, masked: bool = False) -> RolloutRequest:
     """The parent's own request as one that goes on at its last answer; its id is still the same.
 
-    What was sampled comes along with its log-probabilities and versions; masked, it is only read.
-    Where nothing was answered yet it begins as its parent did. Raises Refused.
+    What was sampled comes along with its log-probabilities and versions; masked, it is only read,
+    and so it is where an answer is untrainable. Where nothing was answered yet it begins as its
+    parent did. Raises Refused.
     """
     request, turn = parent.request, len(parent.turns)
     if not turn:
         return request
     position = _position_of(parent, turn)
+    masked = masked or any(_is_untrainable(event) for event in parent.settled())
     past = _past(parent, position, turn, sampled=not masked)
     _require_replayable(parent, position)
     return replace(
@@ -141,6 +143,10 @@ def continuation(parent: ForkParent, *, masked: bool = False) -> RolloutRequest:
         parent_rollout_id=request.rollout_id,
         parent_position=position,
     )
+
+
+def _is_untrainable(event: Event) -> bool:
+    return isinstance(event.body, ModelAnswered) and bool(event.body.untrainable)
 
 
 def _past(parent: ForkParent, position: int, turn: int, *, sampled: bool = False) -> Past:

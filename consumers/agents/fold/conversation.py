@@ -38,7 +38,7 @@ class Conversation:
 
     __slots__ = (
         "answers", "begun", "busy", "hash", "index", "last", "length", "messages", "misses",
-        "policy_id", "recorded", "samplings", "tools",
+        "policy_id", "recorded", "samplings", "tools", "untrainable",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,8 @@ class Conversation:
         self.tools = tools
         """Of which its policy was told where it began; None: nobody knows, they are in the tokens
         that it began with."""
+        self.untrainable = False
+        """Whether some answer in it says that its tokens are not those that were sampled."""
 
     def sampled(self) -> bool:
         """Whether a policy has said anything in it."""
@@ -100,6 +102,7 @@ class Conversation:
         self.messages += (*new, reply)
         self.answers.append(AnswerTokens.of(answer))
         self.last = answer
+        self.untrainable = self.untrainable or bool(answer.untrainable)
         self.samplings.append(sampling)
         self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
         self.hash.update(answer.added_ids)

@@ -109,7 +109,34 @@ def _sequences(
 
 
 def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) -> Sequence:
-    """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes."""
+    """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes.
+
+    Where an answer is untrainable nothing in the sequence is: all of it is only read.
+    """
+    last = conversation.last
+    if conversation.untrainable:
+        columns = _unsampled(conversation.packed())
+    else:
+        columns = _columns(conversation, policy_index)
+    ids, mask, logprobs, versions, policy = columns
+    samplings = conversation.samplings
+    as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
+    return Sequence(
+        token_ids=ids,
+        loss_mask=mask,
+        behaviour_logprobs=logprobs,
+        versions=versions,
+        policy_index=policy,
+        messages=tuple(conversation.messages),
+        engine=last.engine if last else "",
+        precision=last.precision if last else "",
+        template_digest=last.template_digest if last else "",
+        samplings=() if as_asked else tuple(samplings),
+    )
+
+
+def _columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
+    """Ids, mask, log-probabilities, versions and policies of all of it."""
     begun = _begun_columns(conversation, policy_index)
     ids, mask, logprobs, versions, policy = ([column] for column in begun)
     for answer in conversation.answers:
@@ -119,29 +146,20 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
         logprobs += [bytes(4 * added), answer.logprobs]
         versions += [b"\xff" * (4 * added), answer.versions()]
         policy += [b"\xff" * added, bytes([policy_index]) * sampled]
-    last = conversation.last
-    samplings = conversation.samplings
-    as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
-    return Sequence(
-        token_ids=b"".join(ids),
-        loss_mask=b"".join(mask),
-        behaviour_logprobs=b"".join(logprobs),
-        versions=b"".join(versions),
-        policy_index=b"".join(policy),
-        messages=tuple(conversation.messages),
-        engine=last.engine if last else "",
-        precision=last.precision if last else "",
-        template_digest=last.template_digest if last else "",
-        samplings=() if as_asked else tuple(samplings),
-    )
+    return tuple(b"".join(column) for column in (ids, mask, logprobs, versions, policy))
+
+
+def _unsampled(ids: bytes) -> tuple[bytes, ...]:
+    """The same columns of tokens that nobody sampled."""
+    count = len(ids) // 4
+    return ids, bytes(count), bytes(4 * count), b"\xff" * (4 * count), b"\xff" * count
 
 
 def _begun_columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
     """Ids, mask, log-probabilities, versions and policies of what it began with."""
-    begun, recorded = len(conversation.begun) // 4, conversation.recorded
+    recorded = conversation.recorded
     if recorded is None:
-        unsampled = bytes(begun), bytes(4 * begun), b"\xff" * (4 * begun), b"\xff" * begun
-        return (conversation.begun, *unsampled)
+        return _unsampled(conversation.begun)
     policy = bytes(policy_index if sampled else 255 for sampled in recorded.mask)
     return conversation.begun, recorded.mask, recorded.logprobs, recorded.versions, policy
 

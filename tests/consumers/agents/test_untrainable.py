@@ -1,0 +1,84 @@
+"""Answers whose tokens are not those that were sampled: evaluated, never trained on."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from consumers.agents.fork import Past, Said
+from consumers.agents.wishes import CallModel, Finish, Task, user
+from consumers.history.fork_request import continuation, parent_in
+from consumers.history.rollout_story import latest, stories
+from inference.scripted import ScriptedEngine
+from schemas.messages import ModelAnswered, ModelCall, ScoredTrajectory, Trajectory
+from schemas.packed import ids_of
+from tests.support.journals import request, said, world_of
+from tests.support.rig import Rig
+from trainer.samples import Curation, judge
+
+CURATION = Curation("run", "p")
+
+
+def twice(task: Task) -> Iterator[object]:
+    """Two turns of one conversation."""
+    first = [user("one")]
+    answer = yield CallModel(first)
+    yield CallModel([*first, answer.message, user("two")])  # type: ignore[attr-defined]
+    yield Finish()
+
+
+def lived(*marks: str) -> tuple[Rig, Trajectory]:
+    """A rollout of which each answer bears a mark; a worker of rewards scores it."""
+    rig = Rig()
+
+    def script(call: ModelCall) -> ModelAnswered:
+        return replace(said(call, "yes", version=0), untrainable=marks[call.position])
+
+    rig.ask(replace(request(agent="twice"), run_id="run", purpose="train"), partition=0)
+    models = rig.models(ScriptedEngine("p", script))
+    rig.settle(rig.agents(programs=lambda name: twice), models, rig.rewards())
+    (trajectory,) = rig.trajectories()
+    return rig, trajectory
+
+
+@pytest.mark.parametrize("marks", [("no_token_ids", ""), ("", "no_logprobs")])
+def test_a_sequence_with_an_untrainable_answer_is_only_read(marks: tuple[str, str]) -> None:
+    rig, trajectory = lived(*marks)
+
+    (sequence,) = trajectory.sequences or ()
+    assert (trajectory.status, trajectory.model_calls, trajectory.sampled_tokens) == (
+        "finished",
+        2,
+        6,
+    )
+    assert "".join(map(chr, ids_of(sequence.token_ids))) == "oneyestwoyes"
+    assert set(sequence.loss_mask) == {0}
+    assert set(sequence.policy_index) == {255}
+    assert set(ids_of(sequence.versions).tolist()) == {-1}
+    (scored,) = rig.read(rig.topics.scored, ScoredTrajectory)
+    assert judge(replace(scored, total=1.0), 0, 0, CURATION).reason == "no_token_ids"
+
+
+def test_a_sequence_of_trainable_answers_is_trained_on() -> None:
+    rig, trajectory = lived("", "")
+
+    (sequence,) = trajectory.sequences or ()
+    assert sequence.loss_mask == bytes([0] * 3 + [1] * 3) * 2
+    (scored,) = rig.read(rig.topics.scored, ScoredTrajectory)
+    assert judge(replace(scored, total=1.0), 0, 0, CURATION).sample is not None
+
+
+@pytest.mark.parametrize(("marks", "recorded"), [(("", ""), True), (("no_token_ids", ""), False)])
+def test_a_continuation_of_an_untrainable_rollout_is_only_read_so_far(
+    marks: tuple[str, str], recorded: bool
+) -> None:
+    rig, _ = lived(*marks)
+    journal = rig.log.all(rig.topics.events)
+    parent = parent_in(latest(stories("r", journal, rig.codec)), world_of({"twice": twice}))
+
+    past = Past.of(json.loads(continuation(parent).agent_config))
+
+    assert [bool(each.logprobs) for each in past.recorded if isinstance(each, Said)] == [
+        recorded
+    ] * 2

@@ -56,6 +56,7 @@ class Lane:
     faults: deque[Fault] = field(default_factory=deque)
     now: Fault | None = None
     began: float = 0.0
+    fit_since: float | None = None
 
     def idle(self) -> bool:
         return self.now is None and not self.faults
@@ -63,10 +64,13 @@ class Lane:
     def due(self, since_s: float) -> bool:
         """Whether the next fault could begin."""
         waits = self.now is None and bool(self.faults)
-        return waits and self.faults[0].at_s <= since_s and self.victim.fit()
+        if not waits or self.faults[0].at_s > since_s or not self.victim.fit():
+            return False
+        self.fit_since = since_s if self.fit_since is None else self.fit_since
+        return self.fit_since + self.faults[0].after_s <= since_s
 
     def begin(self, since_s: float) -> None:
-        self.now, self.began = self.faults.popleft(), since_s
+        self.now, self.began, self.fit_since = self.faults.popleft(), since_s, None
         self.victim.begin(self.now)
 
     def turn(self, since_s: float) -> None:
@@ -168,8 +172,11 @@ class Conductor:
     def _may_begin(self, fault: Fault, group: str | None) -> bool:
         """Whether there was progress since the victim's last fault, in a soak since its group's.
 
-        Or else the workload would stand still, and kills would hit nothing.
+        Or else the workload would stand still, and kills would hit nothing. Who is to be killed
+        after a while of work is killed then, be it before the first progress.
         """
+        if fault.after_s > 0:
+            return True
         since_ms = (time.time() - STUCK_S) * 1000
         without = [each for each in self.watch.waiting() if each.began_ms > since_ms]
         if any(each.fault.victim == fault.victim for each in without):

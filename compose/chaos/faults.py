@@ -48,6 +48,9 @@ KILL_WEIGHTS = {**WEIGHTS, ENGINE: 0.5, "training": 0.5, "broker": 0.5, "registr
 which is killed as often as a single worker."""
 DOWN_S = {"broker": 10.0, "registry": 5.0, ENGINE: 5.0}
 """A killed service is started again after at most so long; a worker at once."""
+LIVES_S = {"training": 4.0}
+"""In a soak these are killed anywhere within so long after they are back: no point of a step is
+safer than another. The others are killed as soon as there was progress."""
 SHORTEST_S = 1.0
 SESSIONS = 2.0
 """Pauses and cuts last up to so many session timeouts, so every other one makes a zombie."""
@@ -63,6 +66,8 @@ class Fault:
     role: str
     victim: str
     lasts_s: float
+    after_s: float = 0.0
+    """So long it has been at work before, whether there was progress or not; 0: there has to be."""
 
 
 Victims = Mapping[str, Sequence[str]]
@@ -104,7 +109,8 @@ def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fa
     faults, at_s = [], 0.0
     for role in islice(_draws(dice, roles, weights), count):
         at_s += dice.uniform(0.0, 2.0) * every_s
-        faults.append(Fault(at_s, KILL, role, dice.choice(victims[role]), 0.0))
+        victim, lives_s = dice.choice(victims[role]), LIVES_S.get(role, 0.0)
+        faults.append(Fault(at_s, KILL, role, victim, 0.0, dice.uniform(0.0, lives_s)))
     return faults
 
 

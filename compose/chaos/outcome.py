@@ -10,6 +10,7 @@ from rich.table import Table
 from compose.chaos.box_figures import BoxFigures
 from compose.chaos.faults import ROLES, Fault
 from compose.chaos.hosted_figures import HostedFigures
+from compose.chaos.training_figures import TrainingFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class ChaosOutcome:
     """Workers that ended by themselves, with their exit codes."""
     hosted: HostedFigures = field(default_factory=HostedFigures)
     boxes: BoxFigures = field(default_factory=BoxFigures)
+    training: TrainingFigures = field(default_factory=TrainingFigures)
 
     @property
     def ok(self) -> bool:
-        """Nothing was lost, doubled, breached, asked again or left behind, and all have ended."""
+        """Nothing was lost, doubled, breached, asked again, left or learnt otherwise; all ended."""
         wrong = self.lost or self.doubled or self.breaches or self.hosted.asked_again
-        return not wrong and self.boxes.ok and self.ended == self.accepted
+        figures = self.boxes.ok and self.training.ok
+        return not wrong and figures and self.ended == self.accepted
 
     def times(self) -> list[float]:
         return [took for _, took in self.harmed if took is not None]
@@ -59,6 +62,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "breaches": outcome.breaches,
         "hosted": asdict(outcome.hosted),
         "boxes": asdict(outcome.boxes),
+        "training": asdict(outcome.training),
         "recovery_p50_s": p50,
         "recovery_max_s": longest,
         "ended_by_themselves": {name: list(codes) for name, codes in outcome.fell.items()},
@@ -86,6 +90,7 @@ def table(outcome: ChaosOutcome) -> Table:
         "external work repeated": outcome.repeated,
         **_hosted_rows(outcome.hosted),
         **_box_rows(outcome.boxes),
+        **_training_rows(outcome.training),
     }
     if outcome.fell:
         rows["ended by themselves"] = sum(map(len, outcome.fell.values()))
@@ -119,6 +124,19 @@ def _box_rows(boxes: BoxFigures) -> dict[str, int]:
         "leases left": boxes.leases_left,
     }
     return rows if boxes.rollouts else {}
+
+
+def _training_rows(training: TrainingFigures) -> dict[str, int]:
+    """Nothing where no run was trained."""
+    rows = {
+        "train steps": training.steps,
+        "versions abandoned": training.abandoned,
+        "checkpoints with another digest": training.wrong_digest,
+        "checkpoints damaged": training.damaged,
+        "steps trained again": training.trained_again,
+        "of these with other bits": training.differing,
+    }
+    return rows if training.steps else {}
 
 
 def _by_kind(outcome: ChaosOutcome) -> dict[tuple[str, str], list[float | None]]:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 from compose.chaos.faults import BOXES, ENGINE, PROCESSES, SERVICES, Fault, kills, mixed
 from schemas.errors import Refused
+from schemas.names import unknown
 
 WORKERS = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
 """Workers of the workload."""
 SERVER = "trained-1"
 """The model server of the training run; it is harmed as one with its trainer."""
+TRAINING = "training"
+RECIPES = (TRAINING, "training-async")
+"""Those beside this module; any release knows the first."""
 EVERY_S = 4.0
 """Between two faults, on average; less where the run is short, so that every kind has its turn."""
 ROUND = 21
@@ -32,6 +36,8 @@ class ChaosPlan:
     kills: int | None = None
     rollouts: int | None = None
     """None: as many as keep the workers busy."""
+    recipe: str = TRAINING
+    """Of the run that is trained: one of `RECIPES`, or a file."""
     beside: Path | None = None
     """A wheel of another release: half of the workers are of it, and whoever is killed comes back
     as one of the other kind. Without hosted rollouts and boxes, which older ones do not know."""
@@ -45,6 +51,7 @@ class ChaosPlan:
         if self.beside is not None and not self.beside.is_file():
             msg = f"--beside {self.beside}: there is no such file"
             raise Refused(msg)
+        self._refuse_recipe()
         if not self.hosts and set(self.roles) <= {PROCESSES, BOXES, ENGINE}:
             msg = (
                 "--beside WHEEL goes without hosted rollouts and without boxes, so there are no "
@@ -53,6 +60,13 @@ class ChaosPlan:
             raise Refused(msg)
         if (self.minutes is None) == (self.kills is None):
             msg = "give either --minutes, for faults of all kinds, or --kills, for a soak of kills"
+            raise Refused(msg)
+
+    def _refuse_recipe(self) -> None:
+        if self.recipe not in RECIPES and not Path(self.recipe).is_file():
+            raise unknown("recipe", self.recipe, RECIPES)
+        if self.recipe != TRAINING and not self.trains:
+            msg = f"--recipe {self.recipe} is of a run that nobody harms; name training in --kill"
             raise Refused(msg)
 
     @property
@@ -85,7 +99,9 @@ class ChaosPlan:
 
     def workers(self) -> dict[str, list[str]]:
         """The names of the worker processes, by role."""
-        names = {role: [f"{role}-{n + 1}" for n in range(WORKERS[role])] for role in WORKERS}
+        # Who is not harmed needs nobody beside it, and leaves the machine to the trainer.
+        counts = dict.fromkeys(WORKERS, 1) if set(self.roles) == {"training"} else WORKERS
+        names = {role: [f"{role}-{n + 1}" for n in range(counts[role])] for role in WORKERS}
         if self.trains:
             names["models"].append(SERVER)
             names["training"] = ["training-1"]

@@ -17,6 +17,7 @@ from compose.chaos.hosted_figures import figures_of
 from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.stage import Stage, no_namespaces, refuse_no_boxes, staged
+from compose.chaos.training_figures import TrainingFigures
 from compose.conductor.conductor import Stopped, interruptible
 from compose.files import refuse_no_folder, write_json
 from compose.log_setup import set_up
@@ -95,6 +96,7 @@ def _conduct(
         hosted = figures_of(stage.cluster, workload.POLICY, stage.logs)
         left = boxes_left(conductor.leases, stage.engine)
         boxes = box_figures(stage.cluster, conductor.boxes.killed, left)
+        training = _judged_training(stage, terminal)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
     outcome = ChaosOutcome(
         seed=plan.seed,
@@ -109,8 +111,23 @@ def _conduct(
         fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},
         hosted=hosted,
         boxes=boxes,
+        training=training,
     )
     return outcome, report
+
+
+def _judged_training(stage: Stage, terminal: Console) -> TrainingFigures:
+    """What the trainers that were killed have left, against one that nobody kills.
+
+    Steps that two releases took in turn are not judged: arithmetic may be another's.
+    """
+    if stage.run is None or stage.plan.beside is not None:
+        return TrainingFigures()
+    from compose.chaos.trained_again import figures_of_run  # torch, and only now
+
+    terminal.print("training again what was trained, without any fault", highlight=False)
+    threads = stage.cluster.settings.training.threads
+    return figures_of_run(stage.cluster, stage.run.trained(), threads)
 
 
 def _say_boxes(stage: Stage, terminal: Console) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from compose.chaos import beside, workload
 from compose.chaos.faults import BOXES
 from compose.chaos.own_engine import IMAGE, OwnEngine, refuse_no_engine
-from compose.chaos.plan import SERVER, ChaosPlan
+from compose.chaos.plan import RECIPES, SERVER, ChaosPlan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import WorkerVictim, to_registry
 from compose.cluster import Cluster, answers, complete_topics
@@ -29,7 +29,6 @@ from sandbox.boxes.box import driver
 from schemas.errors import Refused
 
 SCORER = "environment_return"
-RECIPE = "training.toml"
 SLOTS = {"hosted": 8, "box": 16}
 """Agents' processes and boxes of one environments worker, on a machine that has much to do."""
 WARM = 1
@@ -122,7 +121,7 @@ def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Sta
         _engine(plan, directory) as engine,
         _cluster(plan, settings, directory) as (cluster, proxy, releases),
     ):
-        run = _training_run(cluster, plan.seed, releases[-1]) if plan.trains else None
+        run = _training_run(cluster, plan, releases[-1]) if plan.trains else None
         boxes = _boxes(plan, engine)
         yield Stage(plan, cluster, proxy, run, releases, boxes, engine)
 
@@ -214,12 +213,17 @@ def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
     complete_topics(cluster, policy_id)
 
 
-def _training_run(cluster: Cluster, seed: int, release: str) -> RunFolder:
-    """A run of the recipe beside this module, its topics made as by this release first."""
-    text = (files("compose.chaos") / RECIPE).read_text()
+def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
+    """A run of the plan's recipe, its topics made as by this release first. Raises Refused."""
+    name, seed = plan.recipe, plan.seed
+    shipped = files("compose.chaos") / f"{name}.toml"
+    text = (shipped if name in RECIPES else Path(name)).read_text()
     # In a process of its own: what makes a policy holds half a gigabyte of libraries
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
-        recipe = parse_recipe(text, RECIPE)
+        recipe = parse_recipe(text, name)
+        if recipe.scoring_id != SCORER:
+            msg = f"recipe {name!r}: scorers is {recipe.scorers}; the rollouts here get {SCORER!r}"
+            raise Refused(msg)
         creation = elsewhere.submit(run_folder.create, cluster.settings.state(), recipe, text, seed)
         folder = creation.result()
     _provision(cluster, folder.policy_id, Path(release) if release else None)

@@ -24,6 +24,12 @@ Beside = Annotated[
         "hosted then.",
     ),
 ]
+Recipe = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE", help="Of the run that is trained: training, training-async, or a file."
+    ),
+]
 Json = Annotated[Path | None, typer.Option(help="Write the figures there.")]
 Keep = Annotated[
     Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
@@ -37,18 +43,22 @@ def chaos(
     kills: Kills = None,
     rollouts: Rollouts = None,
     beside: Beside = None,
+    recipe: Recipe = "training",
     json: Json = None,
     keep: Keep = None,
 ) -> None:
     """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
 
     Exit code 0 when nothing was lost, doubled or breached, no agent's answered ask was made a model
-    call again, every shell ran what it was told, and no box is left; else 1. `engine` is a docker
+    call again, every shell ran what it was told, no box is left, and whatever was trained comes to
+    the same bits where nobody kills its trainer; else 1. `engine` is a docker
     engine of the run's own, for half of the shells; root alone can start one.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 
     The soak: rollcall chaos --kills 1000
+
+    A trainer alone: rollcall chaos --kill training --kills 100 --recipe training-async
 
     A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.1.0-py3-none-any.whl
     """
@@ -61,7 +71,7 @@ def chaos(
 
     terminal = Console()
     try:
-        plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, beside)
+        plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, recipe, beside)
         ok = run_chaos(settings(), plan, json=json, keep=keep, terminal=terminal)
     except Stopped:
         terminal.print("stopped; everything was taken down")

@@ -1,0 +1,53 @@
+"""A run whose trainer was killed, judged by one that is not: from the record, bit for bit."""
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from compose.chaos.training_figures import TrainingFigures
+from consumers.history.history import History
+from consumers.history.retraining import plan, train
+from consumers.history.training_record import TrainedRun, digests_of, steps_of
+from schemas.errors import RollcallError
+from trainer import checkpoint as checkpoints
+from trainer.branches import branch_of
+
+
+def figures_of_run(history: History, run: TrainedRun, threads: int) -> TrainingFigures:
+    """Load every checkpoint, then take all steps again from the first, with so many threads.
+
+    Raises Refused where the record or the first checkpoint is gone.
+    """
+    steps = list(steps_of(history, run))
+    if not steps:
+        return TrainingFigures()
+    branch = branch_of(steps)
+    found, damaged, wrong = _checkpoints(history, run)
+    disable_progress_bar()
+    torch.set_num_threads(threads)
+    ahead = plan(history, run, min(branch.steps), max(branch.steps), branch.version)
+    again = [step.identical for step in train(ahead, history.codec)]
+    return TrainingFigures(
+        steps=len(branch.steps),
+        abandoned=sum(map(len, branch.abandoned.values())),
+        checkpoints=found,
+        damaged=damaged,
+        wrong_digest=wrong,
+        trained_again=len(again),
+        differing=sum(same is not True for same in again),
+    )
+
+
+def _checkpoints(history: History, run: TrainedRun) -> tuple[int, int, int]:
+    """How many there are, cannot be loaded, and hold other weights than were announced."""
+    kept = checkpoints.kept(run.directory / "checkpoints")
+    announced = dict(digests_of(history, run, set(kept)))
+    damaged = wrong = 0
+    for version, path in kept.items():
+        try:
+            weights = checkpoints.load(path).state.weights
+        except (RollcallError, OSError, ValueError, KeyError, TypeError):
+            damaged += 1
+            continue
+        like = announced.get(version)
+        wrong += like is not None and run.publishing.digest(weights, like) != like
+    return len(kept), damaged, wrong

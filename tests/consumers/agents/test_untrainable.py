@@ -3,17 +3,20 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from consumers.agents.fold.world import World
 from consumers.agents.fork import Past, Said
+from consumers.agents.programs import program_of
 from consumers.agents.wishes import CallModel, Finish, Task, user
 from consumers.history.fork_request import continuation, parent_in
 from consumers.history.rollout_story import latest, stories
 from inference.scripted import ScriptedEngine
 from schemas.messages import ModelAnswered, ModelCall, ScoredTrajectory, Trajectory
 from schemas.packed import ids_of
-from tests.support.journals import request, said, world_of
+from tests.support.journals import request, said
 from tests.support.rig import Rig
 from trainer.samples import Curation, judge
 
@@ -35,9 +38,9 @@ def lived(*marks: str) -> tuple[Rig, Trajectory]:
     def script(call: ModelCall) -> ModelAnswered:
         return replace(said(call, "yes", version=0), untrainable=marks[call.position])
 
-    rig.ask(replace(request(agent="twice"), run_id="run", purpose="train"), partition=0)
+    rig.ask(replace(request(agent=f"{__name__}:twice"), run_id="run", purpose="train"), partition=0)
     models = rig.models(ScriptedEngine("p", script))
-    rig.settle(rig.agents(programs=lambda name: twice), models, rig.rewards())
+    rig.settle(rig.agents(), models, rig.rewards())
     (trajectory,) = rig.trajectories()
     return rig, trajectory
 
@@ -74,8 +77,8 @@ def test_a_continuation_of_an_untrainable_rollout_is_only_read_so_far(
     marks: tuple[str, str], recorded: bool
 ) -> None:
     rig, _ = lived(*marks)
-    journal = rig.log.all(rig.topics.events)
-    parent = parent_in(latest(stories("r", journal, rig.codec)), world_of({"twice": twice}))
+    journal = rig.log.all(rig.topics.events)[:-1]  # as far as it came before its end
+    parent = parent_in(latest(stories("r", journal, rig.codec)), World(program_of, Random))
 
     past = Past.of(json.loads(continuation(parent).agent_config))
 

@@ -110,6 +110,7 @@ class HostedRollout:
             "prompt": task.prompt or shown,
             "system": task.system,
             "observation": shown,
+            "environment": task.environment,
             "limits": {"max_turns": task.max_turns, "max_tokens": task.max_tokens},
             "config": config,
         }

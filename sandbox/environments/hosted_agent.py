@@ -37,7 +37,7 @@ from sandbox.agents.agent_box import (
 )
 from sandbox.agents.agent_processes import AgentExit
 from sandbox.boxes.box import Box, Spec
-from sandbox.environment import Observation
+from sandbox.environment import Observation, kind_of
 from sandbox.host import Host, Line, Process
 from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, text_of, told_by
 from schemas.errors import Unavailable, WorkFailed
@@ -106,8 +106,15 @@ class HostedAgent:
 
     @staticmethod
     def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Whoever lives in a box, or would where boxes isolate, is beside a shell in one."""
-        return () if config.get("box", "none") == "none" else ("box",)
+        """Those of its task's environment, wherever the agent itself lives.
+
+        Whoever lives in a box, or would where boxes isolate, is beside a shell: agents workers that
+        did not name the environment yet named that.
+        """
+        environment = config.get("task", {}).get("environment")
+        slots = kind_of(environment).slots if environment else ()
+        lives_in_box = config.get("box", "none") != "none"
+        return (*slots, "box") if lives_in_box and "box" not in slots else slots
 
     async def open(self, seed: int) -> Observation:
         """Start the process and wait until it asks. Raises WorkFailed, as starting it does."""

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,14 +35,21 @@ class BesideBoxes(CoroutineHost):
     boxes: MortalHost = field(default_factory=lambda: LocalBoxes(lambda *_: None))
 
 
-def request(number: int) -> RolloutRequest:
-    config = json.dumps({"agent": "command", "argv": ["x"]})
+def request(number: int, agent: dict[str, str], shell: dict[str, str]) -> RolloutRequest:
+    config = json.dumps({"agent": "command", "argv": ["x"], **agent})
     limits = Limits(max_turns=6, step_timeout_s=3.0)
-    task = Task("shell", prompt="do it")
+    task = Task("shell", environment_config=json.dumps(shell), prompt="do it")
     return RolloutRequest(f"r{number}", task, "hosted", config, policy_id="p", limits=limits)
 
 
-def test_agents_that_moved_and_tasks_that_begin_do_not_wait_for_one_another() -> None:
+@pytest.mark.parametrize(
+    ("agent", "shell"),
+    [({}, {}), ({}, {"box": "local"}), ({"box": "none"}, {})],
+    ids=["as its task", "task on the host", "itself on the host"],
+)
+def test_agents_that_moved_and_tasks_that_begin_do_not_wait_for_one_another(
+    agent: dict[str, str], shell: dict[str, str]
+) -> None:
     rig = Rig(partitions=2)
     hosts = BesideBoxes({"x": plain})
     one_each = {"box": 1, "hosted": 1}
@@ -49,14 +57,14 @@ def test_agents_that_moved_and_tasks_that_begin_do_not_wait_for_one_another() ->
 
     # Given a rollout whose worker is lost when its task is open, and before its agent has begun
     first = rig.environments("e1", slots=one_each, hosts=hosts.at)
-    rig.ask(request(0))
+    rig.ask(request(0, agent, shell))
     while not rig.events(EnvironmentStepped):
         agents.turn(0.0)
         first.turn(0.0)
     first.stop()
 
     # When the next worker is asked for that agent and for the task of another rollout
-    rig.ask(request(1))
+    rig.ask(request(1, agent, shell))
     loops = agents, models, rig.environments("e2", slots=one_each, hosts=hosts.at)
 
     def ended() -> int:
@@ -79,7 +87,11 @@ def test_what_an_agent_needs_beside_it_is_what_its_config_says() -> None:
     assert kind.slots == ("hosted",)
     for box, beside in {"own": BOX, "task": BOX, "beside": BOX, "none": ()}.items():
         assert slots_beside("hosted", kind, json.dumps({"box": box})) == beside
-    assert slots_beside("hosted", kind, "{}") == slots_beside("shell", kind_of("shell"), "{}") == ()
+        told = {"box": box, "task": {"environment": "shell"}}
+        assert slots_beside("hosted", kind, json.dumps(told)) == BOX
+    for config in ({}, {"task": {"environment": ""}}, {"task": {"environment": "gymnasium"}}):
+        assert slots_beside("hosted", kind, json.dumps(config)) == ()
+    assert slots_beside("shell", kind_of("shell"), "{}") == ()
 
 
 BOX = ("box",)

@@ -56,10 +56,18 @@ def removal(directory: str) -> list[str]:
     return ["/bin/sh", "-c", REMOVE, "sh", directory]
 
 
-def fork(request: dict[str, Any], standard: Sequence[int]) -> tuple[int, int]:
+def heeded() -> list[int]:
+    """The signals of which this process does not leave it to the kernel what becomes of them."""
+    every = range(1, signal.NSIG)
+    return [each for each in every if signal.getsignal(each) is not signal.SIG_DFL]
+
+
+def fork(
+    request: dict[str, Any], standard: Sequence[int], signals: Sequence[int]
+) -> tuple[int, int]:
     """A child's pid, and a pipe that ends at its exec, empty unless something went wrong.
 
-    Raises OSError.
+    `signals`: what it is not to heed as we do. Raises OSError.
     """
     ours, theirs = os.pipe()
     parent = os.getpid()
@@ -70,22 +78,25 @@ def fork(request: dict[str, Any], standard: Sequence[int]) -> tuple[int, int]:
         raise
     else:
         if pid == 0:
-            become(request, standard, parent, theirs)
+            become(request, standard, signals, parent, theirs)
     finally:
         os.close(theirs)
     return pid, ours
 
 
 def become(
-    request: dict[str, Any], standard: Sequence[int], parent: int, complaints: int
+    request: dict[str, Any],
+    standard: Sequence[int],
+    signals: Sequence[int],
+    parent: int,
+    complaints: int,
 ) -> NoReturn:
     """Turn into the program that was asked for; never returns."""
     try:
         os.setsid()
-        for number in range(1, signal.NSIG):
+        for number in signals:
             with contextlib.suppress(OSError, ValueError):
-                if signal.getsignal(number) is not signal.SIG_DFL:
-                    signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
         # First out of the way of one another: one of those given may have a number that is taken.
         complaints = fcntl.fcntl(complaints, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
@@ -177,6 +188,8 @@ class Children:
 
     def __init__(self, worker: socket.socket) -> None:
         self.worker = worker
+        self.signals = heeded()
+        """To look for them takes as long as a fork."""
         self.waiting = select.poll()
         self.running: dict[int, int] = {}
         """Children by pid."""
@@ -228,7 +241,7 @@ class Children:
         """Fork a child, and wait for no exec: others may be started meanwhile."""
         number = request["start"]
         try:
-            pid, pipe = fork(request, standard)
+            pid, pipe = fork(request, standard, self.signals)
         except OSError as error:
             self.tell({"started": number, "failed": str(error)})
             return

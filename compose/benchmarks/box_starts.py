@@ -3,8 +3,8 @@
 Sessions of environment `shell` one after the other, each closed before the next is asked for.
 `warm`: one that waits started is lent, and another is started behind it; the ceiling is a lend of
 the same pool whose boxes are nothing. `cold`: made for the rollout; the ceiling is the bare tool,
-told the same. Both of a pair are measured in rounds by turns, so that what else the machine does
-falls on both.
+told the same. Both of a pair are measured by turns, so that what else the machine does falls on
+both: warm in rounds, cold one by one, each as often before the other as behind it.
 """
 
 import asyncio
@@ -20,10 +20,9 @@ from compose.settings import Settings
 from sandbox.boxes.box import Spec, driver
 from sandbox.boxes.local import LocalDriver
 
-ROUNDS = 5
-WARM = {"bubblewrap": 40, "docker": 4}
-COLD = {"bubblewrap": 8, "docker": 4}
-"""Starts in each round; a container takes a second to be removed."""
+WARM = {"bubblewrap": (5, 40), "docker": (5, 4)}
+COLD = {"bubblewrap": (60, 1), "docker": (20, 1)}
+"""Rounds, and starts in each; a container takes a second to be removed."""
 BARE: Mapping[str, Callable[[], float]] = {
     "bubblewrap": bare_boxes.held_namespaces_ms,
     "docker": bare_boxes.container_ms,
@@ -68,7 +67,7 @@ def warm(settings: Settings, name: str) -> Figure:
         box_sessions(NoDriver(), box="local") as empty,
     ):
         took, best = _by_turns(
-            lambda: start_ms(ours, ahead=1), lambda: start_ms(empty, ahead=1), WARM[name]
+            lambda: start_ms(ours, ahead=1), lambda: start_ms(empty, ahead=1), *WARM[name]
         )
     return _figure(took, best, ours, "an empty lend")
 
@@ -79,7 +78,7 @@ def cold(settings: Settings, name: str) -> Figure:
     require_driver(name)
     config = {"box": name, "image": spec_of(name).image, "mode": "ephemeral"}
     with box_sessions(driver(name), **config) as ours:
-        took, best = _by_turns(lambda: start_ms(ours), BARE[name], COLD[name])
+        took, best = _by_turns(lambda: start_ms(ours), BARE[name], *COLD[name])
     return _figure(took, best, ours, "the bare tool")
 
 
@@ -93,13 +92,19 @@ def start_ms(sessions: BoxSessions, ahead: int = 0) -> float:
 
 
 def _by_turns(
-    one: Callable[[], float], other: Callable[[], float], times: int
+    one: Callable[[], float], other: Callable[[], float], rounds: int, times: int
 ) -> tuple[list[float], list[float]]:
-    """What each gives, without the first time in each round."""
+    """What each gives, so many times in each round, whose first times count for nothing.
+
+    Rounds of one have no first time but that of all.
+    """
     seen: tuple[list[float], list[float]] = [], []
-    for _ in range(ROUNDS):
-        for measure, taken in zip((one, other), seen, strict=True):
-            taken += [measure() for _ in range(1 + times)][1:]
+    pairs = list(zip((one, other), seen, strict=True))
+    for number in range(rounds):
+        for measure, taken in pairs[:: 1 if number % 2 else -1]:
+            if times > 1 or not number:
+                measure()
+            taken += [measure() for _ in range(times)]
     return seen
 
 

@@ -175,8 +175,12 @@ def _unified(root: Path) -> dict[str, Path]:
 
 def _write(path: Path, value: str) -> None:
     """As far as this kernel counts it: swap is not counted everywhere. Raises OSError."""
-    if path.exists():
-        path.write_text(value)
+    with suppress(FileNotFoundError):
+        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(file, value.encode())
+        finally:
+            os.close(file)
 
 
 def _kill(folder: Path) -> None:

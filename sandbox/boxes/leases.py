@@ -143,9 +143,13 @@ class Leases:
 
     def _write(self, ident: str, driver: str) -> None:
         """Over what stood there: the line of a lease keeps its length, so nobody reads half."""
-        self.directory.mkdir(parents=True, exist_ok=True)
         line = f"{self.clock():020.3f} {self._boot_id} {driver} {self.owner}\n"
-        opened = os.open(self.directory / ident, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path, how = self.directory / ident, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        try:
+            opened = os.open(path, how, 0o644)
+        except FileNotFoundError:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            opened = os.open(path, how, 0o644)
         try:
             os.pwrite(opened, line.encode()[:MOST_BYTES], 0)
         finally:

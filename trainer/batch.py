@@ -20,6 +20,7 @@ from trainer.aggregates import token_weights
 from trainer.arithmetic import FLOAT32
 from trainer.config import LearnerConfig
 from trainer.distillation.teacher_scores import teacher_logprobs
+from trainer.foreign import SHARED
 from trainer.packing import ModelInput, Worth, filled, model_input, pack_row, packs_of, pieces_of
 from trainer.rewards import Advantages, Bonuses, Floats, Ints, Rewards, rewards_of
 from trainer.samples import Sample, mine
@@ -47,6 +48,9 @@ class BatchRow:
     seen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """What a look at the tokens before their gradient has found, where a rule needs it: `prox`,
     `ref`, `ewma`, `snapshot`, `entropy`."""
+    heard: int = 0
+    """1 where it is text of another policy: nobody has sampled these tokens, so μ is what the
+    trainer says of them at the step's start."""
     teacher: NDArray[np.float32] | None = None
     """A teacher's log-probabilities, nan where it gave none, where a rule needs them."""
 
@@ -60,6 +64,7 @@ class Batch:
     advantages_N: Floats
     lengths_N: Ints
     min_versions_N: Ints
+    """-1 of what another run has lent."""
     names: tuple[str, ...] = ()
     """Of each trajectory the id that it was first asked for under."""
     told: Mapping[str, float] = field(default_factory=dict)
@@ -179,7 +184,8 @@ def _with_worth(batch: Batch, worth: Advantages, bonuses: Bonuses) -> Batch:
 
 def aged(batch: Batch, v_now: int, bound: int) -> Batch:
     """The batch with advantages of what is older than the bound made smaller; no weight changes."""
-    factors = [stale_weight(v_now - int(version), bound) for version in batch.min_versions_N]
+    ages = [v_now - int(version) if version >= 0 else 0 for version in batch.min_versions_N]
+    factors = [stale_weight(age, bound) for age in ages]
     rows = [replace(row, advantages=row.advantages * factors[row.trajectory]) for row in batch.rows]
     advantages_N = batch.advantages_N * np.array(factors, dtype=np.float64)
     return replace(batch, rows=tuple(rows), advantages_N=advantages_N)
@@ -301,10 +307,11 @@ def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[
             ids_of(sequence.token_ids),
             mask,
             logprobs_of(sequence.behaviour_logprobs),
-            ids_of(sequence.versions),
+            np.full(len(mask), -1, np.int32) if sample.lent else ids_of(sequence.versions),
             np.zeros(len(mask), dtype=np.float64),
             sample.reward,
             weight,
             0.0,
+            heard=int(sample.lent == SHARED),
             teacher=taught[at] if taught else None,
         )

@@ -247,7 +247,11 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
         "book": written_book(checkpoint.book) if checkpoint.book else None,
-    } | ({"replay": dataclasses.asdict(checkpoint.replay)} if checkpoint.replay.places() else {})
+    } | (
+        {"replay": dataclasses.asdict(checkpoint.replay)}
+        if checkpoint.replay != ReplayBook()
+        else {}
+    )
 
 
 def _clear(directory: Path, files: Iterable[str]) -> None:

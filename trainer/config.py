@@ -35,6 +35,7 @@ from trainer.catalogue import (
 from trainer.completion.waiting import Completion
 from trainer.filters.group_filter import Filter
 from trainer.fitting import require_fitting
+from trainer.foreign import Recorded, Share
 from trainer.objective import Objective
 from trainer.replay import ReplayRule
 from trainer.rewards import AdvantageRule, Exploration, Shaping
@@ -100,6 +101,10 @@ class LearnerConfig:
     success_pool: int = 0
     """Of so many tasks the latest success is kept, and given to groups of its task that wholly
     fail; 0: none. Its versions and log-probabilities are its own: choose a correction."""
+    recorded: Recorded | None = None
+    """`[learner.recorded]`: a share of a batch's groups that an earlier run has recorded."""
+    share: Share | None = None
+    """`[learner.share]`: a share of a batch's groups that other runs are trained on, as text."""
     temperature: float = 1.0
     """Of the samples; the trainer divides its logits by it."""
     seed: int = 0
@@ -269,7 +274,8 @@ class LearnerConfig:
         """What some rule has to know of a batch's tokens before its gradient."""
         rules = [self.step_size_rule(), self.advantage_rule(), self.exploration_rule()]
         rules += self.turn_filters()
-        return self.objective().needs.union(*(rule.everything_needed for rule in rules))
+        heard = {"prox"} if self.share else set[str]()
+        return self.objective().needs.union(heard, *(rule.everything_needed for rule in rules))
 
     @property
     def values_look(self) -> bool:
@@ -355,6 +361,8 @@ class LearnerConfig:
             abandoned=abandoned,
             admits_limits=self._admitted_limits(),
             teacher=self.teacher,
+            recorded=self.recorded,
+            share=self.share,
         )
 
     def _admitted_limits(self) -> frozenset[str]:
@@ -447,10 +455,16 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "lora": Lora.of, "recorded": Recorded.of, "share": Share.of,
+}  # fmt: skip
+"""What is a table of its own, and no rule."""
+
+
 def _written(key: str, value: object) -> object:
     """A value of a configuration file: tables are choices, lists do not change."""
-    if key == "lora" and isinstance(value, Mapping):
-        return Lora.of(value)
+    if key in TABLES and isinstance(value, Mapping):
+        return TABLES[key](value)
     if isinstance(value, list):
         return tuple(_written(key, each) for each in value)
     return Choice.of(key, value) if isinstance(value, Mapping) else value

@@ -17,12 +17,15 @@ from dataclasses import dataclass, field, replace
 from schemas.errors import Refused
 from schemas.ids import parted_id
 from schemas.messages import ScoredTrajectory
-from schemas.rules import choose
+from schemas.rules import Chosen, choose
 from trainer.accounts import Accounts
 from trainer.catalogue import COMPLETIONS, FILTERS
 from trainer.completion.waiting import Waiting
 from trainer.drops import Dropped, Drops, Tally
-from trainer.replay import Replay, ReplayRule
+from trainer.filters.group_filter import Filter
+from trainer.foreign_groups import Foreign, RecordedGroups
+from trainer.foreign_samples import Retell
+from trainer.replay import Replay, ReplayBook, ReplayRule
 from trainer.samples import (
     OUTSIDE,
     UNASKED,
@@ -66,12 +69,14 @@ class Buffer:
         curation: Curation,
         accounts: Accounts | None = None,
         replay: ReplayRule | None = None,
+        recorded: RecordedGroups | None = None,
+        retell: Retell | None = None,
     ) -> None:
         self.curation = curation
         self.replay = Replay(replay or ReplayRule())
         self.accounts = accounts or Accounts()
-        chosen = [choose("filters", each, FILTERS) for each in curation.filters]
-        self.filters = [each for each in chosen if not each.needs("entropy")]
+        self.foreign = Foreign.of(curation, self.accounts, recorded, retell)
+        self.filters = group_filters(curation)
         self._completion = choose("batch", curation.batch, COMPLETIONS)
         self.used = 0
         self._wait = StaleWait(
@@ -89,8 +94,10 @@ class Buffer:
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
         """Take one record of `trajectories.scored` in; it is held or dropped when this returns."""
-        member = judge(scored, partition, offset, self.curation)
         self._log_ms = max(self._log_ms, scored.trajectory.ended_ms)
+        if self.foreign.takes(scored, partition, offset, self._drops):
+            return
+        member = judge(scored, partition, offset, self.curation)
         reason = self._already_known(member)
         if reason:
             self._drops.add(member, reason)
@@ -143,7 +150,8 @@ class Buffer:
         `groups` are `groups_per_step`; how many are taken says the rule of the batch. Groups with
         v_now − min_version > max_staleness are dropped first, complete or not. Under
         `wait` it is None too while a running group would go stale by the step. A share of them was
-        used before, where replay has some; these have `uses`. Raises Refused.
+        used before, where replay has some; these have `uses`; and a share is `lent` by other runs.
+        Raises Refused, and Unavailable with nothing taken.
         """
         if groups > self.curation.capacity_groups:
             msg = (
@@ -155,8 +163,10 @@ class Buffer:
         wanted = self.whole(groups)
         if not wanted or self._held_back(wanted, v_now):
             return None
+        samples = self.foreign.draw(groups, self._drops)
+        self.used += sum(sample.fresh for sample in samples)
         fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(wanted)]
-        samples = self.replay.draw(self.replay.rule.groups(groups), v_now)
+        samples += self.replay.draw(self.replay.rule.groups(groups), v_now)
         samples += [sample for group in fresh for sample in group]
         for group in fresh:
             samples += self.replay.lend(group, samples)
@@ -169,7 +179,7 @@ class Buffer:
         """How many of the groups that wait are a whole batch now; 0 while none is."""
         keys = [key for _, _, key in sorted(self._ready)]
         tokens = tuple(sum(s.length for s in self._groups[key].samples()) for key in keys)
-        wanted = self.replay.rule.fresh(groups)
+        wanted = self.replay.rule.fresh(groups) - self.foreign.ready(groups)
         taken: int = self._completion(Waiting(tokens, wanted, self.curation.capacity_groups))
         return max(0, min(taken, len(keys)))
 
@@ -193,7 +203,7 @@ class Buffer:
     def spoil(self, samples: Sequence[Sample], reason: str) -> None:
         """Count samples that were taken and could not be used as dropped after all."""
         self.replay.forget(samples)
-        fresh = [sample for sample in samples if not sample.uses]
+        fresh = [sample for sample in samples if sample.fresh]
         self.used -= len(fresh)
         for sample in fresh:
             place = sample.partition, sample.offset
@@ -232,6 +242,10 @@ class Buffer:
         """Rollouts that became redundant since this was last asked; nobody needs them any more."""
         losers, self._losers = tuple(self._losers), []
         return losers
+
+    def replay_book(self) -> ReplayBook:
+        """What may be trained on again, and how far recorded groups are, for the checkpoint."""
+        return replace(self.replay.book(), recorded=self.foreign.mark)
 
     def recent(self) -> tuple[str, ...]:
         """What is gone for good and was not drawn by admission; `restore` knows it again."""
@@ -343,6 +357,17 @@ class Buffer:
         for member in group.members:
             trajectory = member.scored.trajectory
             self.accounts.end(group.key, trajectory.rollout_id, trajectory.attempt)
+
+
+def group_filters(curation: Curation) -> list[Chosen[Filter]]:
+    """The filters that choose among groups; the others choose among the turns of a batch."""
+    chosen = [choose("filters", each, FILTERS) for each in curation.filters]
+    return [each for each in chosen if not each.needs("entropy")]
+
+
+def worth_training(filters: Sequence[Chosen[Filter]], samples: Sequence[Sample]) -> bool:
+    """Whether no filter rejects a group."""
+    return all(each(samples) for each in filters)
 
 
 def _place(sample: Sample) -> ScoredPlace:

@@ -44,6 +44,18 @@ def looked_at(
     return replace(batch, rows=tuple(rows))
 
 
+def with_own_words(batch: Batch) -> Batch:
+    """The batch where what nobody has sampled counts as sampled by the model of the step's start.
+
+    Every first ratio on it is 1, and no correction changes it. It must have been looked at.
+    """
+    rows = [
+        replace(row, behaviour_logprobs=row.seen["prox"]) if row.heard else row
+        for row in batch.rows
+    ]
+    return replace(batch, rows=tuple(rows))
+
+
 def with_snapshots(
     batch: Batch,
     pieces: Pieces,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from schemas.errors import Refused
+from trainer.foreign import groups_of
 
 if TYPE_CHECKING:
     from trainer.config import LearnerConfig
@@ -29,6 +30,8 @@ def require_fitting(config: "LearnerConfig") -> None:
             "over_provision above 1 or batch 'token_budget', or use snapshot"
         )
         raise Refused(msg)
+    if config.recorded or config.share:
+        _foreign(config)
     if config.stream:
         _streamed(config)
     if config.ranks > 1:
@@ -87,6 +90,55 @@ def _budget(config: "LearnerConfig") -> None:
         msg = (
             f"batch {rule.name!r} keeps max_running rollouts started, over_provision so many times "
             "groups_per_step groups; give one of them"
+        )
+        raise Refused(msg)
+
+
+def _foreign(config: "LearnerConfig") -> None:
+    """What other runs lend has no versions of ours, and text besides no μ."""
+    objective, several = config.objective(), "[learner.recorded] and [learner.share]"
+    names = several if config.recorded and config.share else "[learner.recorded]"
+    names = "[learner.share]" if not config.recorded else names
+    _require_own_groups(config)
+    reasons = {
+        "stream: what others sampled is not on-policy; take it out": config.stream,
+        "old_logprobs 'interrupt', which notes what weights of ours have sampled; use recompute": (
+            config.interrupts
+        ),
+        f"batch {config.completion.name!r}, which counts no groups; use groups": (
+            config.completion.name != "groups"
+        ),
+    }
+    _refuse_any(names, reasons)
+    if config.recorded and not (objective.corrects or objective.loss.needs("mu")):
+        msg = (
+            "[learner.recorded] brings what another policy has sampled, and nothing corrects for "
+            "that; add old_logprobs 'recompute' with correction 'tis', or use loss 'm2po' or "
+            "'decoupled_ppo'"
+        )
+        raise Refused(msg)
+    if config.share:
+        reasons = {
+            "old_logprobs 'ewma': text has no log-probabilities of then; use recompute or none": (
+                objective.old.needs("ewma")
+            ),
+            "distill: no teacher has scored text of others; take it out": bool(config.teacher),
+            "ranks above 1: one process has to look at text before it is shared out": (
+                config.ranks > 1
+            ),
+        }
+        _refuse_any("[learner.share]", reasons)
+
+
+def _require_own_groups(config: "LearnerConfig") -> None:
+    """Raise Refused where a batch would hold none of the run's own new groups."""
+    groups, own = config.groups_per_step, config.fresh_groups
+    for rule in (config.recorded, config.share):
+        own -= groups_of(rule.ratio, groups) if rule else 0
+    if own < 1:
+        msg = (
+            f"of the {groups} groups of a step none would be new ones of the run; make the ratios "
+            "of replay_ratio, recorded and share smaller"
         )
         raise Refused(msg)
 

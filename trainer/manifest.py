@@ -119,6 +119,7 @@ def replay_of(written: Mapping[str, Any]) -> ReplayBook:
             for uses, places in written.get("groups", ())
         ),
         tuple((uses, (place[0], place[1])) for uses, place in written.get("successes", ())),
+        tuple(written.get("recorded", ())),
     )
 
 

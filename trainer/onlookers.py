@@ -9,7 +9,14 @@ from torch import nn
 from schemas.errors import Refused
 from schemas.weights import RawTensor
 from trainer.batch import Batch
-from trainer.extra_pass import PastWeights, Pieces, looked_at, with_looks, with_snapshots
+from trainer.extra_pass import (
+    PastWeights,
+    Pieces,
+    looked_at,
+    with_looks,
+    with_own_words,
+    with_snapshots,
+)
 from trainer.forward import loaded
 from trainer.gradient_norms import gradient_norms
 from trainer.moving_average import MovingAverage
@@ -47,7 +54,7 @@ class Onlookers:
             models["ref"] = self.reference
         if models:
             sure_of = "prox" if "entropy" in self.needs else ""
-            batch = looked_at(batch, pieces, models, temperature, sure_of)
+            batch = with_own_words(looked_at(batch, pieces, models, temperature, sure_of))
         if self.noted is not None:
             batch = self.noted.seen(batch)
         if self.scratch is not None and self.past is not None:

@@ -47,6 +47,8 @@ class ReplayBook:
     """How often each has been used, and its members; the oldest first."""
     successes: tuple[tuple[int, ScoredPlace], ...] = ()
     """How often each has been used, and where it lies."""
+    recorded: tuple[int, ...] = ()
+    """How far the groups of an earlier run have been drawn; empty: not at all."""
 
     def places(self) -> set[ScoredPlace]:
         """Everything that has to be read again."""

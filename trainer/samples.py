@@ -19,6 +19,7 @@ from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, logprobs_of, mask_of
 from schemas.rules import Choice
 from trainer.distillation.teacher_scores import teacher_logprobs
+from trainer.foreign import RECORDED, Recorded, Share
 from trainer.staleness import ON_STALE
 
 ScoredPlace = tuple[int, int]
@@ -35,6 +36,9 @@ OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
 
 UNASKED = "unasked"
 """Reason of a rollout that another policy asked for and that had no question for ours."""
+
+UNTOLD = "untold"
+"""Reason of a shared rollout whose text cannot be read as tokens of ours."""
 
 LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
 """Codes of rollouts that ended at a limit: what they sampled is whole, only nobody scored it."""
@@ -65,6 +69,14 @@ class Sample:
     """How often it was trained on before: what was is consumed, and counted by admission."""
     compared_in: str = ""
     """The group that it is compared in, where that is not the one it was drawn for."""
+    lent: str = ""
+    """How it came here, where another run asked for it: `recorded` or `shared`; its versions are
+    then no numbers of ours."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether this use is what consumes it."""
+        return not self.uses and self.lent != RECORDED
 
     @property
     def group(self) -> str:
@@ -133,6 +145,10 @@ class Curation:
     teacher: str = ""
     """Beginning of the name of the scorer whose scores every token of ours must have; "": none."""
 
+    recorded: Recorded | None = None
+    """Whose recorded groups a batch may hold."""
+    share: Share | None = None
+    """Whose groups a batch may hold as text."""
     joins: bool = False
     """Whether another policy asks for the rollouts: those without a token of ours are members of
     their groups too, and nobody waits for such tokens."""

@@ -38,8 +38,11 @@ def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dic
 
 
 def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
-    """What the batch was made of; staleness_i = v_now − min version of its sampled tokens."""
-    staleness = version_now - batch.min_versions_N
+    """What the batch was made of; staleness_i = v_now − min version of its sampled tokens, of what
+    no other run has lent.
+    """
+    ours = batch.min_versions_N >= 0
+    staleness = (version_now - batch.min_versions_N)[ours] if ours.any() else np.zeros(1)
     gap = teacher_gap(batch)
     return {
         "reward_mean": float(batch.rewards_N.mean()),

@@ -214,7 +214,28 @@ def create(
         part.directory.mkdir(parents=True, exist_ok=True)
         lay_policy(part.recipe.policy, part.policy, seed + number)
         check_teachers(part.recipe.scorers, part.learner().teacher, part.policy)
+        _check_recorded(state, part)
     return folder
+
+
+def _check_recorded(state: Path, folder: RunFolder) -> None:
+    """Raise Refused where a run is to be trained on that is not known, or has other words."""
+    recorded = folder.learner().recorded
+    if recorded is None:
+        return
+    from inference.teacher import vocabulary_digest
+
+    earlier = find(state, recorded.run)
+    part = {each.policy_id: each for each in earlier.parts()}.get(recorded.policy_id)
+    if part is None:
+        known = [each.policy_id for each in earlier.parts()]
+        raise unknown("policy of that run", recorded.policy_id, known)
+    if vocabulary_digest(part.policy) != vocabulary_digest(folder.policy):
+        msg = (
+            f"[learner.recorded]: run {recorded.run!r} has another vocabulary than this policy, so "
+            "its tokens mean nothing here; use [learner.share], which reads text"
+        )
+        raise Refused(msg)
 
 
 def _require_one_group_size(folder: RunFolder) -> None:

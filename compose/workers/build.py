@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
     from trainer.config import LearnerConfig
+    from trainer.foreign_samples import Retell
     from trainer.ranks import ProcessRanks
     from trainer.step import Learner
 
@@ -280,6 +281,7 @@ class Workshop:
             None if folder.part else HeldOut(folder.heldout()),
             () if folder.part else folder.curators(),
             continue_=self.continue_(config),
+            retell=_retelling(folder) if config.share else None,
             # In one process with everybody else the order of things is the same every time.
             executor=ThreadPoolExecutor(1, "saver") if self.watched else InlineExecutor(),
         )
@@ -360,6 +362,13 @@ class Workshop:
         accept: bool = False,
     ) -> Loop:
         return Loop(self.log, role, self.codec, publishers, letters, accept_truncation=accept)
+
+
+def _retelling(folder: "RunFolder") -> "Retell":
+    """How the trainer of a run reads text of others. Raises Refused."""
+    from inference.retelling import Retelling
+
+    return Retelling(folder.policy, folder.policy_id, folder.learner().temperature)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from consumers.log.protocols import Record
 from schemas.messages import TrainStep, Trajectory, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.branches import descent
+from trainer.foreign import RECORDED, SHARED
 
 TRAIN = "train"
 
@@ -65,6 +66,8 @@ class Lineage:
         """By policy and version: the first run that has it, and where it says so."""
         self._run_of: dict[int, str] = {}
         """By place of a step: its run."""
+        self._lent: dict[int, int] = {}
+        """By place of a step: so many of its references may name what other runs asked for."""
         self._places, self._members, self._steps = array("Q"), array("Q"), array("Q")
 
     def take(self, records: Sequence[Record]) -> None:
@@ -96,6 +99,8 @@ class Lineage:
         self._run_of[place(*here)] = step.run_id
         refs = self._refer(record, named)
         first, replayed = step.step <= 1, int(step.metrics.get("replayed", 0))
+        lent = sum(int(step.metrics.get(how, 0)) for how in (RECORDED, SHARED))
+        self._lent[place(*here)] = lent
         run.steps[step.version] = _RecordedStep(
             step.version, step.parent, first, *here, digest, refs, replayed
         )
@@ -194,8 +199,16 @@ class Lineage:
                 self._check_own(at, record, trajectory)
 
     def _check_own(self, at: int, record: Record, trajectory: Trajectory) -> None:
-        """A run is trained on the rollouts that it asked for to that end, and on no others."""
-        run_id, request = self._run_of[int(self.by[at])], trajectory.request
+        """A run is trained on the rollouts that it asked for to that end, and on no others.
+
+        But for what others have lent it, for training too; each of its steps says how many.
+        """
+        step, request = int(self.by[at]), trajectory.request
+        run_id = self._run_of[step]
+        others = request is not None and request.purpose == TRAIN and request.run_id != run_id
+        if others and self._lent.get(step, 0) > 0:
+            self._lent[step] -= 1
+            return
         if request is None or (request.run_id, request.purpose) != (run_id, TRAIN):
             what = f"run {request.run_id!r} for {request.purpose!r}" if request else "nobody"
             text = (

@@ -12,8 +12,9 @@ from schemas.errors import Refused, TopicRecreated
 from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.config import LearnerConfig
+from trainer.foreign_samples import Retell, judge_any
 from trainer.publication import Publishing
-from trainer.samples import Curation, Sample, judge
+from trainer.samples import Curation, Sample
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
 RecordPlace = tuple[str, int, int]
@@ -116,9 +117,15 @@ def _made_anew(place: RecordPlace) -> TopicRecreated:
 
 
 def samples_of(
-    step: TrainStep, records: Mapping[RecordPlace, Record], codec: Codec, curation: Curation
+    step: TrainStep,
+    records: Mapping[RecordPlace, Record],
+    codec: Codec,
+    curation: Curation,
+    retell: Retell | None = None,
 ) -> tuple[Sample, ...]:
     """The step's samples in the order of its record, judged as they were then.
+
+    `retell` reads the text of others, where some was shared.
 
     Raises TopicRecreated, and Refused where the recipe would not train on them now.
     """
@@ -130,7 +137,7 @@ def samples_of(
             ref.attempt,
         ):
             raise _made_anew(_place(ref))
-        member = judge(scored, ref.partition, ref.offset, curation)
+        member = judge_any(scored, ref.partition, ref.offset, curation, retell)
         if member.sample is None:
             msg = (
                 f"step {step.step} was trained on rollout {ref.rollout_id!r}, which the recipe of "

@@ -24,7 +24,8 @@ from trainer.step import LearnerState
 
 COLLECTED = (
     "group_size", "groups_per_step", "batch", "redundancy", "over_provision", "max_staleness",
-    "capacity_groups", "filters", "missing", "on_stale", "temperature", "steps", "seed",
+    "capacity_groups", "recorded", "share", "replay_ratio", "filters", "missing", "on_stale",
+    "temperature", "steps", "seed",
 )  # fmt: skip
 """Settings that decided what was collected, and how; the batches are what they are."""
 
@@ -67,11 +68,11 @@ class WhatIf:
         """Each step as soon as it is trained; those before the first that was asked for are as
         they were. Raises Refused for a step of which nothing is left.
         """
-        curation = self.plan.curation(self.then)
+        curation, retell = self.plan.curation(self.then), self.plan.retell()
         began = self.then.tensors()
         for number in self.plan.numbers():
             step = self.plan.branch.steps[number]
-            samples = samples_of(step, self.plan.records, self.codec, curation)
+            samples = samples_of(step, self.plan.records, self.codec, curation, retell)
             then = self.then.step(samples, version=step.version)
             if number < self.plan.first:
                 self.now.load(self.then.state())

@@ -281,7 +281,7 @@ class StepSaver:
             abandoned=self.abandoned,
             used=buffer.used,
             book=accounts.book(self.intake.unaccounted, self.asked_from),
-            replay=buffer.replay.book(),
+            replay=buffer.replay_book(),
         )
 
     def _publish(self, topic: str, value: bytes, kind: str, version: int) -> None:

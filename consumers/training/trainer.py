@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -24,6 +25,7 @@ from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
 from consumers.training.intake import Intake
 from consumers.training.other_policies import OtherPolicies
+from consumers.training.recorded_groups import EarlierRun
 from consumers.training.resumption import RunLog
 from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
@@ -43,8 +45,11 @@ from trainer import weights_files
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.consumption import Consumption
-from trainer.curation import Buffer
-from trainer.samples import Sample
+from trainer.curation import Buffer, group_filters, worth_training
+from trainer.foreign import RECORDED, SHARED
+from trainer.foreign_groups import Mark
+from trainer.foreign_samples import Retell
+from trainer.samples import Curation, Sample
 from trainer.step import Learner
 
 ACK_S = 1.0
@@ -77,6 +82,8 @@ class Trainer:
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     continue_: Continue | None = field(default=None, kw_only=True)
     """How cancelled rollouts go on; needed where some may."""
+    retell: Retell | None = field(default=None, kw_only=True)
+    """How text of others is read; needed where some is shared."""
     executor: Executor = field(default_factory=InlineExecutor, kw_only=True)
     """What saves steps, where they are saved while the next batch is trained."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
@@ -168,13 +175,35 @@ class Trainer:
         )
         scored, marks = self.topics.scored, held.consumed if held else ()
         consumption = Consumption(scored, marks, self.log.topic_id(scored))
-        buffer = Buffer(curation, self.accounts, self.config.replay())
+        recorded = self._recorded(curation, held.replay.recorded if held else ())
+        rule = self.config.replay()
+        buffer = Buffer(curation, self.accounts, rule, recorded, self.retell)
         intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
         if held is not None:
             self.learner.load(held.state)
             intake.restore(held)
             self.past.replay(buffer, held.replay)
         return intake
+
+    def _recorded(self, curation: Curation, mark: Mark) -> EarlierRun | None:
+        """The groups of an earlier run, from where a checkpoint stood; None where none are named.
+
+        Raises Refused where there are none.
+        """
+        rule = self.config.recorded
+        if rule is None:
+            return None
+        return EarlierRun(
+            self.log,
+            self.codec,
+            self.topics.scored,
+            self.run.scoring_id,
+            rule,
+            curation,
+            self.run.starts,
+            partial(worth_training, group_filters(curation)),
+            mark,
+        )
 
     def go_on(self, stopping: Callable[[], bool]) -> None:
         """Train until the run is done or somebody stops it; all that was announced is acked."""
@@ -386,11 +415,10 @@ class Trainer:
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(self.buffer.held())
         metrics["running"] = float(self.running())
-        fresh = [sample for sample in samples if not sample.uses]
+        fresh = [sample for sample in samples if sample.fresh]
         metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
         metrics |= self.balance.step(began, fresh, self.buffer.drops(), self.buffer.held())
-        if len(fresh) < len(samples):
-            metrics["replayed"] = float(len(samples) - len(fresh))
+        metrics |= _lent(samples)
         for sample in fresh:
             self.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
@@ -419,3 +447,13 @@ class Trainer:
             self.saver.save_again()
             msg = f"{self._failed_in_a_row} batches in a row were dropped, the last since {error}"
             raise Unfit(msg) from error
+
+
+def _lent(samples: Sequence[Sample]) -> dict[str, float]:
+    """How many of a batch were used before, recorded by another run, shared by one; if any were."""
+    counts = {
+        "replayed": sum(sample.uses > 0 for sample in samples),
+        RECORDED: sum(sample.lent == RECORDED for sample in samples),
+        SHARED: sum(sample.lent == SHARED for sample in samples),
+    }
+    return {name: float(count) for name, count in counts.items() if count}

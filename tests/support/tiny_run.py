@@ -1,5 +1,7 @@
 """A small real run on the in-memory log: a tiny policy on the lake, every group in one process."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +55,44 @@ every = 2
 
 
 class World:
-    """One run on one in-memory log, whose trainer may be replaced."""
+    """One run on one in-memory log, whose trainer may be replaced; or another run `beside` one."""
 
-    def __init__(self, directory: Path, text: str = "") -> None:
+    def __init__(
+        self, directory: Path, text: str = "", *, run_id: str = "", beside: "World | None" = None
+    ) -> None:
         text = text or RECIPE
         recipe = parse_recipe(text, "tiny")
-        self.folder = run_folder.create(directory, recipe, text, seed=3)
+        self.folder = run_folder.create(directory, recipe, text, seed=3, run_id=run_id)
         self.topics = Topics("m.")
-        self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
+        self.log = beside.log if beside else MemoryLog()
+        for topic in wanted("m.", [self.folder.policy_id], partitions=2):
+            self.log.create(topic.name, topic.partitions)
         self.settings = Settings(state_dir=directory, cache_dir=directory / "cache")
-        self.codec = Codec(LocalRegistry())
+        self.codec = beside.codec if beside else Codec(LocalRegistry())
         self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
         engine = weights_engine(self.folder.policy_id, self.folder.policy, self.settings.models)
-        self.loops = [
+        self.loops = [self.shop.models(f"models-{run_id}", engine)]
+        if beside is not None:
+            self.loops += beside.loops
+            return
+        self.loops += [
             self.shop.agents("agents"),
-            self.shop.models("models", engine),
             self.shop.environments("environments"),
             self.shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
         ]
+
+    def begin(self) -> None:
+        """Note where topics end now, as a run does that others are to find."""
+        names = self.topics.requests, self.topics.scored
+        starts = {(name, n): end for name in names for n, (_, end) in self.log.bounds(name).items()}
+        self.folder = replace(self.folder, starts=starts)
+        body = {
+            "run_id": self.folder.run_id, "policy_id": self.folder.policy_id, "seed": 3,
+            "starts": [[*tp, at] for tp, at in starts.items()],
+        }  # fmt: skip
+        text = self.folder.directory / run_folder.RECIPE_FILE
+        assert text.is_file()
+        (self.folder.directory / run_folder.RUN_FILE).write_text(json.dumps(body))
 
     def ask(self, request: RolloutRequest) -> None:
         value = self.codec.encode(self.topics.requests, request)

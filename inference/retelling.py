@@ -1,0 +1,91 @@
+"""What another policy said and was told, as tokens of ours: its text, under our own template.
+
+Token ids of another tokenizer mean nothing here, so only text is read. What a policy said becomes
+what ours would have had to say, with the token that ends an answer where ours has one; whether it
+was cut cannot be told from its text. Source: SAPO, arXiv 2509.08721, §3 (rollouts are re-encoded).
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from inference.chat import template_of
+from inference.policy_dir import load_tokenizer, template_spec
+from schemas.errors import WorkFailed
+from schemas.messages import Message, Sampling, ScoredTrajectory, Sequence
+from schemas.packed import mask_of, pack_ids, pack_logprobs
+
+SAID = "assistant"
+
+
+class Retelling:
+    """Reads text with the tokenizer and the template of a policy directory."""
+
+    def __init__(self, directory: str | Path, policy_id: str, temperature: float = 1.0) -> None:
+        """`policy_id` is whose tokens they become; raises Refused for what is no policy."""
+        directory = Path(directory)
+        self.policy_id = policy_id
+        self.sampling = Sampling(temperature=temperature)
+        self._tokenizer = load_tokenizer(directory)
+        self._template = template_of(template_spec(directory), self._tokenizer)
+
+    def __call__(self, scored: ScoredTrajectory) -> ScoredTrajectory | None:
+        """The same rollout; None where it is not the text of one policy that ours could say."""
+        trajectory = scored.trajectory
+        if len(trajectory.policies) != 1 or not trajectory.sequences:
+            return None
+        told = [self._retold(sequence) for sequence in trajectory.sequences]
+        sequences = tuple(each for each in told if each is not None)
+        if len(sequences) < len(told):
+            return None
+        sampled = sum(each.loss_mask.count(1) for each in sequences)
+        ours = replace(
+            trajectory, policies=(self.policy_id,), sequences=sequences, sampled_tokens=sampled
+        )
+        return replace(scored, trajectory=ours)
+
+    def _retold(self, sequence: Sequence) -> Sequence | None:
+        messages = sequence.messages
+        answers = [number for number, each in enumerate(messages) if each.role == SAID]
+        spans = sum(is_said for is_said, _ in groupby(mask_of(sequence.loss_mask) == 1))
+        # A conversation may begin with answers that nobody sampled: which are which is not told.
+        if len(answers) != spans or any(each.tool_calls for each in messages):
+            return None
+        ids: list[int] = []
+        mask: list[int] = []
+        begin = 0
+        for answer in answers:
+            try:
+                added = self._template.render(messages[begin:answer], first=not ids, ended=True)
+                said = self._said(messages[answer])
+            except WorkFailed:
+                return None
+            ids += [*added, *said]
+            mask += [0] * len(added) + [1] * len(said)
+            begin = answer + 1
+        return self._sequence(ids, mask, messages) if any(mask) else None
+
+    def _said(self, message: Message) -> list[int]:
+        """What our policy would have sampled."""
+        try:
+            ids = self._tokenizer.encode(
+                message.content, add_special_tokens=False, split_special_tokens=True
+            )
+        except Exception as error:  # the Rust tokenizers raise nothing narrower
+            raise WorkFailed("not_renderable", str(error), retriable=False) from error
+        return [*ids, *sorted(self._template.end_ids)[:1]]
+
+    def _sequence(self, ids: Many[int], mask: Many[int], messages: tuple[Message, ...]) -> Sequence:
+        """Versions and log-probabilities are nobody's: whoever trains on it has its own."""
+        return Sequence(
+            token_ids=pack_ids(ids),
+            loss_mask=bytes(mask),
+            behaviour_logprobs=pack_logprobs([0.0] * len(ids)),
+            versions=pack_ids([each - 1 for each in mask]),
+            policy_index=bytes(0 if each else 255 for each in mask),
+            messages=messages,
+            provenance="missing",
+            template_digest=self._template.digest,
+            samplings=(self.sampling,),
+        )

@@ -1,12 +1,13 @@
 """From a version record into a model: every tensor accounted for, or none of them loaded."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from inference.policy_dir import Policy
+from schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
 from schemas.errors import WorkFailed
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights
@@ -29,12 +30,13 @@ class SecondSet:
 
 
 def second_set(
-    model: Any, policy_id: str, version: PolicyVersion, published: HeldWeights
+    policy: Policy, policy_id: str, version: PolicyVersion, published: HeldWeights
 ) -> SecondSet:
     """The weights of a version in the model's precision and on its device, beside its own.
 
-    The model is left as it is, and may be at work meanwhile. Raises WorkFailed(`weights`) for
-    weights that are not this model's, and what `HeldWeights.read` raises.
+    Of an adapter, those of the policy's directory with it added. The model is left as it is, and
+    may be at work meanwhile. Raises WorkFailed(`weights`) for weights that are not this model's,
+    and what `HeldWeights.read` raises.
     """
     if version.policy_id != policy_id:
         msg = (
@@ -42,17 +44,29 @@ def second_set(
             f"{policy_id!r}"
         )
         raise WorkFailed("weights", msg, retriable=False)
-    raw = published.read(version)
+    raw, model = published.read(version), policy.model
     state = model.state_dict()
-    _check_names(version, raw, state)
     fresh: dict[int, Tensor] = {}
-    for name, tensor in raw.items():
+    for name, tensor in _whole(policy, version, raw, state).items():
         held = state[name]
-        fresh[held.data_ptr()] = _as_tensor(tensor).to(held.device, held.dtype)
+        fresh[held.data_ptr()] = tensor.to(held.device, held.dtype)
     # Tied tensors may be one, or several that look into one place.
     named = (*model.named_parameters(), *model.named_buffers())
     own = tuple(tensor for _, tensor in named if tensor.data_ptr() in fresh)
     return SecondSet(own, tuple(fresh[tensor.data_ptr()].detach() for tensor in own))
+
+
+def _whole(
+    policy: Policy, version: PolicyVersion, raw: dict[str, RawTensor], state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """All of the model's tensors, by one name each."""
+    about = AdapterAbout.of(raw)
+    if about is None:
+        _check_names(version, raw, state)
+        return {name: _as_tensor(tensor) for name, tensor in raw.items()}
+    names = [module + end for module in modules_of(raw) for end in (DOWN, UP)]
+    matrices = {name: _as_tensor(raw[name]) for name in names}
+    return policy.base.merged(f"version {version.version}", about, matrices)
 
 
 def _check_names(

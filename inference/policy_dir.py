@@ -9,6 +9,7 @@ template.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from inference.base_weights import BaseWeights
 from inference.chat import Template, template_of
 from schemas.errors import Refused
 from schemas.ids import digest
@@ -49,6 +51,8 @@ class Policy:
     """The most tokens a sequence may have."""
     end_ids: frozenset[int]
     """Sampling one of them ends an answer."""
+    base: BaseWeights
+    """What the directory holds, for adapters."""
 
 
 def make_policy(
@@ -93,12 +97,13 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
         raise Refused(msg)
     about = _about(directory)
     tokenizer = load_tokenizer(directory)
-    model = _loaded(directory, about.get("precision"))
+    load = partial(_loaded, directory, about.get("precision"))
+    model = load()
     template = template_of(about.get("template", {"kind": "jinja"}), tokenizer)
     precision = str(model.dtype).removeprefix("torch.")
     return Policy(
         model.eval().requires_grad_(False).to(device), tokenizer, template, precision,
-        _context(model.config), template.end_ids | _end_ids(model),
+        _context(model.config), template.end_ids | _end_ids(model), BaseWeights(load),
     )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ class TransformersEngine:
         if version.version > self.version:
             self._staged = (
                 version,
-                second_set(self.policy.model, self.policy_id, version, self.held),
+                second_set(self.policy, self.policy_id, version, self.held),
             )
 
     def adopt(self) -> None:

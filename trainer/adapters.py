@@ -1,8 +1,9 @@
 """Low-rank adapters: small matrices beside frozen weights, which alone are trained.
 
 Source: LoRA, arXiv 2106.09685, §4, by peft. What is announced is the merged weights, under the
-names of the model that the run began with, so engines know nothing of adapters. A checkpoint holds
-the adapters besides; the frozen weights are those of the policy's directory.
+names of the model that the run began with, so engines know nothing of adapters; a checkpoint holds
+the adapters besides. Or it is the adapter alone (`schemas.adapter_weights`), and a checkpoint holds
+nothing else. The frozen weights are those of the policy's directory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from schemas import names
+from schemas.adapter_weights import KIND, AdapterAbout, base_digest
 from schemas.errors import Refused, Unfit
 from schemas.rules import require
 from schemas.weights import RawTensor
-from trainer.tensors import exported, raw_of, tensor_of
+from trainer.arithmetic import FLOAT32
+from trainer.publication import as_published
+from trainer.tensors import exported, like, raw_of, tensor_of, tensors_of
 
 ALL = "all-linear"
 """peft's word for every linear layer but the head."""
@@ -56,18 +60,9 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
 
     Raises Refused where peft is not installed, or no module has such a name.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        msg = "peft not installed; run `pip install 'rollcall[lora]'`"
-        raise Refused(msg) from error
+    config = peft_config(lora, transposed=_is_transposed(model))
+    from peft import inject_adapter_in_model
 
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules=list(lora.targets) or ALL,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-    )
     try:
         adapted: nn.Module = inject_adapter_in_model(config, model, NAME)
     except ValueError as error:
@@ -76,6 +71,27 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_(PART in name)
     return adapted
+
+
+def peft_config(lora: Lora, *, transposed: bool) -> Any:
+    """The same as peft has it. Raises Refused where that is not installed."""
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        msg = "peft not installed; run `pip install 'rollcall[lora]'`"
+        raise Refused(msg) from error
+
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(lora.targets) or ALL,
+        fan_in_fan_out=transposed,
+    )
+
+
+def _is_transposed(model: nn.Module) -> bool:
+    """Whether its linear layers are [in, out], as GPT-2's are."""
+    return any(isinstance(module, Conv1D) for module in model.modules())
 
 
 def merged(model: nn.Module) -> dict[str, RawTensor]:
@@ -111,23 +127,87 @@ def as_merged(model: nn.Module) -> Iterator[None]:
                 module.scaling[NAME] = scale
 
 
-def adapters(model: nn.Module) -> dict[str, RawTensor]:
-    """The adapters alone, as a checkpoint holds them among the optimiser's tensors."""
-    return {f"{name}{PLACE}": raw_of(tensor) for name, tensor in _parts(model)}
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """A model with adapters in it: what is told of it, and how it goes on."""
+
+    model: nn.Module
+    about: AdapterAbout
+    alone: bool
+    """Whether the adapter is announced, and not what it comes to."""
+
+    @classmethod
+    def of(cls, model: nn.Module, lora: Lora, *, alone: bool) -> Self:
+        """Put adapters into a model. Raises Refused as `with_adapters` does."""
+        base = base_digest(tensors_of(model)) if alone else ""
+        about = AdapterAbout(base, lora.rank, lora.alpha, _is_transposed(model))
+        return cls(with_adapters(model, lora), about, alone)
+
+    def tensors(self) -> dict[str, RawTensor]:
+        """What is announced."""
+        if not self.alone:
+            return merged(self.model)
+        parts = {_published(name): raw_of(tensor) for name, tensor in _parts(self.model)}
+        return dict(sorted((parts | {KIND: self.about.tensor()}).items()))
+
+    def besides(self) -> dict[str, RawTensor]:
+        """What a checkpoint holds besides, among the optimiser's tensors."""
+        if self.alone:
+            return {}
+        return {f"{name}{PLACE}": raw_of(tensor) for name, tensor in _parts(self.model)}
+
+    @contextmanager
+    def as_announced(self, precision: str) -> Iterator[None]:
+        """Within, the model has the weights that servers come to; then its own again."""
+        alone, rest = (precision, FLOAT32) if self.alone else (FLOAT32, precision)
+        with (
+            as_published(self.model, alone, PART),
+            as_merged(self.model),
+            as_published(self.model, rest),
+        ):
+            yield
+
+    def load(self, weights: Mapping[str, RawTensor], held: Mapping[str, RawTensor]) -> None:
+        """Go on from a checkpoint, whether it holds the adapter alone or what it came to.
+
+        What is frozen has to be what the adapters were trained beside. Raises Unfit.
+        """
+        about = AdapterAbout.of(weights)
+        if about is None:
+            _require_frozen(self.model, weights)
+        elif self.alone or about.base:
+            self._require_base(about)
+        parts = dict(_parts(self.model))
+        given = {
+            name: weights.get(_published(name)) if about else held.get(f"{name}{PLACE}")
+            for name in parts
+        }
+        _load_parts(parts, given)
+
+    def _require_base(self, about: AdapterAbout) -> None:
+        """An adapter says itself beside what it was trained."""
+        ours = self.about.base or base_digest(_frozen(self.model))
+        if about.base != ours:
+            msg = (
+                f"base of the checkpoint's adapter has digest {about.base}, but the weights of the "
+                f"policy's directory have {ours}; adapters belong to the weights that they were "
+                "trained beside, so put that directory back"
+            )
+            raise Unfit(msg)
 
 
-def load_adapters(
-    model: nn.Module, weights: Mapping[str, RawTensor], held: Mapping[str, RawTensor]
-) -> None:
-    """Overwrite the adapters; what is frozen has to be what `weights` were merged with.
+def _published(name: str) -> str:
+    """peft's name in a file for a part of the model: without the adapter's own."""
+    return name.replace(f".{NAME}.", ".")
 
-    Raises Unfit.
-    """
-    parts = dict(_parts(model))
-    missing = [name for name in parts if f"{name}{PLACE}" not in held]
-    if missing:
-        msg = f"no adapter {missing[0]!r} in the checkpoint; was it made without [policy.lora]?"
-        raise Unfit(msg)
+
+def _frozen(model: nn.Module) -> dict[str, RawTensor]:
+    """The weights without any adapter, under the names that they have without."""
+    named = exported(model).items()
+    return {n.replace(f"{BASE}.", "."): raw_of(t) for n, t in named if PART not in n}
+
+
+def _require_frozen(model: nn.Module, weights: Mapping[str, RawTensor]) -> None:
     for name, tensor in exported(model).items():
         if PART not in name and BASE not in name and weights.get(name) != raw_of(tensor):
             msg = (
@@ -135,16 +215,24 @@ def load_adapters(
                 "with; adapters belong to the weights that they were trained on"
             )
             raise Unfit(msg)
+
+
+def _load_parts(parts: Mapping[str, Tensor], given: Mapping[str, RawTensor | None]) -> None:
+    missing = next((name for name, raw in given.items() if raw is None), None)
+    if missing:
+        msg = f"no adapter {missing!r} in the checkpoint; was it made without [policy.lora]?"
+        raise Unfit(msg)
+    values = {name: tensor_of(raw) for name, raw in given.items() if raw is not None}
+    for name, tensor in parts.items():
+        if values[name].shape != tensor.shape:
+            msg = (
+                f"adapter {name!r} is {tuple(values[name].shape)} in the checkpoint and "
+                f"{tuple(tensor.shape)} in the model; was rank of lora changed?"
+            )
+            raise Unfit(msg)
     with torch.no_grad():
         for name, tensor in parts.items():
-            value = tensor_of(held[f"{name}{PLACE}"])
-            if value.shape != tensor.shape:
-                msg = (
-                    f"adapter {name!r} is {tuple(value.shape)} in the checkpoint and "
-                    f"{tuple(tensor.shape)} in the model; was rank of lora changed?"
-                )
-                raise Unfit(msg)
-            tensor.copy_(value)
+            tensor.copy_(like(tensor, values[name]))
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

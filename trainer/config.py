@@ -120,6 +120,9 @@ class LearnerConfig:
     """Processes that the learner is, each with its part of the weights and of every batch."""
     lora: Lora | None = None
     """`[policy.lora]` of the recipe: adapters are trained in place of the weights."""
+    adapter_alone: bool = False
+    """Whether the adapters are announced and saved, and not what they come to: `[policy] weights =
+    "adapter"` of the recipe."""
     gradient_checkpointing: bool = False
     """Whether layers are computed again on the way back: the memory of one in place of all."""
     max_skipped: int = 3
@@ -407,14 +410,16 @@ FIRST = frozenset({
 })  # fmt: skip
 """What the digest of the first release was taken over, whatever its values."""
 
-FREE = frozenset({"checkpoint_keep_every", "gradient_checkpointing", "ranks", "save", "announce"})
+FREE = frozenset({
+    "checkpoint_keep_every", "gradient_checkpointing", "ranks", "save", "announce", "adapter_alone",
+})  # fmt: skip
 """What may change between two checkpoints: it decides nothing that is learned."""
 
 LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
 """What rules of rewards may need that somebody has to look at."""
 
 PACKINGS = ("rows", "shared", "packed")
-SWITCHES = ("gradient_checkpointing", "stream")
+SWITCHES = ("gradient_checkpointing", "stream", "adapter_alone")
 NAMED = {
     "packing": PACKINGS, "precision": PRECISIONS,
     "save": ("sync", "async"), "announce": ("durable", "early"),

@@ -38,6 +38,12 @@ def require_fitting(config: "LearnerConfig") -> None:
         _ranks(config)
     if config.lora is not None:
         _adapters(config)
+    elif config.adapter_alone:
+        msg = (
+            "[policy] weights 'adapter' publishes an adapter alone, and none is trained; add "
+            "[policy.lora], or publish 'full' or 'delta'"
+        )
+        raise Refused(msg)
 
 
 def _one_reference(config: "LearnerConfig") -> None:

@@ -30,7 +30,7 @@ class Publishing:
     precision: str = ""
     """float32 or bfloat16; empty: float32."""
     weights: str = ""
-    """full or delta; empty: full."""
+    """full, delta, or the adapter alone, which is small and always full; empty: full."""
     full_every: int = 10
     """Among deltas, versions that are divisible by it are full."""
 
@@ -68,10 +68,14 @@ def widened(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
 
 
 @contextmanager
-def as_published(model: nn.Module, precision: str) -> Iterator[None]:
-    """Within, a model has the weights that are published of it; then its own again, bit for bit."""
+def as_published(model: nn.Module, precision: str, part: str = "") -> Iterator[None]:
+    """Within, a model has the weights that are published of it; then its own again, bit for bit.
+
+    `part` is in the names of those that are.
+    """
     rounds = precision == BFLOAT16
-    owned = [t for t in exported(model).values() if rounds and t.dtype == torch.float32]
+    named = exported(model).items()
+    owned = [t for n, t in named if rounds and part in n and t.dtype == torch.float32]
     with torch.no_grad():
         masters = [tensor.detach().clone() for tensor in owned]
         try:
@@ -125,7 +129,7 @@ class Publication:
     def _delta(self, version: int, now: Mapping[str, RawTensor]) -> Published | None:
         """None where the version is to be full."""
         base, every = self._newest, self.publishing.full_every
-        if base is None or self.publishing.weights != DELTA:
+        if base is None or self.publishing.weights != DELTA:  # an adapter is small, and full
             return None
         if version % every == 0 or len(base.deltas) + 1 >= every:
             return None

@@ -10,6 +10,7 @@ and no step.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from statistics import fmean
 
@@ -20,7 +21,7 @@ from torch import nn
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
-from trainer.adapters import adapters, as_merged, load_adapters, merged, with_adapters
+from trainer.adapters import Adaptation
 from trainer.arithmetic import FLOAT32, compute_twice, on, require_precision
 from trainer.batch import (
     Batch,
@@ -101,8 +102,9 @@ class Learner:
         self._snapshot: Snapshot[LearnerState] | None = None
         self._objective, self._step_size = config.objective(), config.step_size_rule()
         model = loaded(model_directory)
+        self._adapted: Adaptation | None = None
         if config.lora is not None:
-            model = with_adapters(model, config.lora)
+            self._adapted = Adaptation.of(model, config.lora, alone=config.adapter_alone)
         self.model = on(device, model).eval()
         require_precision(self.model, config.precision)
         if config.gradient_checkpointing:
@@ -252,15 +254,18 @@ class Learner:
         """
         size = self.model.config.vocab_size
         ids = [(7 * place + 1) % size for place in range(CANARY_TOKENS)]
-        with torch.no_grad(), as_merged(self.model), as_published(self.model, self.published):
+        as_announced = (
+            self._adapted.as_announced if self._adapted else partial(as_published, self.model)
+        )
+        with torch.no_grad(), as_announced(self.published):
             logits_TV = self.model(torch.tensor([ids], device=self.device)).logits[0, :-1].float()
         log_p_TV = logits_TV.log_softmax(dim=-1)
         lp_T = log_p_TV.gather(1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0]
         return Canary(pack_ids(ids), pack_logprobs(lp_T.tolist()))
 
     def tensors(self) -> dict[str, RawTensor]:
-        """The weights in order of names, tied tensors once; with adapters, what they come to."""
-        return merged(self.model) if self.config.lora else tensors_of(self.model)
+        """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
+        return self._adapted.tensors() if self._adapted else tensors_of(self.model)
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""
@@ -275,8 +280,8 @@ class Learner:
     def load(self, state: LearnerState) -> None:
         """Become what `state` was taken of."""
         self._settle()
-        if self.config.lora:
-            load_adapters(self.model, state.weights, state.optimiser)
+        if self._adapted:
+            self._adapted.load(state.weights, state.optimiser)
         else:
             load_tensors(self.model, state.weights)
         self._onlookers.load(state.optimiser)
@@ -314,8 +319,8 @@ class Learner:
                 if parameter in self.optimiser.state
             }
             optimiser = moments | self._onlookers.state() | entropy
-            if self.config.lora:
-                optimiser |= adapters(self.model)
+            if self._adapted:
+                optimiser |= self._adapted.besides()
             return LearnerState(*numbers, self.tensors(), optimiser, rng)
 
         return copied

@@ -11,12 +11,17 @@ from compose.cli.connection import cluster, settings
 def export_policy(
     run: Annotated[str, typer.Argument(help="A run's id or folder.")],
     out: Annotated[Path, typer.Option(help="A directory that is not there yet.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base.")] = False,
 ) -> None:
-    """Write the run's newest weights as a Hugging Face directory."""
+    """Write the run's newest weights as a Hugging Face directory.
+
+    Of a run that publishes its adapter alone, that is one of peft's beside the run's policy; with
+    --merge it is a plain one.
+    """
     from compose.runs import run_folder
     from compose.runs.export_policy import export
 
-    version = export(run_folder.find(settings().state(), run), out)
+    version = export(run_folder.find(settings().state(), run), out, merge=merge)
     typer.echo(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
 
 

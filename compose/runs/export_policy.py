@@ -1,18 +1,26 @@
 """A run's newest weights as a directory that anything of Hugging Face loads.
 
+Of a run that publishes its adapter alone it is a directory of peft's, which names the policy that
+the run began with; or, merged, a plain one as of any other run.
+
 The directory is there whole or not at all: it is made under another name, read back and compared
 with the checkpoint, and then renamed.
 """
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from compose.runs.export_adapter import merged_state, write_adapter
 from compose.runs.run_folder import RunFolder
 from inference.policy_dir import Policy, load_policy
+from schemas.adapter_weights import AdapterAbout
 from schemas.errors import Refused, WeightsDiffer
 from schemas.weights import weights_digest
 from schemas.whole_files import appearing, refuse_used
@@ -33,15 +41,21 @@ WEIGHTS = (
 """What is not copied: the weights that the run began with, in whatever format."""
 
 
-def export(folder: RunFolder, out: Path) -> int:
-    """Write the newest checkpoint's weights to `out`; return their version."""
+def export(folder: RunFolder, out: Path, *, merge: bool = False) -> int:
+    """Write the newest checkpoint's weights to `out`; return their version.
+
+    With `merge` an adapter is added to what it was trained beside. Raises Refused, and Unfit where
+    that is there no more.
+    """
     out = out.expanduser().absolute()
     refuse_used(out, "--out")
     checkpoint = _newest(folder)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(out) as hidden:
-        hidden.mkdir()
-        _write(folder, checkpoint, hidden)
+    about = AdapterAbout.of(checkpoint.state.weights)
+    if about is not None and not merge:
+        with _made(out) as hidden:
+            write_adapter(folder, checkpoint.state, about, hidden)
+    else:
+        _export_whole(folder, checkpoint, out)
     return checkpoint.version
 
 
@@ -49,10 +63,24 @@ def export_state(folder: RunFolder, state: LearnerState, out: Path) -> None:
     """Write what a learner of a run has come to, by whatever way, as a policy's directory."""
     out = out.expanduser().absolute()
     refuse_used(out, "--out")
+    _export_whole(folder, Checkpoint(state, -1), out)
+
+
+def _export_whole(folder: RunFolder, checkpoint: Checkpoint, out: Path) -> None:
+    if AdapterAbout.of(checkpoint.state.weights) is not None:
+        whole = merged_state(folder, checkpoint.state)
+        checkpoint = replace(checkpoint, state=whole)
+    with _made(out) as hidden:
+        _write(folder, checkpoint, hidden)
+
+
+@contextmanager
+def _made(out: Path) -> Iterator[Path]:
+    """A directory to fill, which appears when all is in it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with appearing(out) as hidden:
         hidden.mkdir()
-        _write(folder, Checkpoint(state, -1), hidden)
+        yield hidden
 
 
 def _newest(folder: RunFolder) -> Checkpoint:

@@ -94,8 +94,9 @@ class PolicyTable(StrictTable):
     template: dict[str, Any] = {}
     publish: Literal["", "float32", "bfloat16"] = ""
     """In which precision servers are given the weights; the trainer's own stay float32."""
-    weights: Literal["", "full", "delta"] = ""
-    """Whether they are given all weights of each version, or mostly what changed since the last."""
+    weights: Literal["", "full", "delta", "adapter"] = ""
+    """Whether they are given all weights of each version, or mostly what changed since the last, or
+    only the adapter of `lora`, which they add to the directory's."""
     full_every: Annotated[int, Field(ge=1)] = 10
     """Among deltas, versions that are divisible by it are full."""
     lora: LoraTable | None = None
@@ -199,7 +200,9 @@ class Recipe(StrictTable):
 
     def learner_values(self, seed: int) -> dict[str, Any]:
         """What `trainer.config.LearnerConfig.of` is given of it."""
-        lora = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
+        lora: dict[str, Any] = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
+        if self.policy.weights == "adapter":
+            lora["adapter_alone"] = True
         return {"seed": seed, **lora, **self.learner}
 
     def template(self, run_id: str, policy_id: str) -> RolloutRequest:

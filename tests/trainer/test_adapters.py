@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from schemas.adapter_weights import KIND, AdapterAbout, base_digest
 from schemas.errors import Refused, Unfit
 from tests.support.scored_trajectories import some_samples
 from trainer.adapters import Lora, merged, with_adapters
 from trainer.config import LearnerConfig
 from trainer.forward import loaded
+from trainer.publication import rounded, widened
 from trainer.step import Learner
 from trainer.tensors import load_tensors
 
@@ -22,6 +24,9 @@ CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, lora=LORA)
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+ALONE = replace(CONFIG, adapter_alone=True)
 
 
 def trained(directory: str, config: LearnerConfig = CONFIG) -> Learner:
@@ -74,7 +79,13 @@ def test_the_canary_is_scored_by_what_is_announced(model_directory: str, publish
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"gradient_checkpointing": True}, {"precision": "bfloat16", "packing": "packed"}]
+    "how",
+    [
+        {},
+        {"adapter_alone": True},
+        {"gradient_checkpointing": True},
+        {"precision": "bfloat16", "packing": "packed"},
+    ],
 )
 def test_a_learner_goes_on_from_what_was_saved_bit_for_bit(
     model_directory: str, how: dict[str, object]
@@ -145,3 +156,67 @@ def test_targets_that_no_module_has_are_refused(
 def test_a_configuration_without_adapters_has_the_digest_that_it_had() -> None:
     assert LearnerConfig.of({"lora": {}}).digest() != LearnerConfig().digest()
     assert LearnerConfig(lora=LORA).digest() != LearnerConfig(lora=replace(LORA, rank=3)).digest()
+
+
+def test_an_adapter_alone_says_beside_what_it_stands_and_is_small(model_directory: str) -> None:
+    base = Learner(model_directory, replace(CONFIG, lora=None)).tensors()
+    whole, alone = trained(model_directory), trained(model_directory, ALONE)
+
+    tensors = alone.tensors()
+    assert AdapterAbout.of(tensors) == AdapterAbout(base_digest(base), 2, 8.0, transposed=True)
+    assert all(".lora_A.weight" in n or ".lora_B.weight" in n for n in tensors if n != KIND)
+    assert merged(alone.model) == whole.tensors()
+    assert not any("/adapter" in name for name in alone.state().optimiser)
+    sizes = [sum(len(raw.data) for raw in each.values()) for each in (tensors, base)]
+    assert sizes[0] < sizes[1] / 2
+
+
+@pytest.mark.parametrize("published", ["", "bfloat16"])
+def test_the_canary_of_an_adapter_alone_is_of_what_servers_come_to(
+    model_directory: str, published: str
+) -> None:
+    learner = trained(model_directory, ALONE)
+    learner.published = published
+    before = learner.state()
+    given = rounded(before.weights) if published else before.weights
+    server = Learner(model_directory, ALONE)
+    server.load(replace(before, weights=widened(given)))
+
+    assert learner.canary() == server.canary()
+    assert learner.state() == before
+
+
+@pytest.mark.parametrize(("saved", "now"), [(CONFIG, ALONE), (ALONE, CONFIG)])
+def test_what_is_announced_may_change_between_two_checkpoints(
+    model_directory: str, saved: LearnerConfig, now: LearnerConfig
+) -> None:
+    first, second = trained(model_directory, saved), Learner(model_directory, now)
+    second.load(first.state())
+
+    assert saved.digest() == now.digest()
+    assert merged(second.model) == merged(first.model)
+    assert second.step(some_samples(5)) == first.step(some_samples(5))
+    assert merged(second.model) == merged(first.model)
+
+
+@pytest.mark.parametrize("now", [CONFIG, ALONE])
+def test_an_adapter_is_refused_beside_another_base_by_name(
+    model_directory: str, tmp_path: Path, now: LearnerConfig
+) -> None:
+    state = trained(model_directory, ALONE).state()
+    other = loaded(model_directory)
+    with torch.no_grad():
+        other.transformer.h[0].mlp.c_fc.weight[0, 0] += 1  # under an adapter, too
+    other.save_pretrained(tmp_path)
+
+    with pytest.raises(Unfit, match=r"base of the checkpoint's adapter has digest tensors:.* have"):
+        Learner(str(tmp_path), now).load(state)
+    with pytest.raises(Unfit, match=r"was rank of lora changed\?"):
+        Learner(model_directory, replace(now, lora=Lora(3))).load(state)
+
+
+def test_an_adapter_alone_without_adapters_is_refused() -> None:
+    with pytest.raises(Refused, match=r"weights 'adapter' .* none is trained; add \[policy.lora\]"):
+        LearnerConfig.of({"adapter_alone": True})
+    with pytest.raises(Refused, match="adapter_alone is 1; give true or false"):
+        LearnerConfig.of({"adapter_alone": 1, "lora": {}})

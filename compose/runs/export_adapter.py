@@ -1,0 +1,52 @@
+"""A run's adapter as a directory of peft's, or as the weights that it comes to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from compose.runs.run_folder import RunFolder
+from schemas.adapter_weights import KIND, AdapterAbout
+from schemas.errors import Refused, WeightsDiffer
+from schemas.weights import from_file, to_safetensors
+from trainer.adapters import Adaptation, Lora, merged, peft_config
+from trainer.forward import loaded
+from trainer.step import LearnerState
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft puts before the names of a model that it has wrapped."""
+
+
+def write_adapter(
+    folder: RunFolder, state: LearnerState, about: AdapterAbout, directory: Path
+) -> None:
+    """What `peft.PeftModel.from_pretrained` takes, and transformers' `from_pretrained` too.
+
+    It names the run's policy, by its place, as what it belongs beside. Raises WeightsDiffer.
+    """
+    config = peft_config(_lora_of(folder), transposed=about.transposed)
+    config.base_model_name_or_path = str(folder.policy.resolve())
+    config.task_type, config.inference_mode = "CAUSAL_LM", True
+    config.save_pretrained(directory)
+    tensors = {f"{PREFIX}{n}": tensor for n, tensor in state.weights.items() if n != KIND}
+    (directory / WEIGHTS).write_bytes(to_safetensors(tensors))
+    if from_file(directory / WEIGHTS) != tensors:
+        msg = f"version {state.version} reads back otherwise than written; nothing was exported"
+        raise WeightsDiffer(msg)
+
+
+def merged_state(folder: RunFolder, state: LearnerState) -> LearnerState:
+    """The same with the weights that its adapter comes to. Raises Unfit for another base."""
+    adapted = Adaptation.of(loaded(str(folder.policy)), _lora_of(folder), alone=True)
+    adapted.load(state.weights, {})
+    return replace(state, weights=merged(adapted.model))
+
+
+def _lora_of(folder: RunFolder) -> Lora:
+    lora = folder.learner().lora
+    if lora is None:
+        msg = (
+            f"the recipe of run {folder.run_id!r} has no [policy.lora] any more, but its "
+            "checkpoint holds an adapter; put it back"
+        )
+        raise Refused(msg)
+    return lora

@@ -1,0 +1,125 @@
+"""A run whose servers are given its adapter alone: nothing else is otherwise."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from compose.runs.export_policy import export
+from consumers.history.retraining import plan, train
+from schemas.adapter_weights import AdapterAbout
+from schemas.errors import Unfit
+from schemas.published_weights import HeldWeights
+from tests.support.tiny_run import RECIPE, World
+from trainer.checkpoint import kept, load, load_latest
+from trainer.publication import rounded
+
+ALONE = (
+    RECIPE
+    + """
+[policy.lora]
+rank = 2
+"""
+)
+ALONE = ALONE.replace("[policy]\n", '[policy]\nweights = "adapter"\npublish = "bfloat16"\n')
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("save", ["sync", "async"])
+def test_servers_add_the_adapter_and_every_step_is_trained_again_bit_for_bit(
+    tmp_path: Path, save: str
+) -> None:
+    world = World(tmp_path, ALONE.replace("[learner]\n", f'[learner]\nsave = "{save}"\n'))
+    with capture_logs() as logs:
+        world.train(world.trainer(), steps=2)
+        world.train(world.trainer())
+
+    versions = world.versions()
+    assert [version.version for version in versions] == [0, 1, 2, 3, 4]
+    assert all(not version.deltas for version in versions)
+    adopted = [entry["version"] for entry in logs if entry["event"] == "version_adopted"]
+    assert adopted[-1] >= 3
+    assert not [entry for entry in logs if entry["event"] in ("version_refused", "canary_off")]
+    newest = load_latest(world.folder.run().checkpoints).checkpoint
+    assert newest is not None
+    assert AdapterAbout.of(newest.state.weights) is not None
+    assert HeldWeights().read(versions[-1]) == rounded(newest.state.weights)
+    again = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
+    assert [step.identical for step in again] == [True] * 4
+
+
+def test_a_lost_adapter_is_written_again_by_the_next_trainer(tmp_path: Path) -> None:
+    world = World(tmp_path, ALONE)
+    world.train(world.trainer(), steps=2)
+    lost = world.versions()[-1]
+    Path(lost.full.uri.removeprefix("file://")).unlink()
+
+    world.train(world.trainer())
+
+    assert HeldWeights().read(lost)
+    assert [step.version for step in world.steps()] == [1, 2, 3, 4]
+
+
+def test_a_run_that_published_what_it_came_to_may_go_on_with_the_adapter_alone(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, ALONE.replace('weights = "adapter"\n', ""))
+    world.train(world.trainer(), steps=2)
+    recipe = world.folder.recipe
+    policy = recipe.policy.model_copy(update={"weights": "adapter"})
+    object.__setattr__(world.folder, "recipe", recipe.model_copy(update={"policy": policy}))
+
+    world.train(world.trainer())
+
+    kinds = [AdapterAbout.of(HeldWeights().read(each)) for each in world.versions()]
+    assert [kind is None for kind in kinds] == [True, True, True, False, False]
+    assert {load(path).version for path in kept(world.folder.run().checkpoints).values()} >= {3, 4}
+
+
+def test_a_trainer_beside_another_base_does_not_begin(tmp_path: Path) -> None:
+    world = World(tmp_path, ALONE)
+    world.train(world.trainer(), steps=1)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(world.folder.policy)
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.weight.add_(1)
+    model.save_pretrained(world.folder.policy)
+
+    with pytest.raises(Unfit, match="base of the checkpoint's adapter has digest"):
+        world.trainer()
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_an_export_is_a_directory_of_peft_or_merged_a_plain_one(tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    world = World(tmp_path / "w", ALONE)
+    world.train(world.trainer())
+
+    assert export(world.folder, tmp_path / "adapter") == 4
+    assert export(world.folder, tmp_path / "merged", merge=True) == 4
+
+    base = AutoModelForCausalLM.from_pretrained(world.folder.policy)
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        plain = base(ids).logits
+        models = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / "merged"),
+            AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"),
+            PeftModel.from_pretrained(base, str(tmp_path / "adapter")),
+        )
+        merged, *adapted = (model(ids).logits for model in models)
+    for each in adapted:
+        torch.testing.assert_close(each, merged, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(merged, plain, atol=1e-4)
+    assert not list((tmp_path / "merged").glob("adapter*"))
+    assert sorted(path.name for path in (tmp_path / "adapter").glob("*.safetensors")) == [
+        "adapter_model.safetensors"
+    ]

@@ -1,0 +1,63 @@
+"""What an adapter says of itself, and by what its base is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schemas.adapter_weights import KIND, AdapterAbout, base_digest, modules_of
+from schemas.errors import WeightsDiffer
+from schemas.weights import RawTensor, from_safetensors, to_safetensors
+
+ABOUT = AdapterAbout("tensors:ab", 2, 8.0, transposed=True)
+
+
+def tensor(dtype: str, values: np.ndarray) -> RawTensor:
+    return RawTensor(dtype, values.shape, values.tobytes())
+
+
+def test_what_is_written_is_read() -> None:
+    tensors = from_safetensors(to_safetensors({KIND: ABOUT.tensor()}))
+
+    assert AdapterAbout.of(tensors) == ABOUT
+    assert ABOUT.scale == 4.0
+    assert AdapterAbout.of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"{", "is not what an adapter says of itself"),
+        (b"[1]", "is not what an adapter says of itself"),
+        (b'{"base": "x"}', "is not what an adapter says of itself"),
+        (b'{"base": "x", "rank": "two", "alpha": 1}', "is not what an adapter says of itself"),
+        (replace(ABOUT, kind="dora").tensor().data, "kind 'dora', .* known is kind 'adapter'"),
+        (replace(ABOUT, rank=0).tensor().data, "rank 0 "),
+    ],
+)
+def test_what_no_adapter_says_is_refused(data: bytes, complaint: str) -> None:
+    with pytest.raises(WeightsDiffer, match=complaint):
+        AdapterAbout.of({KIND: RawTensor("U8", (len(data),), data)})
+
+
+def test_half_of_a_module_and_other_tensors_are_refused() -> None:
+    one = tensor("F32", np.zeros((1, 1), "<f4"))
+    whole = {KIND: ABOUT.tensor(), "m.lora_A.weight": one, "m.lora_B.weight": one}
+
+    assert modules_of(whole) == ["m"]
+    with pytest.raises(WeightsDiffer, match=r"half of modules \['n'\], and tensors \['m.weight'\]"):
+        modules_of(whole | {"n.lora_B.weight": one, "m.weight": one})
+
+
+def test_a_base_is_known_by_its_values_in_float32_however_it_is_kept() -> None:
+    values = np.array([1.5, -0.0, np.inf, 2.0**-130], "<f4")
+    coarse = RawTensor("BF16", (4,), (values.view("<u4") >> 16).astype("<u2").tobytes())
+    half = np.array([1.5, -0.0], "<f2")
+
+    assert base_digest({"w": coarse}) == base_digest({"w": tensor("F32", values)})
+    assert base_digest({"w": tensor("F16", half)}) == base_digest(
+        {"w": tensor("F32", half.astype("<f4"))}
+    )
+    other = values.copy()
+    other[1] = 0.0
+    assert base_digest({"w": tensor("F32", other)}) != base_digest({"w": coarse})

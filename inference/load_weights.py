@@ -1,10 +1,12 @@
 """From a version record into a model: every tensor accounted for, or none of them loaded."""
 
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inference.policy_dir import Policy
 from schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
@@ -22,6 +24,18 @@ class SecondSet:
 
     own: tuple[Tensor, ...]
     other: tuple[Tensor, ...]
+
+    def model(self, model: Any) -> Any:
+        """The model once more, with the other tensors in the place of its own.
+
+        What both have besides is the same: nothing is copied but the modules' frames.
+        """
+        tensors = (*model.parameters(), *model.buffers())
+        known: dict[int, object] = {id(tensor): tensor for tensor in tensors}
+        for own, other in zip(self.own, self.other, strict=True):
+            as_own = isinstance(own, nn.Parameter)
+            known[id(own)] = nn.Parameter(other, requires_grad=False) if as_own else other
+        return deepcopy(model, known)
 
     def swap(self) -> None:
         """Exchange the two by their pointers; twice is as if nothing had been."""

@@ -7,12 +7,14 @@ are one and the same thing. Log-probabilities are float32, natural, of the distr
 from (`inference.sampling`); each token carries the version that was in force at its step.
 
 Weights are proven: a version serves only after the canary, scored through a cache like that of
-calls, agrees with the trainer. Where it does not, the weights before it go on with all their keys.
+calls, agrees with the trainer. It is scored while the version is staged, by a second model that
+looks into the staged tensors, so between two steps there is nothing left but pointers. Where it
+does not agree, the weights before it go on with all their keys.
 """
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -46,6 +48,16 @@ SHARED = 64
 """From so many tokens on, a prompt's keys are kept for the siblings that begin with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """Weights that wait for `adopt`."""
+
+    version: PolicyVersion
+    weights: SecondSet
+    off: WorkFailed | None
+    """Why they may not serve, where their canary is off."""
+
+
 class TransformersEngine:
     """Serves a policy directory; see `inference.engine.Engine`.
 
@@ -69,7 +81,7 @@ class TransformersEngine:
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self.held = HeldWeights()
-        self._staged: tuple[PolicyVersion, SecondSet] | None = None
+        self._staged: _Staged | None = None
         self._kv = BatchKv(self.policy.model)
         self._prefixes = PrefixCache(max_cache_bytes)
         self._rows: list[Slot] = []
@@ -112,27 +124,28 @@ class TransformersEngine:
     def stage(self, version: PolicyVersion) -> None:
         """See the protocol: as much memory as the weights take is held until `adopt`."""
         self._staged = None
-        if version.version > self.version:
-            self._staged = (
-                version,
-                second_set(self.policy, self.policy_id, version, self.held),
-            )
-
-    def adopt(self) -> None:
-        """See the protocol: pointers are swapped, so this lasts as long as the canary."""
-        if self._staged is None:
+        if version.version <= self.version:
             return
-        (version, weights), self._staged = self._staged, None
-        weights.swap()
+        weights = second_set(self.policy, self.policy_id, version, self.held)
+        off = None
         try:
             with torch.inference_mode():
-                prove(self.policy, version)
-        except BaseException:
-            weights.swap()
+                prove(replace(self.policy, model=weights.model(self.policy.model)), version)
+        except WorkFailed as error:
+            off = error
+        self._staged = _Staged(version, weights, off)
+
+    def adopt(self) -> None:
+        """See the protocol: pointers are swapped, and keys forgotten."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        if staged.off is not None:
             self.held.forget()  # who tries again is to read all of it again
-            raise
+            raise staged.off
+        staged.weights.swap()
         self._forget_keys()
-        self.version = version.version
+        self.version = staged.version.version
         self._waiting.release(self.version)
 
     def _admit(self) -> list[EngineAnswer]:

@@ -192,7 +192,7 @@ def _unsigned(size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(f"<u{size}")
 
 
-def _bits(data: bytes, size: int) -> Values:
+def _bits(data: bytes | memoryview, size: int) -> Values:
     return np.frombuffer(data, _unsigned(size))
 
 

@@ -46,7 +46,8 @@ class RawTensor:
     dtype: str
     """As safetensors spells it: F32, BF16, ..."""
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
+    """Where it is a view, the tensor may lie in somebody's memory and change with it."""
 
     def __post_init__(self) -> None:
         if self.dtype not in SIZE_BYTES:
@@ -72,6 +73,16 @@ class TensorsFile:
     def sha256(self) -> str:
         """The digest that covers every byte of the file."""
         return over_file(self.head, self.sha256s.values())
+
+
+def owned(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """The same in memory of its own: what was a view is copied."""
+    return {name: owned_one(tensor) for name, tensor in tensors.items()}
+
+
+def owned_one(tensor: RawTensor) -> RawTensor:
+    """One of them."""
+    return RawTensor(tensor.dtype, tensor.shape, bytes(tensor.data))
 
 
 def weights_digest(tensors: Mapping[str, RawTensor], like: str = "") -> str:

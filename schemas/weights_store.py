@@ -22,7 +22,7 @@ def store_errors() -> tuple[type[Exception], ...]:
     return (*STORE_ERRORS, *(getattr(module, name) for module, name in loaded if module))
 
 
-def put(directory_uri: str, pieces: Iterable[bytes], name: Callable[[], str]) -> str:
+def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable[[], str]) -> str:
     """Write a file that comes in pieces, under the name that it is told in the end; its URI.
 
     On a local disk it is durable when this returns. Raises Unavailable.

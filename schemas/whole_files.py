@@ -73,7 +73,7 @@ def put_durably(files: Any, path: str, data: bytes) -> None:
 
 
 def stream_durably(
-    files: Any, folder: str, pieces: Iterable[bytes], name: Callable[[], str]
+    files: Any, folder: str, pieces: Iterable[bytes | memoryview], name: Callable[[], str]
 ) -> str:
     """The same for a file that comes in pieces; it gets the name that it is told in the end.
 

@@ -16,9 +16,9 @@ from schemas.errors import Unavailable, WireError
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights, Published, write_delta
 from schemas.tensor_digests import each_of
-from schemas.weights import RawTensor, weights_digest, write_weights
+from schemas.weights import RawTensor, owned, owned_one, weights_digest, write_weights
 from trainer.arithmetic import BFLOAT16
-from trainer.tensors import exported, raw_of, tensor_of
+from trainer.tensors import exported, raw_of, seen, tensor_of, view_of
 
 DELTA, FULL = "delta", "full"
 
@@ -49,11 +49,11 @@ class Publishing:
 
 
 def rounded(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """Float32 tensors in bfloat16, the others as they are."""
+    """Float32 tensors in bfloat16, the others as they are; all in memory of their own."""
 
     def bfloat16(name: str) -> RawTensor:
         tensor = tensors[name]
-        return raw_of(tensor_of(tensor).bfloat16()) if tensor.dtype == "F32" else tensor
+        return view_of(seen(tensor).bfloat16()) if tensor.dtype == "F32" else owned_one(tensor)
 
     made = each_of(tensors, bfloat16)
     return {name: made[name] for name in sorted(made)}
@@ -137,7 +137,8 @@ class Publication:
 
     def _keep(self, published: Published, now: Mapping[str, RawTensor]) -> Published:
         self._newest = published
-        self._held = now if self.publishing.weights == DELTA else {}
+        if self.publishing.weights == DELTA:
+            self._held = now if self.publishing.precision == BFLOAT16 else owned(now)
         return published
 
 

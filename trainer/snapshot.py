@@ -1,48 +1,56 @@
-"""A learner's state as it is now, copied while nothing changes it yet.
+"""A learner's state as it is now, read where it lies, or copied before it changes.
 
-The copy is made by whoever is first: another thread that wants it, or the learner itself just
-before its weights change. So a step waits for no more of it than it does not overlap with:
-`max(0, copying - forward and backward)`. Source: DataStates-LLM, arXiv 2406.10707, §4.
+Nothing is copied while somebody reads: a learner that is about to change waits for him, and copies
+only what nobody has read to its end. So a step waits for no more of it than it does not overlap
+with, `max(0, reading - forward and backward)`, and there is no second state in memory. Source:
+DataStates-LLM, arXiv 2406.10707, §4, which copies; we read on, for who saves is waited for anyway.
 """
 
 import time
-from collections.abc import Callable
-from threading import Lock
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition
 from typing import Generic, TypeVar
 
 S = TypeVar("S")
 
 
 class Snapshot(Generic[S]):
-    """`copy` reads what the learner holds; it is called once at most, on either thread."""
+    """`look` is the state where it lies, `copy` one that nothing changes any more."""
 
-    def __init__(self, copy: Callable[[], S]) -> None:
-        self._copy: Callable[[], S] | None = copy
+    def __init__(self, copy: Callable[[], S], look: Callable[[], S] | None = None) -> None:
+        self._copy, self._look = copy, look or copy
         self._state: S | None = None
-        self._lock = Lock()
+        self._gone = self._read = False
+        self._changed = Condition()
         self.waited_s = 0.0
-        """How long the learner stood still for the copy."""
+        """How long the learner stood still for whoever read, and for the copy."""
 
-    def state(self) -> S:
-        """The copy; raises RuntimeError once nobody needs it any more."""
-        self._make()
-        if self._state is None:
-            msg = "a snapshot that was let go of has no state"
-            raise RuntimeError(msg)
-        return self._state
+    @contextmanager
+    def reading(self) -> Iterator[S]:
+        """The state, which does not change within. Once somebody has come to the end without an
+        error nobody needs it any more: then RuntimeError is raised.
+        """
+        with self._changed:
+            if self._gone:
+                msg = "a snapshot that was read has no state any more"
+                raise RuntimeError(msg)
+            self._read = True
+        gone = False
+        try:
+            yield self._look() if self._state is None else self._state
+            gone = True
+        finally:
+            with self._changed:
+                self._read, self._gone = False, gone
+                self._state = None if gone else self._state
+                self._changed.notify_all()
 
     def settle(self) -> None:
-        """Called by the learner before it changes: where a copy is wanted it is made then."""
+        """Called by the learner before it changes: what is not read then is copied."""
         began = time.monotonic()
-        self._make()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._read)
+            if self._state is None and not self._gone:
+                self._state = self._copy()
         self.waited_s += time.monotonic() - began
-
-    def let_go(self) -> None:
-        """Nobody needs it any more: its memory is given back."""
-        with self._lock:
-            self._state = self._copy = None
-
-    def _make(self) -> None:
-        with self._lock:
-            if self._copy is not None:
-                self._state, self._copy = self._copy(), None

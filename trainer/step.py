@@ -16,7 +16,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.packed import pack_ids, pack_logprobs
@@ -49,7 +49,15 @@ from trainer.staleness import oldest_kept
 from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
 from trainer.streaming import Streaming, by_group
-from trainer.tensors import like, load_tensors, raw_of, tensor_of, tensors_of, whole
+from trainer.tensors import (
+    like,
+    load_tensors,
+    raw_of,
+    tensor_of,
+    tensors_of,
+    view_of,
+    whole,
+)
 from trainer.turns import without_turns
 from trainer.uniform import words_of
 
@@ -265,16 +273,16 @@ class Learner:
 
     def tensors(self) -> dict[str, RawTensor]:
         """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
-        return self._adapted.tensors() if self._adapted else tensors_of(self.model)
+        return self._tensors(raw_of)
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""
-        return self._copier()()
+        return self._copier(raw_of)()
 
     def snapshot(self) -> Snapshot[LearnerState]:
-        """The same, copied by whoever asks for it, or else before the weights change."""
+        """The same, read where it lies, or else copied before the weights change."""
         self._settle()
-        self._snapshot = Snapshot(self._copier())
+        self._snapshot = Snapshot(self._copier(raw_of), self._copier(view_of))
         return self._snapshot
 
     def load(self, state: LearnerState) -> None:
@@ -305,15 +313,18 @@ class Learner:
         batch, temperature = self._before_step(batch), self.config.temperature
         return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)
 
-    def _copier(self) -> Callable[[], LearnerState]:
-        """What copies the state as it is now; the large tensors only when it is called."""
+    def _tensors(self, raw: Callable[[Tensor], RawTensor]) -> dict[str, RawTensor]:
+        return self._adapted.tensors() if self._adapted else tensors_of(self.model, raw)
+
+    def _copier(self, raw: Callable[[Tensor], RawTensor]) -> Callable[[], LearnerState]:
+        """What gives the state as it is now; the large tensors only when it is called."""
         numbers = self.steps_done, self.version, self.skipped
         rng = {"torch": raw_of(torch.get_rng_state())}
         entropy = self._entropy.state()
 
         def copied() -> LearnerState:
             moments = {
-                f"{name}/{moment}": raw_of(self.optimiser.state[parameter][moment])
+                f"{name}/{moment}": raw(self.optimiser.state[parameter][moment])
                 for name, parameter in self._parameters.items()
                 for moment in MOMENTS
                 if parameter in self.optimiser.state
@@ -321,7 +332,7 @@ class Learner:
             optimiser = moments | self._onlookers.state() | entropy
             if self._adapted:
                 optimiser |= self._adapted.besides()
-            return LearnerState(*numbers, self.tensors(), optimiser, rng)
+            return LearnerState(*numbers, self._tensors(raw), optimiser, rng)
 
         return copied
 

@@ -1,6 +1,6 @@
 """Tensors of torch as raw tensors of the weights file and back, bit for bit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,22 @@ def raw_of(tensor: Tensor) -> RawTensor:
     return RawTensor(NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 
+def view_of(tensor: Tensor) -> RawTensor:
+    """The tensor's bits where they lie, where that can be; they change with it."""
+    flat = whole(tensor.detach())
+    if flat.device.type != "cpu" or not flat.is_contiguous() or not flat.numel():
+        return raw_of(tensor)
+    bits = flat.reshape(-1).view(torch.uint8).numpy()
+    return RawTensor(NAMES[tensor.dtype], tuple(tensor.shape), memoryview(bits))
+
+
+def seen(raw: RawTensor) -> Tensor:
+    """A tensor that is only read: where the bits can be changed in place, it is these."""
+    if isinstance(raw.data, bytes) or raw.data.readonly:
+        return tensor_of(raw)
+    return torch.frombuffer(raw.data, dtype=DTYPES[raw.dtype]).reshape(raw.shape)
+
+
 def tensor_of(raw: RawTensor) -> Tensor:
     """A tensor of its own memory on the CPU."""
     if not raw.data:
@@ -59,9 +75,11 @@ def exported(model: nn.Module) -> dict[str, Tensor]:
     return {name: owned[name] for name in sorted(owned) if name in saved}
 
 
-def tensors_of(model: nn.Module) -> dict[str, RawTensor]:
+def tensors_of(
+    model: nn.Module, raw: Callable[[Tensor], RawTensor] = raw_of
+) -> dict[str, RawTensor]:
     """What the weights file of this model holds."""
-    return {name: raw_of(tensor) for name, tensor in exported(model).items()}
+    return {name: raw(tensor) for name, tensor in exported(model).items()}
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, RawTensor]) -> None:

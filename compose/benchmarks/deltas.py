@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from compose.benchmarks.figure import Figure, LeftOut, timed
-from compose.extras import require
+from compose.benchmarks.figure import Figure, timed
+from compose.benchmarks.language_model import language_model
 from compose.settings import Settings
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights, Published, write_delta
@@ -25,7 +25,6 @@ from schemas.tensor_digests import sha256s_of
 from schemas.weight_deltas import compared
 from schemas.weights import RawTensor, write_weights
 
-LANGUAGE_MODEL = Path("smollm2")
 VERSIONS = 10
 LAYERS, LAYER, EMBEDDING = 30, 3_540_096, 28_311_552
 """Tensors of so many elements: as many and as large as the language model's layers."""
@@ -35,14 +34,7 @@ TURNS = 3
 
 def delta_ratio(settings: Settings, versions: int = VERSIONS) -> Figure:
     """Raises LeftOut where the language model has not been fetched."""
-    require("torch", "transformers")
-    if not (LANGUAGE_MODEL / "config.json").is_file():
-        msg = (
-            f"no policy in {str(LANGUAGE_MODEL)!r} here; `rollcall policy fetch smollm2 --to "
-            f"{LANGUAGE_MODEL}` writes one"
-        )
-        raise LeftOut(msg)
-    return ratio_of(LANGUAGE_MODEL, versions)
+    return ratio_of(language_model(), versions)
 
 
 def ratio_of(directory: Path, versions: int) -> Figure:

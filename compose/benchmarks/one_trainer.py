@@ -83,33 +83,46 @@ def learner_and_samples(
         groups_per_step=shape.groups, group_size=shape.answers,
     )  # fmt: skip
     learner = Learner(directory, config)
-    samples = [
+    return learner, samples_of(shape, learner.vocabulary)
+
+
+def samples_of(shape: Shape, vocabulary: int) -> list[Sample]:
+    """The batch, as a buffer hands it over."""
+    return [
         _sample(number, number // shape.answers, *row)
-        for number, row in enumerate(rows(shape, learner.vocabulary))
+        for number, row in enumerate(rows(shape, vocabulary))
     ]
-    return learner, samples
 
 
 def _sample(
     number: int, group: int, prompt: NDArray[Any], answer: NDArray[Any], reward: float
 ) -> Sample:
+    request = RolloutRequest(str(number), Task(), group_id=f"g{group}")
+    scored = scored_row(request, "policy", prompt, answer, reward)
+    return Sample(scored, 0, number, 0, reward, 0, len(answer))
+
+
+def scored_row(
+    request: RolloutRequest, policy_id: str, prompt: NDArray[Any], answer: NDArray[Any],
+    reward: float, version: int = 0,
+) -> ScoredTrajectory:  # fmt: skip
+    """A rollout of one turn, as it comes to a trainer."""
     mask = [0] * len(prompt) + [1] * len(answer)
     sequence = Sequence(
         token_ids=pack_ids([*prompt.tolist(), *answer.tolist()]),
         loss_mask=bytes(mask),
         behaviour_logprobs=pack_logprobs([LOGPROB * sampled for sampled in mask]),
-        versions=pack_ids([sampled - 1 for sampled in mask]),
+        versions=pack_ids([version if sampled else -1 for sampled in mask]),
         policy_index=bytes(0 if sampled else 255 for sampled in mask),
         messages=(),
         provenance="missing",
     )
-    request = RolloutRequest(str(number), Task(), group_id=f"g{group}")
+    rollout_id = request.rollout_id
     trajectory = Trajectory(
-        str(number), 0, "finished", request, ("policy",), (sequence,), (),
+        rollout_id, 0, "finished", request, (policy_id,), (sequence,), (),
         0, len(answer), 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
-    scored = ScoredTrajectory("scoring", trajectory, (), reward, "trajectories", 0, number)
-    return Sample(scored, 0, number, 0, reward, 0, len(answer))
+    return ScoredTrajectory("scoring", trajectory, (), reward, "trajectories", 0, 0)
 
 
 def trl(directory: str, shape: Shape) -> Step:

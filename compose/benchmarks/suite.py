@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.benchmarks import (
+    adoption,
     agent_memory,
     agent_takeover,
     async_speedup,
@@ -26,6 +27,7 @@ from compose.benchmarks import (
     overload,
     range_speed,
     refold,
+    saving,
     scan,
     service_starts,
     spine,
@@ -79,6 +81,10 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "train_tokens_per_s": train_tokens.train_tokens_per_s,
     "train_tokens_per_s_8": partial(train_tokens.train_tokens_per_s, shape=train_tokens.LANGUAGE_8),
     "train_tokens_per_s_lake": train_tokens.train_tokens_per_s_lake,
+    "version_s": saving.version_s,
+    "checkpoint_stall_s": saving.checkpoint_stall_s,
+    "peak_trainer_bytes": saving.peak_trainer_bytes,
+    "adopt_pause_ms": adoption.adopt_pause_ms,
     "delta_ratio": deltas.delta_ratio,
     "delta_bytes_per_s": deltas.delta_bytes_per_s,
     "up_cold_s": service_starts.up_cold,

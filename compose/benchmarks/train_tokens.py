@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compose.benchmarks.figure import Figure, LeftOut
+from compose.benchmarks.figure import Figure
+from compose.benchmarks.language_model import language_model
 from compose.benchmarks.one_trainer import Shape, StepTaken
 from compose.extras import require
 from compose.runs.recipe import load_recipe
@@ -24,7 +25,6 @@ from compose.settings import Settings
 from sandbox.package_index import last_error
 from schemas.errors import WorkFailed
 
-LANGUAGE_MODEL = Path("smollm2")
 LANGUAGE = Shape(groups=4, answers=4, prompt=64, answer=32)
 LANGUAGE_8 = Shape(groups=2, answers=8, prompt=64, answer=32)
 LAKE = Shape(groups=8, answers=8, prompt=9, answer=8)
@@ -34,13 +34,7 @@ WITHOUT_TRL = "TRL is not installed (`pip install 'rollcall[trl]'`): the ceiling
 
 def train_tokens_per_s(settings: Settings, shape: Shape = LANGUAGE) -> Figure:
     """Of the language model; raises LeftOut where it has not been fetched."""
-    if not (LANGUAGE_MODEL / "config.json").is_file():
-        msg = (
-            f"no policy in {str(LANGUAGE_MODEL)!r} here; `rollcall policy fetch smollm2 --to "
-            f"{LANGUAGE_MODEL}` writes one"
-        )
-        raise LeftOut(msg)
-    return compared(LANGUAGE_MODEL, shape, TURNS)
+    return compared(language_model(), shape, TURNS)
 
 
 def train_tokens_per_s_lake(settings: Settings, turns: int = 20) -> Figure:

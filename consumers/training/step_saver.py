@@ -208,7 +208,6 @@ class StepSaver:
         if saving is not None:
             saving.result()
         saved = self._unsaved.popleft()
-        saved.snapshot.let_go()
         self.stalled_s += saved.snapshot.waited_s
         self.highest = max(self.highest, saved.version)
         if saved.records.step is None:
@@ -227,24 +226,27 @@ class StepSaver:
 
         Where it is announced early, 2 comes last.
         """
-        state = unsaved.snapshot.state()
-        self._needed_bytes = needed_bytes(state)
         try:
-            weights = self.publication.write(unsaved.version, state.weights)
-            pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
-            # Who saves at once keeps the weights twice, and can mend the ones by the others.
-            once, name = self.config.save == "async", Path(weights.newest.uri).name
-            published = self.run.weights / name if once else None
-            save = partial(self._save, unsaved.checkpoint, state, pending, published)
-            announce = partial(self._announce, unsaved.version, pending)
-            for do in (announce, save) if self.config.announce == "early" else (save, announce):
-                do()
+            with unsaved.snapshot.reading() as state:
+                self._save_state(unsaved, state)
         except (OSError, Unavailable) as error:
             if not is_full(error):
                 raise
             raise disk_full(self.run, self._needed_bytes) from error
         checkpoints.prune(self.run.checkpoints, KEEP_CHECKPOINTS, self.config.checkpoint_keep_every)
         weights_files.prune(self.run.weights, unsaved.awaited)
+
+    def _save_state(self, unsaved: _Unsaved, state: LearnerState) -> None:
+        self._needed_bytes = needed_bytes(state)
+        weights = self.publication.write(unsaved.version, state.weights)
+        pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
+        # Who saves at once keeps the weights twice, and can mend the ones by the others.
+        once, name = self.config.save == "async", Path(weights.newest.uri).name
+        published = self.run.weights / name if once else None
+        save = partial(self._save, unsaved.checkpoint, state, pending, published)
+        announce = partial(self._announce, unsaved.version, pending)
+        for do in (announce, save) if self.config.announce == "early" else (save, announce):
+            do()
 
     def _announce(self, version: int, pending: Mapping[str, bytes]) -> None:
         self._publish(self.topics.versions, pending["version"], "PolicyVersion", version)

@@ -45,8 +45,8 @@ def train(learner: Learner, out: Path) -> None:
     told = [learner.step(some_samples(0))]
     snapshot = learner.snapshot()
     learner.step(some_samples(7))
-    state = snapshot.state()
-    learner.load(state)
+    with snapshot.reading() as state:
+        learner.load(state)
     write(learner, [*told, learner.step(some_samples(1))], out)
 
 

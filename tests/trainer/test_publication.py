@@ -15,7 +15,7 @@ from trainer import weights_files
 from trainer.config import LearnerConfig
 from trainer.publication import Publication, Publishing, as_published, rounded, widened
 from trainer.step import Learner
-from trainer.tensors import load_tensors, tensors_of
+from trainer.tensors import load_tensors, tensors_of, view_of
 
 DELTAS = Publishing("bfloat16", "delta", full_every=4)
 Weights = dict[str, RawTensor]
@@ -80,6 +80,23 @@ def test_a_version_is_full_at_first_in_due_time_and_where_much_has_changed(tmp_p
     assert kinds == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 0, 6: 0}
     for version, value in ((3, 4.0), (6, 7.0)):
         assert weights_files.of_version(tmp_path, version) == weights(value)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_a_learner_changes_later_was_published_as_it_was(
+    tmp_path: Path, precision: str
+) -> None:
+    model = torch.nn.Linear(40, 40)
+    publication = Publication(tmp_path, Publishing(precision, "delta"))
+    for version in range(3):
+        before = publication.publishing.of(tensors_of(model))
+        published = publication.write(version, tensors_of(model, view_of))
+        with torch.no_grad():
+            model.bias[version] += 1.0
+
+        assert len(published.deltas) == version
+        assert published.weights_digest == weights_digest(before, published.weights_digest)
+        assert weights_files.published_of(tmp_path, version) == before
 
 
 def test_a_version_that_could_not_be_written_is_no_base(tmp_path: Path) -> None:

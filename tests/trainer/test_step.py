@@ -1,7 +1,8 @@
 """The same batches give the same bits, a split changes nothing, and the learner learns."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import cast
 
 import numpy as np
@@ -160,20 +161,50 @@ def test_a_batch_that_raises_is_no_step_and_leaves_nothing_behind(model_director
 def test_a_snapshot_is_of_its_moment_whoever_copies_it(model_directory: str, early: bool) -> None:
     learner = Learner(model_directory, LearnerConfig(lr=1e-2))
     learner.step(some_samples(0))
-    before = learner.state()
+    before, reading, go_on = learner.state(), Event(), Event()
+
+    def read() -> bool:
+        with snapshot.reading() as state:
+            reading.set()
+            assert go_on.wait(10)
+            return state == before
 
     snapshot = learner.snapshot()
-    with ThreadPoolExecutor(1) as other:
-        copied = other.submit(snapshot.state) if early else None
-        learner.step(some_samples(1))
-    learner.load(learner.state())
-
-    assert snapshot.state() == before
+    with ThreadPoolExecutor(2) as others:
+        if early:  # the learner may compute, but not change, while somebody reads
+            was_so = others.submit(read)
+            assert reading.wait(10)
+            step = others.submit(learner.step, some_samples(1))
+            others_wait = not wait([step], timeout=0.3).done
+            go_on.set()
+            assert was_so.result()
+            assert others_wait
+            step.result()
+        else:
+            learner.step(some_samples(1))
+            go_on.set()
+            assert read()
     assert learner.state() != before
-    assert copied is None or copied.result() == before
-    snapshot.let_go()
-    with pytest.raises(RuntimeError, match="let go of"):
-        snapshot.state()
+    with pytest.raises(RuntimeError, match="no state any more"), snapshot.reading():
+        pass
+
+
+def test_what_somebody_could_not_read_to_its_end_is_copied(model_directory: str) -> None:
+    learner = Learner(model_directory, LearnerConfig(lr=1e-2))
+    learner.step(some_samples(0))
+    before, snapshot = learner.state(), learner.snapshot()
+
+    def fail() -> None:
+        with snapshot.reading() as state:
+            assert isinstance(next(iter(state.weights.values())).data, memoryview)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    learner.step(some_samples(1))
+
+    with snapshot.reading() as state:
+        assert state == before
 
 
 def test_a_step_without_samples_is_refused(model_directory: str) -> None:

@@ -1,0 +1,199 @@
+"""How long a server takes no decode step while it adopts a version of 135 million parameters.
+
+The real models worker on the in-memory log answers calls in hand while versions are announced, as
+deltas of bfloat16 in which so many elements changed as were seen in training. Of each adoption the
+longest time between two decode steps counts, from the end of the one to the beginning of the other;
+the median of some. The ceiling is a copy of the model's tensors. Notes say how long the step was
+that fed all prefixes anew, and how long decode steps were before and during the staging.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from compose.benchmarks.figure import Figure, timed
+from compose.benchmarks.language_model import language_model
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.log.memory_log import MemoryLog
+from inference.engine import EngineAnswer
+from schemas.codec import Codec, LocalRegistry
+from schemas.ids import call_seed, command_id
+from schemas.messages import Message, ModelCall, PolicyVersion, Sampling
+from schemas.published_weights import Published
+from schemas.topics import Topics, wanted
+
+if TYPE_CHECKING:
+    from inference.transformers_engine import TransformersEngine
+    from trainer.step import Learner
+
+POLICY = "bench"
+CALLS, ADOPTIONS, ANSWER = 8, 4, 64
+PROMPT = "Tell a long story of a lake."
+DENSITY = 0.007
+PATIENCE_S = 120.0
+FAR_MS = 1 << 50
+"""A deadline that nothing here comes to."""
+
+
+def adopt_pause_ms(settings: Settings) -> Figure:
+    """Raises LeftOut where the language model has not been fetched."""
+    return pause_of(language_model(), settings, ADOPTIONS)
+
+
+@dataclass(eq=False)
+class Steps:
+    """When an engine took its steps, and under which version they ended."""
+
+    taken: list[tuple[float, float, int]] = field(default_factory=list)
+
+    def watch(self, engine: "TransformersEngine") -> None:
+        """Note every step from now on."""
+        step = engine.step
+
+        def noted() -> list[EngineAnswer]:
+            began = time.perf_counter()
+            answers = step()
+            self.taken.append((began, time.perf_counter(), engine.version))
+            return answers
+
+        engine.step = noted  # type: ignore[method-assign]
+
+
+@dataclass(eq=False)
+class Server:
+    """A worker that is never without calls in hand."""
+
+    directory: Path
+    settings: Settings
+    prompt: str
+    steps: Steps = field(default_factory=Steps)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        from inference.transformers_engine import TransformersEngine
+
+        self.topics = Topics("bench.")
+        self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
+        self.codec = Codec(LocalRegistry())
+        self.engine = TransformersEngine(POLICY, self.directory)
+        shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
+        thread = ThreadPoolExecutor(1, "stage")
+        self.loop = shop.models("models", self.engine, thread=thread)
+
+    def announce(self, version: PolicyVersion) -> None:
+        value = self.codec.encode(self.topics.versions, version)
+        self.log.append(self.topics.versions, POLICY.encode(), value)
+
+    def ask(self) -> None:
+        """Have calls in hand again, once there are none."""
+        if not self.loop.role.in_flight():
+            for number in range(self.asked, self.asked + CALLS):
+                value = self.codec.encode(self.topics.calls(POLICY), _call(number, self.prompt))
+                self.log.append(self.topics.calls(POLICY), str(number).encode(), value)
+            self.asked += CALLS
+
+    def until(self, version: int, steps: int) -> None:
+        """Take turns until it has taken so many steps under a version."""
+        until = time.monotonic() + PATIENCE_S
+        while sum(one == version for _, _, one in self.steps.taken) < steps:
+            self.ask()
+            self.loop.turn(0.0)
+            if time.monotonic() > until:
+                msg = f"version {version} is not served after {PATIENCE_S:g} s"
+                raise TimeoutError(msg)
+
+
+def pause_of(directory: Path, settings: Settings, adoptions: int, prompt: str = PROMPT) -> Figure:
+    """The figure of any policy's directory."""
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        server = Server(directory, settings, prompt)
+        versions = list(_versions(directory, Path(scratch), adoptions + 1))
+        server.announce(versions[0])
+        while server.engine.version < 0:
+            server.loop.turn(0.0)
+        server.steps.watch(server.engine)
+        server.until(0, 5)
+        for number, version in enumerate(versions[1:], 1):
+            server.announce(version)
+            server.until(number, 5)
+        server.loop.stop(0.0)
+        ceiling, _ = timed(
+            lambda: [each.clone() for each in server.engine.policy.model.parameters()]
+        )
+    pauses, fed = _pauses(server.steps.taken), _fed(server.steps.taken)
+    plain = sorted(end - begin for begin, end, _ in server.steps.taken)
+    notes = (
+        f"{len(pauses)} adoptions, the longest {1e3 * max(pauses):.0f} ms; the step after it fed "
+        f"{CALLS} prefixes anew in {1e3 * median(fed):.0f} ms; decode steps took "
+        f"{1e3 * median(plain):.0f} ms, the longest {1e3 * plain[-1]:.0f} ms",
+    )
+    return Figure(1e3 * median(pauses), "ms", 1e3 * ceiling, lower_is_better=True, notes=notes)
+
+
+def _pauses(taken: list[tuple[float, float, int]]) -> list[float]:
+    """The longest time without a step around each adoption: under the version before, and to it."""
+    longest: dict[int, float] = {}
+    for (_, end, _), (begin, _, version) in pairwise(taken):
+        if version:
+            longest[version] = max(longest.get(version, 0.0), begin - end)
+    return list(longest.values())
+
+
+def _fed(taken: list[tuple[float, float, int]]) -> list[float]:
+    """The first step under each new version."""
+    first: dict[int, float] = {}
+    for begin, end, version in taken:
+        first.setdefault(version, end - begin)
+    return [took for version, took in first.items() if version]
+
+
+def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVersion]:
+    """Versions that change a little, as a trainer publishes them; the first is full."""
+    import torch
+
+    from trainer.arithmetic import BFLOAT16
+    from trainer.config import LearnerConfig
+    from trainer.publication import DELTA, Publication, Publishing
+    from trainer.step import Learner
+
+    learner = Learner(str(directory), LearnerConfig())
+    learner.published = BFLOAT16
+    publication = Publication(scratch, Publishing(BFLOAT16, DELTA, full_every=1_000))
+    random = torch.Generator().manual_seed(7)
+    for number in range(count):
+        if number:
+            _change(learner, random)
+        yield _announced(learner, number, publication.write(number, learner.tensors()))
+
+
+def _change(learner: "Learner", random: object) -> None:
+    import torch
+
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            moved = torch.rand(parameter.shape, generator=random) < DENSITY
+            parameter.mul_(1 + 0.01 * moved)
+
+
+def _announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
+    canary, newest = learner.canary(), published.newest
+    return PolicyVersion(
+        POLICY, number, number - 1, "bench", number, newest.weights_digest, published.full,
+        canary.ids, canary.logprobs, published.deltas, precision=learner.published,
+    )  # fmt: skip
+
+
+def _call(number: int, prompt: str) -> ModelCall:
+    rollout_id = f"rollout {number}"
+    return ModelCall(
+        rollout_id, 0, 0, 0, command_id(rollout_id, 0, 0, 0), rollout_id.encode(), 0, FAR_MS,
+        "sample", POLICY, 0, (Message("user", prompt),),
+        Sampling(max_tokens=ANSWER), call_seed(rollout_id, 0, 0), b"", 0,
+    )  # fmt: skip

@@ -1,0 +1,20 @@
+"""The model of 135 million parameters that the figures of training and serving are of."""
+
+from pathlib import Path
+
+from compose.benchmarks.figure import LeftOut
+from compose.extras import require
+
+LANGUAGE_MODEL = Path("smollm2")
+
+
+def language_model() -> Path:
+    """Its directory; raises LeftOut where it has not been fetched."""
+    require("torch", "transformers")
+    if not (LANGUAGE_MODEL / "config.json").is_file():
+        msg = (
+            f"no policy in {str(LANGUAGE_MODEL)!r} here; `rollcall policy fetch smollm2 --to "
+            f"{LANGUAGE_MODEL}` writes one"
+        )
+        raise LeftOut(msg)
+    return LANGUAGE_MODEL

@@ -1,0 +1,221 @@
+"""A process that trains, saves and publishes as a run does, and says how long each of it took.
+
+`python -m compose.benchmarks.one_saver DIRECTORY SCRATCH STEPS GROUPS ANSWERS PROMPT ANSWER`: the
+real trainer on the in-memory log, with `publish = "bfloat16"`, `weights = "delta"`, `save =
+"async"` and `announce = "early"`; only the rollouts are made up. Before that the same learner takes
+steps that nobody saves. The one line of standard output is a `Saved`, as JSON.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
+from consumers.log.memory_log import MemoryLog
+from consumers.training.trainer import Trainer
+from consumers.training.training_run import TrainingRun
+from producers.admission import AdmissionRule, Draws
+from schemas.codec import Codec, LocalRegistry
+from schemas.messages import PolicyVersion, RolloutRequest, Task, TrainStep
+from schemas.published_weights import Published
+from schemas.tensor_digests import sha256s_of
+from schemas.topics import Topics, wanted
+from trainer.arithmetic import BFLOAT16
+from trainer.config import LearnerConfig
+from trainer.publication import DELTA, Publishing, rounded
+from trainer.samples import Sample
+from trainer.step import Learner
+
+POLICY, SCORING = "bench", "scoring"
+STALENESS = 2
+MICRO_BATCH_TOKENS = 512
+"""Of a recipe for a machine with little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was seen of a run."""
+
+    plain_s: tuple[float, ...]
+    """Steps that nobody saved."""
+    period_s: tuple[float, ...]
+    """From the end of one step to that of the next, while the one before was saved."""
+    version_s: tuple[float, ...]
+    """From the end of a step to its version on the log; of deltas."""
+    delta_bytes: tuple[int, ...]
+    stall_s: tuple[float, ...]
+    """How long training stood still for saving, as each step's metrics say."""
+    peak_bytes: int
+    """The most that the process has held."""
+    started_bytes: int
+    """What it held before it had a model."""
+    weights_bytes: int
+    """Of the model in float32."""
+    copy_s: float
+    """A copy of weights and moments."""
+    digest_s: float
+    """One sha256 of what is published, on all cores."""
+
+
+@dataclass(eq=False)
+class TimedLearner:
+    """Notes when each step ended; all else is the learner's own."""
+
+    learner: Learner
+    ended: dict[int, float] = field(default_factory=dict)
+
+    def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
+        metrics = self.learner.step(samples, version=version)
+        self.ended[version] = time.time()
+        return metrics
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.learner, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("learner", "ended"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.learner, name, value)
+
+
+@dataclass(eq=False)
+class SavedRun:
+    """A run whose rollouts end as soon as they are asked for."""
+
+    directory: Path
+    learner: Any
+    config: LearnerConfig
+    shape: Shape
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        self.topics = Topics("bench.")
+        self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
+        self.codec = Codec(LocalRegistry())
+        self.batch = list(rows(self.shape, self.learner.vocabulary))
+        size = self.shape.groups * self.shape.answers
+        run = TrainingRun(
+            "bench", POLICY, self.directory, {}, SCORING,
+            AdmissionRule(STALENESS, size, 4 * size, self.shape.answers), self.config.steps,
+            publishing=Publishing(BFLOAT16, DELTA, full_every=1_000),
+        )  # fmt: skip
+        template = RolloutRequest("", Task(), policy_id=POLICY, run_id="bench", purpose="train")
+        self.trainer = Trainer(
+            "training", self.log, self.codec, self.topics, self.log.publisher(), self.learner,
+            self.config, run, Draws(template, 0, self.shape.answers, (0, 1_000)),
+            executor=ThreadPoolExecutor(1, "saver"),
+        )  # fmt: skip
+
+    def train(self) -> None:
+        """To the end, and until all is announced."""
+        while not self.trainer.done():
+            self._end_what_was_asked()
+            self.trainer.turn(0.0)
+
+    def versions(self) -> dict[int, tuple[float, PolicyVersion]]:
+        """When each was announced, in seconds."""
+        found = {}
+        for record in self.log.all(self.topics.versions):
+            version = self.codec.decode(record.value, PolicyVersion)
+            found[version.version] = record.timestamp_ms / 1000, version
+        return found
+
+    def stalls(self) -> list[float]:
+        """How long each step stood still for the one before it."""
+        records = self.log.all(self.topics.train_steps)
+        steps = (self.codec.decode(record.value, TrainStep) for record in records)
+        return [step.metrics["save_stall_s"] for step in steps]
+
+    def _end_what_was_asked(self) -> None:
+        asked = self.log.all(self.topics.requests)
+        for record in asked[self.seen :]:
+            request = self.codec.decode(record.value, RolloutRequest)
+            row = self.batch[self.seen % len(self.batch)]
+            self.seen += 1
+            scored = scored_row(request, POLICY, *row, version=self.learner.version)
+            value = self.codec.encode(self.topics.scored, scored)
+            self.log.append(self.topics.scored, request.group_id.encode(), value)
+
+
+def config_of(shape: Shape, steps: int) -> LearnerConfig:
+    return LearnerConfig(
+        lr=LR, entropy=0.0, advantage="grpo", packing="shared", steps=steps,
+        groups_per_step=shape.groups, group_size=shape.answers, max_staleness=STALENESS,
+        micro_batch_tokens=MICRO_BATCH_TOKENS, save="async", announce="early",
+    )  # fmt: skip
+
+
+def saved(directory: str, scratch: Path, steps: int, shape: Shape) -> Saved:
+    """Steps without saving, then as many and one more with it."""
+    started_bytes = _held_bytes()
+    config = config_of(shape, steps + 1)
+    learner = Learner(directory, config)
+    samples = samples_of(shape, learner.vocabulary)
+    learner.step(samples)  # makes what later ones have
+    plain_s = [_timed(learner, samples) for _ in range(steps)]
+    learner.steps_done = 0
+    timed = TimedLearner(learner)
+    run = SavedRun(scratch, timed, config, shape)
+    run.train()
+    ended, announced = list(timed.ended.items()), run.versions()
+    of_deltas = [(at, announced[number]) for number, at in ended if announced[number][1].deltas]
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Saved(
+        tuple(plain_s),
+        tuple(after - before for (_, before), (_, after) in pairwise(ended)),
+        tuple(said - at for at, (said, _) in of_deltas),
+        tuple(Published(v.full, v.deltas).newest.size_bytes for _, (_, v) in of_deltas),
+        tuple(run.stalls()),
+        peak_bytes,
+        started_bytes,
+        *_ceilings(learner),
+    )
+
+
+def _ceilings(learner: Learner) -> tuple[int, float, float]:
+    """Bytes of the weights; seconds of a copy of weights and moments, and of one digest."""
+    parameters = [parameter.detach() for parameter in learner.model.parameters()]
+    began = time.perf_counter()
+    for parameter in parameters:
+        for _ in range(3):
+            parameter.clone()
+    copied = time.perf_counter()
+    published = rounded(learner.tensors())
+    hashing = time.perf_counter()
+    sha256s_of(published)
+    size_bytes = sum(each.numel() * each.element_size() for each in parameters)
+    return size_bytes, copied - began, time.perf_counter() - hashing
+
+
+def _timed(learner: Learner, samples: Sequence[Sample]) -> float:
+    began = time.perf_counter()
+    learner.step(samples)
+    return time.perf_counter() - began
+
+
+def _held_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main(directory: str, scratch: str, steps: str, *sizes: str) -> None:
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is not for whoever reads the line
+    torch.manual_seed(7)
+    found = saved(directory, Path(scratch), int(steps), Shape(*map(int, sizes)))
+    out.write(json.dumps(asdict(found)) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,91 @@
+"""What saving and publishing a version costs a trainer of 135 million parameters.
+
+One process (`compose/benchmarks/one_saver.py`) trains on 64 rollouts that sample 32 tokens each,
+first without saving anything, then as a run does. All three figures are of it:
+
+`version_s`: from the end of a step to its version on the log, a delta of bfloat16, while the next
+batch is trained. The ceiling is one sha256 of what is published, on all cores.
+`checkpoint_stall_s`: how much later a step ends where the one before is saved. The ceiling is one
+copy of weights and moments; a note says the share of the step.
+`peak_trainer_bytes`: the most that the process has held. The ceiling is what it held before it had
+a model, with weights, gradients, two moments, and the bfloat16 weights that a delta is made from.
+"""
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from compose.benchmarks.figure import Figure
+from compose.benchmarks.language_model import language_model
+from compose.benchmarks.one_trainer import Shape
+from compose.settings import Settings
+from sandbox.package_index import last_error
+from schemas.errors import WorkFailed
+
+SHAPE = Shape(groups=8, answers=8, prompt=16, answer=32)
+STEPS = 3
+STATES = 4.5
+"""Weights, gradients and two moments in float32, and half of one in bfloat16."""
+
+
+def version_s(settings: Settings) -> Figure:
+    """Raises LeftOut where the language model has not been fetched."""
+    return of_version(seen(language_model(), SHAPE, STEPS))
+
+
+def checkpoint_stall_s(settings: Settings) -> Figure:
+    """Raises LeftOut where the language model has not been fetched."""
+    return of_stall(seen(language_model(), SHAPE, STEPS))
+
+
+def peak_trainer_bytes(settings: Settings) -> Figure:
+    """Raises LeftOut where the language model has not been fetched."""
+    return of_peak(seen(language_model(), SHAPE, STEPS))
+
+
+@lru_cache(maxsize=1)
+def seen(directory: Path, shape: Shape, steps: int) -> dict[str, Any]:
+    """What a process has seen (`one_saver.Saved`); asked again, the same run is told of."""
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        sizes = (steps, shape.groups, shape.answers, shape.prompt, shape.answer)
+        words = [sys.executable, "-m", "compose.benchmarks.one_saver", str(directory), scratch]
+        done = subprocess.run(
+            [*words, *map(str, sizes)], capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        msg = f"the trainer takes no step: {last_error(done.stderr)}"
+        raise WorkFailed("no_step", msg, retriable=False)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def of_version(found: dict[str, Any]) -> Figure:
+    taken = found["version_s"]
+    sizes = ", ".join(f"{size / 1e6:,.1f}" for size in found["delta_bytes"])
+    notes = (f"{min(taken):.2f} to {max(taken):.2f} s; deltas of {sizes} MB",)
+    return Figure(median(taken), "s", found["digest_s"], lower_is_better=True, notes=notes)
+
+
+def of_stall(found: dict[str, Any]) -> Figure:
+    plain, period = median(found["plain_s"]), median(found["period_s"])
+    stall = max(0.0, period - plain)
+    notes = (
+        f"{period:.2f} s a step with saving, {plain:.2f} s without: {stall / plain:.0%} of it; "
+        f"it stood still for {median(found['stall_s']):.2f} s",
+    )
+    return Figure(stall, "s", found["copy_s"], lower_is_better=True, notes=notes)
+
+
+def of_peak(found: dict[str, Any]) -> Figure:
+    states = STATES * found["weights_bytes"]
+    notes = (
+        f"{found['started_bytes'] / 1e9:.2f} GB before it had a model, {states / 1e9:.2f} GB of "
+        "weights, gradients, moments and what is published",
+    )
+    ceiling = found["started_bytes"] + states
+    return Figure(found["peak_bytes"], "bytes", ceiling, lower_is_better=True, notes=notes)

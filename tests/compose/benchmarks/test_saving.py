@@ -1,0 +1,42 @@
+"""What saving costs, and pauses of adopting: of a policy that is measured in a moment."""
+
+from pathlib import Path
+
+import pytest
+
+from compose.benchmarks import adoption, saving
+from compose.benchmarks.figure import LeftOut
+from compose.benchmarks.one_trainer import Shape
+from compose.settings import Settings
+from tests.support.policies import lake
+
+
+def test_one_run_says_when_versions_came_and_what_saving_them_took(tmp_path: Path) -> None:
+    found = saving.seen(lake(tmp_path / "policy"), Shape(2, 4, 8, 8), 2)
+
+    assert [len(found[name]) for name in ("plain_s", "period_s", "version_s")] == [2, 2, 3]
+    assert len(found["delta_bytes"]) == 3
+    version, stall, peak = saving.of_version(found), saving.of_stall(found), saving.of_peak(found)
+    assert 0 < version.ceiling <= version.value
+    assert "of it" in stall.notes[0]
+    assert peak.value > peak.ceiling > 4 * found["weights_bytes"]
+
+
+def test_a_server_steps_on_through_adoptions_and_its_longest_pauses_are_told(
+    tmp_path: Path,
+) -> None:
+    figure = adoption.pause_of(lake(tmp_path / "policy"), Settings(), 2, "s7")
+
+    assert figure.unit == "ms"
+    assert figure.value > 0
+    assert figure.notes[0].startswith("2 adoptions")
+
+
+def test_without_a_language_model_they_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    for figure in (saving.version_s, adoption.adopt_pause_ms):
+        with pytest.raises(LeftOut, match="rollcall policy fetch smollm2"):
+            figure(Settings())

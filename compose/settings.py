@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
@@ -102,12 +102,36 @@ class EnvironmentsSettings(StrictTable):
     """On other addresses whoever reaches it and knows a session's key may speak in it."""
 
 
+class OpenAISettings(StrictTable):
+    """The server behind the engine `openai`."""
+
+    base_url: str = ""
+    """As clients of the server take it, mostly with /v1."""
+    model: str = ""
+    """The server's name for it."""
+    api_key_env: str = ""
+    """The name of an environment variable that holds the key; empty: none is sent."""
+    api: Literal["chat", "completions"] = "chat"
+    """`completions` sends token ids, for which it needs the model's tokenizer; where the server
+    returns them, answers can be trained on."""
+    concurrency: Annotated[int, Field(ge=1)] = 64
+    """Requests in the air."""
+    timeout_s: Positive = 600.0
+    """How long one request may take."""
+    retries: Count = 4
+    """How often an answer that says nothing is asked for again."""
+    body: dict[str, Any] = {}
+    """Put into every request as it is, such as {"reasoning_effort": "low"}."""
+
+
 class ModelsSettings(StrictTable):
     engine: str = "transformers"
     """What serves weights: a name, or module:function (`compose.workers.engines`)."""
     device: str = "cpu"
     max_batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] = 1
+    openai: OpenAISettings = OpenAISettings()
+    """Of the engine `openai`."""
 
 
 class TrainingSettings(StrictTable):

@@ -96,15 +96,20 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
         msg = f"no policy at {str(directory)!r}: no config.json there; make one with make_policy"
         raise Refused(msg)
     about = _about(directory)
-    tokenizer = load_tokenizer(directory)
+    tokenizer, template = load_template(directory)
     load = partial(_loaded, directory, about.get("precision"))
     model = load()
-    template = template_of(about.get("template", {"kind": "jinja"}), tokenizer)
     precision = str(model.dtype).removeprefix("torch.")
     return Policy(
         model.eval().requires_grad_(False).to(device), tokenizer, template, precision,
         _context(model.config), template.end_ids | _end_ids(model), BaseWeights(load),
     )  # fmt: skip
+
+
+def load_template(directory: Path) -> tuple[Any, Template]:
+    """A policy's tokenizer and template, without its weights; raises Refused."""
+    tokenizer = load_tokenizer(directory)
+    return tokenizer, template_of(_about(directory).get("template", {"kind": "jinja"}), tokenizer)
 
 
 def _words_of(tokens: Sequence[str] | str, config: Mapping[str, Any]) -> list[str]:

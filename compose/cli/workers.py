@@ -67,7 +67,10 @@ def models(
     name: Name = "",
     run: Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")] = "",
     policy: Annotated[str, typer.Option(help="Else the policy id ...")] = "",
-    directory: Annotated[Path | None, typer.Option(help="... and its directory, ...")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="... and its directory (of --engine openai the tokenizer's),"),
+    ] = None,
     script: Annotated[
         str, typer.Option(help="... or the module:function that plays it: text in, text out.")
     ] = "",
@@ -94,17 +97,24 @@ def models(
 
     from compose.runs import run_folder
     from compose.workers.build import run_engine, scripted_engine
-    from compose.workers.engines import weights_engine
+    from compose.workers.engines import OPENAI, server_engine, weights_engine
     from compose.workers.readiness import patiently
     from schemas.errors import Refused
 
-    if bool(run) + bool(directory) + bool(script) != 1 or bool(run) == bool(policy):
-        msg = "give --run, or --policy with --directory, or --policy with --script"
+    served = OPENAI in (engine_name, "" if engine_name else settings().models.engine)
+    source = bool(directory) or (served and not run and not script)
+    if bool(run) + source + bool(script) != 1 or bool(run) == bool(policy):
+        msg = (
+            "give --run, or --policy with --directory, or --policy with --script, or --policy with "
+            "--engine openai, which needs a directory for its tokenizer alone"
+        )
         raise Refused(msg)
     if script and engine_name:
         msg = "--engine is for weights, and --script has none; leave one of them out"
         raise Refused(msg)
     engine = scripted_engine(policy, script, tasks, gold_share) if script else None
+    if served and engine is None and not run:
+        engine = server_engine(policy, directory, settings().models)
     folder = run_folder.find(settings().state(), run) if run else None
     workshop, worker, stop = _workshop("models", name)
     chosen = workshop.settings

@@ -31,7 +31,7 @@ from compose.runs.run_folder import RunFolder
 from compose.services.embedded import taken_down
 from compose.settings import Settings
 from compose.terminal import called
-from compose.workers.engines import check_engine
+from compose.workers.engines import check_recipe
 from compose.workers.shutdown import Drained
 from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
@@ -84,7 +84,7 @@ def conduct(
     refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
     require(*recipe.libraries(), *services_libraries(settings), "matplotlib")
-    check_engine(settings.models.engine)
+    check_recipe(settings.models.engine, recipe)
     folder = run_folder.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:
         run_folder.require_unchanged(folder)

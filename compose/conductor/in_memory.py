@@ -19,6 +19,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop, run_engine
+from compose.workers.engines import check_recipe
 from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
@@ -42,6 +43,7 @@ def run_in_memory(
     refuse_no_folder(summary, "--summary")
     recipe, text = load_recipe(recipe_name)
     require(*recipe.libraries())
+    check_recipe(settings.models.engine, recipe)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rollcall-") as state:
         folder = run_folder.create(Path(state), recipe, text, seed, tasks=tasks)

@@ -17,7 +17,7 @@ from compose.conductor.conductor import (
 from compose.extras import require
 from compose.runs.publish_policy import newest_version, publish_policy, require_model
 from compose.settings import Settings
-from compose.workers.engines import check_engine
+from compose.workers.engines import check_loads_weights
 from compose.workers.supervisor import Supervisor
 from schemas.topics import checked
 
@@ -32,7 +32,7 @@ def serve(settings: Settings, directory: Path, policy_id: str, terminal: Termina
     checked(policy_id)
     require_model(directory)
     require("torch", "transformers", *services_libraries(settings))
-    check_engine(settings.models.engine)
+    check_loads_weights(settings.models.engine, f"`rollcall serve` of {str(directory)!r}")
     with interruptible() as check, services(settings, terminal) as (cluster, _):
         version = _announced(cluster, directory, policy_id)
         logs = settings.state() / "served" / policy_id / "logs"

@@ -1,22 +1,31 @@
-"""Which engine serves a policy's weights: ours by name, or anybody's by module:function."""
+"""Which engine serves a policy: ours by name, or anybody's by module:function.
+
+`openai` has no weights of ours: it serves a policy that nobody trains, so whatever announces
+versions is refused with it.
+"""
 
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
+from compose.extras import require
 from inference.engine import Engine
 from schemas import names
 from schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.settings import ModelsSettings
+    from compose.runs.recipe import Recipe
+    from compose.settings import ModelsSettings, OpenAISettings
+    from inference.openai_api import Api
+    from inference.openai_client import OpenAIServer
 
 ENGINES = {"transformers": "inference.transformers_engine:TransformersEngine"}
-ABSENT = {
-    "vllm": "vLLM in the worker's process",
-    "openai": "a server that speaks the OpenAI API",
-}
+OPENAI = "openai"
+"""A server that speaks the OpenAI API; see `inference.openai_engine`."""
+ABSENT = {"vllm": "vLLM in the worker's process"}
 """Named for what they will be; asking for one is answered with what there is."""
 
 
@@ -30,11 +39,31 @@ def check_engine(name: str) -> None:
     if name in ABSENT:
         msg = (
             f"engine {name!r}, {ABSENT[name]}, is not in this release; set models.engine to "
-            f"{', '.join(ENGINES)}, or to the module:function of one of your own"
+            f"{', '.join([*ENGINES, OPENAI])}, or to the module:function of one of your own"
         )
         raise Refused(msg)
-    if name not in ENGINES and ":" not in name:
-        raise names.unknown("engine", name, [*ENGINES, *ABSENT])
+    if name not in (*ENGINES, OPENAI) and ":" not in name:
+        raise names.unknown("engine", name, [*ENGINES, OPENAI, *ABSENT])
+
+
+def check_loads_weights(name: str, what: str) -> None:
+    """Raise Refused for an engine that cannot serve `what`, which announces weights."""
+    check_engine(name)
+    if name == OPENAI:
+        msg = (
+            f"{what} announces weights, and those behind engine {OPENAI!r} are not ours to load, "
+            "nor are token ids of theirs sure to come back; set models.engine to transformers, or "
+            f"serve a policy that nobody trains: rollcall worker models --policy NAME --engine "
+            f"{OPENAI}"
+        )
+        raise Refused(msg)
+
+
+def check_recipe(name: str, recipe: "Recipe") -> None:
+    """Raise Refused for an engine that is none, or cannot serve what a recipe trains."""
+    check_engine(name)
+    if any(not part.policy.script for part in (recipe, *map(recipe.of, recipe.others()))):
+        check_loads_weights(name, f"recipe {recipe.name!r}")
 
 
 def load_engine(name: str) -> Callable[..., Any]:
@@ -59,10 +88,88 @@ def weights_engine(policy_id: str, directory: Path, models: "ModelsSettings") ->
     Raises Refused for a name that is none, and for what is no engine.
     """
     name = models.engine
+    check_loads_weights(name, f"the policy in {str(directory)!r}")
     make = load_engine(name)
     engine = make(policy_id, directory, **options_of(models))
     _check(name, engine, policy_id)
     return cast(Engine, engine)
+
+
+def server_engine(policy_id: str, directory: Path | None, models: "ModelsSettings") -> Engine:
+    """The engine that asks the server of the settings; of a directory the tokenizer is taken.
+
+    Raises Refused for settings that are none.
+    """
+    from inference.openai_engine import OpenAIEngine
+
+    options = models.openai
+    server = _server(options)
+    return OpenAIEngine(
+        policy_id, server, _api(options, directory), concurrency=options.concurrency
+    )
+
+
+def _server(options: "OpenAISettings") -> "OpenAIServer":
+    from inference.openai_client import OpenAIServer
+
+    _check_address(options.base_url)
+    if not options.model:
+        msg = "models.openai.model is empty; give the name that the server has for its model"
+        raise Refused(msg)
+    name = options.api_key_env
+    key = os.environ.get(name, "").strip() if name else ""
+    if name and not (key and key.isascii() and key.isprintable()):
+        found = "holds what no header can carry" if key else "is not set"
+        msg = (
+            f"models.openai.api_key_env names {name}, which {found}; export the server's key in it"
+        )
+        raise Refused(msg)
+    return OpenAIServer(
+        options.base_url, options.model, key, name, options.timeout_s, options.retries
+    )
+
+
+def _check_address(base_url: str) -> None:
+    try:
+        parts = urlsplit(base_url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        known = False
+    if not known:
+        msg = (
+            f"models.openai.base_url is {base_url!r}; give the address that clients of the server "
+            "take, such as http://127.0.0.1:8000/v1"
+        )
+        raise Refused(msg)
+    if "@" in parts.netloc:
+        msg = (
+            f"models.openai.base_url for {parts.hostname} holds a user or password, which would "
+            "stand in logs; put the key into a variable that models.openai.api_key_env names"
+        )
+        raise Refused(msg)
+
+
+def _api(options: "OpenAISettings", directory: Path | None) -> "Api":
+    from inference.openai_api import ChatMessages, TokenCompletions
+
+    if options.api == "chat":
+        if directory is not None:
+            msg = (
+                "models.openai.api is chat, which needs no tokenizer; leave --directory out, or "
+                "set it to completions"
+            )
+            raise Refused(msg)
+        return ChatMessages(options.model, options.body)
+    if directory is None:
+        msg = (
+            "models.openai.api is completions, which sends token ids; name by --directory a folder "
+            "with the tokenizer and rollcall.json of the model that the server has"
+        )
+        raise Refused(msg)
+    require("torch", "transformers")
+    from inference.policy_dir import load_template
+
+    return TokenCompletions(options.model, options.body, *load_template(directory))
 
 
 def _check(name: str, engine: object, policy_id: str) -> None:

@@ -1,18 +1,23 @@
 """What every engine promises, whatever stands behind it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from compose.settings import ModelsSettings, OpenAISettings
+from compose.workers.engines import server_engine
 from inference.engine import Engine
+from inference.openai_engine import OpenAIEngine
 from inference.recorded import RecordedEngine
 from inference.scripted import ScriptedEngine
 from inference.transformers_engine import TransformersEngine
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import CallFailed, Event, ModelAnswered, PolicyVersion
+from tests.support.openai_mock import MockServer, chat, sampled, serving
 from tests.support.policies import body, call, failure, run, take, tokens, version_of
 
 ROLLOUTS = ("r0", "r1", "r2", "r3")
@@ -41,10 +46,37 @@ def transformers(lake: Path) -> Engine:
     return TransformersEngine("policy", lake)
 
 
-@pytest.fixture(params=[scripted, recorded, transformers], ids=lambda make: make.__name__)
+LOADING = [scripted, recorded, transformers]
+
+
+@pytest.fixture(params=LOADING, ids=lambda make: make.__name__)
 def engine(request: pytest.FixtureRequest, lake: Path) -> Engine:
+    """One that follows the versions of its policy."""
     make: Callable[[Path], Engine] = request.param
     return make(lake)
+
+
+def speak(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What the server behind the engine `openai` answers."""
+    return sampled(body, "L", [2]) if path == "completions" else chat("L")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MockServer]:
+    with serving(speak) as server:
+        yield server
+
+
+@pytest.fixture(params=[*LOADING, "chat", "completions"], ids=lambda m: getattr(m, "__name__", m))
+def ready(request: pytest.FixtureRequest, lake: Path, server: MockServer) -> Engine:
+    """One that serves version 0, also of those that have no other."""
+    if not isinstance(request.param, str):
+        loading: Engine = request.param(lake)
+        take(loading, request.getfixturevalue("versions")[0])
+        return loading
+    options = OpenAISettings(base_url=server.url, model="m", api=request.param)
+    directory = lake if request.param == "completions" else None
+    return server_engine("policy", directory, ModelsSettings(openai=options))
 
 
 def said_by(engine: Engine, version: int) -> int:
@@ -60,22 +92,21 @@ def proving(request: pytest.FixtureRequest, lake: Path) -> Engine:
 
 
 def test_calls_that_may_not_begin_any_more_are_handed_back_and_those_in_time_are_not(
-    engine: Engine, versions: list[PolicyVersion]
+    ready: Engine,
 ) -> None:
-    take(engine, versions[0])
     late, held = (
         replace(call("r0"), not_after_ms=999),
         replace(call("r1", min_policy_version=2), not_after_ms=999),
     )
     last = replace(call("r2"), not_after_ms=1000)
     for each in (late, held, last):
-        engine.add(each)
+        ready.add(each)
 
-    handed_back = engine.expire(1000)
+    handed_back = ready.expire(1000)
 
     assert handed_back == [late, held]
-    assert engine.expire(1000) == []
-    assert [answer.call for answer in run(engine)] == [last]
+    assert ready.expire(1000) == []
+    assert [answer.call for answer in run(ready)] == [last]
 
 
 def test_nothing_is_answered_before_there_is_a_version(
@@ -94,28 +125,24 @@ def test_nothing_is_answered_before_there_is_a_version(
     assert len(run(engine)) == 1
 
 
-def test_every_call_gets_exactly_one_answer(engine: Engine, versions: list[PolicyVersion]) -> None:
-    take(engine, versions[0])
+def test_every_call_gets_exactly_one_answer(ready: Engine) -> None:
     calls = [call(rollout) for rollout in ROLLOUTS]
 
-    answers = run(engine, *calls)
+    answers = run(ready, *calls)
 
     assert [answer.call for answer in answers] == calls
     assert all(isinstance(answer.body, ModelAnswered) for answer in answers)
-    assert engine.step() == []
+    assert ready.step() == []
 
 
-def test_an_answer_says_who_gave_it_and_under_which_weights(
-    engine: Engine, versions: list[PolicyVersion]
-) -> None:
-    take(engine, versions[0])
+def test_an_answer_says_who_gave_it_and_under_which_weights(ready: Engine) -> None:
 
-    answered = body(engine, call())
+    answered = body(ready, call())
 
     assert answered.policy_id == "policy"
     assert answered.sequence == 0
     assert answered.engine
-    assert answered.precision == "float32"
+    assert answered.precision == ("" if isinstance(ready, OpenAIEngine) else "float32")
     assert answered.template_digest
     assert answered.finish_reason in ("stop", "length")
     assert answered.versions == bytes(4) * (len(answered.token_ids) // 4)
@@ -269,13 +296,20 @@ def test_aborted_calls_get_no_answer_and_the_next_attempt_does(
     assert engine.busy()
 
 
-def test_a_prefix_that_is_only_named_is_asked_for(
-    engine: Engine, versions: list[PolicyVersion]
-) -> None:
-    take(engine, versions[0])
+def test_a_prefix_that_is_only_named_is_asked_for(ready: Engine) -> None:
 
-    failed = failure(engine, call(prefix=None, prefix_length=3))
+    failed = failure(ready, call(prefix=None, prefix_length=3))
 
     assert isinstance(failed, CallFailed)
     assert failed.code == "prefix_needed"
     assert failed.retriable
+
+
+def test_an_aborted_call_gets_no_answer_also_when_it_has_begun(ready: Engine) -> None:
+    for rollout in ROLLOUTS[:2]:
+        ready.add(call(rollout))
+    early = ready.step() if isinstance(ready, OpenAIEngine) else []  # it is in the air now
+
+    ready.abort("r0", 1)
+
+    assert [answer.call.rollout_id for answer in early + run(ready)] == ["r1"]

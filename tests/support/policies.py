@@ -18,6 +18,7 @@ from schemas.messages import (
 )
 from schemas.packed import ids_of, pack_ids, pack_logprobs
 from schemas.weights import RawTensor, write_weights
+from tests.support.waiting import give_way
 
 GPT2 = {
     "model_type": "gpt2", "vocab_size": 32, "n_positions": 96, "n_embd": 32, "n_layer": 2,
@@ -109,7 +110,7 @@ def take(engine: Engine, version: PolicyVersion) -> None:
     engine.adopt()
 
 
-def run(engine: Engine, *calls: ModelCall, max_steps: int = 2000) -> list[EngineAnswer]:
+def run(engine: Engine, *calls: ModelCall, max_steps: int = 20_000) -> list[EngineAnswer]:
     """Add the calls and step until nothing is left to do; answers in the order of the calls."""
     for one in calls:
         engine.add(one)
@@ -118,6 +119,8 @@ def run(engine: Engine, *calls: ModelCall, max_steps: int = 2000) -> list[Engine
         if not engine.busy():
             break
         answers += engine.step()
+        if engine.wait_s:
+            give_way()
     assert not engine.busy()
     order = {one.command_id: index for index, one in enumerate(calls)}
     return sorted(answers, key=lambda answer: order.get(answer.call.command_id, -1))

@@ -92,6 +92,8 @@ def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> N
         ("worker models --script json:dumps", "or --policy with --script"),
         ("worker models --policy p --script json:dumps --run r", "give --run, or"),
         ("worker models --policy p --script json:dumps --directory d", "give --run, or"),
+        ("worker models --policy p --engine openai", "models.openai.base_url is ''; give"),
+        ("worker models --policy p --engine openai --run r", "give --run, or"),
         ("worker models --policy p --script no.such:speak", "'no.such' cannot be imported"),
         ("worker models --policy p --script json:dumpss", "did you mean 'dumps'"),
         ("worker models --policy p --script os:getcwd", "cannot be called with one text"),

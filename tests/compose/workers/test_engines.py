@@ -52,7 +52,7 @@ def test_an_engine_of_ones_own_is_told_what_the_settings_say(
     ("name", "said"),
     [
         ("vllm", "'vllm', vLLM in the worker's process, is not in this release; .* transformers"),
-        ("openai", "'openai', a server that speaks the OpenAI API, is not in this release"),
+        ("openai", "'/weights' announces weights, and those behind engine 'openai' are not ours"),
         ("tranformers", "unknown engine 'tranformers'.*transformers"),
         ("", "unknown engine ''"),
         ("nowhere:Engine", "module 'nowhere' cannot be imported"),

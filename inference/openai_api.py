@@ -1,0 +1,283 @@
+"""What is asked of a server that speaks the OpenAI API, and what its answers mean; no HTTP.
+
+`ChatMessages` sends the conversation as messages: every such server has that, none tells the exact
+tokens of a conversation that goes on, so all answers are untrainable. `TokenCompletions` sends the
+tokens themselves, rendered here, and takes those that were sampled (`return_token_ids`, as vLLM and
+SGLang have it): trainable, where ids and log-probabilities fit one another.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inference import transcript_ids
+from inference.chat import Template
+from inference.stream_text import cut_at
+from inference.tools import NONE, calls_in
+from schemas.errors import WorkFailed
+from schemas.foreign_text import plain, shown
+from schemas.messages import Message, ModelAnswered, ModelCall
+from schemas.packed import ids_of, pack_ids, pack_logprobs
+from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+
+VERSION = 0
+"""Of all answers: the server's weights are none of ours, so nothing ever follows the first."""
+SEEDS = 1 << 31
+"""Some servers keep a seed in 32 bits."""
+FINISHES = {
+    "stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length",
+    "abort": "aborted", "aborted": "aborted",
+}  # fmt: skip
+"""What finish reasons are to us; any other, and none, is `other`."""
+TOP_ID = (1 << 31) - 1
+LIKELIEST = 1e-3
+"""A log-probability may be so much above 0, by rounding."""
+
+
+class BadAnswer(Exception):
+    """An answer that says nothing: it is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one call comes to."""
+
+    call: ModelCall
+    body: dict[str, Any]
+    added: list[int]
+    """What the call adds to its sequence."""
+
+
+class Api(Protocol):
+    """One way to ask such a server."""
+
+    path: str
+
+    def asked(self, call: ModelCall) -> Asked:
+        """Raises WorkFailed for a call that cannot be asked."""
+        ...
+
+    def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
+        """Raises BadAnswer."""
+        ...
+
+
+def counted(api: Api, asked: Asked) -> ModelAnswered | None:
+    """The answer to a call that samples nothing, for which nobody is asked."""
+    if asked.call.sampling.max_tokens:
+        return None
+    body = {"choices": [{"text": "", "message": {"content": ""}, "finish_reason": "length"}]}
+    return api.answered(asked, body)
+
+
+class ChatMessages:
+    """`/chat/completions`; `extra` is put into every body."""
+
+    path = "chat/completions"
+
+    def __init__(self, model: str, extra: Mapping[str, Any]) -> None:
+        self._model, self._extra = model, dict(extra)
+
+    def asked(self, call: ModelCall) -> Asked:
+        known = transcript_ids.messages_of(ids_of(_prefix(call)).tolist())
+        if not call.messages:
+            msg = "no message is new, and a server of messages cannot go on with a cut answer"
+            raise WorkFailed("not_renderable", msg, retriable=False)
+        added = transcript_ids.message_ids(call.messages)
+        messages = [_message(each) for each in (*known, *call.messages)]
+        body = {"model": self._model, "messages": messages, **_drawn(call)}
+        if call.tools:
+            body["tools"] = _tools(call.tools)
+        added.append(transcript_ids.MARK["assistant"])
+        return Asked(call, {**body, **self._extra}, added)
+
+    def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
+        choice = _choice(payload)
+        message = choice.get("message")
+        if not isinstance(message, dict):
+            msg = f"its choice holds no message, found {shown(message)}"
+            raise BadAnswer(msg)
+        text = _text(message.get("content") or message.get("refusal") or "")
+        text, stopped_by = _stopped(choice, text, asked.call)
+        calls = _tool_calls(message.get("tool_calls"), asked.call.command_id)
+        ids = transcript_ids.answer_ids(text, calls)
+        return _answer(
+            asked, choice, (text, calls, stopped_by), ids, [], transcript_ids.DIGEST, "no_token_ids"
+        )
+
+
+class TokenCompletions:
+    """`/completions`, the prompt as token ids; tokenizer and template are the served model's."""
+
+    path = "completions"
+
+    def __init__(
+        self, model: str, extra: Mapping[str, Any], tokenizer: Any, template: Template
+    ) -> None:
+        self._model, self._extra = model, dict(extra)
+        self._tokenizer, self._template = tokenizer, template
+
+    def asked(self, call: ModelCall) -> Asked:
+        prefix = ids_of(_prefix(call)).tolist()
+        template = self._template
+        ended = bool(prefix) and prefix[-1] in template.end_ids
+        added = template.render(call.messages, first=not prefix, ended=ended, tools=call.tools)
+        if not prefix and not added:
+            msg = "neither prefix nor messages gave a token to begin with"
+            raise WorkFailed("not_renderable", msg, retriable=False)
+        body = {"model": self._model, "prompt": prefix + added, **_drawn(call)}
+        body |= {"logprobs": 1, "return_token_ids": True, **self._extra}
+        return Asked(call, body, added)
+
+    def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
+        choice = _choice(payload)
+        said = _text(choice.get("text"))
+        untrainable, logprobs = "", list[float]()
+        ids = _token_ids(choice)
+        if ids is None:
+            untrainable = "no_token_ids"
+            ids = list(self._tokenizer.encode(said, add_special_tokens=False))
+        elif _prompt_of(choice, payload) not in (None, asked.body["prompt"]):
+            untrainable = "other_prompt"
+        else:
+            untrainable, logprobs = _logprobs(choice, len(ids), asked.call)
+        form = self._template.tool_format if asked.call.tools else NONE
+        said, stopped_by = _stopped(choice, said, asked.call)
+        text, calls = calls_in(form, said, asked.call.command_id)
+        heard = text, calls, stopped_by
+        return _answer(asked, choice, heard, ids, logprobs, self._template.digest, untrainable)
+
+
+def _prefix(call: ModelCall) -> bytes:
+    if call.prefix_ids is None and call.prefix_length:
+        msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"
+        raise WorkFailed("prefix_needed", msg, retriable=True)
+    return call.prefix_ids or b""
+
+
+def _drawn(call: ModelCall) -> dict[str, Any]:
+    """How the answer is to be sampled; what says nothing is left out, for not all know all."""
+    sampling = call.sampling
+    body: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
+        "top_p": sampling.top_p, "seed": call.seed % SEEDS, "stream": False,
+    }  # fmt: skip
+    if sampling.top_k:
+        body["top_k"] = sampling.top_k
+    if stop := [each for each in sampling.stop if each]:
+        body["stop"] = stop
+    return body
+
+
+def _message(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {"id": each.id, "type": "function",
+             "function": {"name": each.name, "arguments": each.arguments}}
+            for each in tool_calls_of(message.tool_calls)
+        ]  # fmt: skip
+    for name in ("name", "tool_call_id"):
+        if value := getattr(message, name):
+            fields[name] = value
+    return fields
+
+
+def _tools(tools: str) -> Any:
+    try:
+        return json.loads(tools)
+    except (ValueError, RecursionError) as error:
+        msg = f"tools must be a JSON list, found {plain(tools, 80)!r}"
+        raise WorkFailed("not_renderable", msg, retriable=False) from error
+
+
+def _choice(payload: Mapping[str, Any]) -> dict[str, Any]:
+    choices = payload.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        msg = f"it holds no choice, found {shown(dict(payload))}"
+        raise BadAnswer(msg)
+    return choices[0]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        msg = f"its text is none, found {shown(value)}"
+        raise BadAnswer(msg)
+    return plain(value)
+
+
+def _tool_calls(value: Any, command_id: bytes) -> str:
+    """Canonical, under ids that are a function of the command, as those of every engine."""
+    head = f"call_{command_id.hex()[:24]}"
+    try:
+        calls = [
+            ToolCall(f"{head}_{at}", _text(one["name"]), _text(one["arguments"]))
+            for at, one in enumerate(each["function"] for each in value or ())
+        ]
+    except (TypeError, KeyError, IndexError) as error:
+        msg = f"its tool calls are none, found {shown(value)}"
+        raise BadAnswer(msg) from error
+    return tool_calls_text(calls)
+
+
+def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:
+    """Those that were sampled; None where the server does not tell."""
+    ids = choice.get("token_ids")
+    return ids if _are_ids(ids) else None
+
+
+def _are_ids(ids: object) -> bool:
+    return isinstance(ids, list) and all(type(each) is int and 0 <= each <= TOP_ID for each in ids)
+
+
+def _prompt_of(choice: Mapping[str, Any], payload: Mapping[str, Any]) -> object:
+    """The prompt as the server has read it; None where it does not tell."""
+    return choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
+
+
+def _logprobs(choice: Mapping[str, Any], tokens: int, call: ModelCall) -> tuple[str, list[float]]:
+    """Why the answer is untrainable, or its log-probabilities.
+
+    Servers give those of the model as it is, which are of the distribution that was sampled from
+    where nothing reshaped it.
+    """
+    sampling = call.sampling
+    held = choice.get("logprobs")
+    found = held.get("token_logprobs") if isinstance(held, dict) else None
+    if not isinstance(found, list) or len(found) != tokens or not all(map(_possible, found)):
+        return "no_logprobs", []
+    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
+        return "raw_logprobs", []
+    return "", [float(each) for each in found]
+
+
+def _possible(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value <= LIKELIEST  # type: ignore[arg-type, operator]
+
+
+def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str, str]:
+    """The text, and the stop string that ended it; some servers leave that in, some name it."""
+    text, found = cut_at(text, call.sampling.stop)
+    reason = choice.get("stop_reason")
+    named = reason if isinstance(reason, str) and reason in call.sampling.stop else ""
+    return text, found or named
+
+
+def _answer(
+    asked: Asked, choice: Mapping[str, Any], heard: tuple[str, str, str], ids: list[int],
+    logprobs: list[float], template_digest: str, untrainable: str,
+) -> ModelAnswered:  # fmt: skip
+    """`heard` is text, tool calls and stop string."""
+    call, (text, calls, stopped_by) = asked.call, heard
+    finish = choice.get("finish_reason")
+    logprobs = logprobs or [0.0] * len(ids)
+    return ModelAnswered(
+        text=text, tool_calls=calls, added_ids=pack_ids(asked.added), token_ids=pack_ids(ids),
+        logprobs=pack_logprobs(logprobs), versions=pack_ids([VERSION] * len(ids)),
+        finish_reason=FINISHES.get(finish, "other") if isinstance(finish, str) else "other",
+        policy_id=call.policy_id, sequence=call.sequence, engine="openai", precision="",
+        template_digest=template_digest, stopped_by=stopped_by, untrainable=untrainable,
+    )  # fmt: skip

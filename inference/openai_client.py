@@ -1,0 +1,217 @@
+"""Requests to a server that speaks the OpenAI API, sent again while that may help.
+
+A server that is away, overloaded or broken is tried again, more and more seldom, as long as the
+call may begin; one that says when to come again (429, `Retry-After`) is obeyed. What asking again
+cannot mend (the key, the model, the body) is answered at once, in one line with its remedy. The
+key is in no message, also where the server says it back.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import aiohttp
+
+from inference.openai_api import BadAnswer
+from schemas.errors import WorkFailed
+from schemas.foreign_text import plain, raised
+
+T = TypeVar("T")
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
+MOST_BYTES = 64 << 20
+"""Of one answer; a server that says more is broken."""
+SAID_CHARS = 300
+"""Of what a server says of an error."""
+TOO_LONG = ("context_length_exceeded", "maximum context length", "context length")
+QUOTA = "insufficient_quota"
+PASSING = {408, 409, 425}
+"""Statuses below 500 that are tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIServer:
+    """Where the server is, and how patiently it is asked."""
+
+    base_url: str
+    """As its own clients take it, mostly with `/v1`; it stands in messages, so no password may."""
+    model: str
+    key: str = field(default="", repr=False)
+    key_name: str = ""
+    """Of the environment variable that held the key, for messages."""
+    timeout_s: float = 600.0
+    """Of one request, from its beginning to the last byte of its answer."""
+    retries: int = 4
+    """So many answers that say nothing are asked for again; a server that is away is tried as long
+    as its call may begin."""
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+class _Trouble(Exception):
+    """What may pass; `wait_s` is when to come again, as the server says it."""
+
+    def __init__(self, code: str, message: str, wait_s: float = 0.0, *, bad: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.wait_s, self.bad = code, wait_s, bad
+
+
+class OpenAIClient:
+    """Asks one server; `left_s` says how long its call may still begin."""
+
+    def __init__(self, server: OpenAIServer, session: aiohttp.ClientSession) -> None:
+        self._server, self._session = server, session
+
+    async def ask(
+        self, path: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T],
+        left_s: Callable[[], float],
+    ) -> T:  # fmt: skip
+        """What `read` makes of the answer. Raises WorkFailed."""
+        tries, bad = 0, 0
+        while True:
+            try:
+                return read(await self._once(path, body))
+            except BadAnswer as error:
+                trouble = _Trouble("bad_answer", f"answered what says nothing: {error}", bad=True)
+            except _Trouble as error:
+                trouble = error
+            tries, bad = tries + 1, bad + trouble.bad
+            wait_s = trouble.wait_s or _wait_s(tries)
+            if bad > self._server.retries or wait_s > left_s():
+                raise self._given_up(trouble, tries)
+            await asyncio.sleep(wait_s)
+
+    async def _once(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        url = f"{self._server.base_url.rstrip('/')}/{path}"
+        timeout = aiohttp.ClientTimeout(total=self._server.timeout_s)
+        try:
+            async with self._session.post(
+                url, json=body, headers=self._server.headers(), timeout=timeout,
+                allow_redirects=False,
+            ) as response:  # fmt: skip
+                said = await _bounded(response)
+        except TimeoutError as error:
+            msg = f"did not answer within {self._server.timeout_s:g} s"
+            raise _Trouble("server_away", msg) from error
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
+            msg = f"broke off its answer: {self._clean(raised(error, SAID_CHARS))}"
+            raise _Trouble("bad_answer", msg, bad=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            msg = f"cannot be reached ({self._clean(raised(error, SAID_CHARS))}); is it running?"
+            raise _Trouble("server_away", msg) from error
+        payload = _json(said)
+        status = response.status
+        if status != 200 or not isinstance(payload, dict) or payload.get("error"):
+            self._raise_for(status, payload, said, response.headers)
+        assert isinstance(payload, dict)
+        return payload
+
+    def _raise_for(
+        self, status: int, payload: Any, said: bytes, headers: Mapping[str, str]
+    ) -> None:
+        """Raise what an answer comes to that is no completion."""
+        error = payload.get("error") if isinstance(payload, dict) else None
+        if status == 200 and error is None:
+            kind = headers.get("Content-Type", "without a content type")
+            msg = (
+                f"answered {kind}, which is no JSON object; is the base URL right? it mostly ends "
+                "with /v1"
+            )
+            raise _Trouble("bad_answer", msg, bad=True)
+        status = _status_of(error) if status == 200 else status
+        words = self._clean(_words(error, payload, said))
+        if status in PASSING or status >= 500:
+            raise _Trouble("server_away", f"answered {status}: {words}", _after_s(headers))
+        if status == 429 and QUOTA not in words:
+            raise _Trouble("busy", f"is full (429): {words}", _after_s(headers))
+        raise self._refused(status, words)
+
+    def _refused(self, status: int, words: str) -> WorkFailed:
+        """What asking again does not mend."""
+        server = self._server
+        held = f"the variable {server.key_name}" if server.key_name else "openai.api_key_env"
+        code, remedy = "bad_request", "the request is not one that it takes"
+        if status in (401, 403):
+            code, remedy = "unauthorised", f"put a key that it knows into {held}"
+        elif status == 404:
+            code, remedy = "unknown_model", f"it has no model {server.model!r} or no such path"
+        elif status == 429:
+            code, remedy = "no_quota", "its account has nothing left"
+        elif any(mark in words for mark in TOO_LONG):
+            code, remedy = "too_long", "the conversation is longer than its model reads"
+        elif 300 <= status < 400:
+            code, remedy = "moved", "name the address that it points to as the base URL"
+        msg = f"the server at {server.base_url} answered {status}: {words}; {remedy}"
+        return WorkFailed(code, msg, retriable=False)
+
+    def _given_up(self, trouble: _Trouble, tries: int) -> WorkFailed:
+        msg = f"the server at {self._server.base_url} {trouble} (tried {tries} times)"
+        return WorkFailed(trouble.code, msg, retriable=True)
+
+    def _clean(self, text: str) -> str:
+        """Without the key."""
+        return text.replace(self._server.key, "(the key)") if self._server.key else text
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    said = bytearray()
+    async for piece in response.content.iter_any():
+        said += piece
+        if len(said) > MOST_BYTES:
+            msg = f"answered more than {MOST_BYTES:,} bytes"
+            raise _Trouble("bad_answer", msg, bad=True)
+    return bytes(said)
+
+
+def _json(said: bytes) -> Any:
+    """None for what is no JSON."""
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _status_of(error: object) -> int:
+    """Of an error that comes under status 200: its code, if that is one."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if type(code) is int and 400 <= code < 600 else 500
+
+
+def _words(error: object, payload: Any, said: bytes) -> str:
+    """What a server says of its error; the parts that tell are `code` and `message`."""
+    if isinstance(error, dict):
+        parts = [error.get("code"), error.get("type"), error.get("message")]
+        words = ", ".join(str(part) for part in parts if part)
+    elif isinstance(payload, dict):
+        words = str(error or payload.get("message") or payload.get("detail") or payload)
+    else:
+        words = said[: 4 * SAID_CHARS].decode(errors="replace")
+    return plain(" ".join(words.split()), SAID_CHARS) or "nothing"
+
+
+def _after_s(headers: Mapping[str, str]) -> float:
+    """When to come again: `Retry-After` in seconds or as a date; 0 where it says nothing."""
+    value = headers.get("Retry-After", "")
+    try:
+        return min(max(0.0, float(value)), 1e9)
+    except ValueError:
+        pass
+    try:
+        at = parsedate_to_datetime(value)
+    except (ValueError, TypeError):
+        return 0.0
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())
+
+
+def _wait_s(tries: int) -> float:
+    """Twice as long each time, up to `LONGEST_WAIT_S`; by half of it at random, so that many who
+    were turned away at once do not come again at once."""
+    longest: float = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(tries - 1, 10))
+    return longest * (0.5 + 0.5 * random.random())

@@ -1,0 +1,217 @@
+"""Any server that speaks the OpenAI API as an engine: calls become requests on a thread of its own.
+
+`step` sends what waits and collects what was answered, so the loop that drives it need not spin.
+The server's weights are none of ours: every answer carries version 0, as those of a script do, and
+a policy whose weights change cannot be served.
+"""
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import NoReturn
+
+import aiohttp
+
+from inference.engine import EngineAnswer
+from inference.openai_api import VERSION, Api, Asked, counted
+from inference.openai_client import OpenAIClient, OpenAIServer
+from inference.waiting_calls import WaitingCalls, is_of
+from schemas.errors import Unfit, WorkFailed
+from schemas.foreign_text import raised
+from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+
+WAIT_S = 0.01
+ENDING_S = 2.0
+"""How long the thread may take to close its connections."""
+
+Body = ModelAnswered | CallFailed
+
+
+class LogTime:
+    """The time by the log, as it was last told, gone on with by this machine's clock."""
+
+    def __init__(self) -> None:
+        self._ahead_s = time.time() - time.monotonic()
+
+    def saw(self, now_ms: int) -> None:
+        self._ahead_s = now_ms / 1000 - time.monotonic()
+
+    def left_s(self, call: ModelCall) -> float:
+        """How long a call may still begin."""
+        return call.not_after_ms / 1000 - (time.monotonic() + self._ahead_s)
+
+
+@dataclass(slots=True)
+class _Flight:
+    call: ModelCall
+    task: "asyncio.Future[None] | None" = None
+    over: bool = False
+    """Whether its answer is of no use any more."""
+
+
+class Flights:
+    """Requests in the air, on an event loop of a thread of their own."""
+
+    def __init__(self, server: OpenAIServer, api: Api, log_time: LogTime) -> None:
+        self._server, self._api, self._time = server, api, log_time
+        self._landed: SimpleQueue[tuple[_Flight, Body]] = SimpleQueue()
+        self._flights: dict[bytes, _Flight] = {}
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._thread = Thread(target=self._run, name="openai", daemon=True)
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def begin(self, asked: Asked) -> None:
+        """Send a request."""
+        if not self._thread.is_alive():
+            self._thread.start()
+        flight = self._flights[asked.call.command_id] = _Flight(asked.call)
+        self._loop.call_soon_threadsafe(self._take_off, flight, asked)
+
+    def landed(self) -> list[EngineAnswer]:
+        """What was answered since this was asked last."""
+        answers: list[EngineAnswer] = []
+        while True:
+            try:
+                flight, body = self._landed.get_nowait()
+            except Empty:
+                return answers
+            if not flight.over:
+                del self._flights[flight.call.command_id]
+                answers.append(EngineAnswer(flight.call, body))
+
+    def abort(self, gone: Callable[[ModelCall], bool]) -> None:
+        """Call off requests; they get no answer."""
+        for command_id, flight in list(self._flights.items()):
+            if gone(flight.call):
+                flight.over = True
+                del self._flights[command_id]
+                self._loop.call_soon_threadsafe(self._call_off, flight)
+
+    def end(self) -> None:
+        """Call off everything and let the thread go."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join(ENDING_S)
+        elif not self._loop.is_closed():
+            self._loop.close()
+
+    # On the thread
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+            self._client = OpenAIClient(self._server, session)
+            await self._ended.wait()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take_off(self, flight: _Flight, asked: Asked) -> None:
+        flight.task = self._loop.create_task(self._fly(flight, asked))
+
+    def _call_off(self, flight: _Flight) -> None:
+        if flight.task is not None:
+            flight.task.cancel()
+
+    async def _fly(self, flight: _Flight, asked: Asked) -> None:
+        body: Body
+        try:
+            body = await self._client.ask(
+                self._api.path,
+                asked.body,
+                lambda payload: self._api.answered(asked, payload),
+                lambda: self._time.left_s(asked.call),
+            )
+        except WorkFailed as error:
+            body = CallFailed(error.code, str(error), error.retriable)
+        except Exception as error:  # what a server says is foreign, and so is what reads it
+            body = CallFailed("bad_answer", raised(error), True)
+        self._landed.put((flight, body))
+
+
+class OpenAIEngine:
+    """Serves a policy that is the model of a server; see `inference.engine.Engine`.
+
+    At most `concurrency` requests are in the air; the other calls wait here.
+    """
+
+    def __init__(
+        self, policy_id: str, server: OpenAIServer, api: Api, *, concurrency: int = 64
+    ) -> None:
+        self.policy_id = policy_id
+        self.version = VERSION
+        self.wait_s = WAIT_S
+        self._server, self._api, self._concurrency = server, api, concurrency
+        self._time = LogTime()
+        self._waiting = WaitingCalls()
+        self._flights = Flights(server, api, self._time)
+        weakref.finalize(self, self._flights.end)
+
+    def add(self, call: ModelCall) -> None:
+        self._waiting.add(call, self.version)
+
+    def busy(self) -> bool:
+        return bool(self._waiting.ready or len(self._flights))
+
+    def step(self) -> list[EngineAnswer]:
+        """Send what may be sent; return what was answered."""
+        answers = self._flights.landed()
+        while self._waiting.ready and len(self._flights) < self._concurrency:
+            call = self._waiting.ready.popleft()
+            body = self._begun(call)
+            if body is not None:
+                answers.append(EngineAnswer(call, body))
+        return answers
+
+    def expire(self, now_ms: int) -> list[ModelCall]:
+        """See the protocol; this is where the time by the log is heard of."""
+        self._time.saw(now_ms)
+        return self._waiting.expire(now_ms)
+
+    def abort(self, rollout_id: str, attempt: int) -> None:
+        self._waiting.abort(rollout_id, attempt)
+        self._flights.abort(lambda call: is_of(call, rollout_id, attempt))
+
+    def twin(self) -> "OpenAIEngine":
+        """Another one; it is asked for announced versions, of which there are none."""
+        return OpenAIEngine(self.policy_id, self._server, self._api, concurrency=self._concurrency)
+
+    def stage(self, version: PolicyVersion) -> NoReturn:
+        """Raises Unfit: whoever announces weights does not mean the server's."""
+        msg = (
+            f"version {version.version} of {self.policy_id!r} is announced, so its weights change, "
+            f"and those of {self._server.model!r} at {self._server.base_url} are not ours to load; "
+            "serve that policy by the engine transformers, or give this server a policy id of "
+            "its own"
+        )
+        raise Unfit(msg)
+
+    def adopt(self) -> None:
+        """Nothing is ever staged."""
+
+    def _begun(self, call: ModelCall) -> Body | None:
+        """Send the request of a call; its answer where none has to be sent."""
+        try:
+            asked = self._api.asked(call)
+            body = counted(self._api, asked)
+        except WorkFailed as error:
+            return CallFailed(error.code, str(error), error.retriable)
+        except Exception as error:  # a chat template is foreign code, and so are its tools
+            return CallFailed("not_renderable", raised(error), False)
+        if body is None:
+            self._flights.begin(asked)
+        return body

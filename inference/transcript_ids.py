@@ -1,0 +1,96 @@
+"""A conversation as ids where nobody tells the tokens: a vocabulary of its own, read back exactly.
+
+A server that takes messages and answers text has token ids that it keeps to itself. All that counts
+and slices ids goes on with these: text is three bytes of UTF-8 an id, which is about as many ids as
+a real tokenizer has, and what the bytes are (whose message, its tool calls) is told by marks. The
+messages so far are read from the ids alone, so a server that never saw them can go on.
+
+These are no tokens of any model: answers made of them are untrainable.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from schemas.errors import WorkFailed
+from schemas.ids import digest
+from schemas.messages import Message
+
+BYTES = 3
+"""An id is how many bytes it holds, above 24 bits, and the bytes, big-endian."""
+MARKS = ("system", "user", "assistant", "tool", "name", "tool_call_id", "tool_calls")
+ROLES = MARKS[:4]
+FIRST_MARK = (BYTES + 1) << 24
+MARK = {name: FIRST_MARK + number for number, name in enumerate(MARKS)}
+DIGEST = digest("transcript", BYTES, *MARKS).hex()
+"""Names this vocabulary in answers, in the place of a template's."""
+
+
+def text_ids(text: str) -> list[int]:
+    """The ids of a text; it must be Unicode that can be written."""
+    data = text.encode()
+    pieces = (data[at : at + BYTES] for at in range(0, len(data), BYTES))
+    return [len(piece) << 24 | int.from_bytes(piece, "big") for piece in pieces]
+
+
+def message_ids(messages: Iterable[Message]) -> list[int]:
+    """What messages add. Raises WorkFailed(`not_renderable`) for a role that has no mark."""
+    ids: list[int] = []
+    for message in messages:
+        if message.role not in ROLES:
+            msg = f"role {message.role!r}; servers of messages know {', '.join(ROLES)}"
+            raise WorkFailed("not_renderable", msg, retriable=False)
+        ids += [MARK[message.role], *answer_ids(message.content, "")]
+        for field in ("name", "tool_call_id"):
+            if value := getattr(message, field):
+                ids += [MARK[field], *text_ids(value)]
+        ids += answer_ids("", message.tool_calls)
+    return ids
+
+
+def answer_ids(content: str, tool_calls: str) -> list[int]:
+    """What is said after the mark of a role."""
+    return text_ids(content) + ([MARK["tool_calls"], *text_ids(tool_calls)] if tool_calls else [])
+
+
+def messages_of(ids: Sequence[int]) -> list[Message]:
+    """The messages of which these are the ids.
+
+    Raises WorkFailed(`bad_prefix`) for ids of another vocabulary.
+    """
+    try:
+        return [Message(role, **dict(fields)) for role, fields in _parts(ids)]
+    except (ValueError, OverflowError, IndexError, TypeError) as error:
+        msg = (
+            "the prefix is no transcript, so it was begun by another engine; a conversation is "
+            "gone on with by the engine that began it"
+        )
+        raise WorkFailed("bad_prefix", msg, retriable=False) from error
+
+
+def _parts(ids: Sequence[int]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Each message as its role and fields."""
+    if not ids:
+        return
+    starts = [at for at, each in enumerate(ids) if each >= FIRST_MARK]
+    if starts[:1] != [0] or ids[0] - FIRST_MARK >= len(ROLES):
+        msg = "no message begins here"
+        raise ValueError(msg)
+    role, fields = "", list[tuple[str, str]]()
+    for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+        name = MARKS[ids[start] - FIRST_MARK]
+        text = b"".join(map(_bytes, ids[start + 1 : end])).decode()
+        if name not in ROLES:
+            fields.append((name, text))
+            continue
+        if role:
+            yield role, fields
+        role, fields = name, [("content", text)]
+    if role:
+        yield role, fields
+
+
+def _bytes(each: int) -> bytes:
+    size, value = each >> 24, each & 0xFFFFFF
+    if not 1 <= size <= BYTES:
+        msg = f"{each} is no id of a transcript"
+        raise ValueError(msg)
+    return value.to_bytes(size, "big")

@@ -4,6 +4,7 @@
        +--> guardian --fork--> keeper
 
 Run by path with the interpreter's own library alone: `python -I -S keeper_process.py FD DIRECTORY`.
+A fork takes as long as all else until a program runs: so one child is forked ahead, and waits.
 Each child adopts what is orphaned below it (`sandbox.process_tree`), so its end is the end of all
 that it started. When the worker is gone (its end of the socket is closed, however it died)
 everything here ends; when the keeper is killed, the guardian ends what it leaves behind and removes
@@ -30,7 +31,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from sandbox import namespaces, process_tree
@@ -62,61 +63,84 @@ def heeded() -> list[int]:
     return [each for each in every if signal.getsignal(each) is not signal.SIG_DFL]
 
 
-def fork(
-    request: dict[str, Any], standard: Sequence[int], signals: Sequence[int]
-) -> tuple[int, int]:
-    """A child's pid, and a pipe that ends at its exec, empty unless something went wrong.
+class Spare(NamedTuple):
+    """A child that waits for what it is to become; forked before anybody wants it."""
 
-    `signals`: what it is not to heed as we do. Raises OSError.
-    """
-    ours, theirs = os.pipe()
+    pid: int
+    way: socket.socket
+    """Takes one packet, as it came from the worker, with its descriptors."""
+    complaints: int
+    """A pipe that ends at its exec, empty unless something went wrong."""
+
+
+def fork(signals: Sequence[int]) -> Spare:
+    """`signals`: what the child is not to heed as we do. Raises OSError."""
     parent = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError:
-        os.close(ours)
-        raise
-    else:
-        if pid == 0:
-            become(request, standard, signals, parent, theirs)
-    finally:
-        os.close(theirs)
-    return pid, ours
+    way, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, contextlib.ExitStack() as undone:
+        undone.enter_context(way)
+        ours, complaints = os.pipe()
+        undone.callback(os.close, ours)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                stand_by(theirs.fileno(), signals, parent, complaints)
+        finally:
+            os.close(complaints)
+        undone.pop_all()
+    return Spare(pid, way, ours)
 
 
-def become(
-    request: dict[str, Any],
-    standard: Sequence[int],
-    signals: Sequence[int],
-    parent: int,
-    complaints: int,
-) -> NoReturn:
-    """Turn into the program that was asked for; never returns."""
+def stand_by(way: int, signals: Sequence[int], parent: int, complaints: int) -> NoReturn:
+    """Wait for a request with nothing of the keeper's open, and turn into what it asks for."""
     try:
+        process_tree.tied_to(parent, signal.SIGKILL)
         os.setsid()
         for number in signals:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
-        # First out of the way of one another: one of those given may have a number that is taken.
-        complaints = fcntl.fcntl(complaints, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
-        standard = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for fd in standard]
-        take_place(request, parent)
-        process_tree.adopt_orphans()
-        for number, fd in enumerate(standard):
-            os.dup2(fd, number)
-        os.closerange(len(standard), complaints)
-        os.closerange(complaints + 1, 65536)
-        begin_in(request["cwd"], in_box=bool(request.get("within")))
-        if request.get("within"):
-            namespaces.give_up_rights(request["seccomp"])
-        if request.get("listen"):
-            hand_out(request["listen"])
-        os.execve(request.get("program") or request["argv"][0], request["argv"], request["env"])
+        way = fcntl.fcntl(way, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+        complaints = fcntl.fcntl(complaints, fcntl.F_DUPFD_CLOEXEC, way + 1)
+        for first, end in ((3, way), (way + 1, complaints), (complaints + 1, 65536)):
+            os.closerange(first, end)
+        with socket.socket(fileno=way) as keeper:
+            text, standard = receive(keeper)
+        if text:
+            become(json.loads(text), standard, parent, complaints)
     except BaseException as error:
         os.write(complaints, f"{type(error).__name__}: {error}"[:2000].encode(errors="replace"))
     finally:
         os._exit(127)
+
+
+def become(
+    request: dict[str, Any], standard: Sequence[int], parent: int, complaints: int
+) -> NoReturn:
+    """Turn into the program that was asked for. Raises OSError and whatever a bad request does."""
+    # First out of the way of one another: one of those given may have a number that is taken.
+    standard = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for fd in standard]
+    take_place(request, parent)
+    process_tree.adopt_orphans()
+    for number, fd in enumerate(standard):
+        os.dup2(fd, number)
+    os.closerange(len(standard), complaints)
+    os.closerange(complaints + 1, 65536)
+    begin_in(request["cwd"], in_box=bool(request.get("within")))
+    if request.get("within"):
+        namespaces.give_up_rights(request["seccomp"])
+    if request.get("listen"):
+        hand_out(request["listen"])
+    os.execve(request.get("program") or request["argv"][0], request["argv"], request["env"])
+
+
+def receive(peer: socket.socket) -> tuple[bytes, Sequence[int]]:
+    """One packet and the descriptors that came with it; nothing when the other end is gone."""
+    text, control, _, _ = peer.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(MOST_DESCRIPTORS * 4))
+    descriptors = array.array("i")
+    for _, _, value in control:
+        descriptors.frombytes(value[: len(value) - len(value) % descriptors.itemsize])
+    return text, descriptors
 
 
 def begin_in(place: str, *, in_box: bool) -> None:
@@ -190,6 +214,7 @@ class Children:
         self.worker = worker
         self.signals = heeded()
         """To look for them takes as long as a fork."""
+        self.spare: Spare | None = None
         self.waiting = select.poll()
         self.running: dict[int, int] = {}
         """Children by pid."""
@@ -206,6 +231,7 @@ class Children:
         self.waiting.register(self.worker, select.POLLIN)
         self.waiting.register(woken, select.POLLIN)
         while True:
+            self.prepare()
             again_ms = process_tree.AGAIN_S * 1000 if self.ending else None
             ready = {fd for fd, _ in self.waiting.poll(again_ms)}
             if woken.fileno() in ready:
@@ -218,12 +244,7 @@ class Children:
 
     def hear(self) -> bool:
         """Do what one packet says; False when the worker is gone."""
-        text, control, _, _ = self.worker.recvmsg(
-            PACKET_BYTES, socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
-        )
-        standard = array.array("i")
-        for _, _, value in control:
-            standard.frombytes(value[: len(value) - len(value) % standard.itemsize])
+        text, standard = receive(self.worker)
         if not text:
             return False
         request = json.loads(text)
@@ -232,16 +253,16 @@ class Children:
                 if number == request["end"]:
                     process_tree.kill_tree(pid)
         else:
-            self.begin(request, standard)
+            self.begin(request, text, standard)
         for fd in standard:
             os.close(fd)
         return True
 
-    def begin(self, request: dict[str, Any], standard: Sequence[int]) -> None:
-        """Fork a child, and wait for no exec: others may be started meanwhile."""
+    def begin(self, request: dict[str, Any], text: bytes, standard: Sequence[int]) -> None:
+        """Have a child become what is asked for, and wait for no exec: others may start too."""
         number = request["start"]
         try:
-            pid, pipe = fork(request, standard, self.signals)
+            pid, _, pipe = self.handed(text, standard)
         except OSError as error:
             self.tell({"started": number, "failed": str(error)})
             return
@@ -250,6 +271,33 @@ class Children:
             self.within[number] = request["within"]
         self.starting[pipe] = number, pid
         self.waiting.register(pipe, select.POLLIN)
+
+    def handed(self, text: bytes, standard: Sequence[int]) -> Spare:
+        """The child that has a request now, a new one where there is no spare. Raises OSError."""
+        if spare := self.spare:
+            with contextlib.suppress(OSError):
+                socket.send_fds(spare.way, [text], standard)
+                spare.way.close()
+                self.spare = None
+                return spare
+            self.lose_spare()
+        child = fork(self.signals)
+        with child.way:
+            socket.send_fds(child.way, [text], standard)
+        return child
+
+    def lose_spare(self) -> None:
+        """It was killed."""
+        if self.spare:
+            self.spare.way.close()
+            os.close(self.spare.complaints)
+            self.spare = None
+
+    def prepare(self) -> None:
+        """Fork a spare, where there is none and nobody waits for anything else."""
+        if self.spare is None and not self.starting:
+            with contextlib.suppress(OSError):  # whoever wants it is told why there is none
+                self.spare = fork(self.signals)
 
     def tell_start(self, pipe: int) -> None:
         """Tell what became of a start; waits for no longer than it takes to be known."""
@@ -278,6 +326,8 @@ class Children:
                 break
             for pipe in [each for each, begun in self.starting.items() if begun[1] == pid]:
                 self.tell_start(pipe)
+            if self.spare and self.spare.pid == pid:
+                self.lose_spare()
             if pid in self.running:
                 number = self.running.pop(pid)
                 self.ending[number] = os.waitstatus_to_exitcode(status)
@@ -294,6 +344,7 @@ class Children:
         In a box it is its first process's, which starts nothing itself.
         """
         strays = set(process_tree.children(os.getpid())) - self.running.keys()
+        strays -= {self.spare.pid} if self.spare else set()
         for first in {self.within[number] for number in self.ending if number in self.within}:
             strays.update(process_tree.children(first))
         for pid in strays:

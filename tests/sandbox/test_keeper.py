@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import process_tree
 from sandbox.keeper import Confinement, Keeper, KeptProcess
 from schemas.errors import WorkFailed
 from tests.support.processes_left import running
-from tests.support.waiting import until
+from tests.support.waiting import holds, until
 
 WORKER = """
 import asyncio, os
@@ -180,3 +181,72 @@ def test_one_keeper_serves_all_that_borrow_it_and_ends_with_the_last() -> None:
         return first is second and alive, second.alive
 
     assert asyncio.run(whole()) == (True, False)
+
+
+def keeper_itself(keeper: Keeper) -> int:
+    """The child of its guardian."""
+    return process_tree.children(keeper._process.pid)[0]
+
+
+async def spare_of(keeper: Keeper) -> int:
+    """The child that waits for the first request."""
+    await holds(lambda: bool(process_tree.children(keeper._process.pid)))
+    await holds(lambda: bool(process_tree.children(keeper_itself(keeper))))
+    return process_tree.children(keeper_itself(keeper))[0]
+
+
+def descriptors(pid: int) -> list[str]:
+    """What it has open beside the three that the keeper begins with."""
+    opened = [each for each in Path(f"/proc/{pid}/fd").iterdir() if int(each.name) > 2]
+    return sorted(os.readlink(each).partition(":")[0] for each in opened)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+def test_a_spare_that_waits_has_nothing_of_the_keeper_and_ends_with_it() -> None:
+    async def whole() -> None:
+        keeper = Keeper.start()
+        spare = await spare_of(keeper)
+        await holds(lambda: descriptors(spare) == ["pipe", "socket"])
+
+        os.kill(keeper_itself(keeper), signal.SIGKILL)
+
+        await holds(lambda: not Path(f"/proc/{spare}").exists())
+        await keeper.close()
+
+    asyncio.run(whole())
+
+
+def test_a_spare_that_was_killed_costs_nobody_his_start() -> None:
+    async def whole() -> int:
+        keeper = Keeper.start()
+        spare, itself = await spare_of(keeper), keeper_itself(keeper)
+
+        # Given a keeper that hears of a request before it sees that its spare is dead
+        os.kill(itself, signal.SIGSTOP)
+        os.kill(spare, signal.SIGKILL)
+        await holds(lambda: state(spare) == "Z")
+        argv = ["/bin/sh", "-c", "exit 7"]
+        spawning = asyncio.create_task(keeper.spawn(argv, env={}, cwd="/", standard=(0, 1, 2)))
+        await asyncio.sleep(0)
+
+        os.kill(itself, signal.SIGCONT)
+
+        code = await (await spawning).wait()
+        await keeper.close()
+        return code
+
+    assert asyncio.run(whole()) == 7
+
+
+def test_a_spare_that_is_killed_while_nobody_wants_it_is_replaced() -> None:
+    async def whole() -> None:
+        keeper = Keeper.start()
+        spare = await spare_of(keeper)
+        os.kill(spare, signal.SIGKILL)
+        await holds(lambda: process_tree.children(keeper_itself(keeper)) not in ([], [spare]))
+        await keeper.close()
+
+    asyncio.run(whole())

@@ -22,7 +22,7 @@ from schemas.rules import require
 from schemas.weights import RawTensor
 from trainer.arithmetic import FLOAT32
 from trainer.publication import as_published
-from trainer.tensors import exported, like, raw_of, tensor_of, tensors_of
+from trainer.tensors import exported, like, raw_of, tensor_of, tensors_of, whole
 
 ALL = "all-linear"
 """peft's word for every linear layer but the head."""
@@ -103,10 +103,20 @@ def merged(model: nn.Module) -> dict[str, RawTensor]:
             if PART in name:
                 continue
             owner, is_adapted, _ = name.partition(f"{BASE}.weight")
-            added = modules[owner].get_delta_weight(NAME) if is_adapted else None
-            value = tensor if added is None else tensor + added
+            value = whole(tensor) + _added(modules[owner]) if is_adapted else tensor
             found[name.replace(f"{BASE}.", ".")] = raw_of(value)
     return dict(sorted(found.items()))
+
+
+def _added(module: nn.Module) -> Tensor:
+    """What an adapted module's weight comes to be more by, whole: all ranks have to ask.
+
+    As peft's `get_delta_weight`, to the bit, which knows no weights that lie apart.
+    """
+    layer: Any = module
+    down, up = whole(layer.lora_A[NAME].weight), whole(layer.lora_B[NAME].weight)
+    product = up @ down
+    return (product.T if layer.fan_in_fan_out else product) * layer.scaling[NAME]
 
 
 @contextmanager
@@ -118,7 +128,8 @@ def as_merged(model: nn.Module) -> Iterator[None]:
         scales = [module.scaling[NAME] for module in adapted]
         try:
             for module in adapted:
-                module.base_layer.weight.add_(module.get_delta_weight(NAME))
+                weight = module.base_layer.weight
+                weight.add_(like(weight, _added(module)))
                 module.scaling[NAME] = 0.0
             yield
         finally:

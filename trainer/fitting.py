@@ -188,7 +188,6 @@ def _adapters(config: "LearnerConfig") -> None:
     """What needs other weights of the trained ones' shape finds none: adapters have another."""
     out = "take one of them out"
     reasons = {
-        f"ranks above 1: adapters are trained by one process; {out}": config.ranks > 1,
         f"what needs 'ewma', an average of the weights; {out}": "ewma" in config.looks,
         f"what needs 'snapshot', the weights of then; {out}": "snapshot" in config.looks,
     }

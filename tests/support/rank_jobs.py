@@ -19,6 +19,7 @@ from schemas.errors import RollcallError
 from schemas.rules import Choice
 from schemas.weights import to_safetensors
 from tests.support.scored_trajectories import some_samples
+from trainer.adapters import Lora
 from trainer.config import LearnerConfig
 from trainer.ranks import ProcessRanks
 from trainer.sharded_learner import ShardedLearner
@@ -88,6 +89,8 @@ JOBS: dict[str, tuple[LearnerConfig, Callable[[Learner, Path], None]]] = {
         ),
         train_once,
     ),
+    "lora": (replace(CONFIG, lora=Lora(2, 8.0), kl="k3"), train),
+    "adapter": (replace(CONFIG, lora=Lora(2, 8.0), adapter_alone=True), train),
     "other": (CONFIG, disagree),
     "dies": (CONFIG, go_on_after_a_death),
 }

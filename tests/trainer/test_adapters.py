@@ -133,7 +133,6 @@ def test_adapters_of_other_weights_or_of_another_rank_are_refused(
         ({"lora": {"rank": 0}}, "rank is 0; give a number of at least 1"),
         ({"lora": {"alpha": 0}}, "alpha is 0; give a number above 0"),
         ({"lora": {"ranks": 4}}, "unknown key of lora 'ranks'; did you mean 'rank'"),
-        ({"lora": {}, "ranks": 2}, "ranks above 1: adapters are trained by one process"),
         ({"lora": {}, "loss": "ppo_ewma"}, "does not go with what needs 'ewma', an average"),
         ({"lora": {}, "old_logprobs": "snapshot"}, "what needs 'snapshot', the weights of then"),
     ],

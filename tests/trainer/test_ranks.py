@@ -26,7 +26,7 @@ from trainer.step import Learner
 from trainer.tensors import tensor_of
 
 pytestmark = pytest.mark.timeout(300)
-AT_ONCE = ("4:ewma", "2:m2po", "2:other", "2:dies")
+AT_ONCE = ("4:ewma", "2:m2po", "2:lora", "2:adapter", "2:other", "2:dies")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def tensors(path: Path, part: str) -> dict[str, torch.Tensor]:
     return {name: tensor_of(tensor) for name, tensor in raw.items()}
 
 
-@pytest.mark.parametrize("job", AT_ONCE[:2])
+@pytest.mark.parametrize("job", AT_ONCE[:4])
 def test_any_number_of_ranks_learns_what_one_does(
     jobs: Path, model_directory: str, tmp_path: Path, job: str
 ) -> None:

@@ -34,6 +34,10 @@ class OtherPolicies:
     steps: dict[str, int] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     _closed_since: float | None = None
+    _apart: dict[str, int] = field(default_factory=dict)
+    """By how many steps each was behind us when a batch was let through a closed barrier."""
+    _apart_at: int = 0
+    """Our own step then."""
 
     def __post_init__(self) -> None:
         self.reader = self.log.reader([self.topics.versions]) if self.run.others else None
@@ -62,7 +66,8 @@ class OtherPolicies:
 
         `running` are in the air, `batch` groups make a step. A policy that waits for a batch which
         no rollout in the air can fill would wait for ever: after `STARVED_S` with none in the air
-        one more batch begins.
+        one more batch begins. Who is as far apart after it has lost a batch for good: that counts
+        as level from then on.
         """
         if not self.run.barrier or self._level(step):
             self._closed_since = None
@@ -73,18 +78,28 @@ class OtherPolicies:
         if now - self._closed_since < STARVED_S:
             return 0
         self._closed_since = None
+        self._apart = {policy_id: step - at for policy_id, at in self._unfinished().items()}
+        self._apart_at = step
         log.warning("barrier_opened_for_a_batch", step=step, others=dict(self.steps))
         return batch
 
     def _level(self, step: int) -> bool:
-        """Whether all stand where we do, or have taken their last step."""
-        stands = {policy_id: self.steps.get(policy_id, 0) for policy_id in self.run.others}
+        """Whether all stand where we do but for batches lost, or have taken their last step."""
+        known = self._apart if step > self._apart_at else {}
+        gaps = {policy_id: step - at for policy_id, at in self._unfinished().items()}
         return all(
-            at == step or 0 < last <= at
-            for at, last in (
-                (stands[policy_id], last) for policy_id, last in self.run.others.items()
-            )
+            min(known.get(policy_id, 0), 0) <= gap <= max(known.get(policy_id, 0), 0)
+            for policy_id, gap in gaps.items()
         )
+
+    def _unfinished(self) -> dict[str, int]:
+        """Where each stands that has not taken its last step."""
+        stands = {policy_id: self.steps.get(policy_id, 0) for policy_id in self.run.others}
+        return {
+            policy_id: stands[policy_id]
+            for policy_id, last in self.run.others.items()
+            if not 0 < last <= stands[policy_id]
+        }
 
     def pinned(self, request: RolloutRequest) -> RolloutRequest:
         """The same, answered by the version that each of them has now."""

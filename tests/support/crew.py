@@ -46,7 +46,7 @@ class Crew:
     def start(self, role: str, number: int = 1, *words: str) -> str:
         """Start one worker; a name that was used before is a restart."""
         name = f"{role}-{number}"
-        if role == "models" and "--policy" not in words:
+        if role == "models" and not {"--policy", "--run"} & {*words}:
             words = (*words, "--policy", self.policy_id, "--script", self.script)
         log = self.logs / f"{name}.log"
         log.touch()

@@ -147,6 +147,25 @@ def test_a_policy_that_starves_at_the_barrier_is_let_have_one_batch() -> None:
     assert waits.granted(1) == 0
 
 
+def test_a_policy_that_has_lost_a_batch_for_good_holds_the_others_once_and_no_more() -> None:
+    waits = Waits()
+    waits.announce("run-a", 5)
+    waits.announce("run-b", 4)
+    waits.announce("run-a", 2)  # it is one behind our three, and no rollout is in the air
+    waits.granted(3)
+    waits.now = STARVED_S
+    assert waits.granted(3) == 2
+
+    waits.announce("run-a", 2)
+    assert waits.granted(4) == 0  # a batch later it is further behind: it is only slow
+    waits.announce("run-a", 3)
+
+    assert waits.granted(4) == 5
+    waits.announce("run-a", 4)
+    assert (waits.granted(4), waits.granted(5)) == (5, 5)
+    assert waits.granted(6) == 0
+
+
 @pytest.mark.parametrize(("policy_id", "run_id"), [("run-c", "run"), ("run-a", "another")])
 def test_what_is_announced_of_anybody_else_says_nothing(policy_id: str, run_id: str) -> None:
     waits = Waits()

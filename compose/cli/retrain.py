@@ -28,6 +28,12 @@ With = Annotated[
 WithoutTask = Annotated[
     str, typer.Option(metavar="PATTERN", help="What if: without tasks of such ids, as `maze-*`.")
 ]
+HeldOut = Annotated[
+    bool,
+    typer.Option(
+        "--held-out/--no-held-out", help="What if: let both results play the held-out seeds."
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(help="What if: the policy that it comes to, as a directory.")
 ]
@@ -40,6 +46,7 @@ def retrain(
     with_: With = None,
     without_task: WithoutTask = "",
     out: Out = None,
+    held_out: HeldOut = True,
     json: Json = None,
 ) -> None:
     """Train steps of a run again from the record, and compare the weights after each.
@@ -47,7 +54,8 @@ def retrain(
     Begins at the newest kept checkpoint before A. Writes no record and nothing of the run.
     Exit code 1 where weights differ: the bits are the same on the same CPU with the same
     ROLLCALL_TRAINING__THREADS. --with and --without-task ask what another rule, or fewer tasks,
-    would have made of the same batches; both are trained, and told of side by side.
+    would have made of the same batches; both are trained, told of side by side, and let play the
+    run's held-out seeds in this process.
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
@@ -68,6 +76,7 @@ def retrain(
         report = what_if(
             cluster, folder, numbers, with_ or [], without_task,
             version=version, threads=threads, out=out, tell=typer.echo,
+            playing=cluster.settings if held_out else None,
         )  # fmt: skip
         if json is not None:
             write_json(json, report)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from compose.runs.held_out_trial import HeldOutSuccess
 from consumers.history.history import History
 from consumers.history.retraining import plan
 from consumers.history.training_record import TrainedRun
@@ -31,8 +32,8 @@ def train_otherwise(
     without_task: str,
     threads: int,
     tell: Callable[[str], None],
-) -> tuple[dict[str, Any], LearnerState]:
-    """Plan, train both, tell in lines; the report and what it came to. Raises Refused."""
+) -> tuple[dict[str, Any], tuple[LearnerState, LearnerState]]:
+    """Plan, train both, tell in lines; the report and what both came to. Raises Refused."""
     require_trainable(run.config, config)
     disable_progress_bar()
     torch.set_num_threads(threads)
@@ -50,7 +51,16 @@ def train_otherwise(
         "weights_digest_then": ahead.announced[ahead.branch.steps[ahead.last].version],
         "steps": told,
     }  # fmt: skip
-    return report, what_if.state()
+    return report, what_if.states()
+
+
+def success_lines(then: HeldOutSuccess, now: HeldOutSuccess) -> Iterator[str]:
+    """Both on the same held-out seeds, and where they differ."""
+    worse, better = len(then.succeeded - now.succeeded), len(now.succeeded - then.succeeded)
+    yield (
+        f"held-out success, {then.rollouts} seeds, greedy: {then.share:.3f} as it was -> "
+        f"{now.share:.3f} otherwise ({better} won, {worse} lost)"
+    )
 
 
 def step_lines(step: OtherwiseStep) -> Iterator[str]:

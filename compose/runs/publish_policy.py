@@ -20,23 +20,35 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
 
     Raises Refused for what is no model, TopicsDiffer, Unavailable, or DeliveryFailed.
     """
+    checked(policy_id)
+    require_model(directory)
+    settings = cluster.settings
+    complete_topics(cluster, policy_id)
+    version = newest_version(cluster, policy_id) + 1
+    folder = settings.state() / "policies" / policy_id
+    record = announcement_of(directory, policy_id, version, folder)
+    topic = cluster.topics.versions
+    headers = full_headers("PolicyVersion", f"{policy_id}/{version}", "cli", policy_id, policy_id)
+    publisher = cluster.log.publisher()
+    publisher.send(topic, policy_id, cluster.codec.encode(topic, record), headers=headers)
+    flush_all(publisher, FLUSH_S, "policy versions", "try again")
+    return version
+
+
+def announcement_of(
+    directory: Path, policy_id: str, version: int, weights_folder: Path
+) -> PolicyVersion:
+    """What announces a directory's weights, which are written to a folder first."""
     from trainer.config import LearnerConfig
     from trainer.step import Learner
 
-    checked(policy_id)
-    require_model(directory)
     learner = Learner(str(directory), LearnerConfig())
-    settings = cluster.settings
-    complete_topics(cluster, policy_id)
-    newest = newest_version(cluster, policy_id)
-    version = newest + 1
-    folder = settings.state() / "policies" / policy_id
-    weights = write_weights(str(folder), version, learner.tensors())
+    weights = write_weights(str(weights_folder), version, learner.tensors())
     canary = learner.canary()
-    record = PolicyVersion(
+    return PolicyVersion(
         policy_id=policy_id,
         version=version,
-        parent=newest,
+        parent=version - 1,
         run_id="",
         step=0,
         weights_digest=weights.weights_digest,
@@ -44,12 +56,6 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
         canary_ids=canary.ids,
         canary_logprobs=canary.logprobs,
     )
-    topic = cluster.topics.versions
-    headers = full_headers("PolicyVersion", f"{policy_id}/{version}", "cli", policy_id, policy_id)
-    publisher = cluster.log.publisher()
-    publisher.send(topic, policy_id, cluster.codec.encode(topic, record), headers=headers)
-    flush_all(publisher, FLUSH_S, "policy versions", "try again")
-    return version
 
 
 def require_model(directory: Path) -> None:

@@ -1,15 +1,19 @@
 """What a run's batches would have taught another learner."""
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compose.pages.what_if_page import train_otherwise
+from compose.pages.what_if_page import success_lines, train_otherwise
 from compose.runs.changed_learner import changed_learner
 from compose.runs.export_policy import export_state
+from compose.runs.held_out_trial import held_out, require_alone
 from compose.runs.run_folder import RunFolder
+from compose.settings import Settings
 from consumers.history.history import History
 from schemas.whole_files import refuse_used
+from trainer.step import LearnerState
 
 
 def what_if(
@@ -23,12 +27,18 @@ def what_if(
     threads: int,
     out: Path | None,
     tell: Callable[[str], None],
+    playing: Settings | None = None,
 ) -> dict[str, Any]:
-    """Train, tell, write the policy to `out`; the report. Raises Refused before it trains."""
+    """Train, tell, write the policy to `out`; the report. Raises Refused before it trains.
+
+    With settings both results play the run's held-out seeds.
+    """
+    if playing is not None:
+        require_alone(folder)
     if out is not None:
         refuse_used(out.expanduser().absolute(), "--out")
     config = changed_learner(folder, changes)
-    report, state = train_otherwise(
+    report, (then, now) = train_otherwise(
         history,
         folder.trained(),
         steps,
@@ -39,6 +49,25 @@ def what_if(
         tell=tell,
     )
     if out is not None:
-        export_state(folder, state, out)
+        export_state(folder, now, out)
         tell(f"the other policy is in {out}; `rollcall publish-policy` serves it beside the run's")
+    if playing is not None:
+        report |= _compared(folder, {"then": then, "now": now}, playing, tell)
     return report | {"with": list(changes)}
+
+
+def _compared(
+    folder: RunFolder,
+    states: Mapping[str, LearnerState],
+    settings: Settings,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """The held-out success of what both came to, told and for the report."""
+    with tempfile.TemporaryDirectory(prefix="rollcall-what-if-") as scratch:
+        directories = {name: Path(scratch) / name for name in states}
+        for name, state in states.items():
+            export_state(folder, state, directories[name])
+        found = held_out(folder, directories, settings)
+    for line in success_lines(found["then"], found["now"]):
+        tell(line)
+    return {"held_out": {name: each.share for name, each in found.items()}}

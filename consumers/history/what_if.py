@@ -95,9 +95,9 @@ class WhatIf:
                 moved=distance(began, tensors),
             )
 
-    def state(self) -> LearnerState:
-        """What the other rule has come to."""
-        return self.now.state()
+    def states(self) -> tuple[LearnerState, LearnerState]:
+        """What the steps as they were have come to, and the other rule."""
+        return self.then.state(), self.now.state()
 
     def _left(self, samples: tuple[Sample, ...], number: int) -> tuple[Sample, ...]:
         if not self.without_task:

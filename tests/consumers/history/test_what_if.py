@@ -8,6 +8,7 @@ import torch
 
 from compose.runs.changed_learner import changed_learner
 from compose.runs.what_if_run import what_if
+from consumers.heldout import HeldOut
 from inference.policy_dir import load_policy
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory
@@ -49,6 +50,35 @@ def test_another_rule_leads_away_step_by_step_while_the_old_one_keeps_its_bits(
     made = load_policy(tmp_path / "policy").model
     newest = finished.versions()[-1].weights_digest
     assert weights_digest(tensors_of(made)) != newest
+
+
+def test_what_both_came_to_plays_the_held_out_seeds_and_nothing_is_written(
+    finished: World,
+) -> None:
+    before = {topic: len(list(finished.log.all(topic))) for topic in finished.log.topics}
+    run = retrained_success(finished)
+
+    same, told = ask(finished, (1, 4), "learner.lr=1e-3", playing=finished.settings)
+    wild, _ = ask(finished, (1, 4), "learner.lr=1.0", playing=finished.settings)
+
+    assert same["held_out"] == {"then": run, "now": run}
+    assert any(line.startswith("held-out success, 6 seeds, greedy:") for line in told)
+    assert wild["held_out"]["then"] == run
+    after = {topic: len(list(finished.log.all(topic))) for topic in finished.log.topics}
+    assert after == before
+
+
+def retrained_success(world: World) -> float:
+    """What the run itself found of its newest version."""
+    plan = world.folder.heldout()
+    results = HeldOut(plan)
+    for scored in world.read(world.topics.scored, ScoredTrajectory):
+        results.take(scored)
+    version = world.versions()[-1].version
+    assert results.complete(version)
+    return sum(each.success for each in results.results[version].values()) / len(
+        results.results[version]
+    )
 
 
 def test_the_same_rule_is_no_distance_away_and_its_policy_is_the_runs(

@@ -1,0 +1,93 @@
+"""How good policies of a run are that nobody announces: its held-out seeds, on a log of their own.
+
+The same requests, programs, environments and scorers as the run's evaluations, greedy, in this
+process; nothing is written to the run's topics, and nothing of it is kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compose.runs.publish_policy import announcement_of
+from compose.runs.run_folder import RunFolder
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from compose.workers.engines import weights_engine
+from consumers.heldout import HeldOut
+from consumers.log.memory_log import MemoryLog
+from consumers.loop.loop import Loop
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import Refused
+from schemas.messages import ScoredTrajectory
+from schemas.topics import Topics, wanted
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutSuccess:
+    """What came of the held-out seeds."""
+
+    succeeded: frozenset[str]
+    """Rollouts, by ids that are the same for every policy."""
+    rollouts: int
+
+    @property
+    def share(self) -> float:
+        """Of the rollouts that succeeded."""
+        return len(self.succeeded) / self.rollouts if self.rollouts else 0.0
+
+
+def require_alone(folder: RunFolder) -> None:
+    """Raise Refused for a run of several policies: one of them alone plays no rollout of it."""
+    if folder.part or folder.others():
+        msg = (
+            f"run {folder.run_id!r} has several policies, and one of them alone plays no held-out "
+            "rollout; add --no-held-out"
+        )
+        raise Refused(msg)
+
+
+def held_out(
+    folder: RunFolder, directories: Mapping[str, Path], settings: Settings
+) -> dict[str, HeldOutSuccess]:
+    """By name, what each policy's directory does with the run's held-out seeds. Raises Refused."""
+    require_alone(folder)
+    return {name: _played(folder, directory, settings) for name, directory in directories.items()}
+
+
+def _played(folder: RunFolder, directory: Path, settings: Settings) -> HeldOutSuccess:
+    recipe, topics = folder.recipe, Topics(settings.prefix)
+    log, codec = MemoryLog(wanted(settings.prefix, [folder.policy_id])), Codec(LocalRegistry())
+    shop = Workshop(log, codec, topics, settings, watched=False)
+    engine = weights_engine(folder.policy_id, directory, settings.models)
+    loops = [
+        shop.agents("agents"),
+        shop.models("models", engine),
+        shop.environments("environments"),
+        shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
+    ]
+    version = announcement_of(directory, folder.policy_id, 0, directory / "announced")
+    log.append(topics.versions, version.policy_id.encode(), codec.encode(topics.versions, version))
+    plan = HeldOut(folder.heldout())
+    asked = list(plan.plan.requests(0))
+    for request in asked:
+        value = codec.encode(topics.requests, request)
+        log.append(topics.requests, request.rollout_id.encode(), value)
+    _to_the_end(log, codec, topics, plan, loops)
+    results = plan.results.get(0, {})
+    return HeldOutSuccess(frozenset(n for n, each in results.items() if each.success), len(asked))
+
+
+def _to_the_end(
+    log: MemoryLog, codec: Codec, topics: Topics, plan: HeldOut, loops: list[Loop]
+) -> None:
+    """Let everybody take turns until all are scored; each rollout has its own deadline."""
+    reader = log.reader([topics.scored])
+    try:
+        while not plan.complete(0):
+            for loop in loops:
+                loop.turn(0.0)
+            for record in reader.poll(0.0):
+                plan.take(codec.decode(record.value, ScoredTrajectory))
+    finally:
+        for loop in loops:
+            loop.role.close()

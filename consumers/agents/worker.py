@@ -102,6 +102,8 @@ class Agents:
         self.requests = RequestStarts(log_, topics, outbox, programs, self.owned)
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
+        self._live = self._held = 0
+        """In all partitions, as of the last tick: each of them asks for it."""
 
     def expects(self, topic: str) -> type:
         return RolloutRequest if topic == self.names.requests else Event
@@ -191,8 +193,8 @@ class Agents:
         here = self.live(progress.number) if progress.number in self.owned else 0
         if progress.paused:
             most, share = max(1, most * 7 // 8), max(1, share * 7 // 8)
-        held = 0 < self.capacity.max_held <= self.quotas.held()
-        return held or here >= share or sum(map(self.live, self.owned)) >= most
+        held = 0 < self.capacity.max_held <= self._held
+        return held or here >= share or self._live >= most
 
     def live(self, partition: int) -> int:
         """Rollouts of a journal that run, or whose start is on its way."""
@@ -246,6 +248,7 @@ class Agents:
             self._due = now + DUE_EVERY_S
             self.outbox.retry()
             self._deadlines()
+        self._live, self._held = sum(map(self.live, self.owned)), self.quotas.held()
 
     def _let_begin(self) -> None:
         """Send what quotas held back and do not hold back any more."""

@@ -73,6 +73,8 @@ class Loop:
         """Take one batch through the role; return how many records moved.
 
         1. poll  2. decode and handle  3. what is due  4. count acks  5. commit what is finished
+
+        What was handled leaves at once: whoever waits for it need not wait for the rest.
         """
         waited_s = timeout_s if self.hand_over.cut is None else 0.0
         records = self.source.poll(waited_s, self.hand_over.room())
@@ -81,6 +83,8 @@ class Loop:
             if progress is not None and not progress.receive(record):
                 self.counts["finished_before"] += 1
         handed = self.hand_over.turn()
+        if handed:
+            self._push()
         self._note_ends()
         self.role.tick()
         self.hand_over.trial.acquit()
@@ -136,6 +140,10 @@ class Loop:
         self._flush(max(1.0, until - self.clock()))
         self.source.close()
         self.role.close()
+
+    def _push(self) -> None:
+        for publisher in self.publishers:
+            publisher.push()
 
     def _count_acks(self) -> None:
         for publisher in self.publishers:

@@ -49,6 +49,23 @@ def bury_bytes(rig: Rig, value: bytes | None = b"no magic", key: bytes | None = 
     rig.log.append(TOPIC, key, value, 0, [("h", b"1")])
 
 
+# What leaves
+
+
+def test_what_was_handled_leaves_before_anything_else_is_done(rig: Rig) -> None:
+    words(rig, 2)
+    loop, role = working(rig)
+    done: list[str] = []
+    publisher: Any = loop.publishers[0]
+    publisher.push = lambda: done.append(f"pushed {len(role.hand)}")
+    role.tick = lambda: done.append("ticked")  # type: ignore[method-assign]
+
+    loop.turn(0.0)
+    loop.turn(0.0)
+
+    assert done == ["pushed 2", "ticked", "ticked"]
+
+
 # Commits
 
 

@@ -40,7 +40,11 @@ class Line(Protocol):
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return when a request arrives or one is taken away, or after so long."""
+        """Return when a request arrives or one is taken away, when woken, or after so long."""
+        ...
+
+    def wake(self) -> None:
+        """Let whoever waits look again: something else has happened."""
         ...
 
     def tell(self, reply: "Reply") -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from hashlib import blake2b
+from operator import is_
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import orjson
@@ -87,6 +88,8 @@ class Ask:
         if like is None:
             return self
         tools = like.tools if like.tools == self.tools else self.tools
+        if tools is self.tools and all(map(is_, self.messages[:same], like.messages)):
+            return self
         return replace(self, messages=(*like.messages[:same], *self.messages[same:]), tools=tools)
 
     def shortened(self, own: "AskPrint", same: int) -> "Ask":
@@ -331,10 +334,14 @@ class ToldAsk:
     same: int
 
 
-def told_by(asks: Iterable[Ask], known: Iterable[Ask | AskPrint]) -> list[ToldAsk]:
-    """By which of those heard before it each is to be told."""
+def told_by(
+    asks: Iterable[Ask],
+    known: Iterable[Ask | AskPrint],
+    seen: Mapping[str, AskPrint] | None = None,
+) -> list[ToldAsk]:
+    """By which of those heard before it each is to be told; `seen` are prints at hand, by name."""
     heard, told = [AskPrint.of(each) for each in known], []
-    prints = {each.d: each for each in heard}
+    prints = {**(seen or {}), **{each.d: each for each in heard}}
     for ask in asks:
         own = prints.get(ask.d) or AskPrint.of(ask)
         told.append(ToldAsk(ask, own, *own.closest(heard)))
@@ -416,10 +423,11 @@ def _closest(
 
 def shared_length(some: Sequence[Message], others: Sequence[Message]) -> int:
     """How many of their first messages are the same."""
+    both = min(len(some), len(others))
+    if some[:both] == others[:both]:  # as a rule, and as a rule the very objects
+        return both
     pairs = zip(some, others, strict=False)
-    return next(
-        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others))
-    )
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), both)
 
 
 def _sparse(record: Any, *without: str) -> dict[str, Any]:

@@ -199,8 +199,9 @@ class HostedRollout:
         given = self.task.sampling
         most = given.max_tokens if ask.max_tokens is None else ask.max_tokens
         stop = (*given.stop, *(each for each in ask.stop if each not in given.stop))
-        sampling = replace(given, max_tokens=min(most, given.max_tokens), stop=stop)
-        return None if sampling == given else sampling
+        if most >= given.max_tokens and stop == given.stop:
+            return None
+        return replace(given, max_tokens=min(most, given.max_tokens), stop=stop)
 
     def _serve(self) -> Generator[Any, Any, EnvironmentAnswer]:
         """Carry on until the process has been heard again."""

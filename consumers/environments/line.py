@@ -173,10 +173,17 @@ class GatewayLine:
         return sum(len(call.clients) for call in self._open)
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return when there is an ask that `asked` has not shown, or the line was closed."""
+        """Return when there is an ask that `asked` has not shown, when it is woken or closed."""
+        if timeout_s is None:
+            await self._changed.wait()
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
+
+    def wake(self) -> None:
+        """End that wait, or the next one before `asked`."""
+        self._changed.set()
 
     def tell(self, reply: Reply) -> None:
         """Answer the first open call of the reply's digest; raises KeyError when there is none."""

@@ -137,6 +137,7 @@ class HostedAgent:
         for reply in told.replies:
             self._note_time(reply)
             self._tell(reply)
+        await asyncio.sleep(0)  # they are written first: whoever waits for them goes on meanwhile
         return await self._next(len(told.replies), len(late))
 
     async def close(self) -> None:
@@ -167,6 +168,7 @@ class HostedAgent:
             self._agent, config, url=line.url, key=line.key, box=home
         )
         self._exit = asyncio.create_task(process.wait())
+        self._exit.add_done_callback(lambda _: line.wake())
 
     async def _home(self, config: Mapping[str, Any]) -> AgentBox | None:
         """The box that it is to live in; None where it lives in none. Raises WorkFailed."""
@@ -251,14 +253,9 @@ class HostedAgent:
         return sum(map(len, self._recorded.values()))
 
     async def _change(self, timeout_s: float | None) -> None:
-        """Until something was asked, the process has ended, or so long."""
+        """Until something was asked, the process has ended (which wakes the line), or so long."""
         assert self._line is not None
-        assert self._exit is not None
-        asked = asyncio.ensure_future(self._line.wait(timeout_s))
-        try:
-            await asyncio.wait({asked, self._exit}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            asked.cancel()
+        await self._line.wait(timeout_s)
 
     def _hold_s(self) -> float:
         least, most = HOLD_S
@@ -268,7 +265,7 @@ class HostedAgent:
 
     def _shown(self, new: Sequence[Ask]) -> Observation:
         assert self._line is not None
-        told = told_by(new, self._known.at_both_ends())
+        told = told_by(new, self._known.at_both_ends(), self._known.by_name())
         for each in told:
             if each.same < each.ask.left_out:
                 msg = f"ask {each.ask.d} cannot be told again: what it went on from is forgotten"

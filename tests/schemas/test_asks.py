@@ -18,9 +18,12 @@ from schemas.asks import (
     StepReply,
     asks_of,
     asks_text,
+    shared_length,
+    text_of,
+    told_by,
 )
 from schemas.errors import WireError
-from schemas.known_asks import KnownAsks
+from schemas.known_asks import KnownAsks, KnownPrints
 from schemas.messages import Message
 from tests.support.avro_messages import FEW
 
@@ -215,3 +218,39 @@ def test_what_is_known_of_a_conversation_is_held_once_however_often_it_is_sent()
     assert [len(ask.messages) for ask in asks] == list(range(1, 9))
     assert len({id(message) for ask in asks for message in ask.messages}) == 8
     assert len({id(ask.tools) for ask in asks}) == 1
+
+
+@given(st.lists(MODEL_ASKS, min_size=1, max_size=4), st.data())
+def test_prints_at_hand_change_nothing_of_how_an_ask_is_told(
+    asks: list[Ask], data: st.DataObject
+) -> None:
+    *heard, new = [*asks, *data.draw(st.lists(st.sampled_from(asks), max_size=2))]
+    known = KnownPrints()
+    for ask in [*heard, new]:
+        known.see(ask)
+
+    told = text_of(told_by([new], heard, known.by_name()))
+
+    assert told == text_of(told_by([new], heard))
+
+
+@given(st.lists(MESSAGES, max_size=4), st.integers(0, 4), st.lists(MESSAGES, max_size=2))
+def test_messages_in_common_are_counted_up_to_the_first_that_differs(
+    some: list[Message], same: int, rest: list[Message]
+) -> None:
+    others = [*(replace(message) for message in some[:same]), *rest]
+
+    shared = shared_length(some, tuple(others))
+
+    assert some[:shared] == others[:shared]
+    assert shared in (len(some), len(others)) or some[shared] != others[shared]
+
+
+def test_an_ask_that_was_told_by_an_earlier_one_is_held_as_it_came() -> None:
+    question, answer = Message("user", "how much?"), Message("assistant", "all of it")
+    first = Ask("model", (question,))
+    second = Ask("model", (question, answer))
+    copied = Ask("model", (replace(question), answer))
+
+    assert second.sharing([first]) is second
+    assert copied.sharing([first]).messages[0] is question

@@ -273,3 +273,19 @@ def test_a_client_waits_with_a_limit_and_is_told_after_it_too() -> None:
         assert await client.reply() == said("late")
 
     on_a_line(test)
+
+
+def test_whoever_waits_is_woken_also_by_what_happened_before_the_wait() -> None:
+    async def test(line: GatewayLine) -> None:
+        line.wake()
+        await asyncio.wait_for(line.wait(None), 5)
+        assert line.asked() == []
+
+        waiting = asyncio.create_task(line.wait(None))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        line.wake()
+
+        await asyncio.wait_for(waiting, 5)
+
+    on_a_line(test)

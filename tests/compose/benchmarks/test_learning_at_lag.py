@@ -1,5 +1,8 @@
 """Every loss at every lag is the same recipe otherwise; what came of it is told as it was."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from compose.benchmarks.learning_at_lag import (
@@ -16,6 +19,7 @@ from compose.benchmarks.learning_at_lag import (
 from compose.benchmarks.learning_runs import ENDLESS, Evaluated, SeedRun
 from compose.runs.recipe import load_recipe, parse_recipe
 from schemas.errors import Refused
+from tests.support.tiny_run import RECIPE
 from trainer.config import LearnerConfig
 
 
@@ -55,3 +59,24 @@ def test_lists_that_are_none_are_refused_and_so_is_a_loss_that_there_is_not() ->
             lags_of(text)
     with pytest.raises(Refused, match="did you mean 'm2po'"):
         learn_at_lag("lake-any-start", [1], memory=True, losses="m2p")
+
+
+def test_a_table_is_of_real_runs_each_as_late_as_its_lag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, told, picture = (tmp_path / name for name in ("r.toml", "told.json", "told.png"))
+    recipe.write_text(RECIPE.replace("steps = 4", "steps = 6"))
+
+    cells = learn_at_lag(
+        str(recipe), [1], memory=True, lags="0,3", losses="m2po", json=told, picture=picture
+    )
+
+    assert [str(cell.way) for cell in cells] == [
+        "m2po-scheduled-0", "m2po-scheduled-3", "m2po-ess-0", "m2po-ess-3",
+    ]  # fmt: skip
+    assert all(run.evaluations[-1].step == 6 for cell in cells for run in cell.runs)
+    assert [cell.staleness for cell in cells if cell.way.lag == 0] == [0, 0]
+    assert all(0 < cell.staleness <= 3 for cell in cells if cell.way.lag == 3)
+    assert len(json.loads(told.read_text())) == 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "m2po" in capsys.readouterr().out

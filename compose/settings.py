@@ -132,6 +132,9 @@ class ModelsSettings(StrictTable):
     threads: Annotated[int, Field(ge=1)] = 1
     openai: OpenAISettings = OpenAISettings()
     """Of the engine `openai`."""
+    adopt_at_once: Annotated[int, Field(ge=0)] = 0
+    """So many servers of a policy may take up a new version at a time, the others serve the old one
+    until it is their turn; the same for all of them. 0: any number."""
 
 
 class TrainingSettings(StrictTable):

@@ -594,11 +594,12 @@ class TrainStep:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A word to every agents worker."""
+    """A word to all workers: of people to agents, and of model servers to one another."""
 
     kind: str
     rollout_id: str = ""
     group_id: str = ""
+    """Of rollouts; of the two words on adoptions the policy."""
     worker: str = ""
     reason: str = ""
 

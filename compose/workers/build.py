@@ -23,7 +23,7 @@ from consumers.time_guard import Guard
 from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.errors import Refused
-from schemas.messages import Event, ScoredTrajectory, Trajectory
+from schemas.messages import Control, Event, ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ class Workshop:
 
         answers = self._answers(name)
         letters = self._letters(answers.publisher, "models", engine.policy_id)
-        role = Models(answers, letters, engine, thread=thread)
+        at_once = self.settings.models.adopt_at_once
+        if at_once:
+            self.codec.prepare(self.topics.control, Control)
+        role = Models(answers, letters, engine, thread=thread, adopt_at_once=at_once)
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:

@@ -15,18 +15,21 @@ from typing import Any
 import structlog
 
 from consumers.answers import Answers, expired, too_late
+from consumers.control_reader import ControlReader
 from consumers.inline_executor import InlineExecutor
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
+from consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
 from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
 from inference.engine import Engine
+from producers.control import write_control
 from schemas.answer_cache import AnswerCache
 from schemas.errors import KilledWorkers, NoSuchPartition, WorkFailed
 from schemas.ids import LONG_PREFIX, prefix_digest
-from schemas.messages import CallFailed, ModelAnswered, ModelCall
+from schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
 PREFIX_BYTES = 256 << 20
@@ -43,7 +46,7 @@ class Models(WorkRole):
 
     def __init__(
         self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512,
-        thread: Executor | None = None,
+        thread: Executor | None = None, adopt_at_once: int = 0,
     ) -> None:  # fmt: skip
         self._thread = thread or InlineExecutor()
         topics = answers.topics
@@ -60,6 +63,7 @@ class Models(WorkRole):
         """Token sequences by digest, as far as they have come."""
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
+        self.turn = _turn(answers, engine.policy_id, adopt_at_once) if adopt_at_once else None
         self.versions = Versions(
             engine,
             answers.codec,
@@ -67,6 +71,7 @@ class Models(WorkRole):
             self.wall,
             lambda record, error: letters.bury_once([(record, error)]),
             self._thread,
+            self.turn,
         )
         self._versions_due = 0.0
         self.pinned = Pinned(engine.twin, self.wall, thread=self._thread)
@@ -263,3 +268,16 @@ class Models(WorkRole):
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self.turn is not None:
+            self.turn.control.close()
+
+
+def _turn(answers: Answers, policy_id: str, at_once: int) -> AdoptionTurn:
+    def say(word: Control) -> None:
+        write_control(
+            answers.publisher, answers.codec, answers.topics, word, policy_id, answers.name
+        )
+
+    control = ControlReader(answers.log, answers.codec, answers.topics)
+    turns = AdoptionTurns(at_once, int(1000 * LEASE_S))
+    return AdoptionTurn(policy_id, answers.name, turns, control, say, answers.clock)

@@ -18,6 +18,7 @@ import structlog
 from consumers.clock import Clock
 from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Reader, Record
+from consumers.models.adoption_turns import AdoptionTurn
 from consumers.models.staging import Staging
 from inference.engine import Engine
 from schemas.bounds import VERSIONS_END
@@ -57,9 +58,12 @@ class Versions:
         wall: Clock,
         bury: Callable[[Record, WireError], None],
         thread: Executor,
+        turn: AdoptionTurn | None = None,
     ) -> None:
         self.engine = engine
         self.staging = Staging(engine, thread)
+        self.turn = turn
+        """Where no more than some servers may take up a version at once."""
         self.reader = reader
         self.wall = wall
         self.bury = bury
@@ -141,11 +145,17 @@ class Versions:
                 return
             away = self._away.get(number)
             if away is None or away.due <= self.wall():
+                if not self._is_its_turn():
+                    return
                 self.staging.begin(self.known[number])
                 if not self._adopt_staged():
                     return
             if number == self.engine.version or self._hoped_for(number):
                 return
+
+    def _is_its_turn(self) -> bool:
+        """Who serves nothing yet does not wait for those who do."""
+        return self.turn is None or self.engine.version < 0 or self.turn.begin()
 
     def _hoped_for(self, number: int) -> bool:
         """Nothing is served before the newest version at the start, if that comes in time."""
@@ -171,6 +181,9 @@ class Versions:
                 self._pass_for_good(version, error)
         else:
             self._note_served(version)
+        finally:
+            if self.turn is not None:
+                self.turn.end()
         return True
 
     def _note_served(self, version: PolicyVersion) -> None:

@@ -1,0 +1,121 @@
+"""How many servers of a policy take up a version at once: decided by `control` alone.
+
+A server that wants to says so, and waits until the log has brought its word back and fewer than so
+many said so before it and are not done. Who reads the log comes to the same, whoever he is: places
+are given in log order, and one that is not given back is free again a lease after it was given, by
+the log's time; so one that dies over an adoption holds nobody up for longer. Who waits serves what
+it has; who has nothing to serve yet asks nobody.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from consumers.clock import Clock
+from consumers.control_reader import ControlReader
+from consumers.log.protocols import Record
+from schemas.messages import Control
+
+LEASE_S = 60.0
+"""So long a server may take for a version; reading one of a billion parameters takes less."""
+ADOPTING, ADOPTED = "adopting", "adopted"
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class AdoptionTurns:
+    """Which servers of one policy have a place; times are milliseconds of the log."""
+
+    at_once: int
+    lease_ms: int
+    _given: dict[str, int] = field(default_factory=dict)
+    """When each got its place."""
+    _waiting: dict[str, None] = field(default_factory=dict)
+    """In log order."""
+    _now_ms: int = 0
+
+    def take(self, kind: str, server: str, at_ms: int) -> None:
+        """Fold one word. Said twice it counts once; what was not said cannot be taken back."""
+        self.pass_to(at_ms)
+        if kind == ADOPTING and server not in self._given:
+            self._waiting.setdefault(server)
+        elif kind == ADOPTED:
+            self._given.pop(server, None)
+            self._waiting.pop(server, None)
+        self._give(self._now_ms)
+
+    def pass_to(self, now_ms: int) -> None:
+        """The log's time is so much at least; places whose lease has ended by then are free."""
+        self._now_ms = max(self._now_ms, now_ms)
+        while self._given:
+            server = min(self._given, key=lambda each: (self._given[each], each))
+            ends_ms = self._given[server] + self.lease_ms
+            if ends_ms > self._now_ms:
+                return
+            del self._given[server]
+            self._give(ends_ms)
+
+    def has_place(self, server: str) -> bool:
+        return server in self._given
+
+    def is_known(self, server: str) -> bool:
+        """Whether it has a place or waits for one."""
+        return server in self._given or server in self._waiting
+
+    def _give(self, at_ms: int) -> None:
+        while self._waiting and len(self._given) < self.at_once:
+            server = next(iter(self._waiting))
+            del self._waiting[server]
+            self._given[server] = at_ms
+
+
+@dataclass(eq=False)
+class AdoptionTurn:
+    """One server's part in it: `begin` before it takes up a version, `end` after."""
+
+    policy_id: str
+    server: str
+    turns: AdoptionTurns
+    control: ControlReader
+    say: Callable[[Control], None]
+    """Writes a word, without waiting for it."""
+    clock: Clock
+    """The log's time, in seconds."""
+    _said_at: float | None = None
+
+    def begin(self) -> bool:
+        """Whether this server may now; asks for it where it has not. To be called again and again.
+
+        Where the log is away nobody's turn comes, and all serve what they have.
+        """
+        self._follow()
+        if self._said_at is not None and self.turns.has_place(self.server):
+            return True
+        now = self.clock()
+        lost = self._said_at is not None and now - self._said_at > self.turns.lease_ms / 1000
+        if self._said_at is None or (lost and not self.turns.is_known(self.server)):
+            self._said_at = now
+            self.say(self._word(ADOPTING))
+            log.info("adoption_asked_for", policy_id=self.policy_id)
+        return False
+
+    def end(self) -> None:
+        """Give the place back, if one was asked for, now or by whoever had this name before."""
+        if self._said_at is not None or self.turns.is_known(self.server):
+            self._said_at = None
+            self.say(self._word(ADOPTED))
+
+    def _follow(self) -> None:
+        for record, word in self.control.poll():
+            self._take(record, word)
+        if self.control.caught_up():
+            self.turns.pass_to(int(self.clock() * 1000))
+
+    def _take(self, record: Record, word: Control) -> None:
+        if word.kind in (ADOPTING, ADOPTED) and word.group_id == self.policy_id:
+            self.turns.take(word.kind, word.worker, record.timestamp_ms)
+
+    def _word(self, kind: str) -> Control:
+        return Control(kind, group_id=self.policy_id, worker=self.server)

@@ -95,16 +95,18 @@ class EarlierRun:
 
     def _whole_groups(self) -> list[_Group]:
         held: dict[str, dict[str, Sample]] = {}
+        whole: set[str] = set()
         groups: list[_Group] = []
         for record in self._records(*self._extent()):
             scored = self._ours(record)
             sample = self._sample(scored, record) if scored is not None else None
-            if scored is None or sample is None:
-                continue
+            if scored is None or sample is None or group_of(scored) in whole:
+                continue  # what is written again is the same group
             members = held.setdefault(group_of(scored), {})
             members.setdefault(scored.trajectory.rollout_id, sample)
             if len(members) == group_size_of(scored):
                 samples = list(held.pop(group_of(scored)).values())
+                whole.add(group_of(scored))
                 if self.keeps(samples):
                     places = tuple((each.partition, each.offset) for each in samples)
                     groups.append(_Group((record.offset, record.partition), places))

@@ -31,6 +31,8 @@ class Published:
 
     full: WeightsFile
     deltas: tuple[WeightsFile, ...] = ()
+    sha256s: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Of each tensor, where writing the version has told them."""
 
     @property
     def newest(self) -> WeightsFile:
@@ -65,7 +67,7 @@ def write_delta(
     uri = put(directory_uri, [data], lambda: name)
     digest = over_tensors(now, sha256s)
     made = WeightsFile(uri, sha256, len(data), digest, version, base.newest.version)
-    return Published(base.full, (*base.deltas, made))
+    return Published(base.full, (*base.deltas, made), sha256s)
 
 
 @dataclass(eq=False)

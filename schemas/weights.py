@@ -74,6 +74,11 @@ class TensorsFile:
         """The digest that covers every byte of the file."""
         return over_file(self.head, self.sha256s.values())
 
+    def as_version(self, version: int, tensors: Mapping[str, RawTensor]) -> WeightsFile:
+        """The reference to it, as the full weights of a version; of what was written to it."""
+        digest = over_tensors(tensors, self.sha256s)
+        return WeightsFile(self.uri, self.sha256, self.size_bytes, digest, version)
+
 
 def owned(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
     """The same in memory of its own: what was a view is copied."""
@@ -103,12 +108,7 @@ def weights_digest(tensors: Mapping[str, RawTensor], like: str = "") -> str:
 
 
 def write_weights(
-    directory_uri: str,
-    version: int,
-    tensors: Mapping[str, RawTensor],
-    base_version: int = -1,
-    *,
-    by_tensor: bool = False,
+    directory_uri: str, version: int, tensors: Mapping[str, RawTensor], *, by_tensor: bool = False
 ) -> WeightsFile:
     """Write one file, named after version and content, and return the reference to it.
 
@@ -118,16 +118,19 @@ def write_weights(
     own, for readers that know them. Raises Unavailable.
     """
     if by_tensor:
-        file = write_tensors(directory_uri, f"v{version:08d}", tensors)
-        digest = over_tensors(tensors, file.sha256s)
-        return WeightsFile(file.uri, file.sha256, file.size_bytes, digest, version, base_version)
+        return write_tensors(directory_uri, stem_of(version), tensors).as_version(version, tensors)
     head = safetensors_head(tensors)
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(_sha256, head, tensors, laid_out(tensors))
         weights = pool.submit(weights_digest, tensors)
-        uri = _write(directory_uri, head, tensors, f"v{version:08d}", whole.result)
+        uri = _write(directory_uri, head, tensors, stem_of(version), whole.result)
     size_bytes = len(head) + sum(len(tensor.data) for tensor in tensors.values())
-    return WeightsFile(uri, whole.result(), size_bytes, weights.result(), version, base_version)
+    return WeightsFile(uri, whole.result(), size_bytes, weights.result(), version)
+
+
+def stem_of(version: int) -> str:
+    """What the names of a version's files begin with."""
+    return f"v{version:08d}"
 
 
 def write_tensors(directory_uri: str, stem: str, tensors: Mapping[str, RawTensor]) -> TensorsFile:
@@ -205,11 +208,24 @@ def from_safetensors(data: bytes) -> dict[str, RawTensor]:
     return dict(sorted(tensors.items()))
 
 
-def from_file(path: Path) -> dict[str, RawTensor]:
-    """The tensors of a safetensors file on this machine; raises OSError and BadBytes."""
-    with path.open("rb") as stream:
-        _, tensors = _tensors_in(stream, path.stat().st_size)
+def from_uri(uri: str) -> dict[str, RawTensor]:
+    """The tensors of a safetensors file; raises WeightsMissing, Unavailable and BadBytes."""
+    with opened(uri) as (stream, size_bytes):
+        _, tensors = _tensors_in(stream, size_bytes)
     return dict(sorted(tensors.items()))
+
+
+def elements_in(path: Path) -> int:
+    """How many elements a file's tensors have, by its header; raises BadBytes, OSError."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        try:
+            header = orjson.loads(stream.read(min(length, path.stat().st_size)))
+            header.pop("__metadata__", None)
+            return sum(prod(tensor["shape"]) for tensor in header.values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            msg = f"{path} is no safetensors file: {error}"
+            raise BadBytes(msg) from error
 
 
 def _tensors_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, RawTensor]]:

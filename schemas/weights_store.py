@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import fsspec
@@ -14,6 +16,14 @@ STORE_ERRORS = (OSError, ValueError, ImportError)
 """What file systems raise when they are away, or when there is none of that name."""
 FOREIGN_ERRORS = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
 """What libraries of stores raise besides, where they are in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of a folder."""
+
+    name: str
+    size_bytes: int
 
 
 def store_errors() -> tuple[type[Exception], ...]:
@@ -48,4 +58,55 @@ def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
         raise WeightsMissing(msg) from error
     except store_errors() as error:
         msg = f"weights at {uri!r} cannot be read now: {error}"
+        raise Unavailable(msg) from error
+
+
+def content(uri: str) -> bytes:
+    """All bytes of a file; raises WeightsMissing, Unavailable."""
+    with opened(uri) as (stream, _):
+        return stream.read()
+
+
+def listed(directory_uri: str) -> list[StoredFile]:
+    """The files of a folder, none where it is not there. Raises Unavailable."""
+    with _told(f"weights in {directory_uri!r} cannot be listed now"):
+        files, directory = fsspec.core.url_to_fs(directory_uri)
+        files.invalidate_cache()  # others write there too
+        try:
+            found = files.ls(directory, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    entries = (each for each in found if each["type"] == "file")
+    return [
+        StoredFile(str(each["name"]).rpartition("/")[2], int(each["size"] or 0)) for each in entries
+    ]
+
+
+def remove(directory_uri: str, name: str) -> None:
+    """Remove a file of a folder; what is gone already is none to mind. Raises Unavailable."""
+    with _told(f"weights in {directory_uri!r} cannot be removed now"):
+        files, directory = fsspec.core.url_to_fs(directory_uri)
+        try:
+            files.rm_file(f"{directory.rstrip('/')}/{name}")
+        except FileNotFoundError:
+            return
+
+
+def local_path(uri: str) -> Path | None:
+    """Where a file or a folder lies on this machine; None for one of another file system."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    protocol = fsspec.utils.get_protocol(uri)
+    if protocol not in LocalFileSystem.protocol:
+        return None
+    return Path(LocalFileSystem._strip_protocol(uri))
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Let a store that is away be Unavailable, with what was to be done."""
+    try:
+        yield
+    except store_errors() as error:
+        msg = f"{what}: {error}"
         raise Unavailable(msg) from error

@@ -23,7 +23,7 @@ announced, and announced versions above the checkpoint belong to an abandoned br
 import base64
 import dataclasses
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from trainer.manifest import (
 )
 from trainer.rank_files import (
     KINDS,
+    PublishedFile,
     RankFiles,
     directory_of,
     parts_of_state,
@@ -58,6 +59,8 @@ from trainer.step import LearnerState
 
 FORMAT = 2
 FORMATS = (1, FORMAT)
+NEWEST = 3
+"""So many checkpoints training may go on from, the next where the one before is damaged."""
 CHANGED = "put [learner] and seed of the run's recipe back as they were, or begin a new run"
 Ranges = tuple[tuple[int, int], ...]
 
@@ -100,10 +103,10 @@ class LatestCheckpoint:
     """Newer directories that are no checkpoint, each with the reason."""
 
 
-def save(root: str | Path, checkpoint: Checkpoint, published: Path | None = None) -> Path:
+def save(root: str | Path, checkpoint: Checkpoint, published: PublishedFile | None = None) -> Path:
     """Write `root/v<version>` as the only process; it is durable when this returns.
 
-    A published file of these weights is linked, not written again.
+    A published file of these weights is linked, not written again, nor hashed where that was done.
     """
     written = write_rank(root, parts_of_state(checkpoint.state), published)
     return seal(root, checkpoint, [written])
@@ -179,6 +182,14 @@ def kept(root: str | Path) -> dict[int, Path]:
     return {int(path.name.removeprefix("v")): path for path in whole}
 
 
+def needed_by_newest(
+    root: str | Path, scoring_versions: Callable[[int], Iterable[int]]
+) -> set[int]:
+    """Versions whose weights a trainer needs that goes on from one of the newest checkpoints."""
+    newest = list(kept(root))[-NEWEST:]
+    return {*newest, *(needed for version in newest for needed in scoring_versions(version))}
+
+
 def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
     """Raise Refused where a checkpoint was made by a learner of another configuration."""
     made_with = read_body(path)["config_digest"]
@@ -194,8 +205,7 @@ def prune(root: str | Path, keep: int, every: int = 0) -> tuple[Path, ...]:
     """Delete all but the newest `keep` checkpoints, the first, and one in every `every` versions.
 
     With 0 none stays for good, the first neither. What is no checkpoint and older than the newest
-    goes too. The manifest goes first: a deletion cut short leaves a directory that is none. Keep
-    two or more, so that a damaged one costs a step and not the run.
+    goes too. Keep two or more, so that a damaged one costs a step and not the run.
     """
     whole = kept(root)
     newest = list(whole)[-max(keep, 1) :]
@@ -205,9 +215,14 @@ def prune(root: str | Path, keep: int, every: int = 0) -> tuple[Path, ...]:
     older = [path for path in _newest_first(Path(root)) if path.name < whole[newest[0]].name]
     gone = [path for path in older if path not in staying]
     for directory in gone:
-        (directory / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(directory)
+        remove(directory)
     return tuple(gone)
+
+
+def remove(directory: Path) -> None:
+    """Delete one checkpoint: the manifest first, so that a deletion cut short leaves none."""
+    (directory / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(directory)
 
 
 def _lasting(versions: Iterable[int], every: int) -> set[int]:

@@ -12,11 +12,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from schemas.errors import Unavailable, WireError
+from schemas.errors import Refused, Unavailable, WireError
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights, Published, write_delta
 from schemas.tensor_digests import each_of
-from schemas.weights import RawTensor, owned, owned_one, weights_digest, write_weights
+from schemas.weights import (
+    RawTensor,
+    owned,
+    owned_one,
+    stem_of,
+    weights_digest,
+    write_tensors,
+    write_weights,
+)
 from trainer.arithmetic import BFLOAT16
 from trainer.tensors import exported, raw_of, seen, tensor_of, view_of
 
@@ -33,6 +41,14 @@ class Publishing:
     """full, delta, or the adapter alone, which is small and always full; empty: full."""
     full_every: int = 10
     """Among deltas, versions that are divisible by it are full."""
+    url: str = ""
+    """Where they are published, any fsspec URL; empty: into the run's folder."""
+    keep_bytes: int = 0
+    """Weights and checkpoints together take no more than this; 0 is without bound."""
+
+    def place(self, directory: Path) -> str:
+        """Where the weights of a run lie whose folder this is."""
+        return self.url or str(directory / "weights")
 
     @property
     def by_tensor(self) -> bool:
@@ -41,11 +57,28 @@ class Publishing:
 
     def of(self, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:
         """What servers are given of a trainer's weights: float32 rounded to nearest, ties even."""
-        return rounded(tensors) if self.precision == BFLOAT16 else tensors
+        return rounded(tensors) if self.rounds else tensors
+
+    @property
+    def rounds(self) -> bool:
+        """Whether what is published are other tensors than the trainer's own."""
+        return self.precision == BFLOAT16
 
     def digest(self, tensors: Mapping[str, RawTensor], like: str) -> str:
         """What a trainer's weights are known by once they are published; compare with `like`."""
         return weights_digest(self.of(tensors), like)
+
+
+def check_bound(keep_bytes: int, version_bytes: int, checkpoint_bytes: int) -> None:
+    """Raise Refused where both do not fit into a bound; 0 is none."""
+    least = version_bytes + checkpoint_bytes
+    if 0 < keep_bytes < least:
+        msg = (
+            f"policy.keep_bytes is {keep_bytes:,}, but one full version takes {version_bytes:,} "
+            f"bytes and one checkpoint {checkpoint_bytes:,}; give at least {least:,}, or 0 for no "
+            "bound"
+        )
+        raise Refused(msg)
 
 
 def rounded(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
@@ -91,7 +124,8 @@ def as_published(model: nn.Module, precision: str, part: str = "") -> Iterator[N
 class Publication:
     """Writes versions of one policy, and knows which one the next delta is made from."""
 
-    directory: Path
+    where: str
+    """A directory or a URL."""
     publishing: Publishing
     _newest: Published | None = None
     _held: Mapping[str, RawTensor] = field(default_factory=dict)
@@ -123,8 +157,10 @@ class Publication:
         return self._keep(self._full(version, now), now)
 
     def _full(self, version: int, now: Mapping[str, RawTensor]) -> Published:
-        by_tensor = self.publishing.by_tensor
-        return Published(write_weights(str(self.directory), version, now, by_tensor=by_tensor))
+        if not self.publishing.by_tensor:
+            return Published(write_weights(self.where, version, now))
+        file = write_tensors(self.where, stem_of(version), now)
+        return Published(file.as_version(version, now), sha256s=file.sha256s)
 
     def _delta(self, version: int, now: Mapping[str, RawTensor]) -> Published | None:
         """None where the version is to be full."""
@@ -133,7 +169,7 @@ class Publication:
             return None
         if version % every == 0 or len(base.deltas) + 1 >= every:
             return None
-        return write_delta(str(self.directory), version, base, self._held, now)
+        return write_delta(self.where, version, base, self._held, now)
 
     def _keep(self, published: Published, now: Mapping[str, RawTensor]) -> Published:
         self._newest = published

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,21 @@ class StateParts:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """What is known of a state's weights because they were published before."""
+
+    path: Path | None = None
+    """A file on this machine that holds them."""
+    sha256s: Mapping[str, str] = field(default_factory=dict)
+    """Of every tensor, whole."""
+
+    def sha256s_of(self, parts: Mapping[str, TensorPart]) -> Mapping[str, str] | None:
+        """Of these parts, where each of them is a whole tensor that is known."""
+        known = all(part.held.shape == part.shape for part in parts.values())
+        return self.sha256s if known and parts.keys() == self.sha256s.keys() else None
+
+
+@dataclass(frozen=True, slots=True)
 class RankFiles:
     """What one rank has written, by kind."""
 
@@ -50,21 +65,25 @@ def parts_of_state(state: LearnerState, rank: int = 0, world: int = 1) -> StateP
     return StateParts(rank, state.version, kinds | {"rng": parts_of(generators)})
 
 
-def write_rank(root: str | Path, parts: StateParts, published: Path | None = None) -> RankFiles:
+def write_rank(
+    root: str | Path, parts: StateParts, published: PublishedFile | None = None
+) -> RankFiles:
     """Write what one rank has; it is part of a checkpoint once that is sealed. Raises OSError.
 
     A published file that holds these very weights is linked, so that they are written once; if they
     are damaged in it later, they are so here too.
     """
+    published = published or PublishedFile()
     directory = directory_of(root, parts.version)
     directory.mkdir(parents=True, exist_ok=True)
     files = {}
     for kind, tensors in parts.kinds.items():
         stem, linked = f"{kind}-{parts.rank:05d}", None
-        if kind == "weights" and published is not None:
-            linked = link_parts(directory, stem, tensors, published)
+        known = published.sha256s_of(tensors) if kind == "weights" else None
+        if kind == "weights" and published.path is not None:
+            linked = link_parts(directory, stem, tensors, published.path, known)
         if tensors:
-            files[kind] = linked or write_parts(directory, stem, tensors)
+            files[kind] = linked or write_parts(directory, stem, tensors, known)
     return RankFiles(files)
 
 

@@ -103,19 +103,26 @@ def parts_of(
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def write_parts(directory: Path, stem: str, parts: Mapping[str, TensorPart]) -> PartsFile:
+def write_parts(
+    directory: Path,
+    stem: str,
+    parts: Mapping[str, TensorPart],
+    known: Mapping[str, str] | None = None,
+) -> PartsFile:
     """Write one file `<stem>-<digest>.safetensors`; it is durable when this returns.
 
-    Each tensor goes to the file and through sha256 once, without a copy. Raises OSError.
+    Each tensor goes to the file once, without a copy, and through sha256, unless all of theirs are
+    known. Raises OSError.
     """
     tensors = {name: part.held for name, part in parts.items()}
-    head, sha256s = safetensors_head(tensors), dict[str, str]()
+    head, sha256s = safetensors_head(tensors), dict(known or {})
     hidden = _hidden(directory, stem)
     try:
         with hidden.open("xb") as file:
             file.write(head)
             for name in laid_out(tensors):
-                sha256s[name] = hashlib.sha256(tensors[name].data).hexdigest()
+                if not known:
+                    sha256s[name] = hashlib.sha256(tensors[name].data).hexdigest()
                 file.write(tensors[name].data)
         to_disk(hidden)
         described = _described(stem, head, parts, sha256s)
@@ -126,7 +133,11 @@ def write_parts(directory: Path, stem: str, parts: Mapping[str, TensorPart]) -> 
 
 
 def link_parts(
-    directory: Path, stem: str, parts: Mapping[str, TensorPart], file: Path
+    directory: Path,
+    stem: str,
+    parts: Mapping[str, TensorPart],
+    file: Path,
+    known: Mapping[str, str] | None = None,
 ) -> PartsFile | None:
     """The same, where a file holds these very tensors already: under one more name.
 
@@ -140,7 +151,7 @@ def link_parts(
         if file.stat().st_size != size_bytes or _head_at(file) != head:
             return None
         os.link(file, hidden)
-        described = _described(stem, head, parts, sha256s_of(tensors))
+        described = _described(stem, head, parts, known or sha256s_of(tensors))
         hidden.replace(directory / described.name)
     except OSError:
         return None

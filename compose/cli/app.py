@@ -46,6 +46,7 @@ from compose.cli.tail import tail
 from compose.cli.trajectory import trajectory
 from compose.cli.verify import verify
 from compose.cli.waiting import waiting
+from compose.cli.weights import weights
 from compose.extras import EXTRAS, not_installed
 from schemas.interrupts import tell_apart
 
@@ -134,6 +135,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "boxes": boxes,
         "runs": _runs(),
         "curve": curve,
+        "weights": weights,
         "algorithms": algorithms,
         "objects": _group(
             "Records too heavy for the log, in a store of objects.",

@@ -12,6 +12,7 @@ import orjson
 from pydantic import Field, ValidationError
 
 from compose.extras import EXTRAS
+from compose.runs.weights_url import check_weights_url
 from compose.strict_table import StrictTable, unknown_key
 from compose.teacher_scorer import check_named
 from consumers.agents.programs import program_of
@@ -99,6 +100,12 @@ class PolicyTable(StrictTable):
     only the adapter of `lora`, which they add to the directory's."""
     full_every: Annotated[int, Field(ge=1)] = 10
     """Among deltas, versions that are divisible by it are full."""
+    weights_url: str = ""
+    """Where weights are published in place of the run's folder: any fsspec URL that trainer and
+    servers reach, s3://bucket/weights or a directory. Credentials come from the surroundings of
+    each, never from here."""
+    keep_bytes: Annotated[int, Field(ge=0)] = 0
+    """Weights and checkpoints take no more than this; 0 is without bound."""
     lora: LoraTable | None = None
     """Adapters that are trained in place of the weights."""
 
@@ -274,6 +281,7 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
 def _require_known(recipe: Recipe) -> None:
     """Raise Refused for a name behind which there is nothing; a worker would die of it."""
     for part in (recipe, *map(recipe.of, recipe.others())):
+        check_weights_url(part.policy.weights_url)
         for scorer in part.scorers:
             check_named(scorer.partition("*")[0])
     if recipe.task.environment:

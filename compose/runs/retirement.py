@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compose.runs.listing import is_training
-from compose.runs.run_folder import find_or_none
+from compose.runs.run_folder import RunFolder, find_or_none
 from consumers.history.local_programs import watched_world
 from consumers.history.run_curve import steps_of_runs
 from consumers.history.waiting import WaitReader
 from schemas.errors import Refused
 from schemas.names import unknown
+from schemas.weights_store import listed
+from schemas.weights_store import remove as delete
 
 if TYPE_CHECKING:
     from compose.cluster import Cluster
@@ -33,11 +35,14 @@ class Remains:
     """With their partition counts."""
     groups: list[str]
     folder: Path | None
+    weights: tuple[str, ...] = ()
+    """URLs that the run and its other policies published weights to."""
 
     def lines(self) -> list[str]:
         """One for each thing that goes."""
         lines = [f"topic {name}, {count} partitions" for name, count in self.topics.items()]
         lines += [f"group {name}" for name in self.groups]
+        lines += [f"weights {url}" for url in self.weights]
         return [*lines, f"folder {self.folder}"] if self.folder else lines
 
 
@@ -68,9 +73,15 @@ def remains_of(cluster: "Cluster", name: str, *, folder: bool) -> Remains:
         {calls: topics[calls]} if calls in topics else {},
         groups,
         own.directory if own and folder else None,
+        _published_to(own) if own and folder else (),
     )
     _require_over(cluster, remains)
     return remains
+
+
+def _published_to(own: RunFolder) -> tuple[str, ...]:
+    urls = (part.publishing().url for part in own.parts())
+    return tuple(url for url in urls if url)
 
 
 def _require_over(cluster: "Cluster", remains: Remains) -> None:
@@ -98,5 +109,8 @@ def remove(cluster: "Cluster", remains: Remains) -> None:
     """Remove all of it; what is gone already is none to mind. Raises Refused, Unavailable."""
     cluster.admin.delete_groups(remains.groups)
     cluster.admin.delete_topics(list(remains.topics))
+    for url in remains.weights:
+        for file in listed(url):
+            delete(url, file.name)
     if remains.folder:
         shutil.rmtree(remains.folder)

@@ -17,6 +17,7 @@ from producers.curators.curator import Curator
 from producers.curators.curators import curators_of
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
+from schemas.weights import elements_in
 from schemas.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ class RunFolder:
         from trainer.publication import Publishing
 
         policy = self.recipe.policy
-        return Publishing(policy.publish, policy.weights, policy.full_every)
+        # Runs of one recipe share a URL; the folder there is each one's own.
+        url = f"{policy.weights_url.rstrip('/')}/{self.policy_id}" if policy.weights_url else ""
+        return Publishing(policy.publish, policy.weights, policy.full_every, url, policy.keep_bytes)
 
     def run(self) -> "TrainingRun":
         from consumers.training.training_run import TrainingRun
@@ -213,6 +216,7 @@ def create(
     for number, part in enumerate(folder.parts()):
         part.directory.mkdir(parents=True, exist_ok=True)
         lay_policy(part.recipe.policy, part.policy, seed + number)
+        require_bound(part)
         check_teachers(part.recipe.scorers, part.learner().teacher, part.policy)
         _check_recorded(state, part)
     return folder
@@ -236,6 +240,20 @@ def _check_recorded(state: Path, folder: RunFolder) -> None:
             "its tokens mean nothing here; use [learner.share], which reads text"
         )
         raise Refused(msg)
+
+
+def require_bound(folder: RunFolder) -> None:
+    """Raise Refused where what is kept at least is beyond the run's bound.
+
+    Told by the weights that it begins with, where they are safetensors; the trainer looks again.
+    """
+    from trainer.publication import check_bound
+
+    publishing, lora = folder.publishing(), folder.recipe.policy.lora
+    if publishing.keep_bytes:
+        elements = sum(map(elements_in, folder.policy.glob("*.safetensors")))
+        published = elements * (2 if publishing.rounds else 4)
+        check_bound(publishing.keep_bytes, published, elements * (4 if lora else 12))
 
 
 def _require_one_group_size(folder: RunFolder) -> None:
@@ -324,10 +342,13 @@ def find_or_none(state: Path, name: str) -> RunFolder | None:
 def require_unchanged(folder: RunFolder) -> None:
     """Raise Refused where a run's recipe is not the one that its newest checkpoint was made with.
 
+    Or where it has been given too small a bound since.
+
     Its trainer would refuse it too, but only once everything is up.
     """
     from trainer import checkpoint as checkpoints
 
+    require_bound(folder)
     kept = list(checkpoints.kept(folder.directory / "checkpoints").values())
     # A damaged manifest is passed over by the trainer, which says so.
     with suppress(OSError, ValueError, KeyError, TypeError, WireError):

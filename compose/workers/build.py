@@ -263,6 +263,7 @@ class Workshop:
         from concurrent.futures import ThreadPoolExecutor
 
         from consumers.heldout import HeldOut
+        from consumers.history.version_use import VersionsInUse
         from consumers.inline_executor import InlineExecutor
         from consumers.training.trainer import Trainer
         from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
@@ -283,6 +284,7 @@ class Workshop:
             folder.draws(),
             None if folder.part else HeldOut(folder.heldout()),
             () if folder.part else folder.curators(),
+            in_use=VersionsInUse(self, folder.policy_id),
             continue_=self.continue_(config),
             retell=_retelling(folder) if config.share else None,
             # In one process with everybody else the order of things is the same every time.

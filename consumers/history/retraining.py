@@ -80,7 +80,7 @@ class RetrainingPlan:
 
     def learner(self, config: LearnerConfig) -> Learner:
         """One that stands where the first step begins, and learns as is said."""
-        past = partial(weights_files.of_version, self.run.directory / "weights")
+        past = partial(weights_files.of_version, self.run.weights)
         learner = Learner(str(self.run.policy), config, past=past)
         learner.load(self.start.state)
         return learner
@@ -213,7 +213,7 @@ def _weights_of(run: TrainedRun, version: int, digest: str) -> dict[str, RawTens
 
 
 def _candidates(run: TrainedRun, version: int) -> Iterable[Mapping[str, RawTensor]]:
-    published = weights_files.published_of(run.directory / "weights", version)
+    published = weights_files.published_of(run.weights, version)
     if published is not None:
         yield published
     kept = checkpoints.kept(run.directory / "checkpoints")

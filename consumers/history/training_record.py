@@ -29,11 +29,16 @@ class TrainedRun:
     policy_id: str
     config: LearnerConfig
     directory: Path
-    """Of its checkpoints and weights."""
+    """Of its checkpoints, and of weights that are published to no URL."""
     policy: Path
     """The policy that it began with."""
     publishing: Publishing = field(default_factory=Publishing)
     """How its weights were published: announced digests are of that."""
+
+    @property
+    def weights(self) -> str:
+        """Where its weights were published: a directory, or a URL."""
+        return self.publishing.place(self.directory)
 
 
 def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from consumers.training.training_run import TrainingRun
 from schemas.errors import DiskFull
+from schemas.weights_store import local_path
 from trainer import checkpoint as checkpoints
+from trainer import weights_files
 from trainer.step import LearnerState
+from trainer.weights_needs import besides
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NEWEST = 2
@@ -41,13 +44,16 @@ def disk_full(run: TrainingRun, needed_bytes: int) -> DiskFull:
     )
 
 
-def needed_bytes(state: LearnerState) -> int:
-    """What a version of such a state takes: weights twice, and moments, also where none are yet."""
+def needed_bytes(state: LearnerState, run: TrainingRun) -> int:
+    """What a version of such a state takes on this machine: weights, twice where they are published
+    here, and moments, also where none are yet.
+    """
     weights, optimiser, rng = (
         sum(len(tensor.data) for tensor in kind.values())
         for kind in (state.weights, state.optimiser, state.rng)
     )
-    return 2 * weights + max(optimiser, 2 * weights) + rng
+    times = 2 if local_path(run.weights) else 1
+    return times * weights + max(optimiser, 2 * weights) + rng
 
 
 def _size_of(path: Path) -> int:
@@ -61,10 +67,16 @@ def _could_go(run: TrainingRun) -> Iterator[str]:
     if older:
         names = f"{older[0].name} to {older[-1].name}" if len(older) > 1 else older[0].name
         yield f"checkpoints {names} ({_mb(sum(map(_size_of, older)))}), with `retrain` from there"
-    weights = sorted(run.weights.glob("v*.safetensors"))[:-NEWEST]
+    if local_path(run.weights) is None:
+        return
+    there = weights_files.files_in(run.weights)
+    newest = sorted({file.version for file in there})[-NEWEST:]
+    weights = besides(there, newest)
     if weights:
-        size = sum(map(_size_of, weights))
-        yield f"{len(weights)} older files in {run.weights} ({_mb(size)})"
+        size = sum(file.size_bytes for file in weights)
+        deltas = sum(file.base >= 0 for file in weights)
+        kinds = f", {deltas} of them deltas" if deltas else ""
+        yield f"{len(weights)} older files{kinds} in {run.weights} ({_mb(size)})"
 
 
 def _mb(size_bytes: int) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -23,22 +22,23 @@ from consumers.training.announcement import StepRecords
 from consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
 from consumers.training.intake import Intake
 from consumers.training.resumption import NewestOnLog
+from consumers.training.retention import Held, Retention
 from producers.publisher import Publisher
 from schemas.errors import Unavailable, WireError
 from schemas.headers import full_headers
 from schemas.messages import Consumed, PolicyVersion
 from schemas.published_weights import Published
+from schemas.weights_store import local_path
 from trainer import checkpoint as checkpoints
-from trainer import weights_files
 from trainer.arithmetic import FLOAT32
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.publication import Publication
+from trainer.rank_files import PublishedFile
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
 from trainer.step import LearnerState
 
-KEEP_CHECKPOINTS = 3
 FLUSH_S = 30.0
 
 log = structlog.get_logger()
@@ -55,8 +55,8 @@ class _Unsaved:
     checkpoint: Callable[..., Checkpoint]
     """Of a learner's state, and the records to come as `pending`."""
     metrics: Mapping[str, float]
-    awaited: frozenset[int]
-    """Versions whose weights must stay."""
+    held: Held
+    """Whose weights must stay."""
 
 
 @dataclass(eq=False)
@@ -73,6 +73,7 @@ class StepSaver:
     abandoned: checkpoints.Ranges
     asked_from: tuple[Consumed, ...]
     """Where the requests lie that the next trainer has to read."""
+    retention: Retention
     executor: Executor
     """Of one thread, or of none."""
     parent: int = -1
@@ -119,7 +120,8 @@ class StepSaver:
             self._publish(self.topics.train_steps, held.pending["step"], "TrainStep", held.version)
         self.publisher.flush(FLUSH_S)
         self.highest = max(self.highest, held.version)
-        self._needed_bytes = needed_bytes(held.state)
+        self.retention.require_bound(held.state)
+        self._needed_bytes = needed_bytes(held.state, self.run)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
     def _mend_weights(self) -> bool:
@@ -160,15 +162,16 @@ class StepSaver:
                 self.words.records(parent, samples, metrics, drops, marks),
                 self._checkpoint(),
                 metrics,
-                frozenset(
-                    {
-                        *self.intake.evaluations.awaited(),
-                        *self.config.scoring_versions(learner.version),
-                    }
-                ),
+                self._held(),
             )
         )
         self.save_trained()
+
+    def _held(self) -> Held:
+        scoring = self.config.scoring_versions(self.learner.version)
+        buffer = self.intake.buffer
+        awaited = frozenset({*self.intake.evaluations.awaited(), *scoring})
+        return Held(awaited, (*buffer.noteworthy(), *buffer.replay.held()))
 
     def save_trained(self, *, wait: bool = False) -> None:
         """Have what was trained saved; raises Unavailable where it has to be tried again.
@@ -233,16 +236,21 @@ class StepSaver:
             if not is_full(error):
                 raise
             raise disk_full(self.run, self._needed_bytes) from error
-        checkpoints.prune(self.run.checkpoints, KEEP_CHECKPOINTS, self.config.checkpoint_keep_every)
-        weights_files.prune(self.run.weights, unsaved.awaited)
+        self.retention.collect(unsaved.held)
+
+    def _published_file(self, weights: Published) -> PublishedFile:
+        """What a checkpoint of the same weights need not do again."""
+        # Who saves at once keeps the weights twice, and can mend the ones by the others.
+        once = self.config.save == "async"
+        sha256s = {} if self.run.publishing.rounds else weights.sha256s
+        return PublishedFile(local_path(weights.newest.uri) if once else None, sha256s)
 
     def _save_state(self, unsaved: _Unsaved, state: LearnerState) -> None:
-        self._needed_bytes = needed_bytes(state)
+        self.retention.require_bound(state)
+        self._needed_bytes = needed_bytes(state, self.run)
         weights = self.publication.write(unsaved.version, state.weights)
         pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
-        # Who saves at once keeps the weights twice, and can mend the ones by the others.
-        once, name = self.config.save == "async", Path(weights.newest.uri).name
-        published = self.run.weights / name if once else None
+        published = self._published_file(weights)
         save = partial(self._save, unsaved.checkpoint, state, pending, published)
         announce = partial(self._announce, unsaved.version, pending)
         for do in (announce, save) if self.config.announce == "early" else (save, announce):
@@ -264,7 +272,7 @@ class StepSaver:
         checkpoint: Callable[..., Checkpoint],
         state: LearnerState,
         pending: Mapping[str, bytes],
-        published: Path | None = None,
+        published: PublishedFile | None = None,
     ) -> None:
         self.pending = pending
         made = checkpoint(state=state, pending=pending)

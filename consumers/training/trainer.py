@@ -27,6 +27,7 @@ from consumers.training.intake import Intake
 from consumers.training.other_policies import OtherPolicies
 from consumers.training.recorded_groups import EarlierRun
 from consumers.training.resumption import RunLog
+from consumers.training.retention import InUse, Retention
 from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
 from consumers.training.streamed_step import StreamedStep
@@ -80,6 +81,8 @@ class Trainer:
     curators: Sequence[Curator] = ()
     """Who chooses the tasks; nobody: they are drawn uniformly."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    in_use: InUse = field(kw_only=True)
+    """Which versions the log says are in use."""
     continue_: Continue | None = field(default=None, kw_only=True)
     """How cancelled rollouts go on; needed where some may."""
     retell: Retell | None = field(default=None, kw_only=True)
@@ -137,6 +140,7 @@ class Trainer:
             highest,
             abandoned,
             known.asked_from,
+            Retention(self.run, self.config, self.in_use),
             self.executor if later else InlineExecutor(),
         )
         self.saver.begin(held, announced)
@@ -417,6 +421,7 @@ class Trainer:
         metrics["running"] = float(self.running())
         fresh = [sample for sample in samples if sample.fresh]
         metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
+        metrics["kept_bytes"] = float(self.saver.retention.kept_bytes)
         metrics |= self.balance.step(began, fresh, self.buffer.drops(), self.buffer.held())
         metrics |= _lent(samples)
         for sample in fresh:

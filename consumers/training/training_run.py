@@ -16,7 +16,7 @@ class TrainingRun:
     run_id: str
     policy_id: str
     directory: Path
-    """Checkpoints and weights lie here."""
+    """Checkpoints lie here, and weights that are published to no URL."""
     starts: Mapping[TopicPartition, int]
     """Where every topic ended when the run was made: nothing of the run lies before."""
     scoring_id: str
@@ -39,5 +39,6 @@ class TrainingRun:
         return self.directory / "checkpoints"
 
     @property
-    def weights(self) -> Path:
-        return self.directory / "weights"
+    def weights(self) -> str:
+        """Where its weights are published: a directory, or a URL."""
+        return self.publishing.place(self.directory)

@@ -21,6 +21,7 @@ from consumers.history.export import export
 from consumers.history.local_programs import watched_world
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
+from consumers.history.version_use import VersionsInUse
 from consumers.history.waiting import WaitReader
 from consumers.tables.query import open_tables
 from consumers.training.trainer import Trainer
@@ -145,6 +146,7 @@ def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
         config,
         run,
         Draws(template, 7, SIZE, (0, 100)),
+        in_use=VersionsInUse(cluster, POLICY),
     )
 
 

@@ -10,6 +10,7 @@ from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights, Published, write_delta
 from schemas.weights import RawTensor, read_weights, write_weights
+from tests.support.s3_store import s3_server
 
 WHERE = "s3://bucket/run/weights"
 Weights = dict[str, RawTensor]
@@ -21,21 +22,8 @@ def weights(first: int) -> Weights:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ThreadedMotoServer]:
-    """One on a free port, with credentials that are nobody's."""
-    given = pytest.MonkeyPatch()
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    made.start()
-    host, port = made.get_host_and_port()
-    given.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    given.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    given.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    given.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    given.setenv("AWS_MAX_ATTEMPTS", "1")
-    fsspec.filesystem("s3").mkdir("bucket")
-    yield made
-    fsspec.filesystem("s3").clear_instance_cache()
-    made.stop()
-    given.undo()
+    with s3_server() as made:
+        yield made
 
 
 @pytest.mark.usefixtures("server")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
+from consumers.history.version_use import VersionsInUse
 from consumers.inline_executor import InlineExecutor
 from consumers.log.memory_log import MemoryLog
 from consumers.log.memory_publisher import MemoryPublisher
@@ -36,6 +37,7 @@ from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
 from tests.support.scored_trajectories import scored
 from trainer.config import LearnerConfig
+from trainer.publication import Publishing
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
 from trainer.step import Canary, LearnerState
@@ -108,6 +110,7 @@ class Stage:
     """What a rollout earns; every second one where nothing is said."""
     executor: Callable[[], Executor] = InlineExecutor
     """Of each trainer, for steps that are saved while others are trained."""
+    publishing: Publishing = field(default_factory=Publishing)
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -136,14 +139,17 @@ class Stage:
             config.max_staleness, batch, self.max_running, config.members, config.over_provision,
             config.refills,
         )  # fmt: skip
-        run = TrainingRun("run", "policy", self.directory, {}, SCORING, rule, config.steps)
+        run = TrainingRun(
+            "run", "policy", self.directory, {}, SCORING, rule, config.steps,
+            publishing=self.publishing,
+        )  # fmt: skip
         learner: Any = Counting()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
         curators = curators_of(self.curator, self.tasks)
         self.trainer = Trainer(
             "t", self.log, self.codec, self.topics, *arguments, curators, continue_=begun_again,
-            executor=self.executor(),
+            executor=self.executor(), in_use=VersionsInUse(self, "policy"),
         )  # fmt: skip
         return self.trainer
 

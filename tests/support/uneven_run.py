@@ -10,6 +10,7 @@ import pytest
 from compose.settings import Settings
 from compose.workers.build import Workshop
 from consumers.agents.worker import CONTROL_EVERY_S
+from consumers.history.version_use import VersionsInUse
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
@@ -143,6 +144,7 @@ class UnevenRun:
             "t", self.log, self.codec, self.topics, self.log.publisher(), learner, config, run,
             Draws(self.template, 7, config.members, (0, TASKS)), None,
             curators_of(self.curator, TASKS),
+            in_use=VersionsInUse(self.shop, POLICY),
             continue_=self.shop.continue_(config),
         )  # fmt: skip
         return self.trainer

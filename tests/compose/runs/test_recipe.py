@@ -35,6 +35,42 @@ def test_a_recipe_is_held_to_the_bounds_of_every_request(
     assert complaint in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("s3://key:hidden@bucket/w", "credentials come from the surroundings"),
+        ("s3://bucket/w?token=hidden", "credentials come from the surroundings"),
+        ("nosuch://bucket/w", "cannot be opened here"),
+        ("some/where", "give it from the root on"),
+    ],
+)
+def test_weights_are_published_to_a_place_and_no_secret_is_told(
+    tmp_path: Path, url: str, complaint: str
+) -> None:
+    file = tmp_path / "tiny.toml"
+    file.write_text(RECIPE.replace("[policy]\n", f'[policy]\nweights_url = "{url}"\n'))
+
+    with pytest.raises(Refused, match=complaint) as refused:
+        load_recipe(str(file))
+
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("keep_bytes", ["-1", "1.5"])
+def test_a_bound_is_a_number_of_bytes(keep_bytes: str) -> None:
+    text = RECIPE.replace("[policy]\n", f"[policy]\nkeep_bytes = {keep_bytes}\n")
+    with pytest.raises(Refused, match=r"policy\.keep_bytes"):
+        parse_recipe(text, "tiny")
+
+
+def test_a_bound_that_holds_no_version_and_no_checkpoint_is_refused_at_the_door(
+    tmp_path: Path,
+) -> None:
+    text = RECIPE.replace("[policy]\n", "[policy]\nkeep_bytes = 1000\n")
+    with pytest.raises(Refused, match=r"policy\.keep_bytes is 1,000, but one full version takes"):
+        run_folder.create(tmp_path, parse_recipe(text, "tiny"), text, seed=3)
+
+
 def test_a_recipe_names_an_agent_that_can_be_hosted(tmp_path: Path) -> None:
     file = tmp_path / "tiny.toml"
     table = 'agent = "hosted"\nagent_config = { agent = "smolagent" }\nseeds = ['

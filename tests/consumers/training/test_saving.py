@@ -18,15 +18,23 @@ from compose.cli.retrain import parse_steps
 from compose.pages.retraining_page import retrain_and_tell
 from consumers.inline_executor import InlineExecutor
 from consumers.log.memory_publisher import MemoryPublisher
+from consumers.training.disk_room import disk_full
+from consumers.training.training_run import TrainingRun
+from producers.admission import AdmissionRule
 from schemas import whole_files
 from schemas.errors import DiskFull, Refused, Unavailable
 from schemas.messages import PolicyVersion
+from schemas.weights import RawTensor
+from schemas.weights_store import local_path
 from tests.support.later_executor import LaterExecutor
-from tests.support.staged_run import CONFIG, Stage
+from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiny_run import RECIPE, World
 from trainer import checkpoint as checkpoints
 from trainer import publication, shards
 from trainer.config import LearnerConfig
+from trainer.publication import Publication, Publishing
+from trainer.rank_files import PublishedFile
+from trainer.shards import parts_of
 
 LATER = replace(CONFIG, save="async")
 EARLY = replace(LATER, announce="early")
@@ -317,6 +325,46 @@ def test_weights_that_are_saved_later_are_written_once_and_have_two_names(tmp_pa
 
 
 # A full disk
+
+
+def test_what_could_go_of_a_full_disk_counts_deltas_too(tmp_path: Path) -> None:
+    run = TrainingRun("run", "policy", tmp_path, {}, "s", AdmissionRule(0, 4, 4, 2))
+    run.checkpoints.mkdir()
+    publication = Publication(run.weights, Publishing(weights="delta", full_every=3))
+    for version in range(6):
+        data = bytes(999) + bytes([version])
+        publication.write(version, {"w": RawTensor("U8", (1000,), data)})
+
+    text = str(disk_full(run, 10**9))
+
+    # Versions 4 and 5 are made from version 3
+    assert "3 older files, 2 of them deltas in" in text
+
+
+def test_tensors_whose_digests_are_known_are_not_hashed_again_for_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = replace(Counting().state(), weights={"w": RawTensor("U8", (4,), b"abcd")})
+    written = Publication(str(tmp_path), Publishing(precision="float32")).write(0, state.weights)
+    path = local_path(written.newest.uri)
+
+    def hashes(tensors: object) -> dict[str, str]:
+        raise Died
+
+    monkeypatch.setattr(shards, "sha256s_of", hashes)
+    made = checkpoints.Checkpoint(state, -1)
+    root = tmp_path / "checkpoints"
+    with pytest.raises(Died):
+        checkpoints.save(root, made, PublishedFile(path))
+
+    checkpoints.save(root, made, PublishedFile(path, written.sha256s))
+
+    held = checkpoints.load_latest(root).checkpoint
+    assert held is not None
+    assert held.state.weights == state.weights
+    # Digests of other tensors say nothing about these
+    assert PublishedFile(path, {"x": "y"}).sha256s_of(parts_of(state.weights)) is None
+    assert PublishedFile(path, written.sha256s).sha256s_of(parts_of(state.weights, 0, 2)) is None
 
 
 def test_where_the_disk_has_no_room_no_step_is_taken_and_it_is_said_what_could_go(

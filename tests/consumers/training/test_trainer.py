@@ -21,7 +21,6 @@ from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTraject
 from schemas.packed import pack_ids, pack_logprobs
 from tests.support.rig import source_of
 from tests.support.tiny_run import RECIPE, World
-from trainer import weights_files
 from trainer.samples import versions_of
 from trainer.step import Learner
 
@@ -132,22 +131,6 @@ def test_a_held_out_rollout_is_sampled_by_the_version_that_it_was_asked_of_alone
     assert asked == dict.fromkeys(range(0, 14, 2), 6)
     assert trainer.heldout is not None
     assert [len(trainer.heldout.counted(version)) for version in asked] == [6] * 7
-
-
-def test_weights_that_are_still_evaluated_are_not_pruned(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights_files, "KEEP", 1)
-    trainer = world.trainer()
-    world.train(trainer, steps=1)
-    assert trainer.heldout is not None
-    trainer.heldout.asked.append(1)
-
-    world.train(trainer)
-
-    there = {path.name[:9] for path in (world.folder.directory / "weights").iterdir()}
-    # Version 2 is evaluated too; its results may come just before the last step or just after.
-    assert there - {"v00000002"} == {"v00000001", "v00000004"}
 
 
 def test_no_more_rollouts_are_in_the_air_than_staleness_allows(world: World) -> None:

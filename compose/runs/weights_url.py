@@ -1,0 +1,36 @@
+"""Where a recipe lets weights be published: refused at the door where nobody here could do it."""
+
+from pathlib import PurePath
+from urllib.parse import urlsplit
+
+from schemas.errors import Refused
+
+
+def check_weights_url(url: str) -> None:
+    """Raise Refused for a URL that cannot be opened here, or that says more than a place."""
+    if not url:
+        return
+    import fsspec
+
+    place = urlsplit(url)
+    if "@" in place.netloc or place.query or place.fragment:
+        msg = (
+            "policy.weights_url holds more than a place (it is not shown here); credentials come "
+            "from the surroundings, as AWS_ACCESS_KEY_ID does, since a recipe and the log are read "
+            "by many: give s3://bucket/folder alone"
+        )
+        raise Refused(msg)
+    try:
+        fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
+    except (ValueError, ImportError) as error:
+        msg = (
+            f"policy.weights_url is {url!r}, which cannot be opened here: {error}; give a "
+            "directory, or install what it needs"
+        )
+        raise Refused(msg) from error
+    if not place.scheme and not PurePath(url).is_absolute():
+        msg = (
+            f"policy.weights_url is {url!r}, a directory relative to nobody knows what; give it "
+            "from the root on, as trainer and servers see it"
+        )
+        raise Refused(msg)

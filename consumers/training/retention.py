@@ -1,0 +1,156 @@
+"""What of a run's weights and checkpoints stays, and what goes: looked at after each version.
+
+The law is `trainer.weights_needs`; the journal is read only where something could go but for it,
+and at most once a minute. Where the run has a bound, older checkpoints go too, the
+oldest first, until what is left keeps to it. The newest one stays, and all that somebody needs.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from consumers.training.training_run import TrainingRun
+from schemas.errors import Unavailable
+from schemas.weights_store import local_path, remove
+from trainer import checkpoint as checkpoints
+from trainer import weights_files
+from trainer.config import LearnerConfig
+from trainer.publication import check_bound
+from trainer.samples import Sample, versions_of
+from trainer.step import LearnerState
+from trainer.weights_needs import KeptFile, WeightsNeeds, may_go
+
+if TYPE_CHECKING:
+    from consumers.history.version_use import VersionUse
+
+LOOK_EVERY_S = 60.0
+
+log = structlog.get_logger()
+
+
+class InUse(Protocol):
+    """`consumers.history.version_use.VersionsInUse`."""
+
+    def announced(self) -> "VersionUse": ...
+
+    def add_open(self, use: "VersionUse") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the trainer itself still needs, as it was when a step was taken."""
+
+    awaited: frozenset[int]
+    """Versions that are evaluated, or whose weights may have to score tokens."""
+    samples: tuple[Sample, ...]
+    """What waits to be trained on, or may be trained on again."""
+
+
+def carried(samples: Iterable[Sample]) -> Counter[int]:
+    """By version how many of these carry it."""
+    return Counter(
+        version
+        for sample in samples
+        for version in versions_of(sample.scored.trajectory.sequences or (), sample.policy_index)
+    )
+
+
+@dataclass(eq=False)
+class Retention:
+    """Takes away what nobody needs any more."""
+
+    run: TrainingRun
+    config: LearnerConfig
+    in_use: InUse
+    clock: Callable[[], float] = time.monotonic
+    kept_bytes: int = 0
+    """What weights and checkpoints took when this last looked."""
+    _due: float = -inf
+    _said: bool = False
+    """That the bound cannot be kept to."""
+
+    def require_bound(self, state: LearnerState) -> None:
+        """Raise Refused where one full version and one checkpoint do not fit into the bound."""
+        weights, optimiser, rng = (
+            sum(len(tensor.data) for tensor in kind.values())
+            for kind in (state.weights, state.optimiser, state.rng)
+        )
+        published = weights // 2 if self.run.publishing.rounds else weights
+        moments = optimiser if self.config.lora else max(optimiser, 2 * weights)
+        check_bound(self.run.publishing.keep_bytes, published, weights + moments + rng)
+
+    def collect(self, held: Held) -> None:
+        """Let go what may go; where log or store is away it goes after the next version."""
+        every = self.config.checkpoint_keep_every
+        checkpoints.prune(self.run.checkpoints, checkpoints.NEWEST, every)
+        try:
+            self._collect(held)
+        except Unavailable as error:
+            log.warning("weights_not_cleared", policy_id=self.run.policy_id, error=str(error))
+
+    def _collect(self, held: Held) -> None:
+        self._measure()
+        bound = self.run.publishing.keep_bytes
+        over = 0 < bound < self.kept_bytes
+        if not over and self.clock() < self._due:
+            return
+        self._due = self.clock() + LOOK_EVERY_S
+        use, buffered = self.in_use.announced(), carried(held.samples)
+        needs = WeightsNeeds(use.now_ms, use.announced_ms, buffered=buffered, awaited=held.awaited)
+        if not may_go(self._files(), self._with_checkpoints(needs)) and not over:
+            return
+        self.in_use.add_open(use)
+        needs = replace(needs, open=use.open())
+        self._clear(needs)
+        if over:
+            self._keep_to(bound, needs)
+
+    def _clear(self, needs: WeightsNeeds) -> None:
+        gone = may_go(self._files(), self._with_checkpoints(needs))
+        for file in gone:
+            remove(self.run.weights, file.name)
+        if gone:
+            log.info("weights_cleared", policy_id=self.run.policy_id, files=len(gone))
+        self._measure()
+
+    def _keep_to(self, bound: int, needs: WeightsNeeds) -> None:
+        for older in list(checkpoints.kept(self.run.checkpoints).values())[:-1]:
+            if self.kept_bytes <= bound:
+                break
+            checkpoints.remove(older)
+            self._clear(needs)
+        over = self.kept_bytes > bound
+        if over and not self._said:
+            log.warning(
+                "keep_bytes_exceeded",
+                policy_id=self.run.policy_id,
+                keep_bytes=bound,
+                kept_bytes=self.kept_bytes,
+                remedy="all of it is needed: `rollcall weights RUN` says by whom; raise keep_bytes",
+            )
+        self._said = over
+
+    def _with_checkpoints(self, needs: WeightsNeeds) -> WeightsNeeds:
+        needed = checkpoints.needed_by_newest(self.run.checkpoints, self.config.scoring_versions)
+        return replace(needs, checkpoints=needed)
+
+    def _files(self) -> list[KeptFile]:
+        return weights_files.files_in(self.run.weights)
+
+    def _measure(self) -> None:
+        self.kept_bytes = taken_bytes(self.run.weights, self.run.checkpoints)
+
+
+def taken_bytes(weights: str, root: Path) -> int:
+    """What weights and checkpoints take; a file with two names is one. Raises Unavailable."""
+    here = local_path(weights)
+    elsewhere = 0 if here else sum(file.size_bytes for file in weights_files.files_in(weights))
+    files = (path for folder in (here, root) if folder for path in folder.rglob("*"))
+    stats = (path.lstat() for path in files if path.is_file())
+    return elsewhere + sum({stat.st_ino: stat.st_size for stat in stats}.values())

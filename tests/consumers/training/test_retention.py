@@ -1,0 +1,219 @@
+"""What of a run's weights and checkpoints goes while it trains, by the clock of the log."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from consumers.training import retention
+from schemas.errors import Refused, Unavailable
+from schemas.messages import (
+    Event,
+    Limits,
+    ModelAnswered,
+    RolloutFinished,
+    RolloutRequest,
+    RolloutStarted,
+    Task,
+)
+from schemas.packed import pack_ids, pack_logprobs
+from tests.support.staged_run import CONFIG, Stage
+from trainer import checkpoint as checkpoints
+from trainer import weights_files
+from trainer.publication import Publishing
+from trainer.weights_needs import YOUNG_S
+
+STEPS = 9
+LONG = replace(CONFIG, steps=STEPS, checkpoint_keep_every=0)
+STEP_S = 300.0
+
+
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "LOOK_EVERY_S", 0.0)
+
+
+def staged(directory: Path, **given: object) -> Stage:
+    """One whose log's clock stands still."""
+    stage = Stage(directory, **{"config": LONG, **given})  # type: ignore[arg-type]
+    pass_time(stage, 0.0)
+    return stage
+
+
+def pass_time(stage: Stage, seconds: float) -> None:
+    now = stage.log.wall() + seconds
+    stage.log.wall = lambda: now
+
+
+def train(stage: Stage, steps: int, *, restarts: bool = False) -> None:
+    """Each step takes five minutes of the log."""
+    while stage.trainer.learner.steps_done < steps:
+        pass_time(stage, STEP_S)
+        stage.train(stage.trainer.learner.steps_done + 1)
+        if restarts:
+            stage.begin()
+
+
+def versions(stage: Stage) -> list[int]:
+    return [file.version for file in weights_files.files_in(stage.trainer.run.weights)]
+
+
+def say(stage: Stage, body: object, attempt: int = 1) -> None:
+    event = Event("other", attempt, 0, 0, b"", b"", "somebody", body)  # type: ignore[arg-type]
+    value = stage.codec.encode(stage.topics.events, event)
+    stage.log.append(stage.topics.events, b"other", value)
+
+
+def answer(version: int) -> ModelAnswered:
+    tokens = pack_ids([1]), pack_logprobs([0.0]), pack_ids([version])
+    return ModelAnswered("a", b"", *tokens, "stop", "policy", 0)
+
+
+def start(timeout_s: float = 86_400.0) -> RolloutStarted:
+    limits = Limits(rollout_timeout_s=timeout_s)
+    return RolloutStarted(RolloutRequest("other", Task(), policy_id="policy", limits=limits), 0, 0)
+
+
+def test_what_nobody_needs_goes_after_ten_minutes_of_the_log(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    stage.train(STEPS)
+    assert versions(stage) == [*range(STEPS + 1)]  # no time has passed
+
+    other = staged(tmp_path / "other")
+    train(other, STEPS)
+
+    # The newest two, what is younger than ten minutes, and what three checkpoints are of
+    assert YOUNG_S == 600
+    assert versions(other) == [STEPS - 2, STEPS - 1, STEPS]
+    assert [*checkpoints.kept(tmp_path / "other" / "checkpoints")] == versions(other)
+    kept = [step.metrics["kept_bytes"] for step in other.steps()]
+    assert kept[0] > 0
+    assert kept[-1] < 1.1 * kept[-3]
+
+
+def test_a_trainer_that_begins_again_after_each_step_comes_to_the_same(tmp_path: Path) -> None:
+    once, often = staged(tmp_path / "once"), staged(tmp_path / "often")
+    for stage in (once, often):
+        say(stage, start())
+        say(stage, answer(3))
+    train(once, STEPS)
+    train(often, STEPS, restarts=True)
+
+    assert versions(once) == versions(often) == [3, STEPS - 2, STEPS - 1, STEPS]
+
+
+def test_what_an_open_rollout_carries_stays_until_ten_minutes_after_its_end(
+    tmp_path: Path,
+) -> None:
+    stage = staged(tmp_path)
+    say(stage, start())
+    train(stage, 2)
+    say(stage, answer(2))
+    train(stage, 6)
+    say(stage, RolloutFinished("finished"), attempt=0)  # of an older attempt: it ends nothing
+    assert versions(stage) == [2, 4, 5, 6]
+
+    say(stage, RolloutFinished("finished"))
+    train(stage, 7)
+    assert 2 in versions(stage)
+    train(stage, 8)
+    assert 2 not in versions(stage)
+
+
+def test_a_start_that_never_ends_is_none_for_ever(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    say(stage, start(timeout_s=3 * STEP_S))
+    say(stage, answer(0))
+
+    train(stage, 4)
+    assert 0 in versions(stage)
+    train(stage, 5)
+    assert 0 not in versions(stage)
+
+
+def test_what_waits_in_the_buffer_keeps_the_weights_that_said_it(tmp_path: Path) -> None:
+    stage = staged(tmp_path, config=replace(LONG, max_staleness=100))
+    train(stage, 2)
+    lone = next(r for r in stage.in_the_air() if r.purpose == "train")
+    stage.end(lone)
+    stage.ended += [r.rollout_id for r in stage.in_the_air() if r.group_id == lone.group_id]
+
+    train(stage, STEPS)
+
+    waiting = retention.carried(stage.trainer.buffer.noteworthy())
+    assert versions(stage) == sorted({*waiting, STEPS - 2, STEPS - 1, STEPS})
+    assert waiting[2]
+    assert STEPS - 3 not in versions(stage)
+
+
+def test_a_clock_that_is_set_back_takes_nothing_too_early(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    train(stage, 3)
+    pass_time(stage, -86_400.0)
+
+    stage.train(7)
+
+    assert versions(stage) == [*range(1, 8)]
+
+
+def test_the_log_that_is_away_keeps_everything_and_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(tmp_path)
+
+    def away(self: object) -> None:
+        msg = "no broker"
+        raise Unavailable(msg)
+
+    monkeypatch.setattr(type(stage.trainer.in_use), "announced", away)
+    with capture_logs() as logs:
+        train(stage, STEPS - 1)
+    assert versions(stage) == [*range(STEPS)]
+    assert "weights_not_cleared" in {entry["event"] for entry in logs}
+
+    monkeypatch.undo()
+    monkeypatch.setattr(retention, "LOOK_EVERY_S", 0.0)
+    train(stage, STEPS)
+    assert versions(stage) == [STEPS - 2, STEPS - 1, STEPS]
+
+
+def test_a_bound_takes_older_checkpoints_first_and_never_the_newest(tmp_path: Path) -> None:
+    free = staged(tmp_path / "free", config=replace(LONG, checkpoint_keep_every=1))
+    train(free, STEPS)
+    assert len(checkpoints.kept(free.directory / "checkpoints")) == STEPS + 1
+    half = int(free.trainer.saver.retention.kept_bytes / 2)
+
+    stage = staged(
+        tmp_path / "bound",
+        config=replace(LONG, checkpoint_keep_every=1),
+        publishing=Publishing(keep_bytes=half),
+    )
+    with capture_logs() as logs:
+        train(stage, STEPS)
+
+    assert stage.trainer.saver.retention.kept_bytes <= half
+    kept = [*checkpoints.kept(stage.directory / "checkpoints")]
+    assert kept == [*range(kept[0], STEPS + 1)]
+    assert 1 < len(kept) < STEPS
+    assert "keep_bytes_exceeded" not in {entry["event"] for entry in logs}
+
+
+def test_a_bound_that_all_is_needed_beyond_is_said_once(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        stage = staged(tmp_path, publishing=Publishing(keep_bytes=10))
+        stage.train(5)
+
+    assert [entry["event"] for entry in logs].count("keep_bytes_exceeded") == 1
+    assert [*checkpoints.kept(tmp_path / "checkpoints")] == [5]
+    assert versions(stage) == [*range(6)]  # all of it is young
+    assert stage.steps()[-1].metrics["kept_bytes"] > 10
+
+
+def test_a_bound_below_one_version_and_one_checkpoint_is_refused_before_anything(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Refused, match=r"keep_bytes is 4, .* takes 1 bytes .* give at least 5"):
+        staged(tmp_path, publishing=Publishing(keep_bytes=4))
+
+    assert not [*tmp_path.rglob("v*")]

@@ -1,0 +1,86 @@
+"""A run whose weights lie in a store of objects: published, served, mended and trained again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from compose.runs.export_policy import export
+from compose.workers.engines import weights_engine
+from consumers.history.retraining import plan, train
+from consumers.models import versions
+from schemas.messages import PolicyVersion
+from schemas.published_weights import HeldWeights
+from tests.support.rig import source_of
+from tests.support.s3_store import Wire, s3_server
+from tests.support.tiny_run import RECIPE, World
+from trainer import weights_files
+from trainer.checkpoint import load_latest
+
+STORED = RECIPE.replace(
+    "[policy]\n", '[policy]\nweights = "delta"\nweights_url = "s3://bucket/weights/"\n'
+).replace("n_embd = 16", "n_embd = 64")
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    made = Wire()
+    with s3_server(made):
+        yield made
+
+
+def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
+    tmp_path: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "RETRY_S", 0.0)
+    world = World(tmp_path, STORED)
+    where = f"s3://bucket/weights/{world.folder.policy_id}"
+    world.train(world.trainer(), steps=2)
+
+    # Weights lie there alone, checkpoints here alone, and nobody is told a credential
+    assert world.folder.run().weights == where
+    assert not (world.folder.directory / "weights").exists()
+    assert all(v.full.uri.startswith(where) for v in world.versions())
+    written = [record.value or b"" for record in world.log.all(world.topics.versions)]
+    assert not any(b"nothing" in value or b"nobody" in value for value in written)
+
+    # Given that the newest full weights are gone, and a server that has to read them
+    newest: PolicyVersion = world.versions()[-1]
+    files = fsspec.filesystem("s3")
+    files.rm(newest.full.uri)
+    engine = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
+    source_of(world.loops[1]).kill()
+    world.loops[1] = world.shop.models("models2", engine)
+    for _ in range(5):
+        world.loops[1].turn(0.0)
+    assert engine.version == -1
+
+    # When a trainer goes on, it writes what its checkpoint holds; and everybody goes on
+    world.train(world.trainer())
+    assert [step.step for step in world.steps()] == [1, 2, 3, 4]
+    assert engine.version >= 2
+
+    held = load_latest(world.folder.run().checkpoints).checkpoint
+    assert held is not None
+    assert weights_files.of_version(where, 4) == held.state.weights
+    assert HeldWeights().read(world.versions()[-1]) == held.state.weights
+    again = list(train(plan(world.shop, world.folder.trained(), 3, 4), world.shop.codec))
+    assert [step.identical for step in again] == [True, True]
+    assert export(world.folder, tmp_path / "out") == 4
+
+    # A server whose connection is cut half-way serves what it did, and never a mixture
+    late = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
+    wire.cut_after = 60_000
+    fsspec.filesystem("s3").clear_instance_cache()  # connections of before are carried whole
+    source_of(world.loops[1]).kill()
+    world.loops[1] = world.shop.models("models3", late)
+    for _ in range(2):
+        world.loops[1].turn(0.0)
+    assert wire.cuts > 0
+    assert late.version == -1
+
+    wire.cut_after = None
+    for _ in range(50):
+        world.loops[1].turn(0.0)
+    assert late.version == 4  # its canary was right

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from s3fs import S3FileSystem
 
 from compose.runs.export_policy import export
 from compose.workers.engines import weights_engine
@@ -34,6 +35,7 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     tmp_path: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "RETRY_S", 0.0)
+    monkeypatch.setattr(S3FileSystem, "retries", 1)  # it would sleep between its own
     world = World(tmp_path, STORED)
     where = f"s3://bucket/weights/{world.folder.policy_id}"
     world.train(world.trainer(), steps=2)

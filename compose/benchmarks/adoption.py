@@ -165,7 +165,7 @@ def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVers
 
     learner = Learner(str(directory), LearnerConfig())
     learner.published = BFLOAT16
-    publication = Publication(scratch, Publishing(BFLOAT16, DELTA, full_every=1_000))
+    publication = Publication(str(scratch), Publishing(BFLOAT16, DELTA, full_every=1_000))
     random = torch.Generator().manual_seed(7)
     for number in range(count):
         if number:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
+from consumers.history.version_use import VersionsInUse
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun
@@ -114,7 +115,7 @@ class SavedRun:
         self.trainer = Trainer(
             "training", self.log, self.codec, self.topics, self.log.publisher(), self.learner,
             self.config, run, Draws(template, 0, self.shape.answers, (0, 1_000)),
-            executor=ThreadPoolExecutor(1, "saver"),
+            in_use=VersionsInUse(self, POLICY), executor=ThreadPoolExecutor(1, "saver"),
         )  # fmt: skip
 
     def train(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from compose.runs.run_folder import RunFolder
 from schemas.adapter_weights import KIND, AdapterAbout
 from schemas.errors import Refused, WeightsDiffer
-from schemas.weights import from_file, to_safetensors
+from schemas.weights import from_uri, to_safetensors
 from trainer.adapters import Adaptation, Lora, merged, peft_config
 from trainer.forward import loaded
 from trainer.step import LearnerState
@@ -29,7 +29,7 @@ def write_adapter(
     config.save_pretrained(directory)
     tensors = {f"{PREFIX}{n}": tensor for n, tensor in state.weights.items() if n != KIND}
     (directory / WEIGHTS).write_bytes(to_safetensors(tensors))
-    if from_file(directory / WEIGHTS) != tensors:
+    if from_uri(str(directory / WEIGHTS)) != tensors:
         msg = f"version {state.version} reads back otherwise than written; nothing was exported"
         raise WeightsDiffer(msg)
 

@@ -87,7 +87,7 @@ def test_what_a_learner_changes_later_was_published_as_it_was(
     tmp_path: Path, precision: str
 ) -> None:
     model = torch.nn.Linear(40, 40)
-    publication = Publication(tmp_path, Publishing(precision, "delta"))
+    publication = Publication(str(tmp_path), Publishing(precision, "delta"))
     for version in range(3):
         before = publication.publishing.of(tensors_of(model))
         published = publication.write(version, tensors_of(model, view_of))
@@ -96,7 +96,7 @@ def test_what_a_learner_changes_later_was_published_as_it_was(
 
         assert len(published.deltas) == version
         assert published.weights_digest == weights_digest(before, published.weights_digest)
-        assert weights_files.published_of(tmp_path, version) == before
+        assert weights_files.published_of(str(tmp_path), version) == before
 
 
 def test_a_version_that_could_not_be_written_is_no_base(tmp_path: Path) -> None:

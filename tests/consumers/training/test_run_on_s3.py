@@ -47,21 +47,13 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     written = [record.value or b"" for record in world.log.all(world.topics.versions)]
     assert not any(b"nothing" in value or b"nobody" in value for value in written)
 
-    # Given that the newest full weights are gone, and a server that has to read them
+    # Given that the newest full weights are gone
     newest: PolicyVersion = world.versions()[-1]
-    files = fsspec.filesystem("s3")
-    files.rm(newest.full.uri)
-    engine = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
-    source_of(world.loops[1]).kill()
-    world.loops[1] = world.shop.models("models2", engine)
-    for _ in range(5):
-        world.loops[1].turn(0.0)
-    assert engine.version == -1
+    fsspec.filesystem("s3").rm(newest.full.uri)
 
     # When a trainer goes on, it writes what its checkpoint holds; and everybody goes on
     world.train(world.trainer())
     assert [step.step for step in world.steps()] == [1, 2, 3, 4]
-    assert engine.version >= 2
 
     held = load_latest(world.folder.run().checkpoints).checkpoint
     assert held is not None

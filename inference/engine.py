@@ -33,7 +33,8 @@ class Engine(Protocol):
 
         Nothing is answered before there is a version; a call whose `min_policy_version` is newer
         waits for it. Never raises for a bad call: its answer is a CallFailed with `prefix_needed`
-        (retriable), `too_long`, `bad_sampling`, `bad_prefix` or `not_renderable`.
+        (retriable), `too_long`, `bad_sampling`, `bad_prefix` or `not_renderable`; or `busy`
+        (retriable) where it has no place for it in time, which costs the call no try.
         """
         ...
 

@@ -127,7 +127,13 @@ def models(
         engine = weights_engine(policy, cast(Path, directory), chosen.models)
     thread = ThreadPoolExecutor(1, "weights")
     loop = patiently(
-        lambda: workshop.models(worker, engine, accept=accept_truncation, thread=thread)
+        lambda: workshop.models(
+            worker,
+            engine,
+            accept=accept_truncation,
+            thread=thread,
+            capacity=chosen.models.openai.concurrency if served else None,
+        )
     )
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
 

@@ -88,9 +88,13 @@ class Workshop:
         return self._loop(role, [commands, trajectories], letters, accept=accept)
 
     def models(
-        self, name: str, engine: "Engine", *, accept: bool = False, thread: Executor | None = None
-    ) -> Loop:
-        """`thread` reads weights while the loop's own answers; without one it does both."""
+        self, name: str, engine: "Engine", *, accept: bool = False, thread: Executor | None = None,
+        capacity: int | None = None,
+    ) -> Loop:  # fmt: skip
+        """`thread` reads weights while the loop's own answers; without one it does both.
+
+        `capacity` is how many calls the engine takes at once, where settings do not say.
+        """
         from consumers.models.server import Models
 
         answers = self._answers(name)
@@ -98,7 +102,10 @@ class Workshop:
         at_once = self.settings.models.adopt_at_once
         if at_once:
             self.codec.prepare(self.topics.control, Control)
-        role = Models(answers, letters, engine, thread=thread, adopt_at_once=at_once)
+        role = Models(
+            answers, letters, engine, thread=thread, adopt_at_once=at_once,
+            capacity=capacity or self.settings.models.max_batch,
+        )  # fmt: skip
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:

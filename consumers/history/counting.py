@@ -7,7 +7,7 @@ It is written apart from the fold, so that the two can be compared.
 
 from dataclasses import dataclass
 
-from consumers.agents.fold.attempt import FREE_FAILURES
+from consumers.agents.fold.attempt import BUSY, FREE_FAILURES, MOST_BUSY
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -34,6 +34,7 @@ class _Position:
 
     tries: int = 0
     failures: int = 0
+    busy: int = 0
     with_history: bool = False
     settled: bool = False
 
@@ -41,10 +42,12 @@ class _Position:
         if body.code == "session_lost" and attempt < limits.max_attempts:
             self.settled = True  # a new attempt follows
             return
-        free = body.code in FREE_FAILURES and not self.with_history
-        self.failures += not free
+        busy = body.code == BUSY and self.busy < MOST_BUSY
+        history = body.code in FREE_FAILURES and not self.with_history
+        self.busy += busy
+        self.failures += not (busy or history)
         self.tries += 1
-        self.with_history = self.with_history or free
+        self.with_history = self.with_history or history
         self.settled = not body.retriable or self.failures >= limits.max_tries
 
 

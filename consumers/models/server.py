@@ -22,6 +22,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
+from consumers.models.load import BUSY, Load
 from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
 from inference.engine import Engine
@@ -35,6 +36,8 @@ VERSIONS_EVERY_S = 0.05
 PREFIX_BYTES = 256 << 20
 """Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
 WAIT_SAID_S = 15.0
+CAPACITY = 256
+"""Calls that an engine takes at once, where nobody says."""
 HELD_POLL_S = 0.02
 """How long to poll while calls in hand wait for weights, and no engine has anything to do."""
 
@@ -46,7 +49,7 @@ class Models(WorkRole):
 
     def __init__(
         self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512,
-        thread: Executor | None = None, adopt_at_once: int = 0,
+        thread: Executor | None = None, adopt_at_once: int = 0, capacity: int = CAPACITY,
     ) -> None:  # fmt: skip
         self._thread = thread or InlineExecutor()
         topics = answers.topics
@@ -61,6 +64,7 @@ class Models(WorkRole):
         self.counts: Counter[str] = Counter()
         self.prefixes: AnswerCache[bytes] = AnswerCache(PREFIX_BYTES)
         """Token sequences by digest, as far as they have come."""
+        self.load = Load(self.wall, capacity)
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
         self.turn = _turn(answers, engine.policy_id, adopt_at_once) if adopt_at_once else None
@@ -104,14 +108,22 @@ class Models(WorkRole):
         return super().fatal(record, message, error)
 
     def _take_call(self, record: Record, call: ModelCall, now_ms: int) -> None:
+        if self.load.join(call, record):
+            return
         body = self.kept.get(call.command_id) or self._refusal(call, now_ms)
-        if body is not None:
+        if isinstance(body, CallFailed) and body.code == BUSY:
+            self._turn_away(call, body, [record])
+        elif body is not None:
             self.counts["answered_again" if self.kept.get(call.command_id) else "refused"] += 1
             self.answers.give(call, body, record)
         elif call.command_id in self._in_hand:
             self._in_hand[call.command_id][1].append(record)
         else:
             self._begin(record, call)
+
+    def _turn_away(self, call: ModelCall, body: CallFailed, records: list[Record]) -> None:
+        self.counts[BUSY] += 1
+        self.load.hold(call, body, records, self.answers.now_ms())
 
     def _begin(self, record: Record, call: ModelCall) -> None:
         """Hand a call to the engine that may serve it, as soon as there is one."""
@@ -174,7 +186,9 @@ class Models(WorkRole):
         if call.policy_id != self.engine.policy_id:
             msg = f"this server serves {self.engine.policy_id!r}, not {call.policy_id!r}"
             return CallFailed("unknown_policy", msg, False)
-        return expired(call, now_ms)
+        if call.command_id in self._in_hand:
+            return expired(call, now_ms)
+        return self.load.refusal(call, now_ms, len(self._in_hand)) or expired(call, now_ms)
 
     def _current(self, call: ModelCall) -> bool:
         """Whether the call may be served with the present weights."""
@@ -207,6 +221,7 @@ class Models(WorkRole):
                 del self._in_hand[command_id]
                 for record in records:
                     record.closed = True
+        self.load.abort(gone)
         for record, early in self._early:
             record.closed = record.closed or gone(early)
         self._early = [(record, early) for record, early in self._early if not record.closed]
@@ -234,6 +249,9 @@ class Models(WorkRole):
                 self._answer(answer.call, answer.body)
         for answer in self.pinned.step():
             self._answer(answer.call, answer.body)
+        self.load.speed.look(len(self._in_hand))
+        for call, body, record in self.load.due():
+            self.answers.give(call, body, record)
         self.poll_s = self._wait_s()
 
     def _wait_s(self) -> float:
@@ -246,11 +264,16 @@ class Models(WorkRole):
     def _expire(self, now_ms: int) -> None:
         """Do no work for calls that may not begin any more: a full server would do no other."""
         for call in (*self.engine.expire(now_ms), *self.pinned.expire(now_ms)):
-            self.counts["expired"] += 1
-            self._answer(call, too_late(call, now_ms))
+            busy = self.load.refusal(call, now_ms, len(self._in_hand))
+            self.counts["expired"] += busy is None
+            self._answer(call, busy or too_late(call, now_ms))
 
     def _answer(self, call: ModelCall, body: ModelAnswered | CallFailed) -> None:
         _, records = self._in_hand.pop(call.command_id, (call, []))
+        if isinstance(body, CallFailed) and body.code == BUSY:
+            self._turn_away(call, body, records)
+            return
+        self.load.speed.note_answer()
         if isinstance(body, ModelAnswered):
             self.kept.keep(call.command_id, body, (call.rollout_id, call.attempt, call.sequence))
             self._hold(call, body)
@@ -259,12 +282,12 @@ class Models(WorkRole):
         self.counts["answered"] += 1
 
     def full(self, progress: PartitionProgress) -> bool:
-        in_hand = len(self._in_hand) + len(self._early)
+        in_hand = len(self._in_hand) + len(self._early) + len(self.load)
         over = in_hand > (self.most_in_hand // 2 if progress.paused else self.most_in_hand)
         return over or super().full(progress)
 
     def in_flight(self) -> int:
-        return len(self._in_hand)
+        return len(self._in_hand) + len(self.load)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -12,14 +12,19 @@ from random import Random
 
 import pytest
 import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.audit.audit import audit
+from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from inference.text_script import added_by, text_script
+from schemas.errors import WorkFailed
 from schemas.messages import (
+    CallFailed,
     EnvironmentStep,
     Event,
     ModelCall,
@@ -30,7 +35,7 @@ from schemas.messages import (
 from schemas.packed import ids_of
 from tests.support.chaos_schedule import KINDS, Chaos
 from tests.support.lake import crossing, walk
-from tests.support.rig import Rig
+from tests.support.rig import Rig, source_of
 
 SCHEDULES = int(os.environ.get("ROLLCALL_SCHEDULES", "360"))
 """`make chaos` explores thousands."""
@@ -46,6 +51,55 @@ def _quiet() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
+
+
+# With servers that are full
+
+
+@settings(max_examples=8, deadline=None, database=None)
+@given(st.integers(0, 2**32), st.integers(0, 9), st.integers(1, 4))
+def test_full_servers_cost_time_and_no_try(seed: int, tenths: int, killed_every: int) -> None:
+    """Each call is turned away by chance, also a hundred times; agents and servers are killed."""
+    dice, rig = Random(seed), Rig(partitions=2)
+
+    def full(call: ModelCall) -> str:
+        if dice.randrange(10) < tenths:
+            msg = "all places are taken"
+            raise WorkFailed("busy", msg, retriable=True)
+        return walk(call)
+
+    def crew(number: int) -> list[Loop]:
+        models = rig.models(ScriptedEngine("p", full), f"m{number}")
+        return [rig.agents(f"a{number}"), models, rig.environments(f"e{number}"), rig.rewards()]
+
+    limits = {"max_tries": 1, "max_attempts": 1, "rollout_timeout_s": 1e6}
+    for number in range(4):
+        asked = crossing(number, f"g{number}")
+        rig.ask(replace(asked, limits=replace(asked.limits, **limits)), partition=number % 2)
+    crews, loops = 1, crew(1)
+    for turn in range(2000):
+        for loop in loops:
+            loop.turn(0.0)
+        rig.clock.pass_by(0.2)
+        if len(rig.trajectories()) == 4 and len(rig.read(rig.topics.scored, ScoredTrajectory)) == 4:
+            break
+        if turn % 40 == 39 and crews < killed_every:
+            crews += 1
+            for loop in loops:
+                source_of(loop).kill()
+            loops = crew(crews)
+    rig.settle(*loops)
+
+    assert [each.status for each in rig.trajectories()] == ["finished"] * 4
+    assert {each.failures for each in rig.trajectories()} == {0}
+    report = audit(rig)
+    assert report.breaches == []
+    calls = rig.read(rig.topics.calls("p"), ModelCall)
+    spent_s = rig.clock.now - 1_700_000_000.0
+    turned_away = len(rig.events(CallFailed))
+    # at 0.125, 0.25, 0.5, 1, 2, 4 s and every 4 s at the soonest, at each of 4 places at a time
+    assert turned_away <= 4 * crews * (4 * 6 + spent_s / 4)
+    assert len({call.command_id for call in calls}) <= turned_away + 4 * 4
 
 
 # In peace

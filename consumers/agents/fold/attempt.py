@@ -61,6 +61,11 @@ POSITIONS_PER_TURN = 8
 limits name another number."""
 FREE_FAILURES = {"history_needed", "prefix_needed"}
 """Requests for more, not failures of work: they number a try but, the first time, use none up."""
+BUSY = "busy"
+"""A server that is full, not a failure of work: it numbers a try and uses none up."""
+MOST_BUSY = 1000
+"""So often at one position; more count as failures. A server holds each such answer back for a
+while, so that is hours, but what has another one's manners must not keep a rollout for ever."""
 
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 StepRow = tuple[int, str, str | None, str, float, bool, bool, str]
@@ -229,13 +234,16 @@ class Attempt:
         return self._failed(waits, answer, now_ms)
 
     def _failed(self, waits: Outstanding, failure: CallFailed, now_ms: int) -> Turn:
-        free = failure.code in FREE_FAILURES and not waits.with_history
+        busy = failure.code == BUSY and waits.turned_away < MOST_BUSY
+        waits.turned_away += busy
+        history = failure.code in FREE_FAILURES and not waits.with_history
+        free = busy or history
         if waits.sequence is not None:
             waits.sequence.misses += failure.code == "prefix_needed"
         self.failures += not free
         waits.failures += not free
         if failure.retriable and waits.failures < self.request.limits.max_tries:
-            if free:
+            if history:
                 self._send_history(waits)
             waits.try_again(now_ms)
             self.due_ms = min(self.due_ms, waits.deadline_ms())

@@ -27,6 +27,8 @@ class Outstanding:
     sampling: Sampling | None = None
     tries: int = 0
     failures: int = 0
+    turned_away: int = 0
+    """By servers that were full."""
     with_history: bool = False
     """Whether all there is was asked for and is sent."""
     deadline_written: bool = False

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from consumers.agents.fold.attempt import MOST_BUSY
 from consumers.agents.fold.journal import FEW_RECORDS, Journal
 from consumers.agents.programs import program_of
 from consumers.agents.watermark import read_watermark
@@ -26,6 +27,7 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
+from consumers.history.counting import Counting
 from schemas.errors import DeterminismError, ProgramFailed
 from schemas.ids import call_seed, command_id, prefix_digest
 from schemas.messages import (
@@ -402,6 +404,35 @@ def test_after_the_last_try_the_program_sees_the_failure(tries: int) -> None:
 
     assert one(effects).body == RolloutFinished("finished", "", "", "forgave expired", 1)
     assert hand.end(one(effects)).failures == tries
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_a_server_that_is_full_costs_no_try_within_bounds(failures: int) -> None:
+    hand = Hand(forgives)
+    effects = hand.start("forgives", limits=Limits(max_tries=2))
+    counting = Counting()
+    for _ in range(failures):
+        effects = hand.fail(one(effects), "expired")
+
+    for turned_away in range(MOST_BUSY):
+        effects = hand.fail(one(effects), "busy")
+        assert one(effects).tries == failures + turned_away + 1
+    for _ in range(2 - failures):
+        effects = hand.fail(one(effects), "busy")
+
+    assert one(effects).body.result == "forgave busy"
+    assert hand.end(one(effects)).failures == 2
+    ignored = [counting.take(entry.event) for entry in hand.entries]
+    assert set(ignored) == {""}
+    assert counting.failures == 2
+
+
+def test_a_server_that_is_full_and_will_not_be_asked_again_is_seen_at_once() -> None:
+    hand = Hand(forgives)
+
+    effects = hand.fail(one(hand.start("forgives")), "busy", retriable=False)
+
+    assert one(effects).body.result == "forgave busy"
 
 
 def test_a_failure_that_cannot_be_retried_is_seen_at_once() -> None:

@@ -1,0 +1,50 @@
+"""Fifty SIGKILLs at random points of training: no step is lost or other than without any."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.killed_learner import KINDS, live
+from trainer import checkpoint as checkpoints
+
+KILLS = {"delta": 30, "adapter": 20}
+
+
+def told(path: Path) -> list[tuple[int, str]]:
+    """Versions and digests, in order of time."""
+    return [(int(v), digest) for v, digest in map(str.split, path.read_text().splitlines())]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", KINDS)
+def test_whenever_it_is_killed_it_goes_on_from_what_it_announced_bit_for_bit(
+    kind: str, model_directory: str, tmp_path: Path
+) -> None:
+    # Given a learner that is killed anywhere
+    killed, alone = tmp_path / "killed", tmp_path / "alone"
+    for place in (killed, alone):
+        place.mkdir()
+    command = [
+        sys.executable, "-m", "tests.support.killed_learner",
+        model_directory, str(killed), kind, str(KILLS[kind]), "17",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, timeout=280, env=environment)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+
+    # When another takes the same steps in peace
+    announced, resumed = told(killed / "announced"), told(killed / "resumed")
+    live(model_directory, alone, kind, steps=max(version for version, _ in announced))
+
+    # Then every version was the same, whoever made it, and none was gone back behind
+    undisturbed = dict(told(alone / "announced"))
+    assert len(resumed) == KILLS[kind] - 1
+    assert max(undisturbed) >= KILLS[kind] // 2
+    for version, digest in announced + resumed:
+        assert digest == undisturbed[version], version
+    newest = checkpoints.load_latest(killed / "checkpoints").checkpoint
+    assert newest is not None
+    assert newest.version >= max(version for version, _ in announced)

@@ -9,10 +9,13 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # Agents pin either major of openai: the clients of agents that pin the older one live apart.
 CLIENTS := $(VENV)/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
+# vLLM pins its own torch: the workers that serve by it have an environment of their own, 6.1 GB.
+VLLM := $(VENV)/vllm
+VLLM_STAMP := $(VLLM)/.installed
 EXTRAS := models,training,pretrained,lora,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
 INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
-.PHONY: bench-learning demo test agents tasks bench chaos lint clean clients
+.PHONY: bench-learning demo test agents tasks vllm bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
@@ -28,6 +31,11 @@ agents: $(STAMP)
 # A task of two real releases, fetched from the package index.
 tasks: $(STAMP)
 	$(BIN)/python -m pytest -m index $(TEST_ARGS)
+
+# The engine that is vLLM: what every engine promises, and what it does besides.
+vllm: $(VLLM_STAMP)
+	REQUIRED_ENGINES=vllm $(VLLM)/bin/python -m pytest -W ignore --timeout 400 \
+		tests/inference/test_engine_contract.py tests/inference/test_vllm_engine.py -k vllm $(TEST_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)
@@ -56,6 +64,12 @@ clients: $(CLIENTS_STAMP)
 $(CLIENTS_STAMP): tests/support/older_clients.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet -r tests/support/older_clients.txt
+	touch $@
+
+$(VLLM_STAMP): inference/vllm.lock pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r inference/vllm.lock
+	CODEC=plain $(VLLM)/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
 clean:

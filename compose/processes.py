@@ -17,12 +17,13 @@ _CHILDREN: dict[int, ChildProcess] = {}
 """The processes that this very process has started; somebody must collect them when they end."""
 
 
-def module(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this Python; the directory it stands in is not looked at.
+def module(name: str, *arguments: str, python: str = "") -> list[str]:
+    """The command that runs a module with a Python, or with this one; the directory it stands in is
+    not looked at.
 
     What is spawned must find the packages that its parent has, wherever it works.
     """
-    return [sys.executable, "-P", "-m", name, *arguments]
+    return [os.path.abspath(python) if python else sys.executable, "-P", "-m", name, *arguments]
 
 
 def spawn(

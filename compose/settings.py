@@ -127,6 +127,8 @@ class OpenAISettings(StrictTable):
 class ModelsSettings(StrictTable):
     engine: str = "transformers"
     """What serves weights: a name, or module:function (`compose.workers.engines`)."""
+    python: str = ""
+    """The Python that serves them where it is not the one of all others, as that of `make vllm`."""
     device: str = "cpu"
     max_batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] = 1

@@ -1,6 +1,6 @@
 """The canary: tokens that trainer and engine score alike, or the weights are not the trainer's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,13 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 def prove(policy: Policy, version: PolicyVersion) -> None:
     """Score the canary with the loaded weights; raises WorkFailed(`canary`) where it is off."""
+    prove_by(lambda ids: _score(policy, ids), policy, version)
+
+
+def prove_by(
+    score: Callable[[Sequence[int]], NDArray[np.float32]], policy: Policy, version: PolicyVersion
+) -> None:
+    """The same where `score` gives the natural log-probabilities of ids[1:] at temperature 1."""
     ids, expected = ids_of(version.canary_ids).tolist(), logprobs_of(version.canary_logprobs)
     size = policy.model.config.vocab_size
     if not 2 <= len(ids) <= policy.context or not 0 <= min(ids) <= max(ids) < size:
@@ -26,7 +33,7 @@ def prove(policy: Policy, version: PolicyVersion) -> None:
             f"{policy.context}, all of them 0 to {size - 1}"
         )
         raise WorkFailed("canary", msg, retriable=False)
-    off = float(np.abs(_score(policy, ids) - expected).max())
+    off = float(np.abs(score(ids) - expected).max())
     # Written so that NaN fails.
     if not off <= TOLERANCE[policy.precision]:
         msg = (

@@ -59,6 +59,11 @@ class BatchKv:
     def move(self, source: int, target: int, length: int) -> None:
         self._kv[:, target, :length] = self._kv[:, source, :length]
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Give each target row what a source row holds of its first `length` tokens."""
+        self.grow(max(targets) + 1, length)
+        self._kv[:, list(targets), :length] = self._kv[:, list(sources), :length]
+
     def forward(
         self, rows: Sequence[int], fed: Sequence[int], chunks: Sequence[Sequence[int]], *, keep: int
     ) -> Tensor:

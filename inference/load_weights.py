@@ -1,5 +1,6 @@
 """From a version record into a model: every tensor accounted for, or none of them loaded."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -52,13 +53,7 @@ def second_set(
     may be at work meanwhile. Raises WorkFailed(`weights`) for weights that are not this model's,
     and what `HeldWeights.read` raises.
     """
-    if version.policy_id != policy_id:
-        msg = (
-            f"version {version.version} of policy {version.policy_id!r}; this engine serves "
-            f"{policy_id!r}"
-        )
-        raise WorkFailed("weights", msg, retriable=False)
-    raw, model = published.read(version), policy.model
+    raw, model = _read(policy_id, version, published), policy.model
     state = model.state_dict()
     fresh: dict[int, Tensor] = {}
     for name, tensor in _whole(policy, version, raw, state).items():
@@ -76,24 +71,67 @@ def _whole(
     """All of the model's tensors, by one name each."""
     about = AdapterAbout.of(raw)
     if about is None:
-        _check_names(version, raw, state)
+        _check_names(version, raw, places_of(policy.model))
         return {name: _as_tensor(tensor) for name, tensor in raw.items()}
     names = [module + end for module in modules_of(raw) for end in (DOWN, UP)]
     matrices = {name: _as_tensor(raw[name]) for name in names}
     return policy.base.merged(f"version {version.version}", about, matrices)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor of a model lies, the same for tied ones, and its shape."""
+
+    pointer: int
+    shape: tuple[int, ...]
+
+
+def places_of(model: Any) -> dict[str, Place]:
+    """By name; all that there is to know of a model to tell whether weights are its own."""
+    state = model.state_dict()
+    return {name: Place(held.data_ptr(), tuple(held.shape)) for name, held in state.items()}
+
+
+def weights_of(
+    places: Mapping[str, Place], policy_id: str, version: PolicyVersion, published: HeldWeights
+) -> dict[str, RawTensor]:
+    """All weights of a version, for a model that has these places and is not at hand.
+
+    Raises WorkFailed(`weights`) for weights that are not this model's, or an adapter alone, and
+    what `HeldWeights.read` raises.
+    """
+    raw = _read(policy_id, version, published)
+    if AdapterAbout.of(raw) is not None:
+        msg = (
+            f"version {version.version} of {policy_id!r} is an adapter alone, which this engine "
+            "cannot add to its base; set [policy] weights to 'full' or 'delta'"
+        )
+        raise WorkFailed("weights", msg, retriable=False)
+    _check_names(version, raw, places)
+    return raw
+
+
+def _read(policy_id: str, version: PolicyVersion, published: HeldWeights) -> dict[str, RawTensor]:
+    if version.policy_id != policy_id:
+        msg = (
+            f"version {version.version} of policy {version.policy_id!r}; this engine serves "
+            f"{policy_id!r}"
+        )
+        raise WorkFailed("weights", msg, retriable=False)
+    return published.read(version)
+
+
 def _check_names(
-    version: PolicyVersion, raw: dict[str, RawTensor], state: dict[str, Tensor]
+    version: PolicyVersion, raw: Mapping[str, RawTensor], places: Mapping[str, Place]
 ) -> None:
     """Every tensor of the model once, tied ones under any of their names, and no other."""
-    covered = {state[name].data_ptr() for name in raw if name in state}
-    missing = [name for name in state if state[name].data_ptr() not in covered]
-    unknown = [name for name in raw if name not in state]
+    covered = {places[name].pointer for name in raw if name in places}
+    missing = [name for name in places if places[name].pointer not in covered]
+    unknown = [name for name in raw if name not in places]
     unlike = [
         name
-        for name in raw.keys() & state.keys()
-        if raw[name].shape != tuple(state[name].shape) or raw[name].dtype not in DTYPES
+        for name in raw.keys() & places.keys()
+        if raw[name].shape != places[name].shape or raw[name].dtype not in DTYPES
     ]
     if missing or unknown or unlike:
         msg = (

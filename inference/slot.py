@@ -8,7 +8,8 @@ import numpy as np
 from inference.policy_dir import Policy
 from inference.stream_text import Spoken
 from schemas.errors import WorkFailed
-from schemas.messages import ModelCall, Sampling
+from schemas.foreign_text import raised
+from schemas.messages import CallFailed, ModelCall, Sampling
 from schemas.packed import ids_of
 
 
@@ -59,6 +60,18 @@ class Slot:
             stop and self.spoken.text.find(stop, max(0, before - len(stop) + 1)) >= 0
             for stop in self.call.sampling.stop
         )
+
+
+def slot_or_failure(
+    call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], str]
+) -> Slot | CallFailed:
+    """A slot for the call, or what is answered to one that cannot be served."""
+    try:
+        return slot_of(call, policy, decode)
+    except WorkFailed as error:
+        return CallFailed(error.code, str(error), error.retriable)
+    except Exception as error:  # a chat template is foreign code, and so are its tools
+        return CallFailed("not_renderable", raised(error), False)
 
 
 def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], str]) -> Slot:

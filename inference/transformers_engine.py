@@ -15,7 +15,6 @@ does not agree, the weights before it go on with all their keys.
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,22 +23,19 @@ from torch import Tensor
 
 from inference.canary import prove
 from inference.engine import EngineAnswer
+from inference.exact_rows import ExactRows
 from inference.key_values import BatchKv, PrefixCache
 from inference.load_weights import SecondSet, second_set
 from inference.policy_dir import Policy, load_policy
+from inference.reading import CHUNK, read_once
 from inference.sampling import draw, uniforms
-from inference.slot import Slot, slot_of
-from inference.stream_text import UNFINISHED, cut_at
-from inference.tools import NONE, calls_in
+from inference.slot import Slot, slot_or_failure
+from inference.slot_answer import Decoder, answer_of
 from inference.waiting_calls import WaitingCalls, is_of
 from schemas.errors import WorkFailed
-from schemas.foreign_text import raised
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
-from schemas.packed import pack_ids, pack_logprobs
+from schemas.packed import pack_ids
 from schemas.published_weights import HeldWeights
-
-CHUNK = 512
-"""A prompt is fed so many tokens a step, so that long ones do not hold up those who decode."""
 
 PASS = 8192
 """Tokens of one forward pass, padding included: bounds the memory of activations."""
@@ -63,12 +59,14 @@ class TransformersEngine:
 
     A `policy` that is loaded already is taken instead of the directory. `max_cache_bytes` bounds
     the keys and values of kept prefixes, and as much again those of the running batch. `threads`
-    sets torch's threads for the whole process.
+    sets torch's threads for the whole process. `exact` computes as the trainer does
+    (`inference.exact_rows`).
     """
 
     def __init__(
         self, policy_id: str, directory: str | Path, *, device: str = "cpu", max_batch: int = 128,
         max_cache_bytes: int = 1 << 30, threads: int | None = None, policy: Policy | None = None,
+        exact: bool = False,
     ) -> None:  # fmt: skip
         if threads is not None:
             torch.set_num_threads(threads)
@@ -82,12 +80,12 @@ class TransformersEngine:
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self.held = HeldWeights()
         self._staged: _Staged | None = None
-        self._kv = BatchKv(self.policy.model)
+        self._exact = exact
+        self._kv = ExactRows(self.policy.model) if exact else BatchKv(self.policy.model)
         self._prefixes = PrefixCache(max_cache_bytes)
         self._rows: list[Slot] = []
         self._waiting = WaitingCalls()
-        # Most answers of a small policy are one word of few; decoding one costs 20 us.
-        self._decode_short = lru_cache(maxsize=4096)(self._decode)
+        self._decode = Decoder(self.policy.tokenizer)
 
     def add(self, call: ModelCall) -> None:
         self._waiting.add(call, self.version)
@@ -118,7 +116,7 @@ class TransformersEngine:
         policy = replace(self.policy, model=deepcopy(self.policy.model))
         return TransformersEngine(
             self.policy_id, "", device=str(self._device), max_batch=self._max_batch,
-            max_cache_bytes=self._max_bytes // 2, policy=policy,
+            max_cache_bytes=self._max_bytes // 2, policy=policy, exact=self._exact,
         )  # fmt: skip
 
     def stage(self, version: PolicyVersion) -> None:
@@ -161,7 +159,7 @@ class TransformersEngine:
                 answered.append(EngineAnswer(call, row))
                 continue
             if row.finish:
-                answered.append(EngineAnswer(call, self._body(row)))
+                answered.append(EngineAnswer(call, self._told(row)))
                 continue
             widest = max(widest, row.width)
             if row.shares and row.shares in opening:
@@ -176,13 +174,9 @@ class TransformersEngine:
         return answered
 
     def _row(self, call: ModelCall) -> Slot | CallFailed:
-        try:
-            row = slot_of(call, self.policy, self._decode)
-        except WorkFailed as error:
-            return CallFailed(error.code, str(error), error.retriable)
-        except Exception as error:  # a chat template is foreign code, and so are its tools
-            return CallFailed("not_renderable", raised(error), False)
-        row.shares = self._shares(row)
+        row = slot_or_failure(call, self.policy, self._decode)
+        if isinstance(row, Slot):
+            row.shares = self._shares(row)
         return row
 
     def _has_room(self, widest: int) -> bool:
@@ -224,12 +218,11 @@ class TransformersEngine:
     def _advance(self, group: Sequence[int]) -> None:
         """Feed the rows what they lack; sample a token for those that then lack nothing."""
         rows = [self._rows[index] for index in group]
-        chunks = [row.tokens[row.fed : row.fed + CHUNK] for row in rows]
-        logits_RV = self._kv.forward(group, [row.fed for row in rows], chunks, keep=1)[:, 0]
+        logits_RV, fed, read_tokens = read_once(self._kv, group, rows)
+        self.fed_tokens += read_tokens
         ready = []
-        for at, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
-            row.fed += len(chunk)
-            self.fed_tokens += len(chunk)
+        for at, row in enumerate(rows):
+            row.fed += fed[at]
             if row.fed == len(row.tokens):
                 ready.append(at)
                 if row.shares:
@@ -270,36 +263,10 @@ class TransformersEngine:
         """The answer of a row that has ended; what was fed for it is kept for the next turn."""
         row = self._rows[index]
         self._prefixes.put(pack_ids(row.tokens[: row.fed]), self._kv.save(index, row.fed))
-        return EngineAnswer(row.call, self._body(row))
+        return EngineAnswer(row.call, self._told(row))
 
-    def _body(self, row: Slot) -> ModelAnswered:
-        sampled = row.sampled()
-        tools = self.policy.template.tool_format if row.call.tools else NONE
-        said, stopped_by = self._said(row, sampled)
-        text, calls = calls_in(tools, said, row.call.command_id)
-        return ModelAnswered(
-            text=text, tool_calls=calls, added_ids=pack_ids(row.added),
-            token_ids=pack_ids(sampled), logprobs=pack_logprobs(row.logprobs),
-            versions=pack_ids(row.versions), finish_reason=row.finish,
-            policy_id=row.call.policy_id, sequence=row.call.sequence, engine="transformers",
-            precision=self.policy.precision, template_digest=self.policy.template.digest,
-            stopped_by=stopped_by,
-        )  # fmt: skip
-
-    def _said(self, row: Slot, sampled: Sequence[int]) -> tuple[str, str]:
-        """The text, and the stop string that ended it."""
-        words = sampled[:-1] if sampled and sampled[-1] in self.policy.end_ids else sampled
-        decode = self._decode_short if len(words) <= 2 else self._decode
-        text, stopped_by = cut_at(decode(tuple(words)), row.call.sampling.stop)
-        # A cut answer may end within a character.
-        return text.rstrip(UNFINISHED) if row.finish == "length" else text, stopped_by
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(
-            self.policy.tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
+    def _told(self, row: Slot) -> ModelAnswered:
+        return answer_of(row, self.policy, self._decode, "transformers")
 
     def _remove(self, index: int) -> None:
         """Take a row out of the batch; the last one fills its place."""

@@ -17,7 +17,7 @@ RollcallError
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
         DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
-        CanaryOff
+        CanaryOff, EngineDied
 """
 
 from schemas.foreign_text import REASON_CHARS, plain
@@ -189,6 +189,10 @@ class StormOfDeadLetters(Unfit):
 
 class CanaryOff(Unfit):
     """A model server cannot make its weights score as the trainer's do."""
+
+
+class EngineDied(Unfit):
+    """A model engine whose own processes do not start, or are gone."""
 
 
 class DiskFull(Unfit):

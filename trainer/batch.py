@@ -99,6 +99,8 @@ class MicroBatch:
     """What the model is given in place of these rows, where they share what they begin with."""
     precision: str = FLOAT32
     """What its products are made in."""
+    exact: bool = False
+    """Whether each token is computed in the shape in which the engine computed it."""
 
 
 Look = Callable[[Batch, Rewards], tuple[Batch, Rewards]]

@@ -116,6 +116,9 @@ class LearnerConfig:
     precision: str = "float32"
     """Of the model's products; `bfloat16` makes them smaller and, where the device is made for it,
     quicker. Weights, gradients and moments are float32."""
+    exact: bool = False
+    """Whether log-probabilities are the engine's to the bit, on a CPU: every token in a pass over
+    its own row, of a width that its place decides, in trainer and engine."""
     ranks: int = 1
     """Processes that the learner is, each with its part of the weights and of every batch."""
     lora: Lora | None = None
@@ -419,7 +422,7 @@ LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
 """What rules of rewards may need that somebody has to look at."""
 
 PACKINGS = ("rows", "shared", "packed")
-SWITCHES = ("gradient_checkpointing", "stream", "adapter_alone")
+SWITCHES = ("exact", "gradient_checkpointing", "stream", "adapter_alone")
 NAMED = {
     "packing": PACKINGS, "precision": PRECISIONS,
     "save": ("sync", "async"), "announce": ("durable", "early"),

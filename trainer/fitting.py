@@ -32,6 +32,8 @@ def require_fitting(config: "LearnerConfig") -> None:
         raise Refused(msg)
     if config.recorded or config.share:
         _foreign(config)
+    if config.exact:
+        _exact(config)
     if config.stream:
         _streamed(config)
     if config.ranks > 1:
@@ -44,6 +46,22 @@ def require_fitting(config: "LearnerConfig") -> None:
             "[policy.lora], or publish 'full' or 'delta'"
         )
         raise Refused(msg)
+
+
+def _exact(config: "LearnerConfig") -> None:
+    others = {
+        "packing": (config.packing, "rows"),
+        "precision": (config.precision, "float32"),
+        "ranks": (config.ranks, 1),
+        "lora": ("set" if config.lora else "none", "none"),
+    }
+    for key, (found, needed) in others.items():
+        if found != needed:
+            msg = (
+                f"exact needs {key} {needed!r}, and it is {found!r}: the engine's kernels have no "
+                f"such shapes; set {key} so, or take exact out"
+            )
+            raise Refused(msg)
 
 
 def _one_reference(config: "LearnerConfig") -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from schemas.errors import Refused
 from trainer.arithmetic import computing
 from trainer.batch import MicroBatch
+from trainer.exact import exact_logits
 from trainer.packing import ModelInput
 from trainer.token_scores import token_scores
 from trainer.tokens import entropy
@@ -40,18 +41,24 @@ def forward(
     """
     if micro.shared is not None:
         return _forward_shared(model, micro, micro.shared, temperature, words)
+    b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
+    logits_MV = exact_logits(model, micro) if micro.exact else _logits(model, micro)[b_M, t_M - 1]
+    log_p_MV = (logits_MV.float() / temperature).log_softmax(dim=-1)
+    lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
+    uniform_M = None if words is None else uniform_kl_of(log_p_MV, words, 1.0)
+    return replace(_placed(micro, lp_M, entropy(log_p_MV), (b_M, t_M)), uniform_M=uniform_M)
+
+
+def _logits(model: nn.Module, micro: MicroBatch) -> Tensor:
+    """Of all places, [B, T, V]."""
     with computing(micro.precision, micro.token_ids_BT.device):
-        logits_BTV = model(
+        logits: Tensor = model(
             input_ids=micro.token_ids_BT,
             attention_mask=micro.attention_mask_BT,
             position_ids=micro.position_ids_BT,
             use_cache=False,
         ).logits
-    b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
-    log_p_MV = (logits_BTV[b_M, t_M - 1].float() / temperature).log_softmax(dim=-1)
-    lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
-    uniform_M = None if words is None else uniform_kl_of(log_p_MV, words, 1.0)
-    return replace(_placed(micro, lp_M, entropy(log_p_MV), (b_M, t_M)), uniform_M=uniform_M)
+    return logits
 
 
 def _forward_shared(

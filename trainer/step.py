@@ -35,6 +35,7 @@ from trainer.batch import (
 )
 from trainer.config import LearnerConfig
 from trainer.entropy_control import EntropyControl
+from trainer.exact import require_exact
 from trainer.extra_pass import PastWeights, step_start
 from trainer.forward import loaded
 from trainer.gradient import Gradient, step_tokens
@@ -115,6 +116,8 @@ class Learner:
             self._adapted = Adaptation.of(model, config.lora, alone=config.adapter_alone)
         self.model = on(device, model).eval()
         require_precision(self.model, config.precision)
+        if config.exact:
+            require_exact(self.model, device)
         if config.gradient_checkpointing:
             compute_twice(self.model)
         self._sharing = sharing_with(self.model) if config.packing != "rows" else None
@@ -383,12 +386,13 @@ class Learner:
 
     def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
         budget, precision = self.config.micro_batch_tokens, self.config.precision
+        exact = self.config.exact
         if self._sharing is None:
             pieces = micro_batches(batch, budget, self.device)
         else:
             fill = self.config.packing == "packed"
             pieces = shared_micro_batches(batch, self._sharing, budget, self.device, fill=fill)
-        return (replace(micro, precision=precision) for micro in pieces)
+        return (replace(micro, precision=precision, exact=exact) for micro in pieces)
 
     def _apply(self, lr: float, skip: bool) -> None:
         if not skip:

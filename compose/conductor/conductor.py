@@ -31,7 +31,7 @@ from compose.runs.run_folder import RunFolder
 from compose.services.embedded import taken_down
 from compose.settings import Settings
 from compose.terminal import called
-from compose.workers.engines import check_recipe
+from compose.workers.engines import check_exact, check_models, check_recipe
 from compose.workers.shutdown import Drained
 from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
@@ -85,6 +85,8 @@ def conduct(
     recipe, text = load_recipe(recipe_name)
     require(*recipe.libraries(), *services_libraries(settings), "matplotlib")
     check_recipe(settings.models.engine, recipe)
+    check_models(settings.models)
+    check_exact(settings, recipe)
     folder = run_folder.latest_unfinished(settings.state(), recipe.name) if resume else None
     if folder is not None:
         run_folder.require_unchanged(folder)
@@ -94,7 +96,7 @@ def conduct(
             complete_topics(cluster, part.policy_id)
         folder = folder or run_folder.begin(made, cluster)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
-        supervisor = Supervisor(folder.logs, cluster.environment())
+        supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
         conducted = Conducted(
             folder, cluster, supervisor, figures_of(folder), began, pids,
             others=figures_of_others(folder),

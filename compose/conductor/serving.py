@@ -17,7 +17,7 @@ from compose.conductor.conductor import (
 from compose.extras import require
 from compose.runs.publish_policy import newest_version, publish_policy, require_model
 from compose.settings import Settings
-from compose.workers.engines import check_loads_weights
+from compose.workers.engines import check_loads_weights, check_models
 from compose.workers.supervisor import Supervisor
 from schemas.topics import checked
 
@@ -33,10 +33,11 @@ def serve(settings: Settings, directory: Path, policy_id: str, terminal: Termina
     require_model(directory)
     require("torch", "transformers", *services_libraries(settings))
     check_loads_weights(settings.models.engine, f"`rollcall serve` of {str(directory)!r}")
+    check_models(settings.models)
     with interruptible() as check, services(settings, terminal) as (cluster, _):
         version = _announced(cluster, directory, policy_id)
         logs = settings.state() / "served" / policy_id / "logs"
-        supervisor = Supervisor(logs, cluster.environment())
+        supervisor = Supervisor(logs, cluster.environment(), settings.models.python)
         try:
             _start(supervisor, directory, policy_id)
             terminal.print(_words(policy_id, version, logs), highlight=False, soft_wrap=True)

@@ -433,10 +433,12 @@ def scripted_engine(
 def run_engine(folder: "RunFolder", settings: "Settings") -> "Engine":
     """What serves a run's policy: its weights, or the script that its recipe names."""
     from compose.runs.run_folder import TASKS
-    from compose.workers.engines import weights_engine
+    from compose.workers.engines import check_exact, weights_engine
 
     policy = folder.recipe.policy
     if not policy.script:
-        return weights_engine(folder.policy_id, folder.policy, settings.models)
+        exact = folder.learner().exact
+        check_exact(settings, folder.recipe)
+        return weights_engine(folder.policy_id, folder.policy, settings.models, exact=exact)
     tasks = (folder.directory / TASKS).resolve() if folder.recipe.task.tasks else None
     return scripted_engine(folder.policy_id, policy.script, tasks, policy.gold_share)

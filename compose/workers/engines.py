@@ -13,20 +13,22 @@ from urllib.parse import urlsplit
 
 from compose.extras import require
 from inference.engine import Engine
+from inference.vllm_place import require_vllm
 from schemas import names
 from schemas.errors import Refused
 
 if TYPE_CHECKING:
     from compose.runs.recipe import Recipe
-    from compose.settings import ModelsSettings, OpenAISettings
+    from compose.settings import ModelsSettings, OpenAISettings, Settings
     from inference.openai_api import Api
     from inference.openai_client import OpenAIServer
 
-ENGINES = {"transformers": "inference.transformers_engine:TransformersEngine"}
+ENGINES = {
+    "transformers": "inference.transformers_engine:TransformersEngine",
+    "vllm": "inference.vllm_engine:VllmEngine",
+}
 OPENAI = "openai"
 """A server that speaks the OpenAI API; see `inference.openai_engine`."""
-ABSENT = {"vllm": "vLLM in the worker's process"}
-"""Named for what they will be; asking for one is answered with what there is."""
 
 
 def options_of(models: "ModelsSettings") -> dict[str, Any]:
@@ -36,14 +38,8 @@ def options_of(models: "ModelsSettings") -> dict[str, Any]:
 
 def check_engine(name: str) -> None:
     """Raise Refused for a name that is none; nothing is imported."""
-    if name in ABSENT:
-        msg = (
-            f"engine {name!r}, {ABSENT[name]}, is not in this release; set models.engine to "
-            f"{', '.join([*ENGINES, OPENAI])}, or to the module:function of one of your own"
-        )
-        raise Refused(msg)
     if name not in (*ENGINES, OPENAI) and ":" not in name:
-        raise names.unknown("engine", name, [*ENGINES, OPENAI, *ABSENT])
+        raise names.unknown("engine", name, [*ENGINES, OPENAI])
 
 
 def check_loads_weights(name: str, what: str) -> None:
@@ -66,6 +62,46 @@ def check_recipe(name: str, recipe: "Recipe") -> None:
         check_loads_weights(name, f"recipe {recipe.name!r}")
 
 
+def check_exact(settings: "Settings", recipe: "Recipe") -> None:
+    """Raise Refused where engine and trainer are to say the same bits, and cannot."""
+    for part in (recipe.of(name) for name in recipe.policies) if recipe.policies else (recipe,):
+        if part.learner.get("exact") or recipe.learner.get("exact"):
+            _check_exact(settings, part)
+
+
+def _check_exact(settings: "Settings", recipe: "Recipe") -> None:
+    models, training = settings.models, settings.training
+    for what, found, needed in (
+        ("models.engine", models.engine, "transformers"),
+        ("models.device", models.device, "cpu"),
+        ("models.python", models.python, ""),
+        ("models.threads", models.threads, training.threads),
+        ("training.device", training.device, "cpu"),
+        ("the recipe's policy.publish", recipe.policy.publish or "float32", "float32"),
+        ("the recipe's policy.script", recipe.policy.script, ""),
+    ):
+        if found != needed:
+            msg = (
+                f"[learner] exact needs {what} {needed!r}, and it is {found!r}: only the same "
+                "kernels on the same shapes give the same bits; set it so, or take exact out"
+            )
+            raise Refused(msg)
+
+
+def check_models(models: "ModelsSettings") -> None:
+    """Raise Refused, before anything is started, where no worker of ours could serve weights."""
+    check_engine(models.engine)
+    if not models.python:
+        if models.engine == "vllm":
+            require_vllm(models.device)
+    elif not os.access(models.python, os.X_OK) or not Path(models.python).is_file():
+        msg = (
+            f"models.python is {models.python!r}, which is no program; name the Python of an "
+            "environment, such as .venv/vllm/bin/python after `make vllm`, or take it out"
+        )
+        raise Refused(msg)
+
+
 def load_engine(name: str) -> Callable[..., Any]:
     """What makes the engine of this name. Raises Refused where there is none."""
     check_engine(name)
@@ -81,16 +117,22 @@ def load_engine(name: str) -> Callable[..., Any]:
     return make
 
 
-def weights_engine(policy_id: str, directory: Path, models: "ModelsSettings") -> Engine:
+def weights_engine(
+    policy_id: str, directory: Path, models: "ModelsSettings", *, exact: bool = False
+) -> Engine:
     """The engine that the settings name, on a policy directory.
 
-    It is called with policy id and directory, and by name with `device`, `max_batch` and `threads`.
-    Raises Refused for a name that is none, and for what is no engine.
+    It is called with policy id and directory, and by name with `device`, `max_batch` and `threads`;
+    ours with `exact` too, where its bits are to be the trainer's. Raises Refused for a name that is
+    none, and for what is no engine.
     """
     name = models.engine
     check_loads_weights(name, f"the policy in {str(directory)!r}")
     make = load_engine(name)
-    engine = make(policy_id, directory, **options_of(models))
+    options = options_of(models)
+    if exact:
+        options["exact"] = True
+    engine = make(policy_id, directory, **options)
     _check(name, engine, policy_id)
     return cast(Engine, engine)
 

@@ -42,6 +42,8 @@ class Supervisor:
 
     logs: Path
     environment: Mapping[str, str]
+    models_python: str = ""
+    """The Python of the workers that serve models; empty for the one that runs us."""
     children: dict[str, Child] = field(default_factory=dict)
 
     def start(self, name: str, *arguments: str) -> None:
@@ -54,7 +56,8 @@ class Supervisor:
     def _spawn(self, child: Child) -> None:
         child.started = time.monotonic()
         environment = {**os.environ, **self.environment}
-        command = module("compose.cli", *child.arguments)
+        python = self.models_python if child.arguments[1] == "models" else ""
+        command = module("compose.cli", *child.arguments, python=python)
         child.process = spawn(command, child.log_path, environment=environment)
 
     def keep_alive(self) -> None:

@@ -1,8 +1,10 @@
 """What every engine promises, whatever stands behind it."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,20 @@ import pytest
 
 from compose.settings import ModelsSettings, OpenAISettings
 from compose.workers.engines import server_engine
-from inference.engine import Engine
+from inference.engine import Engine, EngineAnswer
 from inference.openai_engine import OpenAIEngine
 from inference.recorded import RecordedEngine
 from inference.scripted import ScriptedEngine
 from inference.transformers_engine import TransformersEngine
+from inference.vllm_engine import VllmEngine
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import CallFailed, Event, ModelAnswered, PolicyVersion
+from tests.support.engines import left_out
 from tests.support.openai_mock import MockServer, chat, sampled, serving
 from tests.support.policies import body, call, failure, run, take, tokens, version_of
+from tests.support.vllm_cores import Cores
 
+CORES = Cores()
 ROLLOUTS = ("r0", "r1", "r2", "r3")
 
 
@@ -46,14 +52,27 @@ def transformers(lake: Path) -> Engine:
     return TransformersEngine("policy", lake)
 
 
-LOADING = [scripted, recorded, transformers]
+def vllm(lake: Path) -> Engine:
+    if find_spec("vllm") is None:
+        left_out("vllm", "its engine; `make vllm` installs it")
+    return VllmEngine("policy", lake, start=CORES.lend)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_of_vllm() -> Iterator[None]:
+    yield
+    CORES.close()
+
+
+LOADING = [scripted, recorded, transformers, vllm]
 
 
 @pytest.fixture(params=LOADING, ids=lambda make: make.__name__)
-def engine(request: pytest.FixtureRequest, lake: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, lake: Path) -> Iterator[Engine]:
     """One that follows the versions of its policy."""
     make: Callable[[Path], Engine] = request.param
-    return make(lake)
+    yield make(lake)
+    CORES.take_back()
 
 
 def speak(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -68,15 +87,17 @@ def server() -> Iterator[MockServer]:
 
 
 @pytest.fixture(params=[*LOADING, "chat", "completions"], ids=lambda m: getattr(m, "__name__", m))
-def ready(request: pytest.FixtureRequest, lake: Path, server: MockServer) -> Engine:
+def ready(request: pytest.FixtureRequest, lake: Path, server: MockServer) -> Iterator[Engine]:
     """One that serves version 0, also of those that have no other."""
     if not isinstance(request.param, str):
         loading: Engine = request.param(lake)
         take(loading, request.getfixturevalue("versions")[0])
-        return loading
+        yield loading
+        CORES.take_back()
+        return
     options = OpenAISettings(base_url=server.url, model="m", api=request.param)
     directory = lake if request.param == "completions" else None
-    return server_engine("policy", directory, ModelsSettings(openai=options))
+    yield server_engine("policy", directory, ModelsSettings(openai=options))
 
 
 def said_by(engine: Engine, version: int) -> int:
@@ -84,11 +105,23 @@ def said_by(engine: Engine, version: int) -> int:
     return 0 if isinstance(engine, RecordedEngine) else version
 
 
-@pytest.fixture(params=[transformers], ids=lambda make: make.__name__)
-def proving(request: pytest.FixtureRequest, lake: Path) -> Engine:
+@pytest.fixture(params=[transformers, vllm], ids=lambda make: make.__name__)
+def proving(request: pytest.FixtureRequest, lake: Path) -> Iterator[Engine]:
     """An engine that loads weights, and so must prove them."""
     make: Callable[[Path], Engine] = request.param
-    return make(lake)
+    yield make(lake)
+    CORES.take_back()
+
+
+def begin(engine: Engine) -> list[EngineAnswer]:
+    """Step until something of what is in hand is sampled; what has ended with it."""
+    answers = engine.step()
+    deadline = time.monotonic() + 60
+    while isinstance(engine, VllmEngine) and not engine.sampled_tokens:
+        assert time.monotonic() < deadline, "vLLM samples nothing"
+        time.sleep(engine.wait_s)
+        answers += engine.step()
+    return answers
 
 
 def test_calls_that_may_not_begin_any_more_are_handed_back_and_those_in_time_are_not(
@@ -178,8 +211,9 @@ def test_a_staged_version_changes_nothing_before_it_is_adopted(
     with ThreadPoolExecutor(1) as thread:
         staging = thread.submit(engine.stage, versions[1])
         while not staging.done():
+            if not engine.busy():
+                engine.add(call("r0"))
             engine.step()
-            engine.add(call("r0"))
     run(engine)
     before = body(engine, call("r1"))
     engine.adopt()
@@ -215,9 +249,9 @@ def test_an_answer_begun_before_an_adoption_and_ended_after_says_which_tokens_ar
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     take(engine, versions[0])
-    engine.add(call("r0", max_tokens=4))
+    engine.add(call("r0", max_tokens=90))
     begins = not isinstance(engine, ScriptedEngine)  # which needs one step for all of an answer
-    begun = engine.step() if begins else []
+    begun = begin(engine) if begins else []
 
     take(engine, versions[1])
     [answer] = begun + run(engine)

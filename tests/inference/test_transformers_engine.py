@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.chat import Template
+from inference.policy_dir import load_policy
 from inference.transformers_engine import CHUNK, TransformersEngine
 from schemas.errors import Unavailable, WorkFailed
 from schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
@@ -33,9 +34,9 @@ from tests.support.policies import (
 )
 
 
-def serving(policy: Path, number: int = 0, **options: object) -> TransformersEngine:
-    engine = TransformersEngine("policy", policy, **options)
-    take(engine, version_of(policy, number))
+def serving(directory: Path, number: int = 0, **options: object) -> TransformersEngine:
+    engine = TransformersEngine("policy", directory, **options)
+    take(engine, version_of(directory, number))
     return engine
 
 
@@ -350,9 +351,9 @@ class Caller:
 def test_calls_are_read_where_the_template_has_a_form_and_the_call_has_tools(
     lake: Path, tool_format: str, tools: str
 ) -> None:
-    engine = serving(lake)
-    template = Tooled(engine.policy.template, tool_format)
-    engine.policy = replace(engine.policy, template=template, tokenizer=Caller())
+    policy = load_policy(lake)
+    template = Tooled(policy.template, tool_format)
+    engine = serving(lake, policy=replace(policy, template=template, tokenizer=Caller()))
     one = replace(call(), tools=tools)
 
     answered = body(engine, one)
@@ -480,6 +481,34 @@ def test_without_room_for_prefixes_answers_are_the_same(lake: Path) -> None:
     assert body(unkept, first).token_ids == answered.token_ids
     assert body(unkept, second).token_ids == body(kept, second).token_ids
     assert unkept.fed_tokens > kept.fed_tokens
+
+
+def test_siblings_that_wait_together_read_their_short_prompts_once(family: Path) -> None:
+    # Given groups of four with prompts of three lengths, all below the one that is kept for later
+    engine, model = serving(family), weighted(family, 0)
+    prompts = ["s1 " * 3, "s2 " * 20, "s3 s4"]
+    calls = [
+        call(f"{words[:2]}-{n}", said=words, max_tokens=3) for n in range(4) for words in prompts
+    ]
+    alone = [body(serving(family), one).token_ids for one in calls]
+
+    # When they come at the same time, and somebody is in the middle of an answer
+    engine.add(call("before", said="s1 " * 3, max_tokens=9))
+    engine.step()
+    before = engine.fed_tokens
+    for one in calls:
+        engine.add(one)
+    engine.step()
+
+    # Then each prompt is read once, and the answers are those of calls that came alone
+    lengths = sum(len(["<bos>", "<a>", *words.split()]) for words in prompts)
+    assert engine.fed_tokens - before == 1 + lengths
+    answers = {answer.call.command_id: answer.body for answer in run(engine)}
+    for one, expected in zip(calls, alone, strict=True):
+        answered = answers[one.command_id]
+        assert isinstance(answered, ModelAnswered)
+        assert answered.token_ids == expected
+        assert_scored_by(model, one, answered)
 
 
 def test_siblings_with_one_long_prompt_feed_it_once(writer: Path) -> None:

@@ -21,8 +21,8 @@ from schemas.weights import RawTensor, write_weights
 from tests.support.waiting import give_way
 
 GPT2 = {
-    "model_type": "gpt2", "vocab_size": 32, "n_positions": 96, "n_embd": 32, "n_layer": 2,
-    "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,
+    "model_type": "gpt2", "vocab_size": 32, "n_positions": 96, "n_embd": 64, "n_layer": 2,
+    "n_head": 2, "bos_token_id": 0, "eos_token_id": 0,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 ROTARY = {
@@ -111,7 +111,10 @@ def take(engine: Engine, version: PolicyVersion) -> None:
 
 
 def run(engine: Engine, *calls: ModelCall, max_steps: int = 20_000) -> list[EngineAnswer]:
-    """Add the calls and step until nothing is left to do; answers in the order of the calls."""
+    """Add the calls and step until nothing is left to do; answers in the order of the calls.
+
+    An engine that computes elsewhere is given the time that it says.
+    """
     for one in calls:
         engine.add(one)
     answers: list[EngineAnswer] = []

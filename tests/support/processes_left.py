@@ -14,3 +14,9 @@ def running(word: str) -> list[int]:
         if word.encode() in arguments:
             found.append(int(path.parent.name))
     return found
+
+
+def parent_of(pid: int) -> int:
+    """The process that started this one, or whoever took its place."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    return int(after_name.split()[1])

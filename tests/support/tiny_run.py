@@ -10,8 +10,7 @@ import pytest
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.engines import weights_engine
+from compose.workers.build import Workshop, run_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from schemas.codec import Codec, LocalRegistry
@@ -70,7 +69,7 @@ class World:
         self.settings = Settings(state_dir=directory, cache_dir=directory / "cache")
         self.codec = beside.codec if beside else Codec(LocalRegistry())
         self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
-        engine = weights_engine(self.folder.policy_id, self.folder.policy, self.settings.models)
+        engine = run_engine(self.folder, self.settings)
         self.loops = [self.shop.models(f"models-{run_id}", engine)]
         if beside is not None:
             self.loops += beside.loops

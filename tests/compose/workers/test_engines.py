@@ -1,5 +1,6 @@
 """Which engine is built: by name, by module:function, or refused in one line."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from compose.settings import ModelsSettings
-from compose.workers.engines import load_engine, weights_engine
+from compose.workers.engines import check_models, load_engine, weights_engine
+from inference import vllm_place
 from inference.scripted import ScriptedEngine
 from schemas.errors import Refused
 
@@ -51,7 +53,6 @@ def test_an_engine_of_ones_own_is_told_what_the_settings_say(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vllm", "'vllm', vLLM in the worker's process, is not in this release; .* transformers"),
         ("openai", "'/weights' announces weights, and those behind engine 'openai' are not ours"),
         ("tranformers", "unknown engine 'tranformers'.*transformers"),
         ("", "unknown engine ''"),
@@ -71,6 +72,28 @@ def test_what_is_no_engine_is_refused_in_one_line(
         weights_engine("p", Path("/weights"), ModelsSettings(engine=name))
 
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (ModelsSettings(engine="vlm"), "unknown engine 'vlm'"),
+        (ModelsSettings(engine="vllm"), "needs vLLM, .* `make vllm` builds .* set models.python"),
+        (ModelsSettings(engine="vllm", python="/nowhere/python"), "'/nowhere/python', .* program"),
+        (ModelsSettings(python=str(Path(__file__).parent)), "which is no program"),
+    ],
+)
+def test_a_run_that_nobody_could_serve_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, models: ModelsSettings, said: str
+) -> None:
+    monkeypatch.setattr(vllm_place, "find_spec", lambda name: None)
+
+    with pytest.raises(Refused, match=said):
+        check_models(models)
+
+
+def test_where_a_python_is_named_it_is_that_one_which_needs_the_engine() -> None:
+    check_models(ModelsSettings(engine="vllm", python=sys.executable))
 
 
 def test_the_default_engine_is_the_transformers_one() -> None:

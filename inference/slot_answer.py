@@ -1,0 +1,57 @@
+"""The answer of a slot that has ended: its tokens as they were sampled, and a reading of them."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from inference.policy_dir import Policy
+from inference.slot import Slot
+from inference.stream_text import UNFINISHED, cut_at
+from inference.tools import NONE, calls_in
+from schemas.messages import ModelAnswered
+from schemas.packed import pack_ids, pack_logprobs
+
+SHORT = 2
+"""Most answers of a small policy are one word of few; decoding one costs 20 us."""
+
+
+class Decoder:
+    """Text of token ids, special ones left out; that of short sequences is remembered."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._short = lru_cache(maxsize=4096)(self._decode)
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        return self._short(tuple(ids)) if len(ids) <= SHORT else self._decode(ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def answer_of(row: Slot, policy: Policy, decode: Decoder, engine: str) -> ModelAnswered:
+    """What is told of a slot; `engine` names who sampled it."""
+    sampled = row.sampled()
+    tools = policy.template.tool_format if row.call.tools else NONE
+    said, stopped_by = _said(row, policy, decode, sampled)
+    text, calls = calls_in(tools, said, row.call.command_id)
+    return ModelAnswered(
+        text=text, tool_calls=calls, added_ids=pack_ids(row.added),
+        token_ids=pack_ids(sampled), logprobs=pack_logprobs(row.logprobs),
+        versions=pack_ids(row.versions), finish_reason=row.finish,
+        policy_id=row.call.policy_id, sequence=row.call.sequence, engine=engine,
+        precision=policy.precision, template_digest=policy.template.digest,
+        stopped_by=stopped_by,
+    )  # fmt: skip
+
+
+def _said(row: Slot, policy: Policy, decode: Decoder, sampled: Sequence[int]) -> tuple[str, str]:
+    """The text, and the stop string that ended it."""
+    words = sampled[:-1] if sampled and sampled[-1] in policy.end_ids else sampled
+    text, stopped_by = cut_at(decode(words), row.call.sampling.stop)
+    # A cut answer may end within a character.
+    return text.rstrip(UNFINISHED) if row.finish == "length" else text, stopped_by

@@ -1,0 +1,221 @@
+"""vLLM in the worker's process: it samples by itself, and a step collects what has come.
+
+Token ids go in and out; templates, ends and stop strings are those of the other engines
+(`inference.slot`). vLLM starts with the first weights, on the thread that stages them.
+
+Adoption is a full stop: what all requests came to is collected under the old version, the weights
+are written over the old ones, the canary is scored as the only request there is, and then every
+call goes on from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
+(`pause_generation(mode="keep")`) would let them sample beside a canary that may yet be off. Weights
+of which it is off are written over by those before them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+from inference.canary import prove_by
+from inference.engine import EngineAnswer
+from inference.load_weights import places_of, weights_of
+from inference.policy_dir import load_policy
+from inference.sampling import GOLDEN
+from inference.slot import Slot, slot_or_failure
+from inference.slot_answer import Decoder, answer_of
+from inference.vllm_core import CoreOptions, News, VllmCore
+from inference.vllm_place import require_vllm
+from inference.waiting_calls import WaitingCalls, is_of
+from schemas.errors import EngineDied, WorkFailed
+from schemas.messages import CallFailed, ModelCall, PolicyVersion
+from schemas.published_weights import HeldWeights
+from schemas.weights import write_weights
+
+WAIT_S = 0.002
+"""A decode step of a small policy takes about so long."""
+MOST_SEED = 1 << 63
+
+
+class VllmEngine:
+    """Serves a policy directory on a CPU; see `inference.engine.Engine`.
+
+    `max_cache_bytes` bounds keys and values. A `core` that runs already may be lent by `start`;
+    without it one is started with the first weights. Raises Refused where vLLM is not installed or
+    cannot run.
+    """
+
+    def __init__(
+        self, policy_id: str, directory: str | Path, *, device: str = "cpu", max_batch: int = 128,
+        max_cache_bytes: int = 1 << 30, threads: int | None = None,
+        start: Callable[[CoreOptions], VllmCore] = VllmCore,
+    ) -> None:  # fmt: skip
+        require_vllm(device)
+        self.policy_id = policy_id
+        self.version = -1
+        self.wait_s = WAIT_S
+        self.sampled_tokens = 0
+        """Tokens that were sampled so far."""
+        whole = load_policy(directory)
+        self._places = places_of(whole.model)
+        # Of the model its config is what is needed on; vLLM has the weights.
+        self.policy = replace(whole, model=SimpleNamespace(config=whole.model.config))
+        self._options = CoreOptions(
+            Path(directory), whole.precision, whole.context, max_batch, max_cache_bytes,
+            threads or 1,
+        )  # fmt: skip
+        self._start = start
+        self._core: VllmCore | None = None
+        self._held = HeldWeights()
+        self._files = TemporaryDirectory(prefix="rollcall-vllm-")
+        self._staged: tuple[PolicyVersion, Path] | None = None
+        self._serving: Path | None = None
+        self._waiting = WaitingCalls()
+        self._open: dict[int, Slot] = {}
+        self._ended: list[EngineAnswer] = []
+        self._decode = Decoder(self.policy.tokenizer)
+
+    def add(self, call: ModelCall) -> None:
+        self._waiting.add(call, self.version)
+
+    def busy(self) -> bool:
+        return self.version >= 0 and bool(self._open or self._ended or self._waiting.ready)
+
+    def expire(self, now_ms: int) -> list[ModelCall]:
+        return self._waiting.expire(now_ms)
+
+    def abort(self, rollout_id: str, attempt: int) -> None:
+        self._waiting.abort(rollout_id, attempt)
+        for ticket, row in list(self._open.items()):
+            if is_of(row.call, rollout_id, attempt):
+                del self._open[ticket]
+                if self._core is not None:
+                    self._core.forget(ticket)
+
+    def step(self) -> list[EngineAnswer]:
+        """Hand over the calls that there is room for, and collect what was sampled meanwhile."""
+        if self.version >= 0 and self._core is not None:
+            self._admit(self._core)
+            self._take_news(self._core)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def twin(self) -> "VllmEngine":
+        """One with a vLLM of its own, and half the room for keys and values."""
+        options = self._options
+        return VllmEngine(
+            self.policy_id, options.directory, max_batch=options.max_batch,
+            max_cache_bytes=options.cache_bytes // 2, threads=options.threads, start=self._start,
+        )  # fmt: skip
+
+    def stage(self, version: PolicyVersion) -> None:
+        """See the protocol: the weights wait in a file, for vLLM has a process of its own."""
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged[1].unlink()
+        if version.version <= self.version:
+            return
+        raw = weights_of(self._places, self.policy_id, version, self._held)
+        file = write_weights(Path(self._files.name).as_uri(), version.version, raw, by_tensor=True)
+        if self._core is None:
+            self._core = self._start(self._options)
+        self._staged = version, Path(file.uri.removeprefix("file://"))
+
+    def adopt(self) -> None:
+        """See the protocol; it lasts as long as vLLM needs for a step, the weights, the canary.
+
+        Raises EngineDied too, where vLLM's processes are gone.
+        """
+        if self._staged is None or self._core is None:
+            return
+        (version, file), self._staged = self._staged, None
+        core = self._core
+        core.halt()
+        self._take_news(core)
+        try:
+            _put(core, file)
+            prove_by(core.score, self.policy, version)
+        except WorkFailed:
+            file.unlink()
+            self._held.forget()  # who tries again is to read all of it again
+            if self._serving is not None:
+                _put(core, self._serving)
+            raise
+        else:
+            self._served(version, file)
+        finally:
+            self._go_on(core)
+
+    def _served(self, version: PolicyVersion, file: Path) -> None:
+        if self._serving is not None:
+            self._serving.unlink()
+        self._serving, self.version = file, version.version
+        self._waiting.release(self.version)
+
+    def _go_on(self, core: VllmCore) -> None:
+        """Ask anew for what is open: each answer from the tokens on that it has."""
+        rows, self._open = list(self._open.values()), {}
+        for row in rows:
+            self._submit(core, row)
+
+    def _admit(self, core: VllmCore) -> None:
+        """Hand waiting calls over, in order, as far as there is room."""
+        ready = self._waiting.ready
+        while ready and len(self._open) < self._options.max_batch:
+            call = ready.popleft()
+            row = slot_or_failure(call, self.policy, self._decode)
+            if isinstance(row, CallFailed):
+                self._ended.append(EngineAnswer(call, row))
+            elif row.finish:
+                self._answer(row)
+            else:
+                self._submit(core, row)
+
+    def _submit(self, core: VllmCore, row: Slot) -> None:
+        """Noise for tokens after an adoption is other noise than that for the first ones."""
+        sampled = len(row.logprobs)
+        seed = (row.seed + sampled * int(GOLDEN)) % MOST_SEED
+        stop_ids = sorted(self.policy.end_ids)
+        ticket = core.submit(row.tokens, row.call.sampling, row.limit - sampled, seed, stop_ids)
+        self._open[ticket] = row
+
+    def _take_news(self, core: VllmCore) -> None:
+        """Add what was sampled to its calls; the version in force now is the one it came of."""
+        while not core.news.empty():
+            news = core.news.get()
+            row = self._open.get(news.ticket)
+            if isinstance(news.failed, EngineDied):
+                raise news.failed
+            if row is None:  # aborted, or asked anew since
+                continue
+            if news.failed is not None:
+                del self._open[news.ticket]
+                failure = CallFailed(news.failed.code, str(news.failed), news.failed.retriable)
+                self._ended.append(EngineAnswer(row.call, failure))
+            else:
+                self._extend(core, news, row)
+
+    def _extend(self, core: VllmCore, news: News, row: Slot) -> None:
+        for token, logprob in zip(news.tokens, news.logprobs, strict=True):
+            row.add(token, logprob, self.version, self.policy.end_ids)
+            self.sampled_tokens += 1
+            if row.finish:  # a stop string is known here alone
+                break
+        if news.ended and not row.finish:
+            row.finish = "length"
+        if row.finish:
+            del self._open[news.ticket]
+            if not news.ended:
+                core.forget(news.ticket)
+            self._answer(row)
+
+    def _answer(self, row: Slot) -> None:
+        body = answer_of(row, self.policy, self._decode, "vllm")
+        self._ended.append(EngineAnswer(row.call, body))
+
+
+def _put(core: VllmCore, file: Path) -> None:
+    """Load a file of weights whole; raises WorkFailed where it does not reach all of the model."""
+    missing = core.load(file)
+    if missing:
+        msg = f"the weights leave out {missing[:3]} of the model as vLLM has it"
+        raise WorkFailed("weights", msg, retriable=False)

@@ -12,10 +12,13 @@ from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop, run_engine
 from consumers.log.memory_log import MemoryLog
+from consumers.loop.loop import Loop
 from consumers.training.trainer import Trainer
+from inference.engine import Engine
 from schemas.codec import Codec, LocalRegistry
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from schemas.topics import Topics, wanted
+from tests.support.rig import source_of
 
 RECIPE = """
 name = "tiny"
@@ -79,6 +82,12 @@ class World:
             self.shop.environments("environments"),
             self.shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
         ]
+
+    def serve_by(self, engine: Engine) -> Loop:
+        """Kill the run's model server, and let another serve in its place."""
+        source_of(self.loops[0]).kill()
+        self.loops[0] = self.shop.models("heir", engine)
+        return self.loops[0]
 
     def begin(self) -> None:
         """Note where topics end now, as a run does that others are to find."""

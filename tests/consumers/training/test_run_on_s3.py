@@ -13,7 +13,6 @@ from consumers.history.retraining import plan, train
 from consumers.models import versions
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights
-from tests.support.rig import source_of
 from tests.support.s3_store import Wire, s3_server
 from tests.support.tiny_run import RECIPE, World
 from trainer import weights_files
@@ -67,14 +66,13 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     late = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
     wire.cut_after = 60_000
     fsspec.filesystem("s3").clear_instance_cache()  # connections of before are carried whole
-    source_of(world.loops[1]).kill()
-    world.loops[1] = world.shop.models("models3", late)
+    server = world.serve_by(late)
     for _ in range(2):
-        world.loops[1].turn(0.0)
+        server.turn(0.0)
     assert wire.cuts > 0
     assert late.version == -1
 
     wire.cut_after = None
     for _ in range(50):
-        world.loops[1].turn(0.0)
+        server.turn(0.0)
     assert late.version == 4  # its canary was right

@@ -19,7 +19,6 @@ from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit
 from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.packed import pack_ids, pack_logprobs
-from tests.support.rig import source_of
 from tests.support.tiny_run import RECIPE, World
 from trainer.samples import versions_of
 from trainer.step import Learner
@@ -228,10 +227,9 @@ def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
         newest.unlink()
     (weights / "v00000003-aaaa.safetensors.1234.tmp").write_bytes(b"x")
     engine = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
-    source_of(world.loops[1]).kill()
-    world.loops[1] = world.shop.models("models2", engine)
+    server = world.serve_by(engine)
     for _ in range(100):
-        world.loops[1].turn(0.0)
+        server.turn(0.0)
     served = engine.version
 
     # When a trainer goes on

@@ -3,8 +3,9 @@
 import os
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,45 +97,19 @@ def models(
     from concurrent.futures import ThreadPoolExecutor
 
     from compose.runs import run_folder
-    from compose.workers.build import run_engine, scripted_engine
-    from compose.workers.engines import OPENAI, server_engine, weights_engine
     from compose.workers.readiness import patiently
-    from schemas.errors import Refused
+    from compose.workers.served_policy import Served
 
-    served = OPENAI in (engine_name, "" if engine_name else settings().models.engine)
-    source = bool(directory) or (served and not run and not script)
-    if bool(run) + source + bool(script) != 1 or bool(run) == bool(policy):
-        msg = (
-            "give --run, or --policy with --directory, or --policy with --script, or --policy with "
-            "--engine openai, which needs a directory for its tokenizer alone"
-        )
-        raise Refused(msg)
-    if script and engine_name:
-        msg = "--engine is for weights, and --script has none; leave one of them out"
-        raise Refused(msg)
-    engine = scripted_engine(policy, script, tasks, gold_share) if script else None
-    if served and engine is None and not run:
-        engine = server_engine(policy, directory, settings().models)
+    served = Served(run, policy, directory, script, tasks, gold_share, engine_name)
+    served.check(settings())
+    light = served.light_engine(settings())
     folder = run_folder.find(settings().state(), run) if run else None
     workshop, worker, stop = _workshop("models", name)
-    chosen = workshop.settings
-    if engine_name:
-        models = chosen.models.model_copy(update={"engine": engine_name})
-        chosen = chosen.model_copy(update={"models": models})
-    if folder is not None:
-        engine = run_engine(folder, chosen)
-    elif engine is None:
-        engine = weights_engine(policy, cast(Path, directory), chosen.models)
+    engine = light or served.loaded(folder, workshop.settings)
+    capacity = served.capacity(workshop.settings)
+    begin = partial(workshop.models, worker, engine, accept=accept_truncation, capacity=capacity)
     thread = ThreadPoolExecutor(1, "weights")
-    loop = patiently(
-        lambda: workshop.models(
-            worker,
-            engine,
-            accept=accept_truncation,
-            thread=thread,
-            capacity=chosen.models.openai.concurrency if served else None,
-        )
-    )
+    loop = patiently(lambda: begin(thread=thread))
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
 
 

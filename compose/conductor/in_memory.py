@@ -18,8 +18,9 @@ from compose.files import refuse_no_folder, write_json
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
-from compose.workers.build import Workshop, run_engine
+from compose.workers.build import Workshop
 from compose.workers.engines import check_recipe
+from compose.workers.served_policy import run_engine
 from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry

@@ -9,7 +9,8 @@ import pytest
 
 from compose.cluster import Cluster
 from compose.settings import Settings
-from compose.workers.build import Workshop, scripted_engine
+from compose.workers.build import Workshop
+from compose.workers.served_policy import scripted_engine
 from consumers.log.protocols import Log
 from consumers.log.reading import read_all
 from consumers.loop.loop import Loop

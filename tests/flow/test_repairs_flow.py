@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compose.workers.build import scripted_engine
+from compose.workers.served_policy import scripted_engine
 from consumers.audit.audit import audit
 from consumers.environments.worker_boxes import WorkerBoxes
 from consumers.environments.worker_hosts import WorkerHosts

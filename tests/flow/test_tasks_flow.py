@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from compose.workers.build import scripted_engine
+from compose.workers.served_policy import scripted_engine
 from consumers.environments.worker_boxes import WorkerBoxes
 from consumers.environments.worker_hosts import WorkerHosts
 from consumers.request_checks import RequestChecks

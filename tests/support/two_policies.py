@@ -10,7 +10,8 @@ import pytest
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
-from compose.workers.build import Workshop, run_engine
+from compose.workers.build import Workshop
+from compose.workers.served_policy import run_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
 from consumers.training.trainer import Trainer

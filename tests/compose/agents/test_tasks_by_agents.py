@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from compose.settings import Settings
-from compose.workers.build import Workshop, scripted_engine
+from compose.workers.build import Workshop
+from compose.workers.served_policy import scripted_engine
 from producers.submit import requests_of
 from sandbox.tasks.harbor import read_task
 from sandbox.tasks.task_names import request_of

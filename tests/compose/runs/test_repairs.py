@@ -12,7 +12,8 @@ from compose.conductor.in_memory import run_in_memory
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe, parse_recipe
 from compose.settings import Settings
-from compose.workers.build import Workshop, run_engine
+from compose.workers.build import Workshop
+from compose.workers.served_policy import run_engine
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.errors import Refused

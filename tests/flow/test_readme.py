@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from compose.cluster import Cluster
 from compose.runs.recipe import parse_recipe
 from compose.services.embedded import Endpoints
-from compose.settings import KafkaSettings, RegistrySettings, Settings
+from compose.settings import KafkaSettings, ModelsSettings, RegistrySettings, Settings
 from compose.workers.build import Workshop
 from consumers.log.memory_log import MemoryLog
 from inference.scripted import ScriptedEngine
@@ -180,9 +181,10 @@ def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
     assert not keep([failed, failed])
 
 
-def test_the_recipe_of_the_pages_is_one() -> None:
-    (text,) = blocks("toml", "compose/README.md")
+def test_the_recipe_and_the_settings_of_the_pages_are_ones() -> None:
+    recipe, settings = blocks("toml", "compose/README.md")
 
-    recipe = parse_recipe(text, "README")
-
-    assert recipe.evaluation.goal == 0.9
+    assert parse_recipe(recipe, "README").evaluation.goal == 0.9
+    models = ModelsSettings(**tomllib.loads(settings)["models"])
+    assert models.engine == "vllm"
+    assert models.python

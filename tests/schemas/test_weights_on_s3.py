@@ -38,7 +38,7 @@ def test_full_weights_and_deltas_are_read_back_from_a_bucket() -> None:
     )
     assert HeldWeights().read(record) == weights(2)
     assert read_weights(base.full) == weights(1)
-    there = fsspec.filesystem("s3").find("bucket")
+    there = fsspec.filesystem("s3").find(WHERE)
     assert sorted(name.rpartition(".")[2] for name in there) == ["delta", "safetensors"]
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from random import Random
 import torch
 
 from compose.processes import die_with_parent
+from schemas.weights_store import local_path, remove
 from tests.support.scored_trajectories import some_samples
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
@@ -25,8 +27,10 @@ from trainer.adapters import Lora
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
 from trainer.publication import Publication, Publishing
+from trainer.rank_files import PublishedFile
 from trainer.snapshot import Snapshot
 from trainer.step import Learner, LearnerState
+from trainer.weights_needs import besides
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=100_000, save="async")
 KINDS = {
@@ -42,12 +46,12 @@ def live(model: str, out: Path, kind: str, steps: int = ENOUGH) -> None:
     """Go on from the newest checkpoint until there are so many steps, or somebody ends it."""
     torch.set_num_threads(1)
     config, publishing = KINDS[kind]
-    learner, publication = Learner(model, config), Publication(out / "weights", publishing)
+    learner, publication = Learner(model, config), Publication(str(out / "weights"), publishing)
     found = checkpoints.load_latest(out / "checkpoints")
     assert not found.passed_over or not found.checkpoint or _are_torn(found.passed_over)
     newest = found.checkpoint.version if found.checkpoint else -1
-    weights_files.clear_temporary(out / "weights")
-    weights_files.clear_unannounced(out / "weights", newest)
+    weights_files.clear_temporary(publication.where)
+    weights_files.clear_unannounced(publication.where, newest)
     if found.checkpoint:
         learner.load(found.checkpoint.state)
         _say(out, "resumed", newest, publishing.digest(learner.tensors(), "tensors:"))
@@ -63,12 +67,15 @@ def live(model: str, out: Path, kind: str, steps: int = ENOUGH) -> None:
 def _save(out: Path, publication: Publication, snapshot: Snapshot[LearnerState]) -> None:
     with snapshot.reading() as state:
         made = publication.write(state.version, state.weights)
-        published = out / "weights" / Path(made.newest.uri).name
+        sha256s = {} if publication.publishing.rounds else made.sha256s
+        published = PublishedFile(local_path(made.newest.uri), sha256s)
         checkpoints.save(out / "checkpoints", Checkpoint(state, state.version - 1), published)
         version = state.version
     _say(out, "announced", version, made.weights_digest)
     checkpoints.prune(out / "checkpoints", 3, 0)
-    weights_files.prune(out / "weights", ())
+    there = weights_files.files_in(publication.where)
+    for file in besides(there, checkpoints.kept(out / "checkpoints")):
+        remove(publication.where, file.name)
 
 
 def _are_torn(reasons: tuple[str, ...]) -> bool:
@@ -92,23 +99,26 @@ def main(model: str, out: str, kind: str, kills: str, seed: str) -> None:
             die_with_parent()
             try:
                 live(model, place, kind)
-            finally:
-                os._exit(3)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(3)
         began = (place / "announced").stat().st_size if (place / "announced").exists() else -1
-        _wait_for_life(place, began)
+        _wait_for_life(child, place, began)
         time.sleep(dice.uniform(0.0, LIFE_S))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it ended by itself"
 
 
-def _wait_for_life(out: Path, began: int) -> None:
+def _wait_for_life(child: int, out: Path, began: int) -> None:
     """Until this life has saved something: what comes before is reading libraries' files."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         path = out / "announced"
         if path.exists() and path.stat().st_size > began:
             return
+        if os.waitpid(child, os.WNOHANG)[0]:
+            sys.exit("a life ended by itself; above it says why")
         time.sleep(0.005)
     msg = "a life of a minute has saved nothing"
     raise AssertionError(msg)

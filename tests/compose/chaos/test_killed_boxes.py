@@ -118,9 +118,9 @@ while :; do sleep 0.05; done
 
 
 def runs(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether a process is neither ended nor stopped."""
+    """Whether a process is neither ended nor stopped; D is one that waits for its own vfork."""
     stat = Path(f"/proc/{process.pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] in "RS"
+    return stat.rpartition(")")[2].split()[0] in "RSD"
 
 
 def test_an_engine_of_somebody_else_goes_on_whatever_becomes_of_ours(

@@ -8,20 +8,20 @@ nothing else. The frozen weights are those of the policy's directory.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from schemas import names
 from schemas.adapter_weights import KIND, AdapterAbout, base_digest
 from schemas.errors import Refused, Unfit
 from schemas.rules import require
 from schemas.weights import RawTensor
 from trainer.arithmetic import FLOAT32
 from trainer.publication import as_published
+from trainer.tables import Table
 from trainer.tensors import exported, like, raw_of, tensor_of, tensors_of, whole
 
 ALL = "all-linear"
@@ -31,7 +31,7 @@ BASE, PART, PLACE = ".base_layer", ".lora_", "/adapter"
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class Lora(Table):
     """`[policy.lora]` of a recipe."""
 
     rank: int = 16
@@ -44,15 +44,6 @@ class Lora:
         whole = isinstance(self.rank, int) and self.rank >= 1
         require("rank", self.rank, whole, "give a number of at least 1, such as 16")
         require("alpha", self.alpha, self.alpha > 0, "give a number above 0, such as 32")
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """From a table; a key that is none is refused. Raises Refused."""
-        known = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise names.unknown("key of lora", key, known)
-        return cls(**{**values, "targets": tuple(values.get("targets", ()))})
 
 
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:

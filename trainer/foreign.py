@@ -7,35 +7,19 @@ none here. Sources: UI-S1 (semi-online replay); SAPO, arXiv 2509.08721 (swarm sh
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import floor
-from typing import Any, Self
 
-from schemas import names
 from schemas.errors import Refused
 from schemas.rules import require
+from trainer.tables import Table
 
 RECORDED, SHARED = "recorded", "shared"
 STRETCH = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})")
 
 
-class _Table:
-    """A table of `[learner]` whose keys are its fields."""
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """From a recipe; a key that is none is refused. Raises Refused."""
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        for key in values:
-            if key not in known:
-                where = f"key of {cls.__name__.lower()}"
-                raise names.unknown(where, key, known)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
 @dataclass(frozen=True)
-class Recorded(_Table):
+class Recorded(Table):
     """`[learner.recorded]`: groups of an earlier run, in log order, from where they lie."""
 
     run: str = ""
@@ -74,7 +58,7 @@ class Recorded(_Table):
 
 
 @dataclass(frozen=True)
-class Share(_Table):
+class Share(Table):
     """`[learner.share]`: groups that other runs are trained on at the same time, as text."""
 
     ratio: float = 0.25

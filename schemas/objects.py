@@ -13,8 +13,9 @@ from typing import Any
 import fsspec
 
 from schemas.claims import ABOVE_BYTES, checked, claim_of
-from schemas.errors import ObjectLost, Refused, Unavailable
+from schemas.errors import ObjectLost, Unavailable
 from schemas.messages import Claim
+from schemas.store_urls import require_openable
 from schemas.whole_files import put_durably
 
 MARK = "rollcall-objects"
@@ -38,14 +39,7 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, *, above_bytes: int = ABOVE_BYTES) -> None:
-        try:
-            fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
-        except (ValueError, ImportError) as error:
-            msg = (
-                f"objects.url is {url!r}, which cannot be opened here: {error}; give a directory, "
-                "or install what it needs"
-            )
-            raise Refused(msg) from error
+        require_openable("objects.url", url)
         self.url = url
         self.above_bytes = above_bytes
         self._marked = False

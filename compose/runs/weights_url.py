@@ -10,7 +10,7 @@ def check_weights_url(url: str) -> None:
     """Raise Refused for a URL that cannot be opened here, or that says more than a place."""
     if not url:
         return
-    import fsspec
+    from schemas.store_urls import require_openable
 
     place = urlsplit(url)
     if "@" in place.netloc or place.query or place.fragment:
@@ -20,14 +20,7 @@ def check_weights_url(url: str) -> None:
             "by many: give s3://bucket/folder alone"
         )
         raise Refused(msg)
-    try:
-        fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
-    except (ValueError, ImportError) as error:
-        msg = (
-            f"policy.weights_url is {url!r}, which cannot be opened here: {error}; give a "
-            "directory, or install what it needs"
-        )
-        raise Refused(msg) from error
+    require_openable("policy.weights_url", url)
     if not place.scheme and not PurePath(url).is_absolute():
         msg = (
             f"policy.weights_url is {url!r}, a directory relative to nobody knows what; give it "

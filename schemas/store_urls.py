@@ -1,0 +1,17 @@
+"""URLs of stores: whether this installation can open them."""
+
+import fsspec
+
+from schemas.errors import Refused
+
+
+def require_openable(setting: str, url: str) -> None:
+    """Raise Refused for a kind of URL that nothing here can open: no waiting would ever help."""
+    try:
+        fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
+    except (ValueError, ImportError) as error:
+        msg = (
+            f"{setting} is {url!r}, which cannot be opened here: {error}; give a directory, or "
+            "install what it needs"
+        )
+        raise Refused(msg) from error

@@ -205,15 +205,6 @@ def _about(directory: Path) -> dict[str, Any]:
     return about
 
 
-def template_spec(directory: Path) -> Mapping[str, Any]:
-    """What the template of a policy directory is made of; its tokenizer's own where none is named.
-
-    Raises Refused.
-    """
-    spec: Mapping[str, Any] = _about(directory).get("template", {"kind": "jinja"})
-    return spec
-
-
 def _loaded(directory: Path, precision: str | None) -> Any:
     hf_logging.disable_progress_bar()
     # sdpa takes the engine's additive masks and does not lay out attention weights.

@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from inference.chat import template_of
-from inference.policy_dir import load_tokenizer, template_spec
+from inference.policy_dir import load_template
 from schemas.errors import WorkFailed
 from schemas.messages import Message, Sampling, ScoredTrajectory, Sequence
 from schemas.packed import mask_of, pack_ids, pack_logprobs
@@ -24,11 +23,9 @@ class Retelling:
 
     def __init__(self, directory: str | Path, policy_id: str, temperature: float = 1.0) -> None:
         """`policy_id` is whose tokens they become; raises Refused for what is no policy."""
-        directory = Path(directory)
         self.policy_id = policy_id
         self.sampling = Sampling(temperature=temperature)
-        self._tokenizer = load_tokenizer(directory)
-        self._template = template_of(template_spec(directory), self._tokenizer)
+        self._tokenizer, self._template = load_template(Path(directory))
 
     def __call__(self, scored: ScoredTrajectory) -> ScoredTrajectory | None:
         """The same rollout; None where it is not the text of one policy that ours could say."""

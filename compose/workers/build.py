@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
     from trainer.config import LearnerConfig
-    from trainer.foreign_samples import Retell
     from trainer.ranks import ProcessRanks
     from trainer.step import Learner
 
@@ -293,7 +292,7 @@ class Workshop:
             () if folder.part else folder.curators(),
             in_use=VersionsInUse(self, folder.policy_id),
             continue_=self.continue_(config),
-            retell=_retelling(folder) if config.share else None,
+            retell=folder.trained().retell(),
             # In one process with everybody else the order of things is the same every time.
             executor=ThreadPoolExecutor(1, "saver") if self.watched else InlineExecutor(),
         )
@@ -374,13 +373,6 @@ class Workshop:
         accept: bool = False,
     ) -> Loop:
         return Loop(self.log, role, self.codec, publishers, letters, accept_truncation=accept)
-
-
-def _retelling(folder: "RunFolder") -> "Retell":
-    """How the trainer of a run reads text of others. Raises Refused."""
-    from inference.retelling import Retelling
-
-    return Retelling(folder.policy, folder.policy_id, folder.learner().temperature)
 
 
 @contextmanager

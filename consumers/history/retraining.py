@@ -34,7 +34,6 @@ from trainer import weights_files
 from trainer.branches import Branch, branch_of
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
-from trainer.foreign_samples import Retell
 from trainer.machine import differing, machine
 from trainer.publication import widened
 from trainer.samples import Curation
@@ -85,15 +84,6 @@ class RetrainingPlan:
         learner.load(self.start.state)
         return learner
 
-    def retell(self) -> Retell | None:
-        """How the run read text of others; None where it was given none. Raises Refused."""
-        config = self.run.config
-        if config.share is None:
-            return None
-        from inference.retelling import Retelling
-
-        return Retelling(self.run.policy, self.run.policy_id, config.temperature)
-
     def curation(self, learner: Learner) -> Curation:
         """How the run judged what its steps are made of."""
         return replace(
@@ -135,7 +125,7 @@ def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
     """Each step as soon as it is trained."""
     run = plan.run
     learner = plan.learner(run.config)
-    curation, retell = plan.curation(learner), plan.retell()
+    curation, retell = plan.curation(learner), run.retell()
     for number in plan.numbers():
         step = plan.branch.steps[number]
         samples = samples_of(step, plan.records, codec, curation, retell)

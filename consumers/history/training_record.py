@@ -40,6 +40,14 @@ class TrainedRun:
         """Where its weights were published: a directory, or a URL."""
         return self.publishing.place(self.directory)
 
+    def retell(self) -> Retell | None:
+        """How the run reads text of others; None where none is shared. Raises Refused."""
+        if self.config.share is None:
+            return None
+        from inference.retelling import Retelling
+
+        return Retelling(self.policy, self.policy_id, self.config.temperature)
+
 
 def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:
     """The run's steps in the order of the log, those of abandoned branches too."""

@@ -68,7 +68,7 @@ class WhatIf:
         """Each step as soon as it is trained; those before the first that was asked for are as
         they were. Raises Refused for a step of which nothing is left.
         """
-        curation, retell = self.plan.curation(self.then), self.plan.retell()
+        curation, retell = self.plan.curation(self.then), self.plan.run.retell()
         began = self.then.tensors()
         for number in self.plan.numbers():
             step = self.plan.branch.steps[number]

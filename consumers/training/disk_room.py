@@ -44,14 +44,20 @@ def disk_full(run: TrainingRun, needed_bytes: int) -> DiskFull:
     )
 
 
-def needed_bytes(state: LearnerState, run: TrainingRun) -> int:
-    """What a version of such a state takes on this machine: weights, twice where they are published
-    here, and moments, also where none are yet.
-    """
+def sizes_of(state: LearnerState) -> tuple[int, int, int]:
+    """The bytes of weights, of the optimiser's tensors and of the random state."""
     weights, optimiser, rng = (
         sum(len(tensor.data) for tensor in kind.values())
         for kind in (state.weights, state.optimiser, state.rng)
     )
+    return weights, optimiser, rng
+
+
+def needed_bytes(state: LearnerState, run: TrainingRun) -> int:
+    """What a version of such a state takes on this machine: weights, twice where they are published
+    here, and moments, also where none are yet.
+    """
+    weights, optimiser, rng = sizes_of(state)
     times = 2 if local_path(run.weights) else 1
     return times * weights + max(optimiser, 2 * weights) + rng
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from consumers.training.disk_room import sizes_of
 from consumers.training.training_run import TrainingRun
 from schemas.errors import Unavailable
 from schemas.weights_store import local_path, remove
@@ -77,10 +78,7 @@ class Retention:
 
     def require_bound(self, state: LearnerState) -> None:
         """Raise Refused where one full version and one checkpoint do not fit into the bound."""
-        weights, optimiser, rng = (
-            sum(len(tensor.data) for tensor in kind.values())
-            for kind in (state.weights, state.optimiser, state.rng)
-        )
+        weights, optimiser, rng = sizes_of(state)
         published = weights // 2 if self.run.publishing.rounds else weights
         moments = optimiser if self.config.lora else max(optimiser, 2 * weights)
         check_bound(self.run.publishing.keep_bytes, published, weights + moments + rng)

@@ -16,7 +16,8 @@ from schemas.adapter_weights import DOWN, UP, AdapterAbout, base_digest
 from schemas.errors import WorkFailed
 from schemas.weights import RawTensor
 
-NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(eq=False)

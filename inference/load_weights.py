@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from inference.base_weights import DTYPES
 from inference.policy_dir import Policy
 from schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
 from schemas.errors import WorkFailed
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights
 from schemas.weights import RawTensor
-
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)

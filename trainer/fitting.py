@@ -120,9 +120,9 @@ def _budget(config: "LearnerConfig") -> None:
 
 def _foreign(config: "LearnerConfig") -> None:
     """What other runs lend has no versions of ours, and text besides no μ."""
-    objective, several = config.objective(), "[learner.recorded] and [learner.share]"
-    names = several if config.recorded and config.share else "[learner.recorded]"
-    names = "[learner.share]" if not config.recorded else names
+    objective = config.objective()
+    tables = {"[learner.recorded]": config.recorded, "[learner.share]": config.share}
+    names = " and ".join(name for name, rule in tables.items() if rule)
     _require_own_groups(config)
     reasons = {
         "stream: what others sampled is not on-policy; take it out": config.stream,

@@ -7,7 +7,7 @@ taken since changes nothing of the rest. A group comes in the order in which its
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 
 import structlog
 
@@ -67,11 +67,11 @@ class EarlierRun:
 
     def ready(self, groups: int) -> int:
         """How many of so many there are."""
-        return len(list(zip(range(groups), self._next(), strict=False)))
+        return len(list(islice(self._next(), groups)))
 
     def draw(self, groups: int) -> list[Sample]:
         """The next of them, in their order. Raises Unavailable, and nothing is drawn then."""
-        drawn = [each for _, each in zip(range(groups), self._next(), strict=False)]
+        drawn = list(islice(self._next(), groups))
         found = self._read([group for _, group in drawn])
         if drawn:
             again, group = drawn[-1]

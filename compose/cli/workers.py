@@ -123,6 +123,7 @@ def training(
     """
     from compose.runs import run_folder
     from compose.workers import rank_processes
+    from compose.workers.run_trainer import train
 
     folder = run_folder.find(settings().state(), run)
     ranks = folder.learner().ranks
@@ -135,7 +136,7 @@ def training(
         rank_processes.follow(folder, settings().training, others)
         return
     workshop, worker, stop = _workshop("training", name)
-    workshop.training(worker, folder, stop, others)
+    train(workshop, worker, folder, stop, others)
 
 
 def archive(

@@ -20,6 +20,7 @@ from compose.runs.recipe import load_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop
 from compose.workers.engines import check_recipe
+from compose.workers.run_trainer import run_trainer
 from compose.workers.served_policy import run_engine
 from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
@@ -80,7 +81,7 @@ def _turns(
     parts = folder.parts()
     log = MemoryLog(wanted(settings.prefix, [part.policy_id for part in parts]))
     shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
-    trainer, *trainers = [shop.trainer(f"training-{part.name}", part) for part in parts]
+    trainer, *trainers = [run_trainer(shop, f"training-{part.name}", part) for part in parts]
     scorers = {part.recipe.scoring_id: part.recipe.scorers for part in parts}
     loops = [
         shop.agents("agents"),

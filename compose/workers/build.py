@@ -3,17 +3,12 @@
 A group's module is imported when it is built, so only model servers and trainers pay for torch.
 """
 
-import fcntl
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import structlog
 
 from consumers.log.protocols import Log
 from consumers.loop.dead_letters import DeadLetters
@@ -22,33 +17,22 @@ from consumers.loop.role import Role
 from consumers.time_guard import Guard
 from producers.publisher import Publisher
 from schemas.codec import Codec
-from schemas.errors import Refused
 from schemas.messages import Control, Event, ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 if TYPE_CHECKING:
-    from compose.runs.run_folder import RunFolder
     from compose.settings import Settings
     from consumers.answers import Answers
     from consumers.environments.worker_boxes import WorkerBoxes
     from consumers.environments.worker_hosts import WorkerHosts
     from consumers.rewards import Rewards
     from consumers.room import Room
-    from consumers.training.continuing import Continue
-    from consumers.training.trainer import Trainer
     from consumers.waiting_scorers import WaitingScorers
     from inference.engine import Engine
     from sandbox.boxes.box_removal import Tell
     from sandbox.boxes.leases import Leases
     from sandbox.host import Processes
     from sandbox.scorers import ScorerSpec
-    from trainer.config import LearnerConfig
-    from trainer.ranks import ProcessRanks
-    from trainer.step import Learner
-
-STAND_BY_S = 0.5
-
-log = structlog.get_logger()
 
 
 class Workshop:
@@ -81,7 +65,7 @@ class Workshop:
             Outbox(name, self.codec, self.topics, commands, trajectories),
             letters,
             capacity=Capacity(settings.max_live, settings.quota()),
-            guard=self._guard("the program", settings.program_timeout_s),
+            guard=self.guard("the program", settings.program_timeout_s),
             accept=accept,
         )
         return self._loop(role, [commands, trajectories], letters, accept=accept)
@@ -228,7 +212,7 @@ class Workshop:
                 source_offset=offset,
             ),
             scoring_id=scoring_id,
-            guard=self._guard("the scorer", settings.scorer_timeout_s),
+            guard=self.guard("the scorer", settings.scorer_timeout_s),
             waiting=self._waiting_scorers(name, specs),
         )
 
@@ -260,100 +244,8 @@ class Workshop:
         letters = self._letters(publisher, "archive")
         return self._loop(role, [publisher], letters, accept=accept)
 
-    def trainer(
-        self, name: str, folder: "RunFolder", learner: "Learner | None" = None
-    ) -> "Trainer":
-        """The trainer of a run, resumed from its newest checkpoint; a learner of its own if none is
-        given.
-        """
-        from concurrent.futures import ThreadPoolExecutor
-
-        from consumers.heldout import HeldOut
-        from consumers.history.version_use import VersionsInUse
-        from consumers.inline_executor import InlineExecutor
-        from consumers.training.trainer import Trainer
-        from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
-
-        self.codec.prepare(self.topics.versions, PolicyVersion)
-        self.codec.prepare(self.topics.train_steps, TrainStep)
-        self.codec.prepare(self.topics.requests, RolloutRequest)
-        config = folder.learner()
-        return Trainer(
-            name,
-            self.log,
-            self.codec,
-            self.topics,
-            self.log.publisher(),
-            learner or self._learner(folder),
-            config,
-            folder.run(),
-            folder.draws(),
-            None if folder.part else HeldOut(folder.heldout()),
-            () if folder.part else folder.curators(),
-            in_use=VersionsInUse(self, folder.policy_id),
-            continue_=self.continue_(config),
-            retell=folder.trained().retell(),
-            # In one process with everybody else the order of things is the same every time.
-            executor=ThreadPoolExecutor(1, "saver") if self.watched else InlineExecutor(),
-        )
-
-    def _learner(self, folder: "RunFolder") -> "Learner":
-        from trainer.step import Learner
-        from trainer.weights_files import of_version
-
-        config = folder.learner()
-        if config.ranks > 1:
-            msg = (
-                f"ranks of [learner] is {config.ranks}, but this trainer is one process; run it on "
-                "Kafka, where each trainer has processes of its own, or take ranks out"
-            )
-            raise Refused(msg)
-        return Learner(
-            str(folder.policy),
-            config,
-            device=self.settings.training.device,
-            past=partial(of_version, folder.run().weights),
-        )
-
-    def continue_(self, config: "LearnerConfig") -> "Continue | None":
-        """How cancelled rollouts of a run go on; None where none may."""
-        if not config.cuts_off:
-            return None
-        from random import Random
-
-        from consumers.agents.fold.world import World
-        from consumers.agents.programs import program_of
-        from consumers.history.continuations import Continuations
-
-        guard = self._guard("the program", self.settings.agents.program_timeout_s)
-        return Continuations(self, World(program_of, Random, guard), config.mask_continued).requests
-
-    def training(
-        self,
-        name: str,
-        folder: "RunFolder",
-        stopping: Callable[[], bool],
-        ranks: "ProcessRanks | None" = None,
-    ) -> None:
-        """Train a run, with other ranks if there are any; while another process does so, stand by.
-
-        The others are let go at the end, but not by an error: they then end with this process.
-        """
-        import torch
-
-        from compose.workers.rank_processes import sharded
-        from compose.workers.readiness import patiently
-
-        torch.set_num_threads(self.settings.training.threads)
-        with sole_trainer(folder.directory, stopping) as ours:
-            learner = sharded(folder, self.settings.training, ranks) if ranks else None
-            if ours:
-                patiently(lambda: self.trainer(name, folder, learner)).go_on(stopping)
-            if learner and ranks:
-                learner.end()
-                ranks.leave()
-
-    def _guard(self, what: str, timeout_s: float) -> Guard:
+    def guard(self, what: str, timeout_s: float) -> Guard:
+        """What a call of a user's code is timed by, which a process of its own also watches."""
         guard = Guard(what, timeout_s)
         if self.watched:
             guard.watch()
@@ -373,22 +265,3 @@ class Workshop:
         accept: bool = False,
     ) -> Loop:
         return Loop(self.log, role, self.codec, publishers, letters, accept_truncation=accept)
-
-
-@contextmanager
-def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool]:
-    """Hold a run's lock, waiting for it; False when told to stop first. Dies with its process."""
-    with (directory / "trainer.lock").open("w") as lock:
-        announced = False
-        while not stopping():
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not announced:
-                    announced = True
-                    log.info("training_stands_by", run=directory.name)
-                time.sleep(STAND_BY_S)
-            else:
-                yield True
-                return
-        yield False

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -20,14 +19,16 @@ from consumers.heldout import HeldOut
 from consumers.inline_executor import InlineExecutor
 from consumers.log.protocols import Log, Record
 from consumers.training.announcement import Announcements
+from consumers.training.batch_training import BatchTraining
 from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
-from consumers.training.intake import Intake
+from consumers.training.group_admission import GroupAdmission
 from consumers.training.other_policies import OtherPolicies
-from consumers.training.recorded_groups import EarlierRun
+from consumers.training.restored_intake import IntakeMaker
 from consumers.training.resumption import RunLog
 from consumers.training.retention import InUse, Retention
+from consumers.training.standstill import Standstill
 from consumers.training.step_balance import StepBalance
 from consumers.training.step_saver import FLUSH_S, StepSaver
 from consumers.training.streamed_step import StreamedStep
@@ -38,28 +39,19 @@ from producers.curators.curriculum import Curriculum
 from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
-from schemas.errors import BatchFailed, Refused, Unavailable, Unfit
-from schemas.messages import UNFINISHED, RolloutRequest
+from schemas.errors import Refused, Unavailable
+from schemas.messages import UNFINISHED, Consumed, RolloutRequest
 from schemas.topics import Topics
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
-from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
-from trainer.consumption import Consumption
-from trainer.curation import Buffer, group_filters, worth_training
-from trainer.foreign import RECORDED, SHARED
-from trainer.foreign_groups import Mark
 from trainer.foreign_samples import Retell
-from trainer.samples import Curation, Sample
 from trainer.step import Learner
 
 ACK_S = 1.0
 """How long a turn waits for acks before a step."""
 AWAY_S = 0.5
 """Between two tries while broker, registry or a store is away."""
-IDLE_S = 30.0
-NO_BATCH_S = 600.0
-"""After so long without a batch the next group is trained on whatever the filters say."""
 
 log = structlog.get_logger()
 
@@ -91,7 +83,6 @@ class Trainer:
     """What saves steps, where they are saved while the next batch is trained."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
-    _failed_in_a_row: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
@@ -99,14 +90,13 @@ class Trainer:
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
         self.past = RunLog(self.log, self.codec, self.topics, self.run)
         self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
-        self._idle_since = self._batch_at = self.clock()
         self.balance = StepBalance(self.clock)
         self.others = OtherPolicies(self.log, self.codec, self.topics, self.run, self.clock)
         self._resume()
         self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
         with suppress(Unavailable):  # every turn asks again
-            self._evaluate_if_due()
+            self.admission.evaluate_if_due()
 
     def _resume(self) -> None:
         """Load the newest checkpoint, or make version 0; then announce what was not announced."""
@@ -127,10 +117,30 @@ class Trainer:
         newest = max(highest, held.version if held else -1)
         weights_files.clear_unannounced(self.run.weights, newest)
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
-        self.intake = self._intake(held, abandoned)
-        self.buffer, self.consumption = self.intake.buffer, self.intake.consumption
-        self.continuing = self._continuing()
-        self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
+        made_of = IntakeMaker(
+            self.past, self.config, self.words, self.curriculum, self.accounts, self.evaluations,
+            self.retell,
+        )  # fmt: skip
+        self.intake = made_of.intake(held, abandoned)
+        self.buffer = self.intake.buffer
+        self._put_together(highest, abandoned, known.asked_from)
+        self.saver.begin(held, announced)
+        for draw in range(self.accounts.next_draw, known.highest_draw + 1):
+            self.admission.published(draw, self.curriculum.group(draw))
+        for draw, rollout_id in known.continued:
+            self.accounts.went_on(draw, rollout_id)
+        if self.run.admits:
+            self.submitter.publish(*known.unfinished)
+            self.cancels.ask(self.accounts.losers(), REDUNDANT)
+            self.cancels.ask(cut_off, UNFINISHED)
+
+    def _put_together(
+        self, highest: int, abandoned: checkpoints.Ranges, asked_from: tuple[Consumed, ...]
+    ) -> None:
+        """What acts on what comes in: saving, asking for rollouts, taking steps."""
+        self.continuing = None
+        if self.config.cuts_off:
+            self.continuing = self._continuing()
         later = self.config.save == "async"
         self.saver = StepSaver(
             self.name,
@@ -139,25 +149,22 @@ class Trainer:
             self.intake,
             highest,
             abandoned,
-            known.asked_from,
+            asked_from,
             Retention(self.run, self.config, self.in_use),
             self.executor if later else InlineExecutor(),
         )
-        self.saver.begin(held, announced)
-        for draw in range(self.accounts.next_draw, known.highest_draw + 1):
-            size = len(self.curriculum.group(draw))
-            self.accounts.published(draw, size, self._begun_under())
-        for draw, rollout_id in known.continued:
-            self.accounts.went_on(draw, rollout_id)
-        if self.run.admits:
-            self.submitter.publish(*known.unfinished)
-            self.cancels.ask(self.accounts.losers(), REDUNDANT)
-            self.cancels.ask(cut_off, UNFINISHED)
+        self.admission = GroupAdmission(
+            self.run, self.config, self.learner, self.accounts, self.curriculum, self.evaluations,
+            self.others, self.submitter, self.continuing,
+        )  # fmt: skip
+        self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
+        self.standstill = Standstill(self.admission, self.intake, self.clock)
+        self.training = BatchTraining(
+            self.config, self.intake, self.saver, self.balance, self.streamed, self.clock
+        )
 
-    def _continuing(self) -> Continuing | None:
+    def _continuing(self) -> Continuing:
         """What goes on with cancelled rollouts; raises Refused where nothing can."""
-        if not self.config.cuts_off:
-            return None
         why = "batch" if self.config.refills else "over_provision"
         if not self.run.admits or self.run.others:
             msg = f"{why} cancels rollouts of a run with one policy; take it out of [learner]"
@@ -169,45 +176,9 @@ class Trainer:
             self.buffer, self.accounts, self.cancels, self.submitter, self.continue_, self.clock
         )
 
-    def _intake(self, held: Checkpoint | None, abandoned: checkpoints.Ranges) -> Intake:
-        """What comes goes here: as a checkpoint left it, or empty; it loads the learner too."""
-        curation = replace(
-            self.config.curation(self.run.run_id, self.run.policy_id, abandoned),
-            vocabulary=self.learner.vocabulary,
-            context=self.learner.context,
-            joins=not self.run.admits,
-        )
-        scored, marks = self.topics.scored, held.consumed if held else ()
-        consumption = Consumption(scored, marks, self.log.topic_id(scored))
-        recorded = self._recorded(curation, held.replay.recorded if held else ())
-        rule = self.config.replay()
-        buffer = Buffer(curation, self.accounts, rule, recorded, self.retell)
-        intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
-        if held is not None:
-            self.learner.load(held.state)
-            intake.restore(held)
-            self.past.replay(buffer, held.replay)
-        return intake
-
-    def _recorded(self, curation: Curation, mark: Mark) -> EarlierRun | None:
-        """The groups of an earlier run, from where a checkpoint stood; None where none are named.
-
-        Raises Refused where there are none.
-        """
-        rule = self.config.recorded
-        if rule is None:
-            return None
-        return EarlierRun(
-            self.log,
-            self.codec,
-            self.topics.scored,
-            self.run.scoring_id,
-            rule,
-            curation,
-            self.run.starts,
-            partial(worth_training, group_filters(curation)),
-            mark,
-        )
+    def _ask_pinned(self, *requests: RolloutRequest) -> None:
+        """Ask for evaluations, of the versions that other policies have now."""
+        self.submitter.publish(*map(self.others.pinned, requests))
 
     def go_on(self, stopping: Callable[[], bool]) -> None:
         """Train until the run is done or somebody stops it; all that was announced is acked."""
@@ -233,9 +204,9 @@ class Trainer:
             return 0
 
     def _turn(self) -> int:
-        self.saver.save_trained(wait=self._stopped())
+        self.saver.save_trained(wait=self.admission.stopped())
         self.others.follow()
-        self._evaluate_if_due()
+        self.admission.evaluate_if_due()
         records = len(self._unread)
         while self._unread:
             self.intake.offer(self._unread[0])
@@ -245,19 +216,19 @@ class Trainer:
         if self.run.admits:
             self.cancels.ask(losers, REDUNDANT)
         self.curriculum.settle(self.accounts.low)
-        self._say_if_forced()
-        went_on = self._go_on()
-        admitted = self.admit() + went_on
+        self.standstill.say_if_forced()
+        went_on = self.admission.go_on()
+        admitted = self.admission.admit() + went_on
         trained = self._train()
         self.publisher.poll()
         if not (records or admitted or trained):
-            self._give_up()
-        self._say_if_idle(bool(records))
+            self.standstill.give_up()
+        self.standstill.say_if_idle(bool(records) or self.done())
         return records
 
     def _full(self) -> bool:
         """Whether reading would only fill memory: not while it is what everybody waits for."""
-        return self.buffer.full() and not self._stopped()
+        return self.buffer.full() and not self.admission.stopped()
 
     def _train(self) -> bool:
         """Take a step if a batch is there, and all that was written before it is acked.
@@ -265,7 +236,7 @@ class Trainer:
         So one checkpoint holds all that is announced and not acked, and all requests of draws below
         its own lie below where they ended when it was saved.
         """
-        if self._stopped():
+        if self.admission.stopped():
             return False
         if self.config.stream:
             self.streamed.add_complete()
@@ -285,12 +256,12 @@ class Trainer:
                 self.continuing.interrupted_at = None
             return False
         self.saver.asked_from = asked_from
-        self._batch_at = self.clock()
+        self.standstill.batch()
         if self.continuing is not None:
             self.continuing.interrupted_at = None
             self.continuing.cancel()
-        self._step(samples)
-        self._evaluate_if_due()
+        self.training.take(samples)
+        self.admission.evaluate_if_due()
         return True
 
     def _waits_for_what_it_cut_off(self) -> bool:
@@ -299,166 +270,12 @@ class Trainer:
             return False
         return not self.continuing.has_ended()
 
-    def _interrupting(self) -> bool:
-        return self.continuing is not None and self.continuing.interrupted_at is not None
-
     def done(self) -> bool:
         """Whether the run has come to its end and its last weights are evaluated."""
-        if not (self._stopped() and self.saver.all_saved()):
+        if not (self.admission.stopped() and self.saver.all_saved()):
             return False
         return self.evaluations.complete(self.learner.version)
-
-    def _stopped(self) -> bool:
-        """No further step is taken: all are done, or the goal is reached."""
-        return self.evaluations.reached or 0 < self.run.steps <= self.learner.steps_done
-
-    def _evaluate_if_due(self) -> None:
-        due = self.evaluations.due(self.learner.steps_done) or self._stopped()
-        if due and self.others.all_there():
-            self.evaluations.ask(self.learner.version)
-
-    def _before_training(self) -> bool:
-        """Whether the starting weights are still being evaluated."""
-        return self.learner.steps_done == 0 and not self.evaluations.complete(self.learner.version)
-
-    def _say_if_idle(self, heard: bool) -> None:
-        now = self.clock()
-        if heard or self.done():
-            self._idle_since = now
-        elif now - self._idle_since > IDLE_S:
-            self._idle_since = now
-            log.warning(
-                "training_waits",
-                running=self.running(),
-                held=self.buffer.held(),
-                ready_groups=self.buffer.ready_groups(),
-                needed_groups=self.config.fresh_groups,
-                **{f"dropped_{reason}": t.count for reason, t in self.buffer.drops().items()},
-            )
 
     def running(self) -> int:
         """Rollouts published and not seen scored yet."""
         return self.accounts.running()
-
-    def admit(self) -> int:
-        """Publish as many whole groups as the rule grants; return how many."""
-        if not self.run.admits or self._stopped() or self._before_training():
-            return 0
-        if self._interrupting():
-            return 0
-        if not self.others.all_there():
-            return 0
-        done = self.learner.steps_done
-        accepted = done * self.run.rule.batch + self.accounts.taken()
-        groups = self.others.granted(
-            self.run.rule.grant(done, accepted, self.running()),
-            self.config.fresh_groups,
-            done,
-            self.running(),
-        )
-        for _ in range(groups):
-            draw = self.accounts.next_draw
-            group = self.curriculum.next_group(draw, self.learner.version)
-            least = self._least_version()
-            self.submitter.publish(*(replace(each, min_policy_version=least) for each in group))
-            self.accounts.published(draw, len(group), self._begun_under())
-        return groups
-
-    def _ask_pinned(self, *requests: RolloutRequest) -> None:
-        """Ask for evaluations, of the versions that other policies have now."""
-        self.submitter.publish(*map(self.others.pinned, requests))
-
-    def _begun_under(self) -> int | None:
-        """The newest version, where running groups are waited for by it."""
-        return self.learner.version if self.config.on_stale == "wait" else None
-
-    def _say_if_forced(self) -> None:
-        """Nothing passes the filters: let something through, and say so."""
-        if self.clock() - self._batch_at > NO_BATCH_S and not self._stopped():
-            self._batch_at = self.clock()
-            self.buffer.force(f"there was no batch for {NO_BATCH_S / 60:g} minutes")
-        if why := self.buffer.forced():
-            dropped = {f"dropped_{r}": t.count for r, t in self.buffer.drops().items()}
-            log.warning("group_forced_through", why=why, **dropped)
-
-    def _give_up(self) -> None:
-        """Wait no longer for rollouts that can only have come unreadable.
-
-        Who does not admit does not know all that is in the air.
-        """
-        if not self.run.admits:
-            return
-        if self._stopped() or self._before_training():
-            waits = not self.evaluations.complete(self.learner.version)
-        else:
-            waits = not self.buffer.whole(self.config.groups_per_step)
-        if waits:
-            self.intake.give_up()
-
-    def _go_on(self) -> int:
-        """Ask for the rest of what was cancelled for the time being."""
-        if self.continuing is None or self._stopped() or self._interrupting():
-            return 0
-        return self.continuing.go_on(self._least_version())
-
-    def _least_version(self) -> int:
-        """What rollouts are begun with: where no older weights will do, the newest."""
-        older_will_do = self.config.max_staleness > 0 or bool(self.run.others)
-        # What older weights say after they were trained nobody can score any more.
-        return 0 if older_will_do and not self.config.interrupts else self.learner.version
-
-    def _step(self, samples: tuple[Sample, ...]) -> None:
-        began = self.clock()
-        parent = self.learner.version
-        try:
-            metrics, samples = self._learn(samples)
-        except BatchFailed as error:
-            self._drop_batch(samples, error)
-            return
-        self._failed_in_a_row = 0
-        metrics["step_seconds"] = self.clock() - began
-        metrics["held"] = float(self.buffer.held())
-        metrics["running"] = float(self.running())
-        fresh = [sample for sample in samples if sample.fresh]
-        metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
-        metrics["kept_bytes"] = float(self.saver.retention.kept_bytes)
-        metrics |= self.balance.step(began, fresh, self.buffer.drops(), self.buffer.held())
-        metrics |= _lent(samples)
-        for sample in fresh:
-            self.consumption.consumed(sample.partition, sample.offset)
-        self.saver.trained(samples, metrics, parent)
-        self.balance.waits()
-
-    def _learn(self, samples: tuple[Sample, ...]) -> tuple[dict[str, float], tuple[Sample, ...]]:
-        """The metrics of a step, and its samples in the order in which they were added."""
-        version = self.saver.next_version()
-        if self.config.interrupts:
-            self.learner.note([*self.buffer.noteworthy(), *samples])
-        if self.config.stream:
-            return self.streamed.take(samples, version)
-        return self.learner.step(samples, version=version), samples
-
-    def _drop_batch(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
-        """Count a batch that cannot be trained on as dropped, so that the next one is tried.
-
-        Raises Unfit after `max_skipped` in a row, with all of them in the checkpoint: then it is
-        not the batch, and whoever begins again does not meet these again.
-        """
-        self.buffer.spoil(samples, "step_failed")
-        self.intake.note_dropped()
-        log.error("batch_dropped", step=self.learner.steps_done + 1, error=str(error))
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self.config.max_skipped:
-            self.saver.save_again()
-            msg = f"{self._failed_in_a_row} batches in a row were dropped, the last since {error}"
-            raise Unfit(msg) from error
-
-
-def _lent(samples: Sequence[Sample]) -> dict[str, float]:
-    """How many of a batch were used before, recorded by another run, shared by one; if any were."""
-    counts = {
-        "replayed": sum(sample.uses > 0 for sample in samples),
-        RECORDED: sum(sample.lent == RECORDED for sample in samples),
-        SHARED: sum(sample.lent == SHARED for sample in samples),
-    }
-    return {name: float(count) for name, count in counts.items() if count}

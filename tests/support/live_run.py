@@ -13,6 +13,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.workers.build import Workshop
 from compose.workers.engines import weights_engine
+from compose.workers.run_trainer import run_trainer
 from inference.scripted import ScriptedEngine
 from producers import provision
 from schemas.messages import ModelCall
@@ -49,7 +50,7 @@ class LiveRun:
                 "rewards-1", recipe.scorers, recipe.scoring_id
             ),
         }
-        self.trainer = self._workshop("training-1").trainer("training-1", self.folder)
+        self.trainer = run_trainer(self._workshop("training-1"), "training-1", self.folder)
 
     def _workshop(self, name: str) -> Workshop:
         """What one worker is made with; its clients bear its name."""

@@ -11,6 +11,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop
+from compose.workers.run_trainer import run_trainer
 from compose.workers.served_policy import run_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
@@ -113,7 +114,7 @@ class World:
             loop.stop(1.0)
 
     def trainer(self) -> Trainer:
-        return self.shop.trainer("training", self.folder)
+        return run_trainer(self.shop, "training", self.folder)
 
     def train(self, trainer: Trainer, steps: int | None = None) -> None:
         """Let everybody take turns until so many steps are done, or the run is."""

@@ -11,6 +11,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop
+from compose.workers.run_trainer import run_trainer
 from compose.workers.served_policy import run_engine
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
@@ -113,7 +114,7 @@ class Pair:
         return self.shop.rewards(f"rewards-{part.name}", recipe.scorers, recipe.scoring_id)
 
     def trainer(self, part: run_folder.RunFolder) -> Trainer:
-        return self.shop.trainer(f"training-{part.name}", part)
+        return run_trainer(self.shop, f"training-{part.name}", part)
 
     def turn(self, *trainers: Trainer) -> None:
         for loop in self.loops.values():

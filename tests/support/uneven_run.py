@@ -9,6 +9,7 @@ import pytest
 
 from compose.settings import Settings
 from compose.workers.build import Workshop
+from compose.workers.run_trainer import continuations
 from consumers.agents.worker import CONTROL_EVERY_S
 from consumers.history.version_use import VersionsInUse
 from consumers.log.memory_log import MemoryLog
@@ -145,7 +146,7 @@ class UnevenRun:
             Draws(self.template, 7, config.members, (0, TASKS)), None,
             curators_of(self.curator, TASKS),
             in_use=VersionsInUse(self.shop, POLICY),
-            continue_=self.shop.continue_(config),
+            continue_=continuations(self.shop, config),
         )  # fmt: skip
         return self.trainer
 

@@ -13,6 +13,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import load_recipe, parse_recipe
 from compose.settings import Settings
 from compose.workers.build import Workshop
+from compose.workers.run_trainer import run_trainer
 from compose.workers.served_policy import run_engine
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
@@ -62,7 +63,7 @@ class Run:
         self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
         self.codec = Codec(LocalRegistry(), objects=ObjectStore(f"{self.state}/objects"))
         shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
-        self.trainer = shop.trainer("training", self.folder)
+        self.trainer = run_trainer(shop, "training", self.folder)
         self.loops = [
             shop.agents("agents"),
             shop.models("models", run_engine(self.folder, settings)),

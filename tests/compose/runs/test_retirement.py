@@ -10,7 +10,7 @@ from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
 from compose.runs.retirement import remains_of, remove
 from compose.settings import Settings
-from compose.workers.build import sole_trainer
+from compose.workers.run_trainer import sole_trainer
 from consumers.audit.audit import audit
 from consumers.log.protocols import Held
 from schemas.errors import Refused

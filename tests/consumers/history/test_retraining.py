@@ -12,6 +12,7 @@ from compose.cli.retrain import parse_steps
 from compose.pages.retraining_page import retrain_and_tell
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder, require_unchanged
+from compose.workers.run_trainer import run_trainer
 from consumers.history.retraining import plan
 from schemas.errors import Refused, TopicRecreated
 from schemas.messages import TrainStep
@@ -240,7 +241,7 @@ def test_a_changed_recipe_is_refused_by_retrain_and_by_the_trainer(world: World)
     with pytest.raises(Refused, match="learner configuration"):
         again(world, "1", folder=changed)
     with pytest.raises(Refused, match="or begin a new run"):
-        world.shop.trainer("training", changed)
+        run_trainer(world.shop, "training", changed)
     with pytest.raises(Refused, match="or begin a new run"):
         require_unchanged(changed)
     require_unchanged(world.folder)

@@ -16,7 +16,7 @@ from compose.pages.curve_page import print_chart
 from compose.runs import listing, run_folder
 from compose.runs.recipe import load_recipe
 from compose.settings import Settings
-from compose.workers.build import sole_trainer
+from compose.workers.run_trainer import sole_trainer
 from consumers.heldout import MARK
 from consumers.history.run_curve import HELD_OUT, RunCurve, curve_of
 from schemas.errors import Refused

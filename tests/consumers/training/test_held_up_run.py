@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from consumers.training import trainer as trainer_module
+from consumers.training.standstill import NO_BATCH_S
 from tests.support.staged_run import CONFIG, Stage
 
 
@@ -26,8 +26,8 @@ def test_after_ten_minutes_without_a_batch_a_filtered_group_is_trained_on_and_sa
     config = replace(CONFIG, filters=("zero_variance",), groups_per_step=1, steps=1)
     stage = Stage(tmp_path, config, rewards=lambda request: 0.0)
     clock = Clock()
-    stage.trainer.clock = clock
-    stage.trainer._batch_at = 0.0
+    stage.trainer.standstill.clock = clock
+    stage.trainer.standstill.begin()
 
     def groups(count: int) -> None:
         for _ in range(count):
@@ -39,7 +39,7 @@ def test_after_ten_minutes_without_a_batch_a_filtered_group_is_trained_on_and_sa
     stage.turn()
     groups(3)
     before = stage.trainer.learner.steps_done
-    clock.now = trainer_module.NO_BATCH_S + 1
+    clock.now = NO_BATCH_S + 1
     stage.turn()
     with capture_logs() as logs:
         groups(1)

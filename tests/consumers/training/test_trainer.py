@@ -10,8 +10,8 @@ import pytest
 
 from compose.conductor.in_memory import run_in_memory
 from compose.settings import Settings
-from compose.workers.build import sole_trainer
 from compose.workers.engines import weights_engine
+from compose.workers.run_trainer import sole_trainer
 from consumers.log.memory_log import MemoryLog
 from consumers.log.memory_publisher import MemoryPublisher
 from consumers.models import versions

@@ -1,0 +1,139 @@
+"""How a run's trainer is put together, and that one process at a time is it."""
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import structlog
+
+from compose.workers.build import Workshop
+from compose.workers.rank_processes import sharded
+from compose.workers.readiness import patiently
+from consumers.agents.fold.world import World
+from consumers.agents.programs import program_of
+from consumers.heldout import HeldOut
+from consumers.history.continuations import Continuations
+from consumers.history.version_use import VersionsInUse
+from consumers.inline_executor import InlineExecutor
+from schemas.errors import Refused
+from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+
+if TYPE_CHECKING:
+    from compose.runs.run_folder import RunFolder
+    from consumers.training.continuing import Continue
+    from consumers.training.trainer import Trainer
+    from trainer.config import LearnerConfig
+    from trainer.ranks import ProcessRanks
+    from trainer.step import Learner
+
+STAND_BY_S = 0.5
+
+log = structlog.get_logger()
+
+
+def run_trainer(
+    shop: Workshop, name: str, folder: "RunFolder", learner: "Learner | None" = None
+) -> "Trainer":
+    """A run's trainer, resumed from its newest checkpoint; with a learner of its own by default.
+
+    Raises Refused where the run's recipe wants what one process is not.
+    """
+    from consumers.training.trainer import Trainer
+
+    shop.codec.prepare(shop.topics.versions, PolicyVersion)
+    shop.codec.prepare(shop.topics.train_steps, TrainStep)
+    shop.codec.prepare(shop.topics.requests, RolloutRequest)
+    config = folder.learner()
+    return Trainer(
+        name,
+        shop.log,
+        shop.codec,
+        shop.topics,
+        shop.log.publisher(),
+        learner or _learner(shop, folder),
+        config,
+        folder.run(),
+        folder.draws(),
+        None if folder.part else HeldOut(folder.heldout()),
+        () if folder.part else folder.curators(),
+        in_use=VersionsInUse(shop, folder.policy_id),
+        continue_=continuations(shop, config),
+        retell=folder.trained().retell(),
+        # In one process with everybody else the order of things is the same every time.
+        executor=ThreadPoolExecutor(1, "saver") if shop.watched else InlineExecutor(),
+    )
+
+
+def _learner(shop: Workshop, folder: "RunFolder") -> "Learner":
+    from trainer.step import Learner
+    from trainer.weights_files import of_version
+
+    config = folder.learner()
+    if config.ranks > 1:
+        msg = (
+            f"ranks of [learner] is {config.ranks}, but this trainer is one process; run it on "
+            "Kafka, where each trainer has processes of its own, or take ranks out"
+        )
+        raise Refused(msg)
+    return Learner(
+        str(folder.policy),
+        config,
+        device=shop.settings.training.device,
+        past=partial(of_version, folder.run().weights),
+    )
+
+
+def continuations(shop: Workshop, config: "LearnerConfig") -> "Continue | None":
+    """How cancelled rollouts of a run go on; None where none may."""
+    if not config.cuts_off:
+        return None
+    guard = shop.guard("the program", shop.settings.agents.program_timeout_s)
+    return Continuations(shop, World(program_of, Random, guard), config.mask_continued).requests
+
+
+def train(
+    shop: Workshop,
+    name: str,
+    folder: "RunFolder",
+    stopping: Callable[[], bool],
+    ranks: "ProcessRanks | None" = None,
+) -> None:
+    """Train a run, with other ranks if there are any; while another process does so, stand by.
+
+    The others are let go at the end, but not by an error: they then end with this process.
+    """
+    import torch
+
+    torch.set_num_threads(shop.settings.training.threads)
+    with sole_trainer(folder.directory, stopping) as ours:
+        learner = sharded(folder, shop.settings.training, ranks) if ranks else None
+        if ours:
+            patiently(lambda: run_trainer(shop, name, folder, learner)).go_on(stopping)
+        if learner and ranks:
+            learner.end()
+            ranks.leave()
+
+
+@contextmanager
+def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool]:
+    """Hold a run's lock, waiting for it; False when told to stop first. Dies with its process."""
+    with (directory / "trainer.lock").open("w") as lock:
+        announced = False
+        while not stopping():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not announced:
+                    announced = True
+                    log.info("training_stands_by", run=directory.name)
+                time.sleep(STAND_BY_S)
+            else:
+                yield True
+                return
+        yield False

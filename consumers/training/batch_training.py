@@ -1,0 +1,91 @@
+"""What is done with a whole batch: a step and its metrics; or it is dropped, and counted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from consumers.training.intake import Intake
+from consumers.training.step_balance import StepBalance
+from consumers.training.step_saver import StepSaver
+from consumers.training.streamed_step import StreamedStep
+from schemas.errors import BatchFailed, Unfit
+from trainer.config import LearnerConfig
+from trainer.foreign import RECORDED, SHARED
+from trainer.samples import Sample
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class BatchTraining:
+    """Takes the steps of one run, one after the other."""
+
+    config: LearnerConfig
+    intake: Intake
+    saver: StepSaver
+    balance: StepBalance
+    streamed: StreamedStep
+    clock: Callable[[], float]
+    _failed_in_a_row: int = field(default=0, init=False)
+
+    def take(self, samples: tuple[Sample, ...]) -> None:
+        """Train on a batch and have it saved; a batch that cannot be trained on is dropped.
+
+        Raises Unavailable and DiskFull where it cannot be saved, Unfit after `max_skipped` batches
+        in a row that were dropped.
+        """
+        began, intake = self.clock(), self.intake
+        parent = intake.learner.version
+        try:
+            metrics, samples = self._learn(samples)
+        except BatchFailed as error:
+            self._drop(samples, error)
+            return
+        self._failed_in_a_row = 0
+        metrics["step_seconds"] = self.clock() - began
+        metrics["held"] = float(intake.buffer.held())
+        metrics["running"] = float(intake.accounts.running())
+        fresh = [sample for sample in samples if sample.fresh]
+        metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
+        metrics["kept_bytes"] = float(self.saver.retention.kept_bytes)
+        metrics |= self.balance.step(began, fresh, intake.buffer.drops(), intake.buffer.held())
+        metrics |= _lent(samples)
+        for sample in fresh:
+            intake.consumption.consumed(sample.partition, sample.offset)
+        self.saver.trained(samples, metrics, parent)
+        self.balance.waits()
+
+    def _learn(self, samples: tuple[Sample, ...]) -> tuple[dict[str, float], tuple[Sample, ...]]:
+        """The metrics of a step, and its samples in the order in which they were added."""
+        version, learner = self.saver.next_version(), self.intake.learner
+        if self.config.interrupts:
+            learner.note([*self.intake.buffer.noteworthy(), *samples])
+        if self.config.stream:
+            return self.streamed.take(samples, version)
+        return learner.step(samples, version=version), samples
+
+    def _drop(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
+        """Count a batch that cannot be trained on as dropped, so that the next one is tried.
+
+        Raises Unfit after `max_skipped` in a row, with all of them in the checkpoint: then it is
+        not the batch, and whoever begins again does not meet these again.
+        """
+        self.intake.buffer.spoil(samples, "step_failed")
+        self.intake.note_dropped()
+        log.error("batch_dropped", step=self.intake.learner.steps_done + 1, error=str(error))
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self.config.max_skipped:
+            self.saver.save_again()
+            msg = f"{self._failed_in_a_row} batches in a row were dropped, the last since {error}"
+            raise Unfit(msg) from error
+
+
+def _lent(samples: Sequence[Sample]) -> dict[str, float]:
+    """How many of a batch were used before, recorded by another run, shared by one; if any were."""
+    counts = {
+        "replayed": sum(sample.uses > 0 for sample in samples),
+        RECORDED: sum(sample.lent == RECORDED for sample in samples),
+        SHARED: sum(sample.lent == SHARED for sample in samples),
+    }
+    return {name: float(count) for name, count in counts.items() if count}

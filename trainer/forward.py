@@ -5,12 +5,15 @@ that was sampled from. B sequences, T tokens, V words, M sampled tokens of the p
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from schemas.errors import Refused
+from schemas.foreign_text import raised
 from trainer.arithmetic import computing
 from trainer.batch import MicroBatch
 from trainer.exact import exact_logits
@@ -106,10 +109,14 @@ def _placed(
 
 def loaded(model_directory: str) -> nn.Module:
     """The causal language model of a local directory, in float32. Raises Refused."""
+    wrong, remedy = f"no causal language model at {model_directory!r}", "give a local directory"
+    if not (Path(model_directory) / "config.json").is_file():  # transformers would ask a hub
+        msg = f"{wrong}: no config.json is there; {remedy}"
+        raise Refused(msg)
     try:
         return AutoModelForCausalLM.from_pretrained(
             model_directory, local_files_only=True, dtype=torch.float32
         )
-    except (OSError, ValueError) as error:
-        msg = f"no causal language model at {model_directory!r}: {error}; give a local directory"
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        msg = f"{wrong}: {raised(error).partition(chr(10))[0]}; {remedy}"
         raise Refused(msg) from error

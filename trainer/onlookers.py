@@ -107,10 +107,16 @@ def _frozen(model: nn.Module) -> nn.Module:
 
 
 def _reference(model: nn.Module, named: str) -> nn.Module:
-    """The model of a directory. Raises Refused for one of other words."""
+    """The model of a directory. Raises Refused for one of other words, or that reads less."""
     reference = loaded(named).to(next(model.parameters()).device).eval().requires_grad_(False)
     theirs, ours = reference.config.vocab_size, model.config.vocab_size
     if theirs != ours:
         msg = f"the reference {named!r} has {theirs} tokens, the policy {ours}; give one of its own"
         raise Refused(msg + " tokens, such as what the policy began as")
+    reads, needed = (
+        getattr(each.config, "max_position_embeddings", 0) for each in (reference, model)
+    )
+    if reads and reads < needed:
+        msg = f"the reference {named!r} reads {reads} positions, the policy {needed}; give one "
+        raise Refused(msg + "that reads as many, such as what the policy began as")
     return reference

@@ -1,6 +1,9 @@
-"""What is done with a whole batch: a step and its metrics; or it is dropped, and counted."""
+"""What is done with a whole batch: a step and its metrics; or it is dropped, and counted.
 
-from collections.abc import Callable, Sequence
+Whichever batch ends the process is named by its places in the log: no step's record will tell.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -13,6 +16,9 @@ from schemas.errors import BatchFailed, Unfit
 from trainer.config import LearnerConfig
 from trainer.foreign import RECORDED, SHARED
 from trainer.samples import Sample
+
+MOST_STRETCHES = 32
+"""Of a batch, told."""
 
 log = structlog.get_logger()
 
@@ -33,7 +39,7 @@ class BatchTraining:
         """Train on a batch and have it saved; a batch that cannot be trained on is dropped.
 
         Raises Unavailable and DiskFull where it cannot be saved, Unfit after `max_skipped` batches
-        in a row that were dropped.
+        in a row that were dropped, or whose gradients were not finite.
         """
         began, intake = self.clock(), self.intake
         parent = intake.learner.version
@@ -42,6 +48,9 @@ class BatchTraining:
         except BatchFailed as error:
             self._drop(samples, error)
             return
+        except Unfit as error:
+            msg = f"{error}; the last batch was {self._place(samples)}"
+            raise Unfit(msg) from error
         self._failed_in_a_row = 0
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(intake.buffer.held())
@@ -73,12 +82,37 @@ class BatchTraining:
         """
         self.intake.buffer.spoil(samples, "step_failed")
         self.intake.note_dropped()
-        log.error("batch_dropped", step=self.intake.learner.steps_done + 1, error=str(error))
+        step, batch = self.intake.learner.steps_done + 1, self._place(samples)
+        log.error("batch_dropped", step=step, batch=batch, error=str(error))
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= self.config.max_skipped:
             self.saver.save_again()
-            msg = f"{self._failed_in_a_row} batches in a row were dropped, the last since {error}"
+            msg = (
+                f"{self._failed_in_a_row} batches in a row were dropped, the last, {batch}, since "
+                f"{error}"
+            )
             raise Unfit(msg) from error
+
+    def _place(self, samples: Sequence[Sample]) -> str:
+        """Where a batch lies: `rl.trajectories.scored 0@17-20, 1@3`."""
+        found = list(stretches((sample.partition, sample.offset) for sample in samples))
+        told = [f"{at}@{first}" + f"-{last}" * (last > first) for at, first, last in found]
+        more = f" and {len(told) - MOST_STRETCHES} more" if len(told) > MOST_STRETCHES else ""
+        return f"{self.intake.words.topics.scored} {', '.join(told[:MOST_STRETCHES])}{more}"
+
+
+def stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Partition, first and last offset of what lies side by side, in order."""
+    stretch: tuple[int, int, int] | None = None
+    for partition, offset in sorted(set(places)):
+        if stretch and stretch[0] == partition and offset == stretch[2] + 1:
+            stretch = partition, stretch[1], offset
+            continue
+        if stretch:
+            yield stretch
+        stretch = partition, offset, offset
+    if stretch:
+        yield stretch
 
 
 def _lent(samples: Sequence[Sample]) -> dict[str, float]:

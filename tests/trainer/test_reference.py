@@ -1,5 +1,7 @@
 """What leaving a frozen reference costs: the printed values, and the way back to it."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,3 +109,49 @@ def test_a_reference_of_other_words_is_refused(model_directory: str, tmp_path: P
 
     with pytest.raises(Refused, match="has 5 tokens, the policy"):
         Learner(model_directory, replace(CONFIG, kl=kl))
+
+
+def test_a_reference_that_reads_less_than_the_policy_is_refused(
+    model_directory: str, tmp_path: Path
+) -> None:
+    config = GPT2Config.from_pretrained(model_directory)
+    config.n_positions //= 2
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "short")
+    kl = Choice("k2", (("directory", str(tmp_path / "short")),))
+
+    with pytest.raises(Refused, match=r"reads \d+ positions, the policy \d+; give one that reads"):
+        Learner(model_directory, replace(CONFIG, kl=kl))
+
+
+@pytest.mark.parametrize("body", [None, "{", "[]", '{"model_type": "no-such"}'])
+def test_a_reference_that_is_no_model_is_refused_in_one_line_and_no_hub_is_asked(
+    model_directory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str | None
+) -> None:
+    if body is not None:
+        (tmp_path / "config.json").write_text(body)
+    kl = Choice("k2", (("directory", str(tmp_path)),))
+
+    with pytest.raises(Refused, match=r"no causal language model at .*; give a local") as refused:
+        Learner(model_directory, replace(CONFIG, kl=kl))
+
+    assert "\n" not in str(refused.value)
+    assert not [each for each in caplog.records if each.name.startswith("huggingface_hub")]
+
+
+@pytest.mark.parametrize("harm", ["cut", "other shapes"])
+def test_a_reference_whose_weights_are_not_whole_is_refused_in_one_line(
+    model_directory: str, tmp_path: Path, harm: str
+) -> None:
+    shutil.copytree(model_directory, tmp_path / "p")
+    if harm == "cut":
+        weights = tmp_path / "p" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        config = json.loads((tmp_path / "p" / "config.json").read_text())
+        (tmp_path / "p" / "config.json").write_text(json.dumps({**config, "n_embd": 8}))
+    kl = Choice("k2", (("directory", str(tmp_path / "p")),))
+
+    with pytest.raises(Refused, match=r"no causal language model at .*; give a local") as refused:
+        Learner(model_directory, replace(CONFIG, kl=kl))
+
+    assert "\n" not in str(refused.value)

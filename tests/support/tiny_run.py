@@ -9,6 +9,7 @@ import pytest
 
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
+from compose.runs.run_folder import RunFolder
 from compose.settings import Settings
 from compose.workers.build import Workshop
 from compose.workers.run_trainer import run_trainer
@@ -66,20 +67,26 @@ class World:
     ) -> None:
         text = text or RECIPE
         recipe = parse_recipe(text, "tiny")
-        self.folder = run_folder.create(directory, recipe, text, seed=3, run_id=run_id)
+        folder = run_folder.create(directory, recipe, text, seed=3, run_id=run_id)
+        log = beside.log if beside else MemoryLog()
+        codec = beside.codec if beside else Codec(LocalRegistry())
+        self.open(directory, folder, log, codec)
+        self.loops = [self.shop.models(f"models-{run_id}", run_engine(folder, self.settings))]
+        self.loops += beside.loops if beside else self.crew()
+
+    def open(self, directory: Path, folder: RunFolder, log: MemoryLog, codec: Codec) -> None:
+        """Take up a run on a log; nobody works yet."""
+        self.folder, self.log, self.codec = folder, log, codec
         self.topics = Topics("m.")
-        self.log = beside.log if beside else MemoryLog()
-        for topic in wanted("m.", [self.folder.policy_id], partitions=2):
-            self.log.create(topic.name, topic.partitions)
+        for topic in wanted("m.", [folder.policy_id], partitions=2):
+            log.create(topic.name, topic.partitions)
         self.settings = Settings(state_dir=directory, cache_dir=directory / "cache")
-        self.codec = beside.codec if beside else Codec(LocalRegistry())
-        self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
-        engine = run_engine(self.folder, self.settings)
-        self.loops = [self.shop.models(f"models-{run_id}", engine)]
-        if beside is not None:
-            self.loops += beside.loops
-            return
-        self.loops += [
+        self.shop = Workshop(log, codec, self.topics, self.settings, watched=False)
+
+    def crew(self) -> list[Loop]:
+        """One worker of each group that has nothing to do with a policy."""
+        recipe = self.folder.recipe
+        return [
             self.shop.agents("agents"),
             self.shop.environments("environments"),
             self.shop.rewards("rewards", recipe.scorers, recipe.scoring_id),

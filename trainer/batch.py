@@ -123,19 +123,19 @@ def make_batch(
     if look is not None:
         batch, scored = look(batch, scored)
     worth = _valued(scored, config)
-    given = config.exploration_rule()(scored, config.entropy if entropy is None else entropy)
+    given = config.rules.exploration(scored, config.entropy if entropy is None else entropy)
     bonuses = given if isinstance(given, Bonuses) else Bonuses(given, np.zeros(len(samples)))
     return _with_worth(batch, worth, bonuses)
 
 
 def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, Rewards]:
     """Rows that are worth nothing yet, and rewards as they were scored."""
-    scored = rewards_of(samples, config.advantage_rule().everything_needed)
+    scored = rewards_of(samples, config.rules.advantage.everything_needed)
     weights_N = token_weights(config.aggregate, scored.lengths_N, config.aggregate_norm)
     rows = [
         row
         for number, sample in enumerate(samples)
-        for row in _rows(number, sample, float(weights_N[number]), config.teacher)
+        for row in _rows(number, sample, float(weights_N[number]), config.rules.teacher)
     ]
     versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
     batch = Batch(
@@ -152,9 +152,9 @@ def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, R
 def _valued(scored: Rewards, config: LearnerConfig) -> Advantages:
     """What shaping and the advantage rule make of rewards."""
     shaped = scored
-    for shape in config.shaping_rules():
+    for shape in config.rules.shaping:
         shaped = replace(shaped, totals_N=shape(shaped))
-    given = config.advantage_rule()(shaped)
+    given = config.rules.advantage(shaped)
     return given if isinstance(given, Advantages) else Advantages(given)
 
 

@@ -20,6 +20,8 @@ COUNTS_TOKENS = {
 
 def require_fitting(config: "LearnerConfig") -> None:
     """Raise Refused for the first that does not fit, with the reason and what does."""
+    _batches(config)
+    _costs(config)
     _one_reference(config)
     _corrected_successes(config)
     _what_is_cut_off(config)
@@ -48,6 +50,38 @@ def require_fitting(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
+def _batches(config: "LearnerConfig") -> None:
+    """What has to be there of a batch and of a group."""
+    if config.capacity_groups < config.groups_per_step:
+        msg = (
+            f"capacity_groups is {config.capacity_groups}, fewer than the groups_per_step "
+            f"{config.groups_per_step}; no batch would ever be complete; raise it"
+        )
+        raise Refused(msg)
+    if config.announce == "early" and config.save == "sync":
+        msg = "announce 'early' is for checkpoints that are written later; set save to 'async'"
+        raise Refused(msg)
+    advantage = config.rules.advantage
+    if config.group_size < 2 and advantage.needs("group"):
+        msg = f"group_size is {config.group_size}, but advantage {advantage.rule.name!r} compares"
+        raise Refused(msg + " in groups; raise it to 2 or use batch_normalised")
+
+
+def _costs(config: "LearnerConfig") -> None:
+    """What a loss, its aggregate and a teacher need of one another."""
+    if config.aggregate == "seq_mean_token_sum_norm" and config.aggregate_norm < 1:
+        msg = f"aggregate_norm is {config.aggregate_norm}; set it to the maximum of new tokens"
+        raise Refused(msg)
+    objective = config.rules.objective
+    if objective.distil.needs("teacher") and objective.loss.needs("step"):
+        msg = (
+            f"distill {objective.distil.rule.name!r} changes advantages token by token, but "
+            f"loss {objective.loss.rule.name!r} looks at those of a whole step before it; "
+            "use clip_higher"
+        )
+        raise Refused(msg)
+
+
 def _exact(config: "LearnerConfig") -> None:
     others = {
         "packing": (config.packing, "rows"),
@@ -65,7 +99,7 @@ def _exact(config: "LearnerConfig") -> None:
 
 
 def _one_reference(config: "LearnerConfig") -> None:
-    named = sorted(config.references())
+    named = sorted(config.rules.references)
     if len(named) > 1:
         both = " and ".join(map(repr, named))
         msg = f"kl and advantage look at two references, {both}; name one directory for both"
@@ -73,7 +107,7 @@ def _one_reference(config: "LearnerConfig") -> None:
 
 
 def _corrected_successes(config: "LearnerConfig") -> None:
-    objective = config.objective()
+    objective = config.rules.objective
     if config.success_pool and not (objective.corrects or objective.loss.needs("mu")):
         msg = (
             f"success_pool is {config.success_pool}, and nothing corrects for the versions that "
@@ -84,7 +118,9 @@ def _corrected_successes(config: "LearnerConfig") -> None:
 
 
 def _what_is_cut_off(config: "LearnerConfig") -> None:
-    cutting = "over_provision" if config.over_provision > 1 else f"batch {config.completion.name!r}"
+    cutting = (
+        "over_provision" if config.over_provision > 1 else f"batch {config.rules.completion.name!r}"
+    )
     if config.cuts_off and config.on_stale == "wait":
         msg = (
             f"{cutting} ends what runs when a batch is there, on_stale 'wait' waits for it; give "
@@ -101,7 +137,7 @@ def _what_is_cut_off(config: "LearnerConfig") -> None:
 
 def _budget(config: "LearnerConfig") -> None:
     """A batch that counts no groups has no share of groups in it."""
-    rule = config.completion
+    rule = config.rules.completion
     if rule.name == "groups":
         return
     if config.replay_ratio:
@@ -120,7 +156,7 @@ def _budget(config: "LearnerConfig") -> None:
 
 def _foreign(config: "LearnerConfig") -> None:
     """What other runs lend has no versions of ours, and text besides no μ."""
-    objective = config.objective()
+    objective = config.rules.objective
     tables = {"[learner.recorded]": config.recorded, "[learner.share]": config.share}
     names = " and ".join(name for name, rule in tables.items() if rule)
     _require_own_groups(config)
@@ -129,8 +165,8 @@ def _foreign(config: "LearnerConfig") -> None:
         "old_logprobs 'interrupt', which notes what weights of ours have sampled; use recompute": (
             config.interrupts
         ),
-        f"batch {config.completion.name!r}, which counts no groups; use groups": (
-            config.completion.name != "groups"
+        f"batch {config.rules.completion.name!r}, which counts no groups; use groups": (
+            config.rules.completion.name != "groups"
         ),
     }
     _refuse_any(names, reasons)
@@ -146,7 +182,9 @@ def _foreign(config: "LearnerConfig") -> None:
             "old_logprobs 'ewma': text has no log-probabilities of then; use recompute or none": (
                 objective.old.needs("ewma")
             ),
-            "distill: no teacher has scored text of others; take it out": bool(config.teacher),
+            "distill: no teacher has scored text of others; take it out": bool(
+                config.rules.teacher
+            ),
             "ranks above 1: one process has to look at text before it is shared out": (
                 config.ranks > 1
             ),
@@ -169,8 +207,8 @@ def _require_own_groups(config: "LearnerConfig") -> None:
 
 def _streamed(config: "LearnerConfig") -> None:
     """Whatever has to see more than one group, or weights that have moved, does not stream."""
-    advantage, loss = config.advantage_rule(), config.loss_rule()
-    rules = [advantage, config.exploration_rule(), *config.turn_filters()]
+    advantage, loss = config.rules.advantage, config.rules.loss
+    rules = [advantage, config.rules.exploration, *config.rules.turn_filters]
     wide = next((rule.rule for rule in rules if rule.needs("batch")), None)
     reasons = {
         f"max_staleness {config.max_staleness}: only 0 is on-policy": config.max_staleness > 0,
@@ -192,10 +230,10 @@ def _streamed(config: "LearnerConfig") -> None:
 
 
 def _ranks(config: "LearnerConfig") -> None:
-    name = config.advantage_rule().rule.name
+    name = config.rules.advantage.rule.name
     reasons = {
         f"advantage {name!r}, which takes the gradient of each trajectory by itself, of which a "
-        "rank has only its part; use rloo": "norms" in config.looks,
+        "rank has only its part; use rloo": "norms" in config.rules.looks,
         "stream: groups are too few to share out; take it out": config.stream,
         "old_logprobs 'interrupt', whose notes one process takes; use recompute": config.interrupts,
     }
@@ -206,8 +244,8 @@ def _adapters(config: "LearnerConfig") -> None:
     """What needs other weights of the trained ones' shape finds none: adapters have another."""
     out = "take one of them out"
     reasons = {
-        f"what needs 'ewma', an average of the weights; {out}": "ewma" in config.looks,
-        f"what needs 'snapshot', the weights of then; {out}": "snapshot" in config.looks,
+        f"what needs 'ewma', an average of the weights; {out}": "ewma" in config.rules.looks,
+        f"what needs 'snapshot', the weights of then; {out}": "snapshot" in config.rules.looks,
     }
     _refuse_any("[policy.lora]", reasons)
 

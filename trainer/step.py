@@ -109,7 +109,7 @@ class Learner:
         self.skipped = 0
         self._skipped_in_a_row = 0
         self._snapshot: Snapshot[LearnerState] | None = None
-        self._objective, self._step_size = config.objective(), config.step_size_rule()
+        self._objective, self._step_size = config.rules.objective, config.rules.step_size
         model = loaded(model_directory)
         self._adapted: Adaptation | None = None
         if config.lora is not None:
@@ -121,10 +121,12 @@ class Learner:
         if config.gradient_checkpointing:
             compute_twice(self.model)
         self._sharing = sharing_with(self.model) if config.packing != "rows" else None
-        reference = config.reference or model_directory
-        self._onlookers = Onlookers(self.model, self._objective, config.looks, reference, past)
-        self._words = words_of(config.exploration_rule(), self.vocabulary)
-        self._entropy = EntropyControl(config.exploration_rule(), config.entropy)
+        reference = config.rules.reference or model_directory
+        self._onlookers = Onlookers(
+            self.model, self._objective, config.rules.looks, reference, past
+        )
+        self._words = words_of(config.rules.exploration, self.vocabulary)
+        self._entropy = EntropyControl(config.rules.exploration, config.entropy)
         self._spread()
         self._parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.AdamW(
@@ -222,9 +224,9 @@ class Learner:
 
     def _looked(self, batch: Batch) -> Batch:
         """With what is looked at once for all updates."""
-        if not self.config.values_look:
+        if not self.config.rules.values_look:
             batch = self._before_step(batch)
-        return without_turns(batch, self.config.turn_filters())
+        return without_turns(batch, self.config.rules.turn_filters)
 
     def _before_step(self, batch: Batch) -> Batch:
         return self._onlookers.before_step(batch, self._pieces, self.config.temperature)
@@ -311,7 +313,7 @@ class Learner:
     def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """What the rules need to know of a batch before advantages are made."""
         rewards = replace(rewards, entropy_before=self._entropy.entropy)
-        if not self.config.values_look:
+        if not self.config.rules.values_look:
             return batch, rewards
         batch, temperature = self._before_step(batch), self.config.temperature
         return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)

@@ -217,7 +217,7 @@ def create(
         part.directory.mkdir(parents=True, exist_ok=True)
         lay_policy(part.recipe.policy, part.policy, seed + number)
         require_bound(part)
-        check_teachers(part.recipe.scorers, part.learner().teacher, part.policy)
+        check_teachers(part.recipe.scorers, part.learner().rules.teacher, part.policy)
         _check_recorded(state, part)
     return folder
 
@@ -271,7 +271,7 @@ def _require_one_group_size(folder: RunFolder) -> None:
 
 def _require_channels(folder: RunFolder) -> None:
     """Raise Refused where an advantage compares scorers, and there is one."""
-    rule, scorers = folder.learner().advantage_rule(), folder.recipe.scorers
+    rule, scorers = folder.learner().rules.advantage, folder.recipe.scorers
     if rule.needs("channels") and len(scorers) < 2:
         msg = (
             f"advantage {rule.rule.name!r} compares scorers, and the recipe has only "

@@ -168,7 +168,7 @@ def ours(
 
     batch = looked_at(make_batch(samples, config), pieces, {"ref": reference}, 1.0)
     model.zero_grad(set_to_none=True)
-    gradient = Gradient(model, config, config.objective(), 0)
+    gradient = Gradient(model, config, config.rules.objective, 0)
     for micro in pieces(batch):
         gradient.add(micro)
     return gradient.cost, gradients_of(model)

@@ -85,7 +85,7 @@ def test_without_a_correction_everything_weighs_one() -> None:
 def test_a_mask_changes_no_other_cost_and_no_denominator(name: str, ratios: list[float]) -> None:
     """The weights of tokens hold all denominators, and a correction only multiplies a cost."""
     config = LearnerConfig(loss="policy_gradient", old_logprobs="recompute", correction=name)
-    objective = config.objective()
+    objective = config.rules.objective
     tokens = view(ratios)
     old_BT = tokens.old_BT.clone().requires_grad_()
     seen = piece(
@@ -144,4 +144,4 @@ def test_a_correction_of_whole_sequences_goes_with_one_ratio_for_a_sequence() ->
     geometric = {"name": "mis", "level": "geometric"}
     values = {"correction": geometric, "old_logprobs": "recompute", "loss": "gspo"}
 
-    assert LearnerConfig.of(values).objective().corrects
+    assert LearnerConfig.of(values).rules.objective.corrects

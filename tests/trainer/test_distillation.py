@@ -161,9 +161,9 @@ def test_without_a_teacher_nothing_is_changed(model_directory: str) -> None:
 
 def test_its_options_are_checked_and_old_digests_stay() -> None:
     config = LearnerConfig.of({"distill": {"name": "reverse_kl", "weight": 0.005}})
-    assert config.teacher == "teacher:"
+    assert config.rules.teacher == "teacher:"
     assert config.digest() != LearnerConfig().digest()
-    assert LearnerConfig(distill="none").teacher == ""
+    assert LearnerConfig(distill="none").rules.teacher == ""
     for wrong in ("reverse", {"name": "reverse_kl", "weight": 0.0}, {"name": "none", "weight": 1}):
         with pytest.raises(Refused, match="distill"):
             LearnerConfig(distill=Choice.of("distill", wrong))

@@ -23,7 +23,7 @@ def weights(rule: object, rewards: Rewards) -> list[float]:
 @golden("exploration", "even")
 def test_everybody_explores_alike_unless_a_rule_says_otherwise() -> None:
     assert weights("even", view([1, 0, 0], [0, 0, 1])) == [0.01] * 3
-    assert LearnerConfig().exploration_rule().rule.name == "even"
+    assert LearnerConfig().rules.exploration.rule.name == "even"
 
 
 @golden("exploration", "explore_failed")

@@ -146,9 +146,9 @@ def seen_rows(learner: Learner, samples: list[Sample]) -> Any:
 def test_the_buffer_keeps_what_is_chosen_among_the_turns_of_a_batch() -> None:
     config = LearnerConfig.of({"filters": ["high_entropy"]})
 
-    assert [each.rule.name for each in config.turn_filters()] == ["high_entropy"]
-    assert "entropy" in config.looks
-    assert "entropy" not in LearnerConfig().looks
+    assert [each.rule.name for each in config.rules.turn_filters] == ["high_entropy"]
+    assert "entropy" in config.rules.looks
+    assert "entropy" not in LearnerConfig().rules.looks
 
 
 def test_both_ways_to_lay_out_rows_pull_alike_to_the_uniform_distribution(

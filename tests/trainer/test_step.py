@@ -284,7 +284,7 @@ def test_a_rule_has_its_options_in_a_table_or_in_the_first_spelling() -> None:
     table = LearnerConfig.of({"loss": {"name": "clip_higher", "low": 0.1, "dual": 3}})
     flat = LearnerConfig.of({"clip_low": 0.1, "clip_dual": 3.0})
 
-    assert table.loss_rule().options == flat.loss_rule().options == ClipHigher(0.1, 0.28, 3)
+    assert table.rules.loss.options == flat.rules.loss.options == ClipHigher(0.1, 0.28, 3)
     assert table.digest() != LearnerConfig().digest()
     named = LearnerConfig.of({"loss": {"name": "clip_higher"}})
     assert named.digest() == LearnerConfig().digest()

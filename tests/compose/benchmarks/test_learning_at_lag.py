@@ -35,7 +35,7 @@ def test_a_recipe_at_a_lag_is_the_same_but_for_what_is_compared(way: Way) -> Non
 
     config = LearnerConfig.of(again.learner)
     assert (config.max_staleness, config.step_size) == (way.lag, way.step_size)
-    assert config.loss_rule().rule.name == way.loss
+    assert config.rules.loss.rule.name == way.loss
     assert config.capacity_groups >= config.groups_per_step * (way.lag + 1)
     assert again.evaluation.goal == ENDLESS
     changed = {"loss", "step_size", "max_staleness", "capacity_groups"}

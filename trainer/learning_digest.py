@@ -1,0 +1,47 @@
+"""Which values of a configuration decide what is learned, in one digest.
+
+A value that came later counts only where it is not its default: so checkpoints from before it stay
+usable, and those of today by a trainer of yesterday. A default never changes then.
+"""
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING
+
+import orjson
+
+from schemas.rules import Choice
+
+if TYPE_CHECKING:
+    from trainer.config import LearnerConfig
+
+FIRST = frozenset({
+    "advantage", "loss", "clip_low", "clip_high", "clip_dual", "aggregate", "aggregate_norm",
+    "entropy", "lr", "schedule", "steps", "betas", "weight_decay", "max_grad_norm", "max_staleness",
+    "groups_per_step", "group_size", "capacity_groups", "filters", "missing", "on_stale",
+    "temperature", "seed", "micro_batch_tokens", "max_skipped",
+})  # fmt: skip
+"""What the digest of the first release was taken over, whatever its values."""
+
+FREE = frozenset({
+    "checkpoint_keep_every", "gradient_checkpointing", "ranks", "save", "announce", "adapter_alone",
+})  # fmt: skip
+"""What may change between two checkpoints: it decides nothing that is learned."""
+
+
+def learning_digest(config: "LearnerConfig") -> str:
+    """sha256, in hexadecimal."""
+    values = {
+        field.name: _plain(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+        if field.name not in FREE
+        and (field.name in FIRST or getattr(config, field.name) != field.default)
+    }
+    return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """As it stands in a configuration."""
+    if isinstance(value, tuple):
+        return tuple(_plain(each) for each in value)
+    return value.plain() if isinstance(value, Choice) else value

@@ -193,45 +193,6 @@ def aged(batch: Batch, v_now: int, bound: int) -> Batch:
     return replace(batch, rows=tuple(rows), advantages_N=advantages_N)
 
 
-def minibatches(
-    batch: Batch, size: int, epochs: int, seed: Sequence[int], aggregate: str, norm: int
-) -> Iterator[Batch]:
-    """The batch as it is gone through: `size` trajectories to one update, 0 for all.
-
-    The order of trajectories is drawn anew for each epoch from `seed`; rows of one update stay in
-    log order, and its denominators are its own.
-    """
-    count = len(batch.lengths_N)
-    if not 0 < size < count:
-        for _ in range(epochs):
-            yield batch
-        return
-    random = np.random.Generator(np.random.PCG64(seed))
-    for _ in range(epochs):
-        order = random.permutation(count)
-        for first in range(0, count, size):
-            yield _only(batch, np.sort(order[first : first + size]), aggregate, norm)
-
-
-def _only(batch: Batch, chosen: Ints, aggregate: str, norm: int) -> Batch:
-    """Some of the batch's trajectories as a batch of their own."""
-    lengths_N = batch.lengths_N[chosen]
-    weights_N = token_weights(aggregate, lengths_N, norm)
-    places = {int(number): place for place, number in enumerate(chosen)}
-    rows = [
-        replace(row, trajectory=at, weight=float(weights_N[at]) if row.weight else 0.0)
-        for row in batch.rows
-        if (at := places.get(row.trajectory)) is not None
-    ]
-    return Batch(
-        tuple(rows),
-        batch.rewards_N[chosen],
-        batch.advantages_N[chosen],
-        lengths_N,
-        batch.min_versions_N[chosen],
-    )
-
-
 def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iterator[MicroBatch]:
     """Rows of like length together, B·T within the budget (one row may exceed it alone).
 

@@ -33,6 +33,7 @@ from schemas.messages import Consumed
 from schemas.whole_files import to_disk
 from trainer.accounts import Book
 from trainer.drops import Tally
+from trainer.learner_state import LearnerState
 from trainer.manifest import (
     MANIFEST,
     book_of,
@@ -55,7 +56,6 @@ from trainer.rank_files import (
 )
 from trainer.replay import ReplayBook
 from trainer.shards import merged, rows_of
-from trainer.step import LearnerState
 
 FORMAT = 2
 FORMATS = (1, FORMAT)

@@ -8,6 +8,7 @@ from typing import Any
 
 from schemas.messages import WeightsFile
 from schemas.weights import RawTensor, read_weights
+from trainer.learner_state import LearnerState
 from trainer.manifest import require_written, tensors_of
 from trainer.shards import (
     PartsFile,
@@ -19,7 +20,6 @@ from trainer.shards import (
     read_part,
     write_parts,
 )
-from trainer.step import LearnerState
 
 KINDS = ("weights", "optimiser", "rng")
 OF_RANK = "@"

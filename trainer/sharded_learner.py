@@ -17,13 +17,15 @@ from schemas.errors import BatchFailed, Unfit
 from schemas.weights import RawTensor, weights_digest
 from trainer.batch import Batch, MicroBatch, padded
 from trainer.batch_words import array_of, raw, read, written
+from trainer.canary import Canary
 from trainer.config import LearnerConfig
 from trainer.extra_pass import PastWeights
 from trainer.gradient import Gradient
+from trainer.learner_state import LearnerState
 from trainer.ranks import Ranks, Words, own_rows, require_alike
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
-from trainer.step import Canary, Learner, LearnerState
+from trainer.step import Learner
 
 PARTS = ("weights", "optimiser", "rng")
 STEP, LOOK, LOAD, END = "step", "look", "load", "end"

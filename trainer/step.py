@@ -7,22 +7,19 @@ changes nothing, and a step whose arithmetic raises changes nothing at all: that
 and no step.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from math import isfinite
 from statistics import fmean
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from schemas.errors import BatchFailed, Refused, Unfit
-from schemas.packed import pack_ids, pack_logprobs
 from schemas.weights import RawTensor
-from trainer.adapters import Adaptation
-from trainer.arithmetic import FLOAT32, compute_twice, on, require_precision
+from trainer.arithmetic import FLOAT32
 from trainer.batch import (
     Batch,
     MicroBatch,
@@ -30,15 +27,17 @@ from trainer.batch import (
     laid_out,
     make_batch,
     micro_batches,
-    minibatches,
     shared_micro_batches,
 )
+from trainer.canary import Canary, canary_of
+from trainer.clipped_updates import ClippedUpdates
 from trainer.config import LearnerConfig
 from trainer.entropy_control import EntropyControl
-from trainer.exact import require_exact
 from trainer.extra_pass import PastWeights, step_start
-from trainer.forward import loaded
 from trainer.gradient import Gradient, step_tokens
+from trainer.learner_parts import LearnerParts
+from trainer.learner_state import LearnerState
+from trainer.minibatches import minibatches
 from trainer.onlookers import Onlookers
 from trainer.publication import as_published
 from trainer.replay import adopted
@@ -51,40 +50,12 @@ from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
 from trainer.step_sizes.pace import Pace
 from trainer.streaming import Streaming, by_group
 from trainer.tensors import (
-    like,
-    load_tensors,
     raw_of,
-    tensor_of,
-    tensors_of,
     view_of,
-    whole,
 )
+from trainer.trainable_model import trainable
 from trainer.turns import without_turns
 from trainer.uniform import words_of
-
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-CANARY_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """A fixed prompt and what the learner thinks of it, packed as in PolicyVersion."""
-
-    ids: bytes
-    logprobs: bytes
-    """Of ids[1:], float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerState:
-    """All that a learner is, so that it goes on bit for bit."""
-
-    step: int
-    version: int
-    skipped: int
-    weights: Mapping[str, RawTensor]
-    optimiser: Mapping[str, RawTensor]
-    rng: Mapping[str, RawTensor]
 
 
 class Learner:
@@ -106,20 +77,9 @@ class Learner:
         self.published = FLOAT32
         """In which precision servers are given the weights."""
         self.steps_done = 0
-        self.skipped = 0
-        self._skipped_in_a_row = 0
         self._snapshot: Snapshot[LearnerState] | None = None
         self._objective, self._step_size = config.rules.objective, config.rules.step_size
-        model = loaded(model_directory)
-        self._adapted: Adaptation | None = None
-        if config.lora is not None:
-            self._adapted = Adaptation.of(model, config.lora, alone=config.adapter_alone)
-        self.model = on(device, model).eval()
-        require_precision(self.model, config.precision)
-        if config.exact:
-            require_exact(self.model, device)
-        if config.gradient_checkpointing:
-            compute_twice(self.model)
+        self.model, self._adapted = trainable(model_directory, config, device)
         self._sharing = sharing_with(self.model) if config.packing != "rows" else None
         reference = config.rules.reference or model_directory
         self._onlookers = Onlookers(
@@ -128,12 +88,9 @@ class Learner:
         self._words = words_of(config.rules.exploration, self.vocabulary)
         self._entropy = EntropyControl(config.rules.exploration, config.entropy)
         self._spread()
-        self._parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.optimiser = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=config.lr,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
+        self._updates = ClippedUpdates(self.model, config)
+        self._parts = LearnerParts(
+            self.model, self._adapted, self._updates, self._onlookers, self._entropy
         )
 
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
@@ -154,7 +111,7 @@ class Learner:
 
     def streaming(self) -> Streaming:
         """Begin a step to which groups are added one by one; one at a time may be under way."""
-        self.optimiser.zero_grad(set_to_none=True)
+        self._updates.clear()
         return Streaming(self)
 
     def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
@@ -176,7 +133,7 @@ class Learner:
         before = self.state() if several else None
         lr = self.config.lr_at(self.steps_done)
         with self._or_nothing(count, before):
-            metrics = self._updates(begin(), lr)
+            metrics = self._updated(begin(), lr)
         return self._stepped(metrics, version)
 
     @contextmanager
@@ -188,7 +145,7 @@ class Learner:
             raise
         # Whatever a batch, or a user's plug-in on it, raises before a weight is touched for good.
         except Exception as error:
-            self.optimiser.zero_grad(set_to_none=True)
+            self._updates.clear()
             if before is not None:
                 self.load(before)
             msg = f"{count} samples cannot be trained on: {type(error).__name__}: {error}"
@@ -244,11 +201,10 @@ class Learner:
 
         Raises Unfit after `max_skipped` such updates in a row.
         """
-        parameters = self.model.parameters()
-        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)))
-        skip = not (isfinite(cost) and isfinite(norm) and isfinite(lr))
-        self._apply(lr, skip)
-        return {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
+        told = self._updates.apply(cost, lr, self.steps_done, self._settle)
+        if not told["skipped"]:
+            self._onlookers.after_update()
+        return told
 
     @property
     def vocabulary(self) -> int:
@@ -265,20 +221,15 @@ class Learner:
 
         By the weights that are published: what servers compute with is compared with it.
         """
-        size = self.model.config.vocab_size
-        ids = [(7 * place + 1) % size for place in range(CANARY_TOKENS)]
         as_announced = (
             self._adapted.as_announced if self._adapted else partial(as_published, self.model)
         )
         with torch.no_grad(), as_announced(self.published):
-            logits_TV = self.model(torch.tensor([ids], device=self.device)).logits[0, :-1].float()
-        log_p_TV = logits_TV.log_softmax(dim=-1)
-        lp_T = log_p_TV.gather(1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0]
-        return Canary(pack_ids(ids), pack_logprobs(lp_T.tolist()))
+            return canary_of(self.model, self.device)
 
     def tensors(self) -> dict[str, RawTensor]:
         """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
-        return self._tensors(raw_of)
+        return self._parts.tensors(raw_of)
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""
@@ -293,22 +244,8 @@ class Learner:
     def load(self, state: LearnerState) -> None:
         """Become what `state` was taken of."""
         self._settle()
-        if self._adapted:
-            self._adapted.load(state.weights, state.optimiser)
-        else:
-            load_tensors(self.model, state.weights)
-        self._onlookers.load(state.optimiser)
-        self._entropy.load(state.optimiser)
-        self.optimiser.state.clear()
-        for name, parameter in self._parameters.items():
-            if f"{name}/step" in state.optimiser:
-                self.optimiser.state[parameter] = {
-                    moment: value if moment == "step" else like(parameter, value)
-                    for moment in MOMENTS
-                    for value in (tensor_of(state.optimiser[f"{name}/{moment}"]),)
-                }
-        torch.set_rng_state(tensor_of(state.rng["torch"]))
-        self.steps_done, self.version, self.skipped = state.step, state.version, state.skipped
+        self._parts.load(state)
+        self.steps_done, self.version = state.step, state.version
 
     def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """What the rules need to know of a batch before advantages are made."""
@@ -318,28 +255,8 @@ class Learner:
         batch, temperature = self._before_step(batch), self.config.temperature
         return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)
 
-    def _tensors(self, raw: Callable[[Tensor], RawTensor]) -> dict[str, RawTensor]:
-        return self._adapted.tensors() if self._adapted else tensors_of(self.model, raw)
-
     def _copier(self, raw: Callable[[Tensor], RawTensor]) -> Callable[[], LearnerState]:
-        """What gives the state as it is now; the large tensors only when it is called."""
-        numbers = self.steps_done, self.version, self.skipped
-        rng = {"torch": raw_of(torch.get_rng_state())}
-        entropy = self._entropy.state()
-
-        def copied() -> LearnerState:
-            moments = {
-                f"{name}/{moment}": raw(self.optimiser.state[parameter][moment])
-                for name, parameter in self._parameters.items()
-                for moment in MOMENTS
-                if parameter in self.optimiser.state
-            }
-            optimiser = moments | self._onlookers.state() | entropy
-            if self._adapted:
-                optimiser |= self._adapted.besides()
-            return LearnerState(*numbers, self._tensors(raw), optimiser, rng)
-
-        return copied
+        return self._parts.copier(self.steps_done, self.version, raw)
 
     def _settle(self) -> None:
         """Have the copy of a snapshot made before anything changes that it is of."""
@@ -347,16 +264,16 @@ class Learner:
             self._snapshot.settle()
             self._snapshot = None
 
-    def _updates(self, batch: Batch, lr: float) -> dict[str, float]:
+    def _updated(self, batch: Batch, lr: float) -> dict[str, float]:
         """Change the weights, once or for every minibatch; return what is known of it all."""
         pace: Pace = self._step_size(step_start(batch))
         known = {**batch_metrics(batch, self.version), **batch.told, **pace.told}
         told: list[dict[str, float]] = []
         tokens: list[np.ndarray] = []
         names: tuple[str, ...] = ()
-        for part in self._minibatches(batch):
+        for part in minibatches(batch, self.config, self.version):
             update = self._before_update(part)
-            self.optimiser.zero_grad(set_to_none=True)
+            self._updates.clear()
             gradient = self.gradient_of(update)
             self.add(gradient, update)
             if not told:  # the weights are still those that the newest tokens were sampled by
@@ -372,17 +289,6 @@ class Learner:
         step = step_tokens(batch)
         return Gradient(self.model, self.config, self._objective, self.version, step, self._words)
 
-    def _minibatches(self, batch: Batch) -> Iterator[Batch]:
-        config = self.config
-        return minibatches(
-            batch,
-            config.minibatch,
-            config.epochs,
-            (config.seed, self.version),
-            config.aggregate,
-            config.aggregate_norm,
-        )
-
     def _spread(self) -> None:
         """Where a learner is several processes, each keeps its part of the weights from here on."""
 
@@ -395,22 +301,3 @@ class Learner:
             fill = self.config.packing == "packed"
             pieces = shared_micro_batches(batch, self._sharing, budget, self.device, fill=fill)
         return (replace(micro, precision=precision, exact=exact) for micro in pieces)
-
-    def _apply(self, lr: float, skip: bool) -> None:
-        if not skip:
-            self._settle()
-            for group in self.optimiser.param_groups:
-                group["lr"] = lr
-            self.optimiser.step()
-            self._onlookers.after_update()
-            self._skipped_in_a_row = 0
-            return
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self.config.max_skipped:
-            msg = (
-                f"{self._skipped_in_a_row} steps in a row had no finite loss and gradient, the "
-                f"last at step {self.steps_done}; lower lr or max_grad_norm, or look for broken "
-                "log-probabilities in the samples; the weights are those before these steps"
-            )
-            raise Unfit(msg)

@@ -30,9 +30,11 @@ from schemas.codec import Codec, LocalRegistry
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.topics import Topics, wanted
 from schemas.weights import RawTensor
+from trainer.canary import Canary
 from trainer.config import LearnerConfig
+from trainer.learner_state import LearnerState
 from trainer.samples import Sample
-from trainer.step import Canary, Learner, LearnerState
+from trainer.step import Learner
 
 STALENESS = 4
 UNBOUNDED = 1_000_000

@@ -13,7 +13,7 @@ from consumers.history.retraining import plan
 from consumers.history.training_record import TrainedRun
 from consumers.history.what_if import OtherwiseStep, WhatIf, require_trainable
 from trainer.config import LearnerConfig
-from trainer.step import LearnerState
+from trainer.learner_state import LearnerState
 
 SHOWN = ("loss", "grad_norm", "clip_fraction", "entropy", "approx_kl", "advantage_std")
 EXACT = (

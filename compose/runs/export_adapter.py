@@ -9,7 +9,7 @@ from schemas.errors import Refused, WeightsDiffer
 from schemas.weights import from_uri, to_safetensors
 from trainer.adapters import Adaptation, Lora, merged, peft_config
 from trainer.forward import loaded
-from trainer.step import LearnerState
+from trainer.learner_state import LearnerState
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -25,7 +25,7 @@ from schemas.errors import Refused, WeightsDiffer
 from schemas.weights import weights_digest
 from schemas.whole_files import appearing, refuse_used
 from trainer.checkpoint import Checkpoint, load_latest
-from trainer.step import LearnerState
+from trainer.learner_state import LearnerState
 from trainer.tensors import DTYPES, load_tensors, tensors_of
 
 ABOUT = "rollcall.json"

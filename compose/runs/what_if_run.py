@@ -13,7 +13,7 @@ from compose.runs.run_folder import RunFolder
 from compose.settings import Settings
 from consumers.history.history import History
 from schemas.whole_files import refuse_used
-from trainer.step import LearnerState
+from trainer.learner_state import LearnerState
 
 
 def what_if(

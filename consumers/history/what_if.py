@@ -19,8 +19,8 @@ from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.weights import RawTensor
 from trainer.config import LearnerConfig
+from trainer.learner_state import LearnerState
 from trainer.samples import Sample
-from trainer.step import LearnerState
 
 COLLECTED = (
     "group_size", "groups_per_step", "batch", "redundancy", "over_provision", "max_staleness",

@@ -10,7 +10,7 @@ from schemas.errors import DiskFull
 from schemas.weights_store import local_path
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
-from trainer.step import LearnerState
+from trainer.learner_state import LearnerState
 from trainer.weights_needs import besides
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -22,9 +22,9 @@ from schemas.weights_store import local_path, remove
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.config import LearnerConfig
+from trainer.learner_state import LearnerState
 from trainer.publication import check_bound
 from trainer.samples import Sample, versions_of
-from trainer.step import LearnerState
 from trainer.weights_needs import KeptFile, WeightsNeeds, may_go
 
 if TYPE_CHECKING:

@@ -33,11 +33,11 @@ from trainer import checkpoint as checkpoints
 from trainer.arithmetic import FLOAT32
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
+from trainer.learner_state import LearnerState
 from trainer.publication import Publication
 from trainer.rank_files import PublishedFile
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
-from trainer.step import LearnerState
 
 FLUSH_S = 30.0
 

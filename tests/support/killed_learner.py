@@ -26,10 +26,11 @@ from trainer import weights_files
 from trainer.adapters import Lora
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
+from trainer.learner_state import LearnerState
 from trainer.publication import Publication, Publishing
 from trainer.rank_files import PublishedFile
 from trainer.snapshot import Snapshot
-from trainer.step import Learner, LearnerState
+from trainer.step import Learner
 from trainer.weights_needs import besides
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=100_000, save="async")

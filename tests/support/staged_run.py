@@ -36,11 +36,12 @@ from schemas.topics import Topics, wanted
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor
 from tests.support.scored_trajectories import scored
+from trainer.canary import Canary
 from trainer.config import LearnerConfig
+from trainer.learner_state import LearnerState
 from trainer.publication import Publishing
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
-from trainer.step import Canary, LearnerState
 
 SIZE = 2
 CONFIG = LearnerConfig(steps=4, groups_per_step=2, group_size=SIZE)

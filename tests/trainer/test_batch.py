@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.scored_trajectories import sample, scored, sequence
-from trainer.batch import Batch, make_batch, micro_batches, minibatches, padded
+from trainer.batch import Batch, make_batch, micro_batches, padded
 from trainer.config import LearnerConfig
+from trainer.minibatches import minibatches
 from trainer.rewards import group_numbers
 
 
@@ -86,7 +87,8 @@ def test_minibatches_hold_every_trajectory_once_an_epoch_with_denominators_of_th
     lengths: list[int], size: int, epochs: int, aggregate: str
 ) -> None:
     batch = batch_of(lengths)
-    updates = list(minibatches(batch, size, epochs, (7, 3), aggregate, 0))
+    config = LearnerConfig(minibatch=size, epochs=epochs, aggregate=aggregate, seed=7)
+    updates = list(minibatches(batch, config, 3))
 
     whole = size == 0 or size >= len(lengths)
     assert len(updates) == epochs * (1 if whole else -(-len(lengths) // size))
@@ -95,5 +97,5 @@ def test_minibatches_hold_every_trajectory_once_an_epoch_with_denominators_of_th
     if aggregate == "token_mean" and not whole:
         for update in updates:
             assert sum(r.weight * r.mask.sum() for r in update.rows) == pytest.approx(1)
-    again = list(minibatches(batch, size, epochs, (7, 3), aggregate, 0))
+    again = list(minibatches(batch, config, 3))
     assert [u.lengths_N.tolist() for u in again] == [u.lengths_N.tolist() for u in updates]

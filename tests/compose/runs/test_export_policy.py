@@ -17,7 +17,7 @@ from schemas.errors import Refused, Unfit
 from schemas.weights import weights_digest
 from tests.support import policies
 from trainer.checkpoint import Checkpoint, save
-from trainer.step import LearnerState
+from trainer.learner_state import LearnerState
 from trainer.tensors import tensors_of
 
 Make = Callable[[Path], Path]

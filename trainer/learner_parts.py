@@ -1,0 +1,56 @@
+"""What a learner's state is copied from, and loaded into."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from schemas.weights import RawTensor
+from trainer.adapters import Adaptation
+from trainer.clipped_updates import ClippedUpdates
+from trainer.entropy_control import EntropyControl
+from trainer.learner_state import LearnerState
+from trainer.onlookers import Onlookers
+from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerParts:
+    """All of a learner that the next step depends on, but its numbers."""
+
+    model: nn.Module
+    adapted: Adaptation | None
+    updates: ClippedUpdates
+    onlookers: Onlookers
+    entropy: EntropyControl
+
+    def tensors(self, raw: Callable[[Tensor], RawTensor]) -> dict[str, RawTensor]:
+        """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
+        return self.adapted.tensors() if self.adapted else tensors_of(self.model, raw)
+
+    def copier(
+        self, step: int, version: int, raw: Callable[[Tensor], RawTensor]
+    ) -> Callable[[], LearnerState]:
+        """What gives the state as it is now; the large tensors only when it is called."""
+        skipped, entropy = self.updates.skipped, self.entropy.state()
+        rng = {"torch": raw_of(torch.get_rng_state())}
+
+        def copied() -> LearnerState:
+            optimiser = self.updates.moments(raw) | self.onlookers.state() | entropy
+            if self.adapted:
+                optimiser |= self.adapted.besides()
+            return LearnerState(step, version, skipped, self.tensors(raw), optimiser, rng)
+
+        return copied
+
+    def load(self, state: LearnerState) -> None:
+        """Become what `state` was taken of."""
+        if self.adapted:
+            self.adapted.load(state.weights, state.optimiser)
+        else:
+            load_tensors(self.model, state.weights)
+        self.onlookers.load(state.optimiser)
+        self.entropy.load(state.optimiser)
+        self.updates.load(state.optimiser, state.skipped)
+        torch.set_rng_state(tensor_of(state.rng["torch"]))

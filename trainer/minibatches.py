@@ -1,0 +1,48 @@
+"""A batch in parts, each of which is one update of the weights."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from trainer.aggregates import token_weights
+from trainer.batch import Batch
+from trainer.config import LearnerConfig
+from trainer.rewards import Ints
+
+
+def minibatches(batch: Batch, config: LearnerConfig, version: int) -> Iterator[Batch]:
+    """The batch as it is gone through: `minibatch` trajectories to one update, 0 for all.
+
+    The order of trajectories is drawn anew for each epoch, from seed and version; rows of one
+    update stay in log order, and its denominators are its own.
+    """
+    size, epochs, count = config.minibatch, config.epochs, len(batch.lengths_N)
+    if not 0 < size < count:
+        for _ in range(epochs):
+            yield batch
+        return
+    random = np.random.Generator(np.random.PCG64((config.seed, version)))
+    for _ in range(epochs):
+        order = random.permutation(count)
+        for first in range(0, count, size):
+            yield _only(batch, np.sort(order[first : first + size]), config)
+
+
+def _only(batch: Batch, chosen: Ints, config: LearnerConfig) -> Batch:
+    """Some of the batch's trajectories as a batch of their own."""
+    lengths_N = batch.lengths_N[chosen]
+    weights_N = token_weights(config.aggregate, lengths_N, config.aggregate_norm)
+    places = {int(number): place for place, number in enumerate(chosen)}
+    rows = [
+        replace(row, trajectory=at, weight=float(weights_N[at]) if row.weight else 0.0)
+        for row in batch.rows
+        if (at := places.get(row.trajectory)) is not None
+    ]
+    return Batch(
+        tuple(rows),
+        batch.rewards_N[chosen],
+        batch.advantages_N[chosen],
+        lengths_N,
+        batch.min_versions_N[chosen],
+    )

@@ -31,7 +31,7 @@ from typing import Any
 from schemas.errors import Refused, RollcallError, WeightsDiffer
 from schemas.messages import Consumed
 from schemas.whole_files import to_disk
-from trainer.accounts import Book
+from trainer.book import Book
 from trainer.drops import Tally
 from trainer.learner_state import LearnerState
 from trainer.manifest import (

@@ -12,23 +12,22 @@ and the ends of rollouts; no clock is read here.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from schemas.errors import Refused
-from schemas.ids import parted_id
 from schemas.messages import ScoredTrajectory
-from schemas.rules import Chosen, choose
+from schemas.rules import choose
 from trainer.accounts import Accounts
-from trainer.catalogue import COMPLETIONS, FILTERS
+from trainer.catalogue import COMPLETIONS
 from trainer.completion.waiting import Waiting
+from trainer.cut_off import CutOff
 from trainer.drops import Dropped, Drops, Tally
-from trainer.filters.group_filter import Filter
 from trainer.foreign_groups import Foreign, RecordedGroups
 from trainer.foreign_samples import Retell
+from trainer.group_gate import GroupGate
 from trainer.replay import Replay, ReplayBook, ReplayRule
 from trainer.samples import (
     OUTSIDE,
-    UNASKED,
     Curation,
     Member,
     Sample,
@@ -38,27 +37,7 @@ from trainer.samples import (
     judge,
 )
 from trainer.staleness import StaleWait, oldest_kept
-
-FORCE_AFTER = 256
-"""After so many filtered groups in a row one is let through, lest the trainer wait for ever."""
-
-
-@dataclass(slots=True)
-class _Group:
-    key: str
-    size: int
-    needed: int
-    """So many members that can be trained on make it whole, before all of them have come."""
-    complete: bool = False
-    members: list[Member] = field(default_factory=list)
-
-    def samples(self) -> list[Sample]:
-        return [member.sample for member in self.members if member.sample is not None]
-
-    def deadline(self) -> int | None:
-        """The lowest version that would be trained on; of failed members where all have failed."""
-        fit = [sample.min_version for sample in self.samples()]
-        return min(fit or [m.version for m in self.members if m.version is not None], default=None)
+from trainer.waiting_group import WaitingGroup
 
 
 class Buffer:
@@ -76,21 +55,19 @@ class Buffer:
         self.replay = Replay(replay or ReplayRule())
         self.accounts = accounts or Accounts()
         self.foreign = Foreign.of(curation, self.accounts, recorded, retell)
-        self.filters = group_filters(curation)
+        self.gate = GroupGate(curation)
+        self.cut_off = CutOff(curation, self.accounts)
         self._completion = choose("batch", curation.batch, COMPLETIONS)
         self.used = 0
         self._wait = StaleWait(
             curation.max_staleness, curation.stale_wait_s, curation.stale_wait_steps
         )
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, WaitingGroup] = {}
         self._ready: list[tuple[int, ScoredPlace, str]] = []
         self._drops = Drops()
         self._losers: list[str] = []
         self._arrived = 0
         self._log_ms = 0
-        self._unfinished: list[Member] = []
-        self._filtered_in_a_row = 0
-        self._force, self._forced = "", ""
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
         """Take one record of `trajectories.scored` in; it is held or dropped when this returns."""
@@ -103,45 +80,30 @@ class Buffer:
             self._drops.add(member, reason)
             return
         key = group_of(scored)
-        if self._goes_on(member, key):
-            if self._may_go_on(member):
-                self._unfinished.append(member)
+        if self.cut_off.is_one(member, key):
+            if self.cut_off.hold(member):
                 return
             member = replace(member, reason="retention")
         group = self._groups.get(key) or self._begin(key, group_size_of(scored))
         group.members.append(member)
-        whole = len(group.samples()) >= group.needed
+        whole = group.whole()
         if whole and self.curation.redundancy:
             self._losers += self.accounts.win(key)
         if whole or len(group.members) >= group.size:
             self._complete(group)
 
-    def _goes_on(self, member: Member, key: str) -> bool:
-        """Whether it was cancelled only for the time being."""
-        trajectory, reason = member.scored.trajectory, self.curation.continues
-        cancelled = trajectory.status == "cancelled" and trajectory.reason == reason != ""
-        return cancelled and self.accounts.drew(key)
-
-    def _may_go_on(self, member: Member) -> bool:
-        _, generation = parted_id(member.scored.trajectory.rollout_id)
-        return not 0 < self.curation.retention <= generation
-
-    def unfinished(self) -> tuple[Member, ...]:
-        """What was cancelled and is to be gone on with: held until `went_on` is told of it."""
-        return tuple(self._unfinished)
-
     def went_on(self, member: Member) -> None:
         """It was asked for again, under its next id: its record is not needed any more."""
-        self._unfinished.remove(member)
+        self.cut_off.let_go(member)
         key, rollout_id = group_of(member.scored), member.scored.trajectory.rollout_id
         self._drops.add(member, "continued" if self.accounts.go_on(key, rollout_id) else "late")
 
-    def _begin(self, key: str, claimed: int) -> _Group:
+    def _begin(self, key: str, claimed: int) -> WaitingGroup:
         size = self.accounts.size(key, claimed)
         spare = self.curation.redundancy if self.accounts.drew(key) else 0
         # A group that a curator has made smaller is still one to compare in.
         least = 1 if size == self.accounts.group_size else min(size, 2)
-        self._groups[key] = _Group(key, size, max(least, size - spare))
+        self._groups[key] = WaitingGroup(key, size, max(least, size - spare))
         return self._groups[key]
 
     def take(self, groups: int, v_now: int) -> tuple[Sample, ...] | None:
@@ -185,15 +147,8 @@ class Buffer:
 
     def noteworthy(self) -> list[Sample]:
         """All that is held with tokens of ours, what was cut off for the time being included."""
-        members = [member for group in self._groups.values() for member in group.members]
-        found = [member.sample for member in members if member.sample is not None]
-        return found + [each for m in self._unfinished if (each := self._part(m)) is not None]
-
-    def _part(self, member: Member) -> Sample | None:
-        """What was finished of a rollout that is gone on with."""
-        whole = replace(member.scored.trajectory, status="finished")
-        scored = replace(member.scored, trajectory=whole, total=0.0)
-        return judge(scored, *member.place, self.curation).sample
+        samples = [each for group in self._groups.values() for each in group.samples()]
+        return samples + self.cut_off.samples()
 
     def complete(self) -> list[tuple[str, list[Sample]]]:
         """The groups that wait to be trained on, by name, each with its samples in log order."""
@@ -209,15 +164,6 @@ class Buffer:
             place = sample.partition, sample.offset
             member = Member(sample.scored, place, sample.length, sample.min_version)
             self._drops.add(member, reason)
-
-    def force(self, why: str) -> None:
-        """Let the next group through whatever the filters say."""
-        self._force = why
-
-    def forced(self) -> str:
-        """Why a group was let through since this was last asked; empty where none was."""
-        forced, self._forced = self._forced, ""
-        return forced
 
     def full(self) -> bool:
         """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete."""
@@ -277,38 +223,25 @@ class Buffer:
             group_of(member.scored), trajectory.rollout_id, trajectory.attempt
         )
 
-    def _complete(self, group: _Group) -> None:
+    def _complete(self, group: WaitingGroup) -> None:
         group.complete = True
         reason = self._unfit(group)
         if reason:
             self._drop_group(group, reason)
             return
-        places = min(member.place for member in group.members)
         self._arrived += 1
         urgency = group.deadline() or 0 if self.curation.order == "edf" else self._arrived
-        heapq.heappush(self._ready, (urgency, places, group.key))
+        heapq.heappush(self._ready, (urgency, group.place(), group.key))
 
-    def _unfit(self, group: _Group) -> str:
+    def _unfit(self, group: WaitingGroup) -> str:
         """Why a group with all its members is not trained on; empty if it is."""
         samples = group.samples()
-        unasked = sum(member.reason == UNASKED for member in group.members)
-        if len(samples) + unasked < group.needed and self.curation.missing == "drop":
+        if not group.may_become_whole() and self.curation.missing == "drop":
             return "incomplete"
         if not samples or (len(samples) == 1 and self.curation.needs_group):
             return "singleton"
         stored = self.replay.success_for(samples)
-        return self._filtered([*samples, stored] if stored else samples)
-
-    def _filtered(self, samples: list[Sample]) -> str:
-        rejected = next((each.rule.name for each in self.filters if not each(samples)), "")
-        if rejected and self._filtered_in_a_row >= FORCE_AFTER:
-            self._force = f"the last {FORCE_AFTER} groups were filtered"
-        if not rejected or self._force:
-            self._forced = self._force if rejected else self._forced
-            self._filtered_in_a_row, self._force = 0, ""
-            return ""
-        self._filtered_in_a_row += 1
-        return rejected
+        return self.gate.rejected_by([*samples, stored] if stored else samples)
 
     def _held_back(self, groups: int, v_now: int) -> bool:
         """Whether a step now would make a group stale that is running, and that is waited for."""
@@ -319,7 +252,7 @@ class Buffer:
 
     def _oldest_running(self) -> int | None:
         """The lowest version that an incomplete group was begun under, as far as it is known."""
-        begun = self.accounts.begun()
+        begun = self.accounts.drawn.begun()
         for group in self._groups.values():
             at = None if group.complete else group.deadline()
             if at is not None:
@@ -338,7 +271,7 @@ class Buffer:
             self._ready = [entry for entry in self._ready if entry[2] in self._groups]
             heapq.heapify(self._ready)
 
-    def _use(self, group: _Group) -> list[Sample]:
+    def _use(self, group: WaitingGroup) -> list[Sample]:
         samples = group.samples()
         self._forget(group)
         for member in group.members:
@@ -346,28 +279,17 @@ class Buffer:
                 self._drops.add(member, member.reason)
         return samples
 
-    def _drop_group(self, group: _Group, reason: str) -> None:
+    def _drop_group(self, group: WaitingGroup, reason: str) -> None:
         self._forget(group)
         for member in group.members:
             self._drops.add(member, member.reason or reason)
 
-    def _forget(self, group: _Group) -> None:
+    def _forget(self, group: WaitingGroup) -> None:
         del self._groups[group.key]
         self.accounts.leave(group.key)
         for member in group.members:
             trajectory = member.scored.trajectory
             self.accounts.end(group.key, trajectory.rollout_id, trajectory.attempt)
-
-
-def group_filters(curation: Curation) -> list[Chosen[Filter]]:
-    """The filters that choose among groups; the others choose among the turns of a batch."""
-    chosen = [choose("filters", each, FILTERS) for each in curation.filters]
-    return [each for each in chosen if not each.needs("entropy")]
-
-
-def worth_training(filters: Sequence[Chosen[Filter]], samples: Sequence[Sample]) -> bool:
-    """Whether no filter rejects a group."""
-    return all(each(samples) for each in filters)
 
 
 def _place(sample: Sample) -> ScoredPlace:

@@ -25,10 +25,6 @@ class LearnerParts:
     onlookers: Onlookers
     entropy: EntropyControl
 
-    def tensors(self, raw: Callable[[Tensor], RawTensor]) -> dict[str, RawTensor]:
-        """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
-        return self.adapted.tensors() if self.adapted else tensors_of(self.model, raw)
-
     def copier(
         self, step: int, version: int, raw: Callable[[Tensor], RawTensor]
     ) -> Callable[[], LearnerState]:
@@ -40,7 +36,9 @@ class LearnerParts:
             optimiser = self.updates.moments(raw) | self.onlookers.state() | entropy
             if self.adapted:
                 optimiser |= self.adapted.besides()
-            return LearnerState(step, version, skipped, self.tensors(raw), optimiser, rng)
+            return LearnerState(
+                step, version, skipped, announced(self.model, self.adapted, raw), optimiser, rng
+            )
 
         return copied
 
@@ -54,3 +52,10 @@ class LearnerParts:
         self.entropy.load(state.optimiser)
         self.updates.load(state.optimiser, state.skipped)
         torch.set_rng_state(tensor_of(state.rng["torch"]))
+
+
+def announced(
+    model: nn.Module, adapted: Adaptation | None, raw: Callable[[Tensor], RawTensor]
+) -> dict[str, RawTensor]:
+    """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
+    return adapted.tensors() if adapted else tensors_of(model, raw)

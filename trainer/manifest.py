@@ -16,7 +16,7 @@ import orjson
 from schemas.errors import WeightsDiffer
 from schemas.messages import Consumed
 from schemas.whole_files import appear_durably
-from trainer.accounts import Book
+from trainer.book import Book
 from trainer.replay import ReplayBook
 from trainer.shards import PartsFile, Shard, ShardedTensor, require_files
 

@@ -35,7 +35,7 @@ from trainer.config import LearnerConfig
 from trainer.entropy_control import EntropyControl
 from trainer.extra_pass import PastWeights, step_start
 from trainer.gradient import Gradient, step_tokens
-from trainer.learner_parts import LearnerParts
+from trainer.learner_parts import LearnerParts, announced
 from trainer.learner_state import LearnerState
 from trainer.minibatches import minibatches
 from trainer.onlookers import Onlookers
@@ -229,7 +229,7 @@ class Learner:
 
     def tensors(self) -> dict[str, RawTensor]:
         """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
-        return self._parts.tensors(raw_of)
+        return announced(self.model, self._adapted, raw_of)
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""

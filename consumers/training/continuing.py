@@ -60,7 +60,7 @@ class Continuing:
 
     def go_on(self, min_version: int) -> int:
         """Ask for the rest of what was cancelled; returns how many. Raises Unavailable."""
-        members = self.buffer.unfinished()
+        members = self.buffer.cut_off.members()
         if not members:
             return 0
         trajectories = [member.scored.trajectory for member in members]

@@ -111,7 +111,7 @@ class Intake:
         if trajectory.code == REPEATED:
             return scored
         name = trajectory.rollout_id
-        draw = self.accounts.draw_with(name)
+        draw = self.accounts.drawn.with_member(name)
         group, _, _ = name.rpartition("/")
         requests = self.evaluations.requests_of(group) if draw < 0 else self._drawn(draw)
         request = next((request for request in requests if request.rollout_id == name), None)
@@ -120,7 +120,7 @@ class Intake:
     def _drawn(self, draw: int) -> list[RolloutRequest]:
         """The members of a draw under the ids that they go by now."""
         return [
-            replace(request, rollout_id=self.accounts.name_of(draw, request.rollout_id))
+            replace(request, rollout_id=self.accounts.drawn.name_of(draw, request.rollout_id))
             for request in self.curriculum.group(draw)
         ]
 

@@ -13,9 +13,10 @@ from trainer.accounts import Accounts
 from trainer.checkpoint import Checkpoint, Ranges
 from trainer.config import LearnerConfig
 from trainer.consumption import Consumption
-from trainer.curation import Buffer, group_filters, worth_training
+from trainer.curation import Buffer
 from trainer.foreign_groups import Mark
 from trainer.foreign_samples import Retell
+from trainer.group_gate import group_filters, worth_training
 from trainer.samples import Curation
 
 

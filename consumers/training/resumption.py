@@ -23,7 +23,8 @@ from schemas.bounds import VERSIONS_END
 from schemas.codec import Codec
 from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.topics import Topics
-from trainer.accounts import Accounts, Book
+from trainer.accounts import Accounts
+from trainer.book import Book
 from trainer.checkpoint import Checkpoint
 from trainer.curation import Buffer
 from trainer.replay import ReplayBook

@@ -57,8 +57,8 @@ class Standstill:
         buffer = self.intake.buffer
         if self.clock() - self._batch_at > NO_BATCH_S and not self.admission.stopped():
             self.batch()
-            buffer.force(f"there was no batch for {NO_BATCH_S / 60:g} minutes")
-        if why := buffer.forced():
+            buffer.gate.force(f"there was no batch for {NO_BATCH_S / 60:g} minutes")
+        if why := buffer.gate.forced():
             log.warning("group_forced_through", why=why, **self._dropped())
 
     def give_up(self) -> None:

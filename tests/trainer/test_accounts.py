@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ids import group_id, request_id
-from trainer.accounts import NAMES, Accounts, Book
+from trainer.accounts import Accounts
+from trainer.book import Book
+from trainer.named_rollouts import NAMES
 
 SIZE = 3
 DRAWN = 6

@@ -17,7 +17,7 @@ from schemas.weights import RawTensor, write_weights
 from tests.support.scored_trajectories import some_samples
 from trainer import checkpoint as checkpoint_module
 from trainer import shards
-from trainer.accounts import Book
+from trainer.book import Book
 from trainer.checkpoint import (
     Checkpoint,
     abandon,

@@ -80,7 +80,7 @@ def test_what_is_unfinished_a_third_time_is_purged() -> None:
     curation = config.curation("run", "policy")
 
     assert curation.continues == UNFINISHED
-    assert [Buffer(curation)._may_go_on(ended(n, curation)) for n in range(3)] == [
+    assert [Buffer(curation).cut_off.hold(ended(n, curation)) for n in range(3)] == [
         True, True, False,
     ]  # fmt: skip
 

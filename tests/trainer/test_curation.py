@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trainer.curation as curation_module
 from schemas.errors import Refused
 from schemas.ids import group_id, request_id
 from schemas.messages import Claim, Sampling, ScoredTrajectory
@@ -15,6 +14,7 @@ from tests.support.scored_trajectories import CURATION, sample, scored, sequence
 from trainer.accounts import Accounts
 from trainer.curation import Buffer
 from trainer.drops import Tally
+from trainer.group_gate import FORCE_AFTER
 from trainer.samples import Curation, judge
 
 ALONE = replace(CURATION, needs_group=False)
@@ -380,12 +380,12 @@ def test_equal_rewards_are_filtered_and_different_ones_kept() -> None:
 
 def test_a_filter_that_rejects_everything_lets_one_through() -> None:
     buffer = Buffer(replace(CURATION, filters=("zero_variance",)))
-    for number in range(curation_module.FORCE_AFTER + 2):
+    for number in range(FORCE_AFTER + 2):
         offer_group(buffer, [0.0, 0.0], f"g{number}")
 
     assert buffer.ready_groups() == 1
-    assert buffer.forced() == "the last 256 groups were filtered"
-    assert buffer.forced() == ""
+    assert buffer.gate.forced() == "the last 256 groups were filtered"
+    assert buffer.gate.forced() == ""
 
 
 def test_a_full_buffer_says_so_and_evicts_nothing() -> None:

@@ -140,7 +140,7 @@ def test_who_goes_on_waits_for_the_same_groups() -> None:
     accounts = waiting().accounts
     again = Accounts("run", 2, accounts.book())
 
-    assert again.begun() == accounts.begun() == {"run/0": 1, "run/1": 2}
+    assert again.drawn.begun() == accounts.drawn.begun() == {"run/0": 1, "run/1": 2}
 
 
 def test_a_wait_begins_anew_when_nothing_runs_that_would_go_stale() -> None:

@@ -125,6 +125,11 @@ class Accounts:
         self._held -= 1
         self.drawn.mark_ended(draw, member)
 
+    def fill(self, group: str) -> None:
+        """A group is complete: one that was not drawn takes no more members than it said."""
+        if self.drawn.number(group) < 0:
+            self._named.fill(group)
+
     def win(self, group: str) -> list[str]:
         """A group is whole; returns which of its members have not come: they are redundant."""
         draw = self.drawn.number(group)

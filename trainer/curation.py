@@ -86,10 +86,9 @@ class Buffer:
             member = replace(member, reason="retention")
         group = self._groups.get(key) or self._begin(key, group_size_of(scored))
         group.members.append(member)
-        whole = group.whole()
-        if whole and self.curation.redundancy:
+        if group.whole() and self.curation.redundancy:
             self._losers += self.accounts.win(key)
-        if whole or len(group.members) >= group.size:
+        if group.all_there():
             self._complete(group)
 
     def went_on(self, member: Member) -> None:
@@ -225,6 +224,7 @@ class Buffer:
 
     def _complete(self, group: WaitingGroup) -> None:
         group.complete = True
+        self.accounts.fill(group.key)
         reason = self._unfit(group)
         if reason:
             self._drop_group(group, reason)

@@ -13,6 +13,7 @@ class NamedRollouts:
     def __init__(self) -> None:
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._held: set[str] = set()
+        self._full: set[str] = set()
 
     def held(self) -> int:
         return len(self._held)
@@ -22,7 +23,7 @@ class NamedRollouts:
         name = _name(rollout_id, attempt)
         if name in self._gone or name in self._held:
             return "duplicate"
-        if _group(group) in self._gone:
+        if group in self._full or _group(group) in self._gone:
             return "late"
         self._held.add(name)
         return ""
@@ -32,8 +33,13 @@ class NamedRollouts:
         self._held.remove(_name(rollout_id, attempt))
         self.know([_name(rollout_id, attempt)])
 
+    def fill(self, group: str) -> None:
+        """A group that is held is complete: members that come from now on are late."""
+        self._full.add(group)
+
     def leave(self, group: str) -> None:
         """A group has left: members that come from now on are late."""
+        self._full.discard(group)
         self.know([_group(group)])
 
     def names(self) -> tuple[str, ...]:

@@ -24,6 +24,10 @@ class WaitingGroup:
         """Whether enough have come that can be trained on."""
         return len(self.samples()) >= self.needed
 
+    def all_there(self) -> bool:
+        """Whether nobody is waited for any more."""
+        return self.whole() or len(self.members) >= self.size
+
     def may_become_whole(self) -> bool:
         """Whether those that were never asked for would have made it whole."""
         unasked = sum(member.reason == UNASKED for member in self.members)

@@ -122,6 +122,17 @@ def test_every_offer_is_exactly_one_of_held_used_and_dropped(
     assert sum(reasons(buffer).values()) + buffer.used == len(places)
 
 
+def test_a_member_more_than_a_group_said_is_late_and_not_trained_on() -> None:
+    buffer = Buffer(CURATION)
+    for member in range(4):
+        buffer.offer(scored(f"r{member}", group="g", group_size=3), 0, member)
+
+    assert [sample.offset for sample in buffer.take(1, 0) or ()] == [0, 1, 2]
+    assert reasons(buffer) == {"late": 1}
+    assert buffer.take(1, 0) is None
+    assert buffer.held() == 0
+
+
 def test_a_group_waits_until_all_its_members_are_there() -> None:
     buffer = Buffer(CURATION)
     for offset in range(3):

@@ -9,64 +9,23 @@ that the effective sample size makes smaller; a run goes on to its last step.
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way
 from compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
 from compose.extras import require
-from compose.files import refuse_no_folder, write_json
+from compose.files import refuse_no_folder
 from compose.runs.recipe import load_recipe
 from schemas.errors import Refused
 
 LOSSES = ("clip_higher", "decoupled_ppo", "m2po", "gspo", "cispo")
 STEP_SIZES = ("scheduled", "ess")
 LAGS = (1, 4, 8, 16)
-GOOD = 0.85
-"""Held-out success that a loss is expected to come to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What a cell of the table was trained with."""
-
-    loss: str
-    step_size: str
-    lag: int
-
-    def __str__(self) -> str:
-        return f"{self.loss}-{self.step_size}-{self.lag}"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One way, from every seed."""
-
-    way: Way
-    runs: tuple[SeedRun, ...]
-
-    @property
-    def success(self) -> float:
-        """After the last step, the median of the seeds."""
-        return median(run.after for run in self.runs)
-
-    @property
-    def staleness(self) -> float:
-        """Versions, the mean of all steps of all seeds."""
-        return fmean(run.staleness for run in self.runs)
-
-    @property
-    def good(self) -> int:
-        """Seeds that came to `GOOD`."""
-        return sum(run.after >= GOOD for run in self.runs)
-
-    def __str__(self) -> str:
-        return f"{self.success:.2f} ({self.good}/{len(self.runs)}, {self.staleness:.1f})"
 
 
 def learn_at_lag(
@@ -81,8 +40,9 @@ def learn_at_lag(
 ) -> list[Cell]:
     """Train every way from every seed; print a table, draw a picture.
 
-    `lags` and `losses` are lists with commas, of all where they are empty. Raises Refused, and the
-    first RunFailed after what came of the others was told.
+    `lags` and `losses` are lists with commas, of all where they are empty. Runs that the file
+    `json` holds are not run again, and each is added as it ends. Raises Refused, and the first
+    RunFailed after what came of the others was told.
     """
     require("tomli_w")
     for option, path in (("--json", json), ("--picture", picture)):
@@ -90,16 +50,20 @@ def learn_at_lag(
     known, text = load_recipe(recipe)
     ways = ways_of(lags_of(lags), losses_of(losses))
     texts = {way: at_lag(text, way) for way in ways}
+    kept = Kept.of(text, memory, json)
+    failed: list[RunFailed] = []
+    jobs = [(way, seed) for way in ways for seed in seeds if (way, seed) not in kept.runs]
     with tempfile.TemporaryDirectory(prefix="rollcall-lag-") as folder:
-        ended = list(_runs(Path(folder), texts, seeds, known.evaluation.goal, memory=memory))
-    cells = [cell for way in ways if (cell := _cell(way, ended)).runs]
-    failed = [error for _, error in ended if isinstance(error, RunFailed)]
+        for way, ended in _runs(Path(folder), texts, jobs, known.evaluation.goal, memory=memory):
+            if isinstance(ended, RunFailed):
+                failed.append(ended)
+            else:
+                kept.add(way, ended)
+    cells = [cell for way in ways if (cell := kept.cell(way, seeds)).runs]
     if cells:
         terminal = Console()
         terminal.print(table(cells))
         terminal.print(f"median success after all steps (seeds >= {GOOD:g}, mean staleness)")
-        if json is not None:
-            write_json(json, cells)
         if picture is not None:
             draw(recipe, cells, picture)
     if failed:
@@ -151,7 +115,7 @@ def at_lag(text: str, way: Way) -> str:
 def _runs(
     folder: Path,
     texts: dict[Way, str],
-    seeds: Sequence[int],
+    jobs: Sequence[tuple[Way, int]],
     goal: float,
     *,
     memory: bool,
@@ -160,15 +124,8 @@ def _runs(
     for way, file in files.items():
         file.parent.mkdir()
         file.write_text(texts[way])
-    jobs = [(way, seed) for way in texts for seed in seeds]
     ended = run_all([(files[way], seed) for way, seed in jobs], goal, memory=memory)
     return zip((way for way, _ in jobs), ended, strict=True)
-
-
-def _cell(way: Way, ended: Sequence[tuple[Way, SeedRun | RunFailed]]) -> Cell:
-    return Cell(
-        way, tuple(run for at, run in ended if at == way and isinstance(run, SeedRun))
-    )  # fmt: skip
 
 
 def table(cells: Sequence[Cell]) -> Table:

@@ -16,7 +16,10 @@ def bench(
         list[str] | None,
         typer.Argument(help="Which; all when left out; or `learning`, `learning_at_lag`."),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write the figures there; `learning_at_lag` goes on with a file."),
+    ] = None,
     recipe: Annotated[str, typer.Option(help="Of `learning`: which.")] = "lake-any-start",
     seeds: Annotated[int, typer.Option(min=1, help="Of `learning`: so many, from 1 on.")] = 5,
     memory: Annotated[bool, typer.Option("--memory", help="Of `learning`: without Kafka.")] = False,

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from compose.benchmarks.lag_runs import Cell, Kept, Way
 from compose.benchmarks.learning_at_lag import (
     LOSSES,
-    Cell,
-    Way,
     at_lag,
     lags_of,
     learn_at_lag,
@@ -77,6 +76,42 @@ def test_a_table_is_of_real_runs_each_as_late_as_its_lag(
     assert all(run.evaluations[-1].step == 6 for cell in cells for run in cell.runs)
     assert [cell.staleness for cell in cells if cell.way.lag == 0] == [0, 0]
     assert all(0 < cell.staleness <= 3 for cell in cells if cell.way.lag == 3)
-    assert len(json.loads(told.read_text())) == 4
+    assert len(json.loads(told.read_text())["cells"]) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "m2po" in capsys.readouterr().out
+
+
+def test_what_the_file_holds_is_not_run_again_and_what_it_lacks_is(tmp_path: Path) -> None:
+    # Given a file with one of two runs, which has a success that no run comes to
+    recipe, told = tmp_path / "r.toml", tmp_path / "told.json"
+    recipe.write_text(RECIPE.replace("steps = 4", "steps = 2"))
+    kept = Kept.of(recipe.read_text(), True, told)
+    kept.add(Way("m2po", "scheduled", 1), run_of(0.123, 1.0))
+
+    cells = learn_at_lag(str(recipe), [1], memory=True, lags="1", losses="m2po", json=told)
+
+    assert [cell.success == 0.123 for cell in cells] == [True, False]
+    again = Kept.of(recipe.read_text(), True, told)
+    assert [again.cell(cell.way) for cell in cells] == cells
+    assert len(again.runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "holds no runs at lags"),
+        ("[]", "holds no runs at lags"),
+        ('{"recipe": "x", "memory": true, "cells": [{"way": {}}]}', "holds no runs at lags"),
+        ('{"recipe": "x", "memory": true, "cells": []}', "of another recipe"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    told = tmp_path / "told.json"
+    told.write_text(text)
+
+    with pytest.raises(Refused, match=said):
+        learn_at_lag("lake-any-start", [1], memory=True, json=told)
+
+    assert told.read_text() == text

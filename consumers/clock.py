@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 Clock = Callable[[], float]
 
+TICKING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 SLEW = 0.25
 """Seconds a second by which a clock follows a log that is ahead: whatever its broker's clock does,
 a wait lasts four fifths of what it may."""
@@ -15,7 +17,7 @@ a wait lasts four fifths of what it may."""
 
 def ticking() -> float:
     """Seconds that nobody can set; where the system tells, also while it was suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(TICKING)
 
 
 def steady_wall(wall: Clock = time.time, monotonic: Clock = ticking) -> Clock:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, get_type_hints, runtime_checkable
+from typing import Any, Protocol, cast, get_type_hints
 
 from sandbox.foreign import complaint, foreign, load
 from sandbox.host import Host
@@ -44,7 +44,6 @@ class Observation:
     """For people and scorers, never for the policy; goes over the wire as a JSON object."""
 
 
-@runtime_checkable
 class Environment(Protocol):
     """One episode at a time, driven by one thread at a time.
 
@@ -68,7 +67,6 @@ class Environment(Protocol):
         ...
 
 
-@runtime_checkable
 class WaitingEnvironment(Protocol):
     """One episode at a time, in a task of its own on an event loop that all of them share.
 
@@ -89,6 +87,8 @@ class WaitingEnvironment(Protocol):
 
 
 AnyEnvironment = Environment | WaitingEnvironment
+WANTED = ("replayable", "open", "step", "close")
+"""What every environment has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +180,12 @@ def make_environment(name: str, config_json: str = "", host: Host | None = None)
     _fit(name, factory, config, host)
     with foreign("bad_config", f"environment {name!r} cannot be made of {config_json}"):
         product = factory(**config)
-        environment = product if isinstance(product, Environment) else None
-    if environment is None:
+        fits = all(hasattr(product, wanted) for wanted in WANTED)
+    if not fits:
         msg = f"environment {name!r} makes a {type(product).__name__}; "
         msg += "it needs replayable, open, step and close"
         raise _bad_config(msg)
-    return environment
+    return cast(AnyEnvironment, product)
 
 
 def make_plain(name: str, config_json: str = "") -> Environment:

@@ -4,9 +4,9 @@ Code behind a name is foreign: whatever it raises becomes WorkFailed where it is
 `foreign`, and nowhere else.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from types import TracebackType
 from typing import Any
 
 from schemas import names
@@ -42,20 +42,31 @@ def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]
         raise WorkFailed(code, str(error), retriable=False) from error
 
 
-@contextmanager
-def foreign(code: str, what: str) -> Iterator[None]:
+class foreign:  # a small name: it is used as a word of the language is, around every step
     """Turn whatever code of others raises into WorkFailed(code); errors of our tree pass.
 
-    SystemExit is among it: an environment that calls `sys.exit` must not end its worker.
+    SystemExit is among it: an environment that calls `sys.exit` must not end its worker. `what` is
+    asked for its words only where something was raised.
     """
-    try:
-        yield
-    except RollcallError:
-        raise
-    except BaseException as error:
-        if is_from_outside(error):
-            raise
-        raise WorkFailed(code, f"{what}: {raised(error)}", retriable=False) from error
+
+    __slots__ = ("_code", "_what")
+
+    def __init__(self, code: str, what: str | Callable[[], str]) -> None:
+        self._code = code
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, RollcallError) or is_from_outside(error):
+            return
+        what = self._what() if callable(self._what) else self._what
+        raise WorkFailed(self._code, f"{what}: {raised(error)}", retriable=False) from error
 
 
 def _findable(module: str) -> bool:

@@ -255,7 +255,7 @@ class Sessions:
 async def _open(
     step: EnvironmentStep, environment: AnyEnvironment
 ) -> tuple[_OpenEnvironment, EnvironmentStepped]:
-    with foreign("raised", f"{place_of(step)} cannot be opened with seed {step.seed}"):
+    with foreign("raised", lambda: f"{place_of(step)} cannot be opened with seed {step.seed}"):
         shown = environment.open(step.seed)
         seen = await shown if isawaitable(shown) else shown
         opened = _answer(step, seen, index=0)
@@ -267,7 +267,7 @@ async def _open(
 
 
 def _says(step: EnvironmentStep, environment: AnyEnvironment) -> bool:
-    with foreign("raised", f"{place_of(step)} does not say whether it is replayable"):
+    with foreign("raised", lambda: f"{place_of(step)} does not say whether it is replayable"):
         return bool(environment.replayable)
 
 
@@ -292,7 +292,7 @@ async def _advance(
     if session.over:
         msg = f"{place_of(step)} ended after {session.applied} steps; reset it to go on"
         raise WorkFailed(code="episode_over", message=msg, retriable=False)
-    with foreign("raised", f"{place_of(step)} failed at step {session.applied}"):
+    with foreign("raised", lambda: f"{place_of(step)} failed at step {session.applied}"):
         seen = session.environment.step(action)
         if not isinstance(seen, Observation) and isawaitable(seen):
             seen = await seen

@@ -16,7 +16,7 @@ ENTRY_BYTES = 400
 """What a small message, its key and their place in the table take beside texts and bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every answer
 class _Kept(Generic[V]):
     value: V
     size_bytes: int

@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
@@ -16,53 +16,53 @@ DAY_MS = 86_400_000
 POLICY_ID = re.compile(r"[a-z0-9-]{1,200}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: its names are put together once, not for every record
 class Topics:
     """Full names under one prefix; the one place where names are put together."""
 
     prefix: str = "rl."
 
-    @property
+    @cached_property
     def requests(self) -> str:
         return f"{self.prefix}rollout.requests"
 
-    @property
+    @cached_property
     def events(self) -> str:
         return f"{self.prefix}rollout.events"
 
-    @property
+    @cached_property
     def steps(self) -> str:
         return f"{self.prefix}env.steps"
 
-    @property
+    @cached_property
     def trajectories(self) -> str:
         return f"{self.prefix}trajectories"
 
-    @property
+    @cached_property
     def scored(self) -> str:
         return f"{self.prefix}trajectories.scored"
 
-    @property
+    @cached_property
     def versions(self) -> str:
         return f"{self.prefix}policy.versions"
 
-    @property
+    @cached_property
     def train_steps(self) -> str:
         return f"{self.prefix}train.steps"
 
-    @property
+    @cached_property
     def control(self) -> str:
         return f"{self.prefix}control"
 
-    @property
+    @cached_property
     def quotas(self) -> str:
         return f"{self.prefix}quotas"
 
-    @property
+    @cached_property
     def instances(self) -> str:
         return f"{self.prefix}instances"
 
-    @property
+    @cached_property
     def dead_letters(self) -> str:
         return f"{self.prefix}dead.letters"
 

@@ -40,6 +40,7 @@ from schemas.messages import (
     ModelCall,
     RolloutFinished,
     RolloutRefused,
+    Sampling,
     Trajectory,
 )
 from schemas.topics import POLICY_ID, Topics
@@ -73,6 +74,8 @@ class Outbox:
         self._unwritten: dict[int, list[tuple[Event, Cause | None]]] = {}
         """By partition what waits to be written in its order: the chain of requests has no gap."""
         self._call_topics: dict[str, str] = {}
+        self._in_bounds: Sampling | None = None
+        """What was last found to be: calls are mostly sampled as the one before."""
 
     def carry_out(self, effects: Iterable[Effect], partition: int, cause: Cause | None) -> None:
         """Write what one rollout gives rise to; what cannot be written ends that rollout alone."""
@@ -179,7 +182,7 @@ class Outbox:
     def _command(self, topic: str, command: Command, cause: Cause | None) -> None:
         try:
             if isinstance(command, ModelCall):
-                _check_call(command)
+                self._check_call(command)
             value = self.codec.encode(topic, command)
             self.commands.send(
                 topic,
@@ -201,6 +204,14 @@ class Outbox:
             self._fail(command, CallFailed("unwritable", reason, False), cause)
         except Unavailable as error:
             self._send_later(command, command.answer_partition, cause, error)
+
+    def _check_call(self, call: ModelCall) -> None:
+        """Raises TopicsDiffer or Refused for what a program may wish and nobody can be asked."""
+        if not POLICY_ID.fullmatch(call.policy_id):
+            raise TopicsDiffer(call.policy_id)
+        if call.sampling != self._in_bounds:
+            check_sampling(call.sampling)
+            self._in_bounds = call.sampling
 
     def _turned_away(self, command: Command, cause: Cause | None, error: WorkFailed) -> None:
         """Answer a command that its topic would not have, though it was sent."""
@@ -248,13 +259,6 @@ class Outbox:
         ce_id = digest(rollout_id, trajectory.attempt).hex()
         source = f"{self.name}/{request.run_id if request else ''}"
         return full_headers("Trajectory", ce_id, source, rollout_id, rollout_id)
-
-
-def _check_call(call: ModelCall) -> None:
-    """Raises TopicsDiffer or Refused for what a program may wish and nobody can be asked."""
-    if not POLICY_ID.fullmatch(call.policy_id):
-        raise TopicsDiffer(call.policy_id)
-    check_sampling(call.sampling)
 
 
 def owe(cause: Cause | None) -> None:

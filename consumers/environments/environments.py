@@ -82,14 +82,14 @@ class Environments(WorkRole):
         self.homes = Homes(self._give, self.threads, self.waiting, kinds, threaded=apart)
 
     def _late(self, step: EnvironmentStep) -> CallFailed | None:
-        return expired(step, self.answers.now_ms()) if step.kind != "close" else None
+        return _expired(step, self.answers.now_ms())
 
     def expects(self, topic: str) -> type:
         del topic
         return EnvironmentStep
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
-        self.answers.now_ms(batch := list(batch))  # for the clock to know what was read
+        now_ms = self.answers.now_ms(batch := list(batch))
         works = []
         for record, step in batch:
             try:
@@ -98,7 +98,7 @@ class Environments(WorkRole):
                 self.letters.bury(record, error)
                 continue
             kept = self.kept.get(step.command_id) if step.kind != "close" else None
-            body = kept or self._late(step)
+            body = kept or _expired(step, now_ms)
             if body is not None:
                 self.counts["answered_again" if kept else "expired"] += 1
                 self.answers.give(step, body, record)
@@ -142,6 +142,11 @@ class Environments(WorkRole):
 
     def close(self) -> None:
         self.homes.close()
+
+
+def _expired(step: EnvironmentStep, now_ms: int) -> CallFailed | None:
+    """The answer to a step that is taken too late; a close is never."""
+    return expired(step, now_ms) if step.kind != "close" else None
 
 
 def _made_in_place(

@@ -33,10 +33,11 @@ class Speed:
 
     def look(self, in_hand: int) -> None:
         """To be told of how many calls are in hand, whenever that may have changed."""
-        now = self.wall()
         if in_hand <= self.capacity:
             self._since = None
-        elif self._since is None:
+            return
+        now = self.wall()
+        if self._since is None:
             self._since, self._answers = now, 0.0
         elif (spent_s := now - self._since) > 2 * WINDOW_S:
             self._since, self._answers = now - spent_s / 2, self._answers / 2

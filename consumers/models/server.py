@@ -157,10 +157,12 @@ class Models(WorkRole):
 
         A short one is never named. One that was only counted was not extended.
         """
-        ids = (call.prefix_ids or b"") + body.added_ids + body.token_ids
-        if not call.sampling.max_tokens or len(ids) < 4 * LONG_PREFIX:
+        before, added, sampled = call.prefix_ids or b"", body.added_ids, body.token_ids
+        long = len(before) + len(added) + len(sampled) >= 4 * LONG_PREFIX
+        if not long or not call.sampling.max_tokens:
             return
-        self.prefixes.drop(call.prefix_digest or prefix_digest(call.prefix_ids or b""))
+        ids = before + added + sampled
+        self.prefixes.drop(call.prefix_digest or prefix_digest(before))
         self.prefixes.keep(prefix_digest(ids), ids)
 
     def _engine_of(self, call: ModelCall) -> Engine | None:

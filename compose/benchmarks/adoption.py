@@ -170,7 +170,7 @@ def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVers
     for number in range(count):
         if number:
             _change(learner, random)
-        yield _announced(learner, number, publication.write(number, learner.tensors()))
+        yield announced(learner, number, publication.write(number, learner.tensors()))
 
 
 def _change(learner: "Learner", random: object) -> None:
@@ -182,7 +182,8 @@ def _change(learner: "Learner", random: object) -> None:
             parameter.mul_(1 + 0.01 * moved)
 
 
-def _announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
+def announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
+    """What a trainer says of what it published, of the policy that is measured."""
     canary, newest = learner.canary(), published.newest
     return PolicyVersion(
         POLICY, number, number - 1, "bench", number, newest.weights_digest, published.full,

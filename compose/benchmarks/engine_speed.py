@@ -1,0 +1,200 @@
+"""Tokens a second of the transformers engine, beside a bare batched `generate` of the same model.
+
+The real models worker on the in-memory log is given a batch of calls at once and answers them all:
+calls are read, rendered, sampled, and their answers encoded and written. The ceiling is the model's
+own `generate`, which samples as many tokens after as many prompts of the same length. The two take
+turns, one thread each, and each is told by the CPU of its quickest round, for others may use the
+machine.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compose.benchmarks.adoption import POLICY, announced
+from compose.benchmarks.figure import Figure
+from compose.extras import require
+from compose.runs.recipe import load_recipe
+from compose.runs.starting_policy import lay_policy
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.log.memory_log import MemoryLog
+from schemas.codec import Codec, LocalRegistry
+from schemas.ids import call_seed, command_id
+from schemas.messages import Message, ModelCall, Sampling
+from schemas.topics import Topics, wanted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROUNDS = 4
+FAR_MS = 1 << 50
+LLAMA = {
+    "model_type": "llama", "vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024,
+    "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 6,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "eos_token_id": None,
+}  # fmt: skip
+"""20 million parameters: so many that a step of a batch is arithmetic and not what surrounds it."""
+WORDS = {"kind": "words", "bos": "<bos>", "turn": "<a>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """So many calls at once, words of a prompt and tokens of an answer."""
+
+    calls: int
+    prompt: int
+    answer: int
+
+    @property
+    def tokens(self) -> int:
+        """That are sampled for it."""
+        return self.calls * self.answer
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What sampling one batch took."""
+
+    cpu_s: float
+    wall_s: float
+
+
+LANGUAGE = Batch(calls=32, prompt=30, answer=64)
+LAKE = Batch(calls=64, prompt=1, answer=32)
+
+
+def engine_tokens_per_s(settings: Settings, batch: Batch = LANGUAGE) -> Figure:
+    """Of a model that is made here, from random weights."""
+    require("torch", "transformers")
+    from inference.policy_dir import make_policy
+
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        made = make_policy(
+            Path(scratch) / "llama", config=LLAMA, tokens="lake", template=WORDS, seed=7
+        )
+        return compared(made, settings, batch)
+
+
+def engine_tokens_per_s_lake(settings: Settings) -> Figure:
+    """Of the demo's policy, whose steps are too short for more than what surrounds them."""
+    require("torch", "transformers")
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        directory = Path(scratch) / "lake"
+        lay_policy(load_recipe("lake-any-start")[0].policy, directory, seed=7)
+        return compared(directory, settings, LAKE)
+
+
+def compared(directory: Path, settings: Settings, batch: Batch, rounds: int = ROUNDS) -> Figure:
+    """Turn about, after a round of each that nobody counts."""
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        worker = Worker(directory, Path(scratch), settings)
+        model = worker.engine.policy.model
+        taken: dict[str, list[Round]] = {"worker": [], "generate": []}
+        for number in range(rounds + 1):
+            worker.send(batch, number)
+            taken["worker"].append(measured(worker.answer))
+            ids = prompts_of(worker.engine.policy.template, batch, number)
+            taken["generate"].append(measured(partial(generate, model, ids, batch.answer)))
+        worker.loop.stop(0.0)
+    return figure(batch, {who: times[1:] for who, times in taken.items()})
+
+
+def figure(batch: Batch, taken: dict[str, list[Round]]) -> Figure:
+    """What the quickest rounds come to; a core's seconds, not the clock's."""
+    speed = {who: batch.tokens / min(each.cpu_s for each in times) for who, times in taken.items()}
+    notes = tuple(
+        f"{who}: {speed[who]:,.0f} tokens/s of CPU, "
+        f"{batch.tokens / min(each.wall_s for each in times):,.0f} by the clock; "
+        f"{batch.calls} at once, {batch.answer} tokens each"
+        for who, times in taken.items()
+    )
+    return Figure(speed["worker"], "tokens/s", speed["generate"], notes=notes)
+
+
+def measured(work: Callable[[], object]) -> Round:
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return Round(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+class Worker:
+    """A models worker that serves version 0."""
+
+    def __init__(self, directory: Path, scratch: Path, settings: Settings) -> None:
+        from inference.transformers_engine import TransformersEngine
+        from trainer.config import LearnerConfig
+        from trainer.publication import Publication, Publishing
+        from trainer.step import Learner
+
+        self.topics = Topics("bench.")
+        self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
+        self.codec = Codec(LocalRegistry())
+        self.engine = TransformersEngine(POLICY, directory, threads=1)
+        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
+        self.loop = shop.models("models", self.engine)
+        learner = Learner(str(directory), LearnerConfig())
+        published = Publication(str(scratch), Publishing()).write(0, learner.tensors())
+        version = self.codec.encode(self.topics.versions, announced(learner, 0, published))
+        self.log.append(self.topics.versions, POLICY.encode(), version)
+        while self.engine.version < 0:
+            self.loop.turn(0.0)
+
+    def send(self, batch: Batch, number: int) -> None:
+        """Put a batch of calls on the log."""
+        topic = self.topics.calls(POLICY)
+        for call in calls_of(batch, number):
+            self.log.append(topic, call.rollout_id.encode(), self.codec.encode(topic, call))
+
+    def answer(self) -> None:
+        """Take turns until all calls on the log are answered."""
+        self.loop.turn(0.0)
+        while self.loop.role.in_flight():
+            self.loop.turn(0.0)
+
+
+def calls_of(batch: Batch, number: int) -> list[ModelCall]:
+    """Calls of rollouts that nobody has seen before."""
+    said = [f"{number} {at}" for at in range(batch.calls)]
+    return [
+        ModelCall(
+            one, 0, 0, 0, command_id(one, 0, 0, 0), one.encode(), 0, FAR_MS, "sample", POLICY, 0,
+            (message,), Sampling(max_tokens=batch.answer), call_seed(one, 0, 0), b"", 0,
+        )
+        for one, message in zip(said, messages_of(batch, number), strict=True)
+    ]  # fmt: skip
+
+
+def messages_of(batch: Batch, number: int) -> Sequence[Message]:
+    """What is said to the policy: places of the lake, drawn anew for every call."""
+    random = np.random.default_rng(number)
+    return [
+        Message("user", " ".join(f"s{place}" for place in random.integers(0, 16, batch.prompt)))
+        for _ in range(batch.calls)
+    ]
+
+
+def prompts_of(template: Any, batch: Batch, number: int) -> "Tensor":
+    """The same calls, rendered."""
+    import torch
+
+    said = messages_of(batch, number)
+    return torch.tensor([template.render((each,), first=True, ended=False) for each in said])
+
+
+def generate(model: Any, ids: "Tensor", answer: int) -> "Tensor":
+    """Sample with what transformers has for it; prompts and answers, a row each."""
+    import torch
+
+    with torch.inference_mode():
+        rows: Tensor = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
+            top_p=1.0, min_new_tokens=answer, max_new_tokens=answer, pad_token_id=0,
+        )  # fmt: skip
+    return rows

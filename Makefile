@@ -13,14 +13,18 @@ CLIENTS_STAMP := $(CLIENTS)/.installed
 VLLM := $(VENV)/vllm
 VLLM_STAMP := $(VLLM)/.installed
 EXTRAS := models,training,pretrained,lora,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
-INSTALL = $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
+# pip compiles one file after the other: that is left to all cores, below.
+PIP_INSTALL := -m pip install --quiet --no-compile
+COMPILE := -m compileall -q -j 0
+INSTALL = $(BIN)/python $(PIP_INSTALL) --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
 
 .PHONY: bench-learning demo test agents tasks vllm bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
 
-test: $(STAMP) $(CLIENTS_STAMP) lint
+test: $(STAMP)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint clients
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not agents and not index" $(TEST_ARGS)
 
 # Agents of others, for real: 700 MB from the package index, and the tests that play them.
@@ -57,13 +61,15 @@ lint: $(STAMP)
 $(STAMP): pyproject.toml $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) || CODEC=plain $(INSTALL)
+	-$(BIN)/python $(COMPILE) $(VENV)/lib
 	touch $@
 
 clients: $(CLIENTS_STAMP)
 
 $(CLIENTS_STAMP): tests/support/older_clients.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet -r tests/support/older_clients.txt
+	$(CLIENTS)/bin/python $(PIP_INSTALL) -r tests/support/older_clients.txt
+	-$(CLIENTS)/bin/python $(COMPILE) $(CLIENTS)/lib
 	touch $@
 
 $(VLLM_STAMP): inference/vllm.lock pyproject.toml

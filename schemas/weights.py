@@ -218,10 +218,8 @@ def from_uri(uri: str) -> dict[str, RawTensor]:
 def elements_in(path: Path) -> int:
     """How many elements a file's tensors have, by its header; raises BadBytes, OSError."""
     with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         try:
-            header = orjson.loads(stream.read(min(length, path.stat().st_size)))
-            header.pop("__metadata__", None)
+            _, header = _header_in(stream, path.stat().st_size)
             return sum(prod(tensor["shape"]) for tensor in header.values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             msg = f"{path} is no safetensors file: {error}"
@@ -230,12 +228,9 @@ def elements_in(path: Path) -> int:
 
 def _tensors_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, RawTensor]]:
     """The header and the tensors as they lie in a file of so many bytes, one read after another."""
-    length = stream.read(LENGTH_BYTES)
-    rest = size_bytes - len(length)
-    head = stream.read(min(int.from_bytes(length, "little"), rest))
     try:
-        header = orjson.loads(head)
-        header.pop("__metadata__", None)
+        head, header = _header_in(stream, size_bytes)
+        rest = size_bytes - LENGTH_BYTES
         order = sorted(header, key=lambda name: (header[name]["data_offsets"], name))
         tensors, end = dict[str, RawTensor](), 0
         for name in order:
@@ -251,10 +246,22 @@ def _tensors_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, Raw
     except LengthsDisagree as error:
         msg = f"a safetensors file of {size_bytes} bytes whose tensors overlap or end early"
         raise BadBytes(msg) from error
-    if end != rest - len(head):
+    if end != size_bytes - len(head):
         msg = f"a safetensors file of {size_bytes} bytes whose tensors leave bytes over"
         raise BadBytes(msg)
-    return length + head, tensors
+    return head, tensors
+
+
+def _header_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, Any]]:
+    """The header of a file of so many bytes: as it lies there, its length included, and its table.
+
+    Raises ValueError, TypeError or AttributeError where it is none.
+    """
+    length = stream.read(LENGTH_BYTES)
+    head = stream.read(min(int.from_bytes(length, "little"), max(0, size_bytes - len(length))))
+    table = orjson.loads(head)
+    table.pop("__metadata__", None)
+    return length + head, table
 
 
 def _digests(file: WeightsFile, head: bytes, tensors: Mapping[str, RawTensor]) -> tuple[str, str]:

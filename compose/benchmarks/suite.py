@@ -37,7 +37,7 @@ from compose.benchmarks import (
     wire,
 )
 from compose.benchmarks.figure import Figure, LeftOut
-from compose.files import refuse_no_folder, write_json
+from compose.files import write_json
 from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 from schemas.errors import RollcallError
@@ -103,7 +103,6 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
     for name in names:
         if name not in BENCHMARKS:
             raise unknown("benchmark", name, BENCHMARKS)
-    refuse_no_folder(json)
     terminal = Console()
     figures: dict[str, Figure] = {}
     failures: dict[str, Exception] = {}

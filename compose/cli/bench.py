@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from compose.cli.connection import settings
+from compose.files import refuse_no_folder
 
 LEARNING = "learning"
 AT_LAG = "learning_at_lag"
@@ -47,6 +48,7 @@ def bench(
             recipe, chosen, memory=memory, lags=lags, losses=losses, json=json, picture=picture
         )
         return
+    refuse_no_folder(json)  # what measures takes seconds to import
     from compose.benchmarks.suite import run_benchmarks
 
     run_benchmarks(names or [], settings(), json)

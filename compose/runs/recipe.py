@@ -174,6 +174,10 @@ class Recipe(StrictTable):
         """The policies of a run beside the one that admits."""
         return tuple(name for name in self.policies if name != self.admitting())
 
+    def parts(self) -> "tuple[Recipe, ...]":
+        """Itself, which is for the policy that admits, and what it is for each of the others."""
+        return (self, *map(self.of, self.others()))
+
     def of(self, name: str) -> "Recipe":
         """What it is for one of several policies: its weights, its learner, its scorers."""
         one = self.policies[name]
@@ -280,7 +284,7 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
 
 def _require_known(recipe: Recipe) -> None:
     """Raise Refused for a name behind which there is nothing; a worker would die of it."""
-    for part in (recipe, *map(recipe.of, recipe.others())):
+    for part in recipe.parts():
         check_weights_url(part.policy.weights_url)
         for scorer in part.scorers:
             check_named(scorer.partition("*")[0])

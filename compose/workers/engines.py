@@ -58,13 +58,13 @@ def check_loads_weights(name: str, what: str) -> None:
 def check_recipe(name: str, recipe: "Recipe") -> None:
     """Raise Refused for an engine that is none, or cannot serve what a recipe trains."""
     check_engine(name)
-    if any(not part.policy.script for part in (recipe, *map(recipe.of, recipe.others()))):
+    if any(not part.policy.script for part in recipe.parts()):
         check_loads_weights(name, f"recipe {recipe.name!r}")
 
 
 def check_exact(settings: "Settings", recipe: "Recipe") -> None:
     """Raise Refused where engine and trainer are to say the same bits, and cannot."""
-    for part in (recipe.of(name) for name in recipe.policies) if recipe.policies else (recipe,):
+    for part in recipe.parts():
         if part.learner.get("exact") or recipe.learner.get("exact"):
             _check_exact(settings, part)
 

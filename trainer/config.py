@@ -12,6 +12,7 @@ from schemas import names
 from schemas.messages import UNFINISHED
 from schemas.rules import Choice, choose
 from trainer.adapters import Lora
+from trainer.catalogue import KINDS
 from trainer.chosen_rules import ChosenRules
 from trainer.fitting import require_fitting
 from trainer.foreign import Recorded, Share
@@ -20,6 +21,7 @@ from trainer.learning_digest import learning_digest
 from trainer.replay import ReplayRule
 from trainer.samples import Curation
 from trainer.schedules import SCHEDULES
+from trainer.value_types import require_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class LearnerConfig:
             if key not in known:
                 raise names.unknown("key of the learner", key, known)
         given = {key: _written(key, value) for key, value in values.items()}
+        require_types(cls, given, KINDS)
         return cls(**given)  # type: ignore[arg-type]
 
     @property

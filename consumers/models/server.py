@@ -9,7 +9,6 @@ version is answered by an engine that is pinned to it (`consumers.models.pinned_
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -22,6 +21,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
+from consumers.models.held_prefixes import HeldPrefixes
 from consumers.models.load import BUSY, Load
 from consumers.models.pinned_engines import Pinned
 from consumers.models.versions import Versions
@@ -29,12 +29,9 @@ from inference.engine import Engine
 from producers.control import write_control
 from schemas.answer_cache import AnswerCache
 from schemas.errors import KilledWorkers, NoSuchPartition, WorkFailed
-from schemas.ids import LONG_PREFIX, prefix_digest
 from schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
-PREFIX_BYTES = 256 << 20
-"""Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
 WAIT_SAID_S = 15.0
 CAPACITY = 256
 """Calls that an engine takes at once, where nobody says."""
@@ -62,8 +59,7 @@ class Models(WorkRole):
         self.wall = answers.wall
         self.answers = answers
         self.counts: Counter[str] = Counter()
-        self.prefixes: AnswerCache[bytes] = AnswerCache(PREFIX_BYTES)
-        """Token sequences by digest, as far as they have come."""
+        self.prefixes = HeldPrefixes()
         self.load = Load(self.wall, capacity)
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._early: list[tuple[Record, ModelCall]] = []
@@ -141,29 +137,13 @@ class Models(WorkRole):
 
     def _hand_over(self, record: Record, call: ModelCall, engine: Engine) -> None:
         """Give a call to an engine with the tokens that it names, if they are held here."""
-        if call.prefix_ids is None and call.prefix_length:
-            ids = self.prefixes.get(call.prefix_digest)
-            if ids is None or len(ids) != 4 * call.prefix_length:
-                self.counts["prefix_needed"] += 1
-                msg = f"a prefix of {call.prefix_length} tokens is not held here; send it whole"
-                self.answers.give(call, CallFailed("prefix_needed", msg, True), record)
-                return
-            call = replace(call, prefix_ids=ids)
-        self._in_hand[call.command_id] = call, [record]
-        engine.add(call)
-
-    def _hold(self, call: ModelCall, body: ModelAnswered) -> None:
-        """Keep a sequence that was extended, in place of what it was before.
-
-        A short one is never named. One that was only counted was not extended.
-        """
-        before, added, sampled = call.prefix_ids or b"", body.added_ids, body.token_ids
-        long = len(before) + len(added) + len(sampled) >= 4 * LONG_PREFIX
-        if not long or not call.sampling.max_tokens:
+        filled = self.prefixes.filled(call)
+        if isinstance(filled, CallFailed):
+            self.counts["prefix_needed"] += 1
+            self.answers.give(call, filled, record)
             return
-        ids = before + added + sampled
-        self.prefixes.drop(call.prefix_digest or prefix_digest(before))
-        self.prefixes.keep(prefix_digest(ids), ids)
+        self._in_hand[call.command_id] = filled, [record]
+        engine.add(filled)
 
     def _engine_of(self, call: ModelCall) -> Engine | None:
         """None: the weights are still to come. Raises WorkFailed where they never will."""
@@ -278,7 +258,7 @@ class Models(WorkRole):
         self.load.speed.note_answer()
         if isinstance(body, ModelAnswered):
             self.kept.keep(call.command_id, body, (call.rollout_id, call.attempt, call.sequence))
-            self._hold(call, body)
+            self.prefixes.keep(call, body)
         for record in records:
             self.answers.give(call, body, record)
         self.counts["answered"] += 1

@@ -218,8 +218,16 @@ def create(
         lay_policy(part.recipe.policy, part.policy, seed + number)
         require_bound(part)
         check_teachers(part.recipe.scorers, part.learner().rules.teacher, part.policy)
+        _check_reference(part.learner().rules.reference)
         _check_recorded(state, part)
     return folder
+
+
+def _check_reference(named: str) -> None:
+    """Raise Refused for a reference that is not there: a trainer would die of it, and again."""
+    if named and not (Path(named) / "config.json").is_file():
+        msg = f"no reference model at {named!r}: no config.json is there; give a local directory"
+        raise Refused(msg)
 
 
 def _check_recorded(state: Path, folder: RunFolder) -> None:

@@ -10,6 +10,7 @@ from compose.runs.recipe import load_recipe, parse_recipe
 from inference.policy_dir import load_policy
 from schemas.errors import Refused
 from tests.support import policies
+from tests.support.tiny_run import RECIPE as TINY
 
 TEMPLATE = 'template = { kind = "words", bos = "<bos>", turn = "no" }'
 
@@ -53,3 +54,11 @@ def test_a_directory_that_holds_no_policy_is_refused_before_there_is_a_run(tmp_p
         begun(tmp_path, recipe_on("nowhere"))
 
     assert not (tmp_path / "state").exists()
+
+
+def test_a_reference_that_is_not_there_is_refused_before_a_run_is_begun(tmp_path: Path) -> None:
+    kl = 'kl = { name = "k2", directory = "nowhere" }'
+    text = TINY.replace("[learner]", f"[learner]\n{kl}")
+
+    with pytest.raises(Refused, match="no reference model at 'nowhere'"):
+        run_folder.create(tmp_path, parse_recipe(text, "tiny"), text, seed=1)

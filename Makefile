@@ -38,8 +38,8 @@ tasks: $(STAMP)
 
 # The engine that is vLLM: what every engine promises, and what it does besides.
 vllm: $(VLLM_STAMP)
-	REQUIRED_ENGINES=vllm $(VLLM)/bin/python -m pytest -W ignore --timeout 400 \
-		tests/inference/test_engine_contract.py tests/inference/test_vllm_engine.py -k vllm $(TEST_ARGS)
+	REQUIRED_ENGINES=vllm $(VLLM)/bin/python -m pytest -W ignore --timeout 400 -m vllm \
+		tests/inference/test_engine_contract.py tests/inference/test_vllm_engine.py $(TEST_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)

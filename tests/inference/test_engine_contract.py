@@ -64,7 +64,8 @@ def _end_of_vllm() -> Iterator[None]:
     CORES.close()
 
 
-LOADING = [scripted, recorded, transformers, vllm]
+VLLM = pytest.param(vllm, marks=pytest.mark.vllm, id="vllm")
+LOADING = [scripted, recorded, transformers, VLLM]
 
 
 @pytest.fixture(params=LOADING, ids=lambda make: make.__name__)
@@ -105,7 +106,7 @@ def said_by(engine: Engine, version: int) -> int:
     return 0 if isinstance(engine, RecordedEngine) else version
 
 
-@pytest.fixture(params=[transformers, vllm], ids=lambda make: make.__name__)
+@pytest.fixture(params=[transformers, VLLM], ids=lambda make: make.__name__)
 def proving(request: pytest.FixtureRequest, lake: Path) -> Iterator[Engine]:
     """An engine that loads weights, and so must prove them."""
     make: Callable[[Path], Engine] = request.param

@@ -50,6 +50,7 @@ def _end_of_vllm() -> Iterator[None]:
     CORES.close()
 
 
+@pytest.mark.vllm
 def test_vllm_scores_what_it_samples_as_a_full_forward_pass_does(
     serving: VllmEngine, lake: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_vllm_scores_what_it_samples_as_a_full_forward_pass_does(
     assert len({answered.token_ids for answered in answers}) > 1
 
 
+@pytest.mark.vllm
 def test_vllm_stops_at_a_stop_string_and_samples_nothing_where_nothing_is_asked(
     serving: VllmEngine,
 ) -> None:
@@ -82,6 +84,7 @@ def test_vllm_stops_at_a_stop_string_and_samples_nothing_where_nothing_is_asked(
     assert (counted.token_ids, counted.finish_reason) == (b"", "length")
 
 
+@pytest.mark.vllm
 def test_aborting_what_vllm_is_at_work_on_leaves_room_for_others(serving: VllmEngine) -> None:
     for number in range(4):
         serving.add(call(f"r{number}", max_tokens=80))
@@ -94,6 +97,7 @@ def test_aborting_what_vllm_is_at_work_on_leaves_room_for_others(serving: VllmEn
     assert answer.call.rollout_id == "r9"
 
 
+@pytest.mark.vllm
 def test_an_engine_whose_vllm_is_killed_says_so_and_leaves(serving: VllmEngine) -> None:
     [core] = [pid for pid in running("VLLM::EngineCore") if parent_of(pid) == os.getpid()]
     serving.add(call("r0", max_tokens=80))

@@ -106,7 +106,8 @@ def applied(base: Mapping[str, RawTensor], delta: Delta) -> dict[str, RawTensor]
             return tensor
         bits = _bits(tensor.data, size).copy()
         bits[delta.places[first:last] - begin] = delta.values[first:last]
-        return RawTensor(tensor.dtype, tensor.shape, bits.tobytes())
+        bits.setflags(write=False)
+        return RawTensor(tensor.dtype, tensor.shape, bits.view(np.uint8).data)
 
     changed = each_of(base, change)
     return {name: changed[name] for name in sorted(changed)}

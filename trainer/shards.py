@@ -10,6 +10,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
@@ -111,21 +112,21 @@ def write_parts(
 ) -> PartsFile:
     """Write one file `<stem>-<digest>.safetensors`; it is durable when this returns.
 
-    Each tensor goes to the file once, without a copy, and through sha256, unless all of theirs are
-    known. Raises OSError.
+    Each tensor goes to the file once, without a copy, and through sha256 on other cores meanwhile,
+    unless all of theirs are known. Raises OSError.
     """
     tensors = {name: part.held for name, part in parts.items()}
-    head, sha256s = safetensors_head(tensors), dict(known or {})
+    head = safetensors_head(tensors)
     hidden = _hidden(directory, stem)
     try:
-        with hidden.open("xb") as file:
-            file.write(head)
-            for name in laid_out(tensors):
-                if not known:
-                    sha256s[name] = hashlib.sha256(tensors[name].data).hexdigest()
-                file.write(tensors[name].data)
-        to_disk(hidden)
-        described = _described(stem, head, parts, sha256s)
+        with ThreadPoolExecutor(1) as pool:
+            hashing = pool.submit(lambda: known or sha256s_of(tensors))
+            with hidden.open("xb") as file:
+                file.write(head)
+                for name in laid_out(tensors):
+                    file.write(tensors[name].data)
+            to_disk(hidden)
+        described = _described(stem, head, parts, hashing.result())
         hidden.replace(directory / described.name)
     finally:
         hidden.unlink(missing_ok=True)

@@ -107,6 +107,15 @@ def test_minus_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
     assert (delta.places.tolist(), delta.values.tolist()) == ([0], [0x8000])
 
 
+def test_weights_after_a_delta_cannot_be_written_to_nor_are_those_before_changed() -> None:
+    before = {"w": shorts(1, 2)}
+
+    after = applied(before, compared(before, {"w": shorts(1, 3)})[0])
+
+    assert (before, after) == ({"w": shorts(1, 2)}, {"w": shorts(1, 3)})
+    assert memoryview(after["w"].data).readonly
+
+
 @given(st.binary(max_size=40), st.integers(0, 20))
 def test_other_bytes_are_refused_or_are_a_delta_of_these_weights(
     data: bytes, elements: int

@@ -1,6 +1,8 @@
 """Tensors in parts: what some ranks wrote any other number reads, and nothing else."""
 
+import hashlib
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +106,32 @@ def test_a_file_of_parts_is_one_that_others_read_too(tmp_path: Path) -> None:
     assert from_safetensors(data) == tensors
     assert file.size_bytes == len(data)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_large_tensors_are_known_by_the_bits_that_lie_in_the_file(tmp_path: Path) -> None:
+    tensors = {f"w{number}": tensor(100_000 + number) for number in range(4)}
+
+    written = write_parts(tmp_path, "weights", parts_of(tensors))
+
+    lying = (tmp_path / written.name).read_bytes()
+    for name, known in written.tensors.items():
+        (shard,), data = known.shards, tensors[name].data
+        assert lying[shard.begin : shard.begin + len(data)] == data
+        assert shard.sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_a_file_of_parts_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
+    tensors = {f"w{number}": tensor(100_000 + number) for number in range(4)}
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 21, most[1]))
+
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_parts(tmp_path, "weights", parts_of(tensors))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_part_across_both_dimensions_is_found_by_its_place(tmp_path: Path) -> None:

@@ -36,11 +36,12 @@ async def answering(program: BoxProgram, within_s: float) -> BoxProgram:
     frame = Frame()
     try:
         text = QUIET + frame.around(":", status=0, subshell=False)
-        await framed_code(program, frame, HeadAndTail(0, 0, {}), text, within_s)
+        code = await framed_code(program, frame, HeadAndTail(0, 0, {}), text, within_s)
     finally:
         if frame.exit_code != 0:
             await program.end()
     if frame.exit_code != 0:
-        msg = f"a shell in the box does not answer within {within_s:g} s"
+        how = f"within {within_s:g} s" if code == TIMED_OUT else f"but ends (exit code {code})"
+        msg = f"a shell in the box does not answer {how}"
         raise WorkFailed(BOX_DIED, msg, retriable=True)
     return program

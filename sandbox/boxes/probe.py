@@ -20,9 +20,14 @@ async def probe(box: Box, *, timeout_s: float = PROBE_S) -> None:
     """
     ran = await box.run(NOTHING, timeout_s=timeout_s, cwd="/")
     if ran.oom:
-        msg = "what was done in the box holds all the memory that it may have"
-        raise WorkFailed(BOX_SPOILT, msg, retriable=False)
+        raise memory_held()
     if ran.exit_code:
         how = f"within {timeout_s:g} s" if ran.timed_out else f"({ran.output.strip()[:300]})"
         msg = f"the box is dead: a shell that is to do nothing does not do it {how}"
         raise WorkFailed(BOX_DIED, msg, retriable=True)
+
+
+def memory_held() -> WorkFailed:
+    """`box_spoilt`, where a program that did nothing was killed for want of memory."""
+    msg = "what was done in the box holds all the memory that it may have"
+    return WorkFailed(BOX_SPOILT, msg, retriable=False)

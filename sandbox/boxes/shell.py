@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sandbox.boxes.box import Box, BoxProgram, Ran
 from sandbox.boxes.frame import Frame, HeadAndTail, quoted
 from sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
-from sandbox.boxes.probe import probe
+from sandbox.boxes.probe import memory_held, probe
 from schemas.errors import WorkFailed
 
 OPEN_S = 20.0
@@ -99,11 +99,23 @@ class Shell:
             program = await self._box.shell(self._open_s)
         except WorkFailed:
             await probe(self._box)
-            # It lives: what kept the shell from answering, a lack of memory, may have passed.
-            program = await self._box.shell(self._open_s)
+            program = await self._open_again()
         await program.write(self._first)
         self._status = 0
         return program
+
+    async def _open_again(self) -> BoxProgram:
+        """A second shell for a box that lives: the want of memory that killed one may have passed.
+
+        Raises WorkFailed: `box_spoilt` where memory is what this one wanted too, else `box_died`.
+        """
+        killed_before = (await self._box.usage()).oom_kills
+        try:
+            return await self._box.shell(self._open_s)
+        except WorkFailed as error:
+            if (await self._box.usage()).oom_kills > killed_before:
+                raise memory_held() from error
+            raise
 
 
 def _refused(command: str) -> str:

@@ -449,3 +449,31 @@ def test_a_box_that_lives_is_asked_for_its_shell_once_more(monkeypatch: pytest.M
             await box.close()
 
     assert asyncio.run(whole()).output == "there\n"
+
+
+@pytest.mark.parametrize(("killed", "code"), [(1, "box_spoilt"), (0, "box_died")])
+def test_a_box_that_answers_a_probe_and_never_a_shell_is_judged_by_who_was_killed(
+    monkeypatch: pytest.MonkeyPatch, killed: int, code: str
+) -> None:
+    async def whole() -> str:
+        box = await driver("local").open(Spec())
+        asked: list[float] = []
+
+        async def ended(within_s: float) -> object:
+            asked.append(within_s)
+            raise WorkFailed("box_died", "a shell in the box does not answer", retriable=True)
+
+        async def usage() -> Usage:
+            return Usage(oom_kills=killed * len(asked))
+
+        monkeypatch.setattr(box, "shell", ended)
+        monkeypatch.setattr(box, "usage", usage)
+        try:
+            await Shell(box).run("echo there", timeout_s=10)
+        except WorkFailed as error:
+            return error.code
+        finally:
+            await box.close()
+        return ""
+
+    assert asyncio.run(whole()) == code

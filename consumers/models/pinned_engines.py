@@ -49,6 +49,8 @@ class Pinned:
     thread: Executor = field(default_factory=InlineExecutor)
     _staging: Staging | None = None
     _began: float = 0.0
+    _asked_at: float = 0.0
+    """When what is being staged was asked for last."""
     _pins: dict[int, _Pin] = field(default_factory=dict)
     _spare: Engine | None = None
     _failures: Counter[int] = field(default_factory=Counter)
@@ -97,7 +99,7 @@ class Pinned:
         for number in self._idle():
             if self._pins[number].used_at < before:
                 del self._pins[number]
-        if self._staging is not None and self._began < before and self._staging.ready():
+        if self._staging is not None and self._asked_at < before and self._staging.ready():
             self._staging = None
         if not self._pins:
             self._spare = None
@@ -105,6 +107,8 @@ class Pinned:
     def _opened(self, version: PolicyVersion, now: float) -> _Pin | None:
         if self._staging is None:
             self._begin(version, now)
+        if self._staging is not None and self._staging.version == version:
+            self._asked_at = now
         if self._staging is None or not self._staging.ready():
             return None
         staging, self._staging = self._staging, None

@@ -1,5 +1,7 @@
 """Calls that want one version are answered by just that one, whatever is announced meanwhile."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -179,6 +181,41 @@ def test_what_nobody_asks_for_gives_its_memory_back() -> None:
 
     assert held == [1]
     assert pinned.versions() == []
+
+
+class Later:
+    """A thread whose work is done where a test says so."""
+
+    def __init__(self) -> None:
+        self.done: Future[None] = Future()
+
+    def submit(self, work: Callable[..., None], *args: Any) -> Future[None]:
+        work(*args)
+        return self.done
+
+
+@pytest.mark.parametrize(("asked", "made"), [(True, 1), (False, 2)])
+def test_what_loads_for_longer_than_idle_ones_are_kept_is_dropped_only_where_nobody_asks(
+    asked: bool, made: int
+) -> None:
+    clock, thread = Clock(), Later()
+    twins: list[Slow] = []
+
+    def twin() -> Slow:
+        twins.append(Slow(clock))
+        return twins[-1]
+
+    pinned = Pinned(twin, clock, thread=thread)  # type: ignore[arg-type]
+    assert pinned.serving(version(1)) is None
+    for _ in range(4):
+        clock.pass_by(30.0)
+        if asked:
+            assert pinned.serving(version(1)) is None
+    thread.done.set_result(None)
+    pinned.tidy()
+
+    assert pinned.serving(version(1)) is not None
+    assert len(twins) == made
 
 
 @pytest.mark.parametrize(

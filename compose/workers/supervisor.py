@@ -18,6 +18,10 @@ from schemas.errors import Unfit
 GRACE_S = 25.0
 RESTART_S = 1.0
 MAX_RESTARTS = 20
+REFUSED = 2
+"""The exit code of a worker that says what it was given cannot be."""
+MAX_REFUSALS = 3
+"""In a row: what it was given will hardly change, though a file may be on its way."""
 
 log = structlog.get_logger()
 
@@ -31,9 +35,16 @@ class Child:
     log_path: Path
     process: ChildProcess | None = None
     restarts: int = 0
+    refusals: int = 0
+    """In a row, until now."""
     started: float = 0.0
     finished: bool = False
     """It ended with exit code 0 and is not wanted any more."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it has been begun often enough."""
+        return self.restarts >= MAX_RESTARTS or self.refusals >= MAX_REFUSALS
 
 
 @dataclass
@@ -77,10 +88,11 @@ class Supervisor:
                 continue
             if code == 0:
                 child.finished = True
-            elif child.restarts >= MAX_RESTARTS:
+            elif child.hopeless:
                 given_up.append(child.name)
             elif time.monotonic() - child.started > RESTART_S:
                 child.restarts += 1
+                child.refusals = child.refusals + 1 if code == REFUSED else 0
                 log.warning("worker_died", worker=child.name, exit_code=code)
                 self._spawn(child)
         return given_up

@@ -1,0 +1,65 @@
+"""Who is begun again when he dies, and who has died often enough."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compose.processes import ChildProcess
+from compose.workers import supervisor as supervising
+from compose.workers.supervisor import MAX_REFUSALS, MAX_RESTARTS, Supervisor
+from schemas.errors import Unfit
+
+
+class Ended:
+    """A process that has ended as it was told to."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+
+def supervised(
+    monkeypatch: pytest.MonkeyPatch, logs: Path, code_of: Callable[[int], int]
+) -> tuple[Supervisor, list[int]]:
+    """One worker whose n-th process ends with `code_of(n)` at once."""
+    begun: list[int] = []
+
+    def spawn(command: object, log_path: Path, **more: object) -> ChildProcess:
+        begun.append(code_of(len(begun)))
+        log_path.write_text(f"its last words, the {len(begun)}.\n")
+        return Ended(begun[-1])  # type: ignore[return-value]
+
+    monkeypatch.setattr(supervising, "spawn", spawn)
+    monkeypatch.setattr(supervising, "RESTART_S", -1.0)
+    made = Supervisor(logs, {})
+    made.start("training-1", "training")
+    return made, begun
+
+
+def look(workers: Supervisor, times: int) -> None:
+    for _ in range(times):
+        workers.keep_alive()
+
+
+@pytest.mark.parametrize(("code", "begun_in_all"), [(2, 1 + MAX_REFUSALS), (1, 1 + MAX_RESTARTS)])
+def test_who_refuses_what_he_is_given_is_begun_a_few_times_and_then_quoted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, begun_in_all: int
+) -> None:
+    workers, begun = supervised(monkeypatch, tmp_path, lambda number: code)
+
+    with pytest.raises(Unfit, match=rf"training-1 keeps dying.*\n.*words, the {begun_in_all}\."):
+        look(workers, times=100)
+
+    assert len(begun) == begun_in_all
+
+
+def test_refusals_count_in_a_row_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    workers, begun = supervised(monkeypatch, tmp_path, lambda number: 1 if number == 2 else 2)
+
+    look(workers, times=4)
+
+    assert begun == [2, 2, 1, 2, 2]
+    assert not workers.children["training-1"].hopeless

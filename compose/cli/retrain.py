@@ -2,12 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compose.cli import connection
 from schemas.errors import Refused
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from compose.runs.run_folder import RunFolder
 
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -59,7 +63,7 @@ def retrain(
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
-    from compose.files import refuse_no_folder, write_json
+    from compose.files import refuse_no_folder
     from compose.runs import run_folder
 
     numbers = parse_steps(steps)
@@ -69,26 +73,38 @@ def retrain(
         raise Refused(msg)
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)
-    threads = cluster.settings.training.threads
-    if with_ or without_task:
-        from compose.runs.what_if_run import what_if
+    if not (with_ or without_task):
+        raise typer.Exit(_again(cluster, folder, numbers, version, json))
+    from compose.files import write_json
+    from compose.runs.what_if_run import what_if
 
-        report = what_if(
-            cluster, folder, numbers, with_ or [], without_task,
-            version=version, threads=threads, out=out, tell=typer.echo,
-            playing=cluster.settings if held_out else None,
-        )  # fmt: skip
-        if json is not None:
-            write_json(json, report)
-        return
+    report = what_if(
+        cluster, folder, numbers, with_ or [], without_task,
+        version=version, threads=cluster.settings.training.threads, out=out, tell=typer.echo,
+        playing=cluster.settings if held_out else None,
+    )  # fmt: skip
+    if json is not None:
+        write_json(json, report)
+
+
+def _again(
+    cluster: "Cluster",
+    folder: "RunFolder",
+    numbers: tuple[int, int],
+    version: int | None,
+    json: Path | None,
+) -> int:
+    """Train the steps as they were trained; the exit code."""
+    from compose.files import write_json
     from compose.pages.retraining_page import retrain_and_tell
 
+    threads = cluster.settings.training.threads
     report = retrain_and_tell(
         cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
     )
     if json is not None:
         write_json(json, report)
-    raise typer.Exit(1 if report["differing"] else 0)
+    return 1 if report["differing"] else 0
 
 
 def parse_steps(text: str) -> tuple[int, int]:

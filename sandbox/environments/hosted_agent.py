@@ -12,13 +12,10 @@ lives again what was told so far. One that does not ask again what was asked the
 box of its task was ended so: what it had done there cannot be undone for another one.
 
 While some requests wait for the model, whoever was told goes on, and may soon ask for more. A step
-waits a little for that, in proportion to what replies take here, for else each would go round
-alone, and a process with several callers would get the speed of one. Where that was too short for
-somebody it waits longer the next time, up to half of what a reply takes.
+waits a little for that: `sandbox.environments.patience`.
 """
 
 import asyncio
-import statistics
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,6 +35,7 @@ from sandbox.agents.agent_box import (
 from sandbox.agents.agent_processes import AgentExit
 from sandbox.boxes.box import Box, Spec
 from sandbox.environment import Observation, kind_of
+from sandbox.environments.patience import Patience
 from sandbox.host import Host, Line, Process
 from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, text_of, told_by
 from schemas.errors import Unavailable, WorkFailed
@@ -49,11 +47,6 @@ CATCH_UP_S = 10.0
 """A process that lives its history again may take so long from one recorded ask to the next, while
 something else that it asked is held back."""
 RESTARTS = 2
-HOLD = 0.1
-"""Of the time that a reply takes, for others to ask too."""
-HOLD_S = (0.005, 1.0)
-"""At least and at most."""
-REPLY_TIMES = 31
 SAID_CHARS = 300
 
 log = structlog.get_logger()
@@ -98,11 +91,7 @@ class HostedAgent:
         self._open: Counter[str] = Counter()
         """Asks that were shown, or that the rollout says are open: nobody else has to hear them."""
         self._known = KnownPrints()
-        self._shown_at: dict[str, float] = {}
-        self._took: deque[float] = deque(maxlen=REPLY_TIMES)
-        self._patience_s = 0.0
-        self._gave_up = False
-        """Whether the last step returned before as many had asked as were told."""
+        self._patience = Patience(self._now)
 
     @staticmethod
     def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,13 +118,12 @@ class HostedAgent:
         """
         told = AgentAction.of(action)
         late = self._look()
-        if self._gave_up:
-            self._patience_s *= 2 if late else 0.5
+        self._patience.learn(late=bool(late))
         self._known.act(told)
         self._open = Counter(told.open)
         self._told.append((action,))
         for reply in told.replies:
-            self._note_time(reply)
+            self._patience.told(reply.d)
             self._tell(reply)
         await asyncio.sleep(0)  # they are written first: whoever waits for them goes on meanwhile
         return await self._next(len(told.replies), len(late))
@@ -216,8 +204,7 @@ class HostedAgent:
     async def _next(self, told: int = 0, late: int = 0) -> Observation:
         """Wait for what is to be shown, after so many replies were told and asks came before."""
         await self._catch_up()
-        self._gave_up = False
-        holds_until = self._now() + self._hold_s()
+        holds_until = self._patience.until()
         while True:
             new, ended = self._look(), self._exit is not None and self._exit.done()
             if ended:
@@ -230,7 +217,7 @@ class HostedAgent:
                 return self._shown(new)
             left = holds_until - self._now() if others else None
             if left is not None and left <= 0:
-                self._gave_up = True
+                self._patience.end()
                 return self._shown(new)
             await self._change(left)
 
@@ -257,12 +244,6 @@ class HostedAgent:
         assert self._line is not None
         await self._line.wait(timeout_s)
 
-    def _hold_s(self) -> float:
-        least, most = HOLD_S
-        reply_s = statistics.median(self._took) if self._took else 0.0
-        self._patience_s = min(max(self._patience_s, HOLD * reply_s, least), reply_s / 2 or least)
-        return min(most, max(self._patience_s, least))
-
     def _shown(self, new: Sequence[Ask]) -> Observation:
         assert self._line is not None
         told = told_by(new, self._known.at_both_ends(), self._known.by_name())
@@ -273,14 +254,9 @@ class HostedAgent:
         if len(new) == 1 and not self._open:
             self._line.shorten(told[0].ask, told[0].ask.shortened(told[0].own, told[0].same))
         for ask in new:
-            self._shown_at[ask.d] = self._now()
+            self._patience.shown(ask.d)
             self._open[ask.d] += 1
         return Observation(text_of(told))
-
-    def _note_time(self, reply: Reply) -> None:
-        shown_at = self._shown_at.pop(reply.d, None)
-        if shown_at is not None:
-            self._took.append(self._now() - shown_at)
 
     async def _ended(self) -> Observation | None:
         """How the process ended; None where it was begun anew."""

@@ -1,0 +1,58 @@
+"""How long a step waits for more asks: a share of a reply, longer where it was too short."""
+
+import pytest
+
+from sandbox.environments.patience import HOLD, HOLD_S, Patience
+from tests.support.rig import Clock
+
+
+def waited(patience: Patience, clock: Clock) -> float:
+    return round(patience.until() - clock(), 5)
+
+
+def replied(clock: Clock, *, after_s: float) -> Patience:
+    patience = Patience(clock)
+    patience.shown("a")
+    clock.pass_by(after_s)
+    patience.told("a")
+    return patience
+
+
+def test_nobody_waits_for_long_before_a_reply_was_seen() -> None:
+    clock = Clock()
+
+    assert waited(Patience(clock), clock) == pytest.approx(HOLD_S[0])
+
+
+def test_it_waits_a_share_of_what_a_reply_takes_and_never_above_the_bound() -> None:
+    clock = Clock()
+
+    assert waited(replied(clock, after_s=2.0), clock) == pytest.approx(HOLD * 2.0)
+    assert waited(replied(clock, after_s=500.0), clock) == pytest.approx(HOLD_S[1])
+
+
+def test_it_waits_twice_as_long_where_somebody_came_late_up_to_half_a_reply() -> None:
+    clock = Clock()
+    patience = replied(clock, after_s=1.0)
+    held = []
+    for _ in range(5):
+        held.append(waited(patience, clock))
+        patience.end()
+        patience.learn(late=True)
+
+    assert held == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
+
+
+def test_it_forgets_that_where_nobody_came_late_and_learns_nothing_where_all_were_there() -> None:
+    clock = Clock()
+    patience = replied(clock, after_s=1.0)
+    patience.until()
+    patience.end()
+    patience.learn(late=True)
+    longer = waited(patience, clock)
+    patience.learn(late=True)
+    same = waited(patience, clock)
+    patience.end()
+    patience.learn(late=False)
+
+    assert (longer, same, waited(patience, clock)) == pytest.approx((0.2, 0.2, 0.1))

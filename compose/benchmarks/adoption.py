@@ -19,27 +19,19 @@ from typing import TYPE_CHECKING
 
 from compose.benchmarks.figure import Figure, timed
 from compose.benchmarks.language_model import language_model
+from compose.benchmarks.one_server import OneServer, announced, call_of
 from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.log.memory_log import MemoryLog
 from inference.engine import EngineAnswer
-from schemas.codec import Codec, LocalRegistry
-from schemas.ids import call_seed, command_id
-from schemas.messages import Message, ModelCall, PolicyVersion, Sampling
-from schemas.published_weights import Published
-from schemas.topics import Topics, wanted
+from schemas.messages import Message, PolicyVersion
 
 if TYPE_CHECKING:
     from inference.transformers_engine import TransformersEngine
     from trainer.step import Learner
 
-POLICY = "bench"
 CALLS, ADOPTIONS, ANSWER = 8, 4, 64
 PROMPT = "Tell a long story of a lake."
 DENSITY = 0.007
 PATIENCE_S = 120.0
-FAR_MS = 1 << 50
-"""A deadline that nothing here comes to."""
 
 
 def adopt_pause_ms(settings: Settings) -> Figure:
@@ -67,36 +59,20 @@ class Steps:
 
 
 @dataclass(eq=False)
-class Server:
+class Busy:
     """A worker that is never without calls in hand."""
 
-    directory: Path
-    settings: Settings
+    server: OneServer
     prompt: str
     steps: Steps = field(default_factory=Steps)
     asked: int = 0
 
-    def __post_init__(self) -> None:
-        from inference.transformers_engine import TransformersEngine
-
-        self.topics = Topics("bench.")
-        self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
-        self.codec = Codec(LocalRegistry())
-        self.engine = TransformersEngine(POLICY, self.directory)
-        shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
-        thread = ThreadPoolExecutor(1, "stage")
-        self.loop = shop.models("models", self.engine, thread=thread)
-
-    def announce(self, version: PolicyVersion) -> None:
-        value = self.codec.encode(self.topics.versions, version)
-        self.log.append(self.topics.versions, POLICY.encode(), value)
-
     def ask(self) -> None:
         """Have calls in hand again, once there are none."""
-        if not self.loop.role.in_flight():
-            for number in range(self.asked, self.asked + CALLS):
-                value = self.codec.encode(self.topics.calls(POLICY), _call(number, self.prompt))
-                self.log.append(self.topics.calls(POLICY), str(number).encode(), value)
+        if not self.server.at_work():
+            said = Message("user", self.prompt)
+            numbers = range(self.asked, self.asked + CALLS)
+            self.server.send(call_of(f"rollout {number}", said, ANSWER) for number in numbers)
             self.asked += CALLS
 
     def until(self, version: int, steps: int) -> None:
@@ -104,7 +80,7 @@ class Server:
         until = time.monotonic() + PATIENCE_S
         while sum(one == version for _, _, one in self.steps.taken) < steps:
             self.ask()
-            self.loop.turn(0.0)
+            self.server.loop.turn(0.0)
             if time.monotonic() > until:
                 msg = f"version {version} is not served after {PATIENCE_S:g} s"
                 raise TimeoutError(msg)
@@ -113,22 +89,21 @@ class Server:
 def pause_of(directory: Path, settings: Settings, adoptions: int, prompt: str = PROMPT) -> Figure:
     """The figure of any policy's directory."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
-        server = Server(directory, settings, prompt)
+        server = OneServer(directory, settings, thread=ThreadPoolExecutor(1, "stage"))
+        busy = Busy(server, prompt)
         versions = list(_versions(directory, Path(scratch), adoptions + 1))
-        server.announce(versions[0])
-        while server.engine.version < 0:
-            server.loop.turn(0.0)
-        server.steps.watch(server.engine)
-        server.until(0, 5)
+        server.begin(versions[0])
+        busy.steps.watch(server.engine)
+        busy.until(0, 5)
         for number, version in enumerate(versions[1:], 1):
             server.announce(version)
-            server.until(number, 5)
+            busy.until(number, 5)
         server.loop.stop(0.0)
         ceiling, _ = timed(
             lambda: [each.clone() for each in server.engine.policy.model.parameters()]
         )
-    pauses, fed = _pauses(server.steps.taken), _fed(server.steps.taken)
-    plain = sorted(end - begin for begin, end, _ in server.steps.taken)
+    pauses, fed = _pauses(busy.steps.taken), _fed(busy.steps.taken)
+    plain = sorted(end - begin for begin, end, _ in busy.steps.taken)
     notes = (
         f"{len(pauses)} adoptions, the longest {1e3 * max(pauses):.0f} ms; the step after it fed "
         f"{CALLS} prefixes anew in {1e3 * median(fed):.0f} ms; decode steps took "
@@ -180,21 +155,3 @@ def _change(learner: "Learner", random: object) -> None:
         for parameter in learner.model.parameters():
             moved = torch.rand(parameter.shape, generator=random) < DENSITY
             parameter.mul_(1 + 0.01 * moved)
-
-
-def announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
-    """What a trainer says of what it published, of the policy that is measured."""
-    canary, newest = learner.canary(), published.newest
-    return PolicyVersion(
-        POLICY, number, number - 1, "bench", number, newest.weights_digest, published.full,
-        canary.ids, canary.logprobs, published.deltas, precision=learner.published,
-    )  # fmt: skip
-
-
-def _call(number: int, prompt: str) -> ModelCall:
-    rollout_id = f"rollout {number}"
-    return ModelCall(
-        rollout_id, 0, 0, 0, command_id(rollout_id, 0, 0, 0), rollout_id.encode(), 0, FAR_MS,
-        "sample", POLICY, 0, (Message("user", prompt),),
-        Sampling(max_tokens=ANSWER), call_seed(rollout_id, 0, 0), b"", 0,
-    )  # fmt: skip

@@ -17,24 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compose.benchmarks.adoption import POLICY, announced
 from compose.benchmarks.figure import Figure
+from compose.benchmarks.one_server import OneServer, announced, call_of
 from compose.extras import require
 from compose.runs.recipe import load_recipe
 from compose.runs.starting_policy import lay_policy
 from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec, LocalRegistry
-from schemas.ids import call_seed, command_id
-from schemas.messages import Message, ModelCall, Sampling
-from schemas.topics import Topics, wanted
+from schemas.messages import Message, ModelCall
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROUNDS = 4
-FAR_MS = 1 << 50
 LLAMA = {
     "model_type": "llama", "vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024,
     "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 6,
@@ -98,7 +92,7 @@ def compared(directory: Path, settings: Settings, batch: Batch, rounds: int = RO
         model = worker.engine.policy.model
         taken: dict[str, list[Round]] = {"worker": [], "generate": []}
         for number in range(rounds + 1):
-            worker.send(batch, number)
+            worker.send(calls_of(batch, number))
             taken["worker"].append(measured(worker.answer))
             ids = prompts_of(worker.engine.policy.template, batch, number)
             taken["generate"].append(measured(partial(generate, model, ids, batch.answer)))
@@ -124,51 +118,30 @@ def measured(work: Callable[[], object]) -> Round:
     return Round(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-class Worker:
-    """A models worker that serves version 0."""
+class Worker(OneServer):
+    """Serves version 0, on one thread."""
 
     def __init__(self, directory: Path, scratch: Path, settings: Settings) -> None:
-        from inference.transformers_engine import TransformersEngine
         from trainer.config import LearnerConfig
         from trainer.publication import Publication, Publishing
         from trainer.step import Learner
 
-        self.topics = Topics("bench.")
-        self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
-        self.codec = Codec(LocalRegistry())
-        self.engine = TransformersEngine(POLICY, directory, threads=1)
-        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
-        self.loop = shop.models("models", self.engine)
+        super().__init__(directory, settings, threads=1)
         learner = Learner(str(directory), LearnerConfig())
         published = Publication(str(scratch), Publishing()).write(0, learner.tensors())
-        version = self.codec.encode(self.topics.versions, announced(learner, 0, published))
-        self.log.append(self.topics.versions, POLICY.encode(), version)
-        while self.engine.version < 0:
-            self.loop.turn(0.0)
-
-    def send(self, batch: Batch, number: int) -> None:
-        """Put a batch of calls on the log."""
-        topic = self.topics.calls(POLICY)
-        for call in calls_of(batch, number):
-            self.log.append(topic, call.rollout_id.encode(), self.codec.encode(topic, call))
+        self.begin(announced(learner, 0, published))
 
     def answer(self) -> None:
         """Take turns until all calls on the log are answered."""
         self.loop.turn(0.0)
-        while self.loop.role.in_flight():
+        while self.at_work():
             self.loop.turn(0.0)
 
 
 def calls_of(batch: Batch, number: int) -> list[ModelCall]:
     """Calls of rollouts that nobody has seen before."""
-    said = [f"{number} {at}" for at in range(batch.calls)]
-    return [
-        ModelCall(
-            one, 0, 0, 0, command_id(one, 0, 0, 0), one.encode(), 0, FAR_MS, "sample", POLICY, 0,
-            (message,), Sampling(max_tokens=batch.answer), call_seed(one, 0, 0), b"", 0,
-        )
-        for one, message in zip(said, messages_of(batch, number), strict=True)
-    ]  # fmt: skip
+    said = enumerate(messages_of(batch, number))
+    return [call_of(f"{number} {at}", message, batch.answer) for at, message in said]
 
 
 def messages_of(batch: Batch, number: int) -> Sequence[Message]:

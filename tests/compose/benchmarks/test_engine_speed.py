@@ -8,6 +8,7 @@ from compose.benchmarks.engine_speed import (
     Batch,
     Round,
     Worker,
+    calls_of,
     compared,
     figure,
     generate,
@@ -42,7 +43,7 @@ def test_the_worker_answers_every_call_after_the_prompts_that_generate_gets(
     directory: Path, tmp_path: Path
 ) -> None:
     worker = Worker(directory, tmp_path, Settings(state_dir=tmp_path))
-    worker.send(BATCH, 3)
+    worker.send(calls_of(BATCH, 3))
     ids = prompts_of(worker.engine.policy.template, BATCH, 3)
 
     worker.answer()

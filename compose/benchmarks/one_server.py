@@ -1,0 +1,82 @@
+"""A models worker of real weights on an in-memory log: what it is told, asked, and waited for."""
+
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from consumers.log.memory_log import MemoryLog
+from schemas.codec import Codec, LocalRegistry
+from schemas.ids import call_seed, command_id
+from schemas.messages import Message, ModelCall, PolicyVersion, Sampling
+from schemas.published_weights import Published
+from schemas.topics import Topics, wanted
+
+if TYPE_CHECKING:
+    from trainer.step import Learner
+
+POLICY = "bench"
+FAR_MS = 1 << 50
+"""A deadline that nothing here comes to."""
+
+
+class OneServer:
+    """Serves the policy of a directory; `thread` reads weights beside the loop's."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings,
+        *,
+        threads: int | None = None,
+        thread: Executor | None = None,
+    ) -> None:
+        from inference.transformers_engine import TransformersEngine
+
+        self.topics = Topics("bench.")
+        self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
+        self.codec = Codec(LocalRegistry())
+        self.engine = TransformersEngine(POLICY, directory, threads=threads)
+        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
+        self.loop = shop.models("models", self.engine, thread=thread)
+
+    def announce(self, version: PolicyVersion) -> None:
+        """Tell it of a version."""
+        value = self.codec.encode(self.topics.versions, version)
+        self.log.append(self.topics.versions, POLICY.encode(), value)
+
+    def begin(self, version: PolicyVersion) -> None:
+        """Have it serve its first version before anything else."""
+        self.announce(version)
+        while self.engine.version < 0:
+            self.loop.turn(0.0)
+
+    def send(self, calls: Iterable[ModelCall]) -> None:
+        """Put calls on the log."""
+        topic = self.topics.calls(POLICY)
+        for call in calls:
+            self.log.append(topic, call.rollout_id.encode(), self.codec.encode(topic, call))
+
+    def at_work(self) -> bool:
+        """Whether it has calls in hand."""
+        return bool(self.loop.role.in_flight())
+
+
+def call_of(rollout_id: str, message: Message, tokens: int) -> ModelCall:
+    """The first call of a rollout that nobody has seen before; so many tokens are sampled."""
+    return ModelCall(
+        rollout_id, 0, 0, 0, command_id(rollout_id, 0, 0, 0), rollout_id.encode(), 0, FAR_MS,
+        "sample", POLICY, 0, (message,), Sampling(max_tokens=tokens), call_seed(rollout_id, 0, 0),
+        b"", 0,
+    )  # fmt: skip
+
+
+def announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
+    """What a trainer says of what it published."""
+    canary, newest = learner.canary(), published.newest
+    return PolicyVersion(
+        POLICY, number, number - 1, "bench", number, newest.weights_digest, published.full,
+        canary.ids, canary.logprobs, published.deltas, precision=learner.published,
+    )  # fmt: skip

@@ -9,68 +9,34 @@ import pytest
 import torch
 
 from compose.pages.retraining_page import retrain_and_tell
-from compose.runs import run_folder
-from compose.runs.recipe import SHIPPED, load_recipe, parse_recipe
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.run_trainer import run_trainer
-from compose.workers.served_policy import run_engine
-from consumers.log.memory_log import MemoryLog
+from compose.runs.recipe import SHIPPED, load_recipe
 from inference.gguf_policy import make_gguf_policy
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import TrainStep, Trajectory
+from schemas.messages import Trajectory
 from schemas.objects import ObjectStore
-from schemas.topics import Topics, wanted
 from tests.support import tiny_gguf
 from tests.support.engines import has, left_out
 from tests.support.waiting import until
+from tests.support.whole_run import WholeRun
 
 STEPS = 2
 
 
-class Whole:
-    """A run on the in-memory log with all of its policies; it is what commands read history of."""
+class Whole(WholeRun):
+    """A run of a shipped recipe, played to its end."""
 
     def __init__(self, state: Path, text: str, name: str) -> None:
-        recipe = parse_recipe(text, name)
-        self.folder = run_folder.create(state, recipe, text, seed=5)
-        self.parts = self.folder.parts()
-        self.topics = Topics("m.")
-        self.log = MemoryLog(wanted("m.", [part.policy_id for part in self.parts], partitions=2))
-        self.codec = Codec(LocalRegistry(), objects=ObjectStore(f"{state}/objects"))
-        settings = Settings(state_dir=state, cache_dir=state / "cache")
-        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
-        self.trainers = [run_trainer(shop, f"training-{p.name}", p) for p in self.parts]
-        scorers = {part.recipe.scoring_id: part.recipe.scorers for part in self.parts}
-        self.loops = [
-            shop.agents("agents"),
-            *(
-                shop.models(f"models-{part.name}", run_engine(part, settings))
-                for part in self.parts
-            ),
-            shop.environments("environments"),
-            *(shop.rewards(f"rewards-{each}", names, each) for each, names in scorers.items()),
-        ]
+        super().__init__(state, text, name, seed=5, objects=ObjectStore(f"{state}/objects"))
 
     def go(self) -> None:
         """To its end."""
+        trainers = [self.trainer(part) for part in self.parts]
 
         def over() -> bool:
-            while self._turn():
+            while self.turn(*trainers):
                 pass
-            return all(trainer.done() for trainer in self.trainers)
+            return all(trainer.done() for trainer in trainers)
 
-        until(over, 240, lambda: f"{[each.running() for each in self.trainers]} rollouts run")
-
-    def _turn(self) -> int:
-        """How much has moved."""
-        at_work = [trainer for trainer in self.trainers if not trainer.done()]
-        moved = sum(loop.turn(0.0) for loop in self.loops)
-        return moved + sum(trainer.turn(0.0) for trainer in at_work)
-
-    def close(self) -> None:
-        for loop in self.loops:
-            loop.stop(1.0)
+        until(over, 240, lambda: f"{[each.running() for each in trainers]} rollouts run")
 
 
 def odd(trajectory: Trajectory) -> float:
@@ -114,13 +80,12 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Whole]:
     whole = Whole(tmp_path / "state", shortened(name, tmp_path), name)
     whole.go()
     yield whole
-    whole.close()
+    whole.stop()
 
 
 def test_steps_of_a_shipped_recipe_come_out_the_same_to_the_bit(finished: Whole) -> None:
-    found = [finished.codec.decode(r.value, TrainStep) for r in finished.log.all("m.train.steps")]
     for part in finished.parts:
-        steps = [step for step in found if step.policy_id == part.policy_id]
+        steps = finished.steps(part)
         assert [step.step for step in steps] == [1, 2]
         assert any(step.metrics["grad_norm"] > 0 for step in steps)
 

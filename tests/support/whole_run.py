@@ -1,0 +1,65 @@
+"""A real run with all of its policies on one in-memory log: it is what commands read history of."""
+
+from pathlib import Path
+from typing import Any
+
+from compose.runs import run_folder
+from compose.runs.recipe import parse_recipe
+from compose.settings import Settings
+from compose.workers.build import Workshop
+from compose.workers.run_trainer import run_trainer
+from compose.workers.served_policy import run_engine
+from consumers.log.memory_log import MemoryLog
+from consumers.loop.loop import Loop
+from consumers.training.trainer import Trainer
+from schemas.codec import Codec, LocalRegistry
+from schemas.messages import TrainStep
+from schemas.objects import ObjectStore
+from schemas.topics import Topics, wanted
+
+
+class WholeRun:
+    """Its workers take turns; any of them may be replaced."""
+
+    def __init__(
+        self, state: Path, text: str, name: str, *, seed: int, objects: ObjectStore | None = None
+    ) -> None:
+        self.folder = run_folder.create(state, parse_recipe(text, name), text, seed=seed)
+        self.parts = self.folder.parts()
+        self.topics = Topics("m.")
+        self.log = MemoryLog(wanted("m.", [part.policy_id for part in self.parts], partitions=2))
+        self.codec = Codec(LocalRegistry(), objects=objects)
+        self.settings = Settings(state_dir=state, cache_dir=state / "cache")
+        self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
+        scorers = {part.recipe.scoring_id: part.recipe.scorers for part in self.parts}
+        self.loops = {
+            "agents": self.shop.agents("agents"),
+            "environments": self.shop.environments("environments"),
+            **{part.name: self.server(part) for part in self.parts},
+            **{
+                f"by-{each}": self.shop.rewards(f"rewards-{each}", names, each)
+                for each, names in scorers.items()
+            },
+        }
+
+    def server(self, part: run_folder.RunFolder) -> Loop:
+        return self.shop.models(f"models-{part.name}", run_engine(part, self.settings))
+
+    def trainer(self, part: run_folder.RunFolder) -> Trainer:
+        return run_trainer(self.shop, f"training-{part.name}", part)
+
+    def turn(self, *trainers: Trainer) -> int:
+        """One turn of everybody who is not done; how much has moved."""
+        moved = sum(loop.turn(0.0) for loop in self.loops.values())
+        return moved + sum(each.turn(0.0) for each in trainers if not each.done())
+
+    def stop(self) -> None:
+        for loop in self.loops.values():
+            loop.stop(1.0)
+
+    def read(self, topic: str, kind: type) -> list[Any]:
+        return [self.codec.decode(record.value, kind) for record in self.log.all(topic)]
+
+    def steps(self, part: run_folder.RunFolder) -> list[TrainStep]:
+        found = self.read(self.topics.train_steps, TrainStep)
+        return [step for step in found if step.policy_id == part.policy_id]

@@ -14,6 +14,7 @@ from typing import cast
 from compose.benchmarks.cpu_used import cpu_used_s
 from compose.services.service_errors import ServicesError
 from consumers.environments.session_thread import Work
+from consumers.environments.session_times import SessionTimes
 from consumers.environments.waiting_sessions import WaitingSessions
 from consumers.log.protocols import Record
 from consumers.room import Room
@@ -28,7 +29,6 @@ from schemas.ids import command_id
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Instance
 
 FAR_S = 120.0
-LEASE_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class BoxSessions:
             ),
             kind_of=lambda name: Kind(waits=True, replayable=True),
             slots={},
-            lease_s=LEASE_S,
+            times=SessionTimes(),
             counts=Counter(),
         )
 

@@ -61,14 +61,18 @@ def learn_at_lag(
                 kept.add(way, ended)
     cells = [cell for way in ways if (cell := kept.cell(way, seeds)).runs]
     if cells:
-        terminal = Console()
-        terminal.print(table(cells))
-        terminal.print(f"median success after all steps (seeds >= {GOOD:g}, mean staleness)")
+        _show(cells)
         if picture is not None:
             draw(recipe, cells, picture)
     if failed:
         raise failed[0]
     return cells
+
+
+def _show(cells: Sequence[Cell]) -> None:
+    terminal = Console()
+    terminal.print(table(cells))
+    terminal.print(f"median success after all steps (seeds >= {GOOD:g}, mean staleness)")
 
 
 def lags_of(text: str) -> tuple[int, ...]:

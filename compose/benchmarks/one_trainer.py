@@ -127,6 +127,22 @@ def scored_row(
 
 def trl(directory: str, shape: Shape) -> Step:
     """TRL's loss, gradient and update as its trainer makes them, in float32, nothing recomputed."""
+    trainer = _grpo_trainer(directory, shape)
+    optimiser = trainer.create_optimizer()
+    inputs = _grpo_inputs(shape, int(trainer.model.config.vocab_size))
+    trainer.model.train()
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        trainer.compute_loss(trainer.model, dict(inputs)).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimiser.step()
+
+    return step
+
+
+def _grpo_trainer(directory: str, shape: Shape) -> Any:
+    """TRL's, in float32; what it would keep goes when this process ends."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
@@ -135,7 +151,6 @@ def trl(directory: str, shape: Shape) -> Step:
     model = AutoModelForCausalLM.from_pretrained(
         directory, local_files_only=True, dtype=torch.float32
     )
-    vocabulary = int(model.config.vocab_size)
     scratch = tempfile.mkdtemp(prefix="rollcall-trl-")
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     config = GRPOConfig(
@@ -151,28 +166,23 @@ def trl(directory: str, shape: Shape) -> Step:
         train_dataset=Dataset.from_list([{"prompt": "a"}] * count),
     )
     trainer.current_gradient_accumulation_steps = 1
-    optimiser = trainer.create_optimizer()
+    return trainer
+
+
+def _grpo_inputs(shape: Shape, vocabulary: int) -> dict[str, torch.Tensor]:
+    """The batch of `rows` as `compute_loss` takes it."""
     made = list(rows(shape, vocabulary))
     prompts = torch.from_numpy(np.stack([prompt for prompt, _, _ in made]))
     answers = torch.from_numpy(np.stack([answer for _, answer, _ in made]))
     rewards = torch.tensor([reward for _, _, reward in made]).view(shape.groups, shape.answers)
     centred = rewards - rewards.mean(1, keepdim=True)
-    inputs = {
+    return {
         "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts),
         "completion_ids": answers, "completion_mask": torch.ones_like(answers),
         "advantages": (centred / (rewards.std(1, keepdim=True) + 1e-4)).flatten(),
         "old_per_token_logps": torch.full(answers.shape, LOGPROB),
         "num_items_in_batch": torch.tensor(answers.numel()),
     }  # fmt: skip
-    trainer.model.train()
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        trainer.compute_loss(trainer.model, dict(inputs)).backward()
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        optimiser.step()
-
-    return step
 
 
 def measured(step: Step) -> StepTaken:

@@ -1,11 +1,14 @@
 """`rollcall chaos`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compose.cli.connection import settings
+
+if TYPE_CHECKING:
+    from compose.chaos.plan import ChaosPlan
 
 Minutes = Annotated[float | None, typer.Option(help="Harm for so long.")]
 Seed = Annotated[int, typer.Option(help="Of the schedule and the workload.")]
@@ -62,18 +65,23 @@ def chaos(
 
     A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.1.0-py3-none-any.whl
     """
-    from rich.console import Console
-
     from compose.chaos.faults import roles_of
     from compose.chaos.plan import ChaosPlan
+
+    plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, recipe, beside)
+    raise typer.Exit(_harm(plan, json, keep))
+
+
+def _harm(plan: "ChaosPlan", json: Path | None, keep: Path | None) -> int:
+    """The exit code."""
+    from rich.console import Console
+
     from compose.chaos.run import run_chaos
     from compose.conductor.conductor import Stopped
 
     terminal = Console()
     try:
-        plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, recipe, beside)
-        ok = run_chaos(settings(), plan, json=json, keep=keep, terminal=terminal)
+        return 0 if run_chaos(settings(), plan, json=json, keep=keep, terminal=terminal) else 1
     except Stopped:
         terminal.print("stopped; everything was taken down")
-        raise typer.Exit(130) from None
-    raise typer.Exit(0 if ok else 1)
+        return 130

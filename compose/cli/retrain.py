@@ -2,16 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compose.cli import connection
 from schemas.errors import Refused
-
-if TYPE_CHECKING:
-    from compose.cluster import Cluster
-    from compose.runs.run_folder import RunFolder
 
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -63,48 +59,34 @@ def retrain(
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
-    from compose.files import refuse_no_folder
+    from compose.files import refuse_no_folder, write_json
+    from compose.pages.retraining_page import retrain_and_tell
     from compose.runs import run_folder
+    from compose.runs.what_if_run import what_if
 
     numbers = parse_steps(steps)
     refuse_no_folder(json)
-    if out is not None and not (with_ or without_task):
+    otherwise = bool(with_ or without_task)
+    if out is not None and not otherwise:
         msg = "--out is for what --with or --without-task come to; give one, or use export-policy"
         raise Refused(msg)
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)
-    if not (with_ or without_task):
-        raise typer.Exit(_again(cluster, folder, numbers, version, json))
-    from compose.files import write_json
-    from compose.runs.what_if_run import what_if
-
-    report = what_if(
-        cluster, folder, numbers, with_ or [], without_task,
-        version=version, threads=cluster.settings.training.threads, out=out, tell=typer.echo,
-        playing=cluster.settings if held_out else None,
-    )  # fmt: skip
-    if json is not None:
-        write_json(json, report)
-
-
-def _again(
-    cluster: "Cluster",
-    folder: "RunFolder",
-    numbers: tuple[int, int],
-    version: int | None,
-    json: Path | None,
-) -> int:
-    """Train the steps as they were trained; the exit code."""
-    from compose.files import write_json
-    from compose.pages.retraining_page import retrain_and_tell
-
     threads = cluster.settings.training.threads
-    report = retrain_and_tell(
-        cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
-    )
+    if otherwise:
+        report = what_if(
+            cluster, folder, numbers, with_ or [], without_task,
+            version=version, threads=threads, out=out, tell=typer.echo,
+            playing=cluster.settings if held_out else None,
+        )  # fmt: skip
+    else:
+        report = retrain_and_tell(
+            cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
+        )
     if json is not None:
         write_json(json, report)
-    return 1 if report["differing"] else 0
+    if not otherwise and report["differing"]:
+        raise typer.Exit(1)
 
 
 def parse_steps(text: str) -> tuple[int, int]:

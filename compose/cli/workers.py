@@ -26,6 +26,24 @@ Accept = Annotated[
     ),
 ]
 
+Run = Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")]
+Policy = Annotated[str, typer.Option(help="Else the policy id ...")]
+Directory = Annotated[
+    Path | None,
+    typer.Option(help="... and its directory (of --engine openai the tokenizer's),"),
+]
+Script = Annotated[
+    str, typer.Option(help="... or the module:function that plays it: text in, text out.")
+]
+Tasks = Annotated[Path | None, typer.Option(help="Tasks, for the scripts oracle and noisy.")]
+GoldShare = Annotated[
+    float | None, typer.Option(min=0, max=1, help="How often noisy does as oracle does.")
+]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", help="What serves weights; else models.engine of the settings."),
+]
+
 
 def agents(name: Name = "", accept_truncation: Accept = False) -> None:
     """Start requests, fold journals, run agent programs."""
@@ -66,25 +84,13 @@ def rewards(
 
 def models(
     name: Name = "",
-    run: Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")] = "",
-    policy: Annotated[str, typer.Option(help="Else the policy id ...")] = "",
-    directory: Annotated[
-        Path | None,
-        typer.Option(help="... and its directory (of --engine openai the tokenizer's),"),
-    ] = None,
-    script: Annotated[
-        str, typer.Option(help="... or the module:function that plays it: text in, text out.")
-    ] = "",
-    tasks: Annotated[
-        Path | None, typer.Option(help="Tasks, for the scripts oracle and noisy.")
-    ] = None,
-    gold_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="How often noisy does as oracle does.")
-    ] = None,
-    engine_name: Annotated[
-        str,
-        typer.Option("--engine", help="What serves weights; else models.engine of the settings."),
-    ] = "",
+    run: Run = "",
+    policy: Policy = "",
+    directory: Directory = None,
+    script: Script = "",
+    tasks: Tasks = None,
+    gold_share: GoldShare = None,
+    engine_name: Engine = "",
     accept_truncation: Accept = False,
 ) -> None:
     """Serve one policy, adopting its versions as they are announced.

@@ -101,13 +101,18 @@ def conduct(
             folder, cluster, supervisor, figures_of(folder), began, pids,
             others=figures_of_others(folder),
         )  # fmt: skip
-        try:
-            _start(supervisor, folder)
-            _watch(conducted, terminal, unless_down(check, cluster))
-        finally:
-            supervisor.stop()
-            cluster.close()
+        _run(conducted, terminal, check)
         return _report(conducted, summary, terminal)
+
+
+def _run(conducted: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
+    """Start every process of it and watch until its end; none is left, and no client."""
+    try:
+        _start(conducted.supervisor, conducted.folder)
+        _watch(conducted, terminal, unless_down(check, conducted.cluster))
+    finally:
+        conducted.supervisor.stop()
+        conducted.cluster.close()
 
 
 def unless_down(check: Callable[[], None], cluster: Cluster) -> Callable[[], None]:

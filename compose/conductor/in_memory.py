@@ -51,12 +51,23 @@ def run_in_memory(
         folder = run_folder.create(Path(state), recipe, text, seed, tasks=tasks)
         store = ObjectStore(f"{state}/objects", above_bytes=settings.objects.above_bytes)
         figures, others = _turns(folder, settings, store, Terminal())
-    version, success = figures.heldout.curve()[-1]
+    result: dict[str, Any] = {"run_id": folder.run_id, "seed": seed} | _told(figures)
+    result["wall_seconds"] = round(time.monotonic() - began, 2)
+    if others:
+        result["policies"] = summary_of(others)
+    Terminal().print_json(orjson.dumps(result).decode())
+    if summary is not None:
+        write_json(summary, result)
+    return result
+
+
+def _told(figures: RunFigures) -> dict[str, Any]:
+    """What the log says of the run."""
+    curve = figures.heldout.curve()
+    version, success = curve[-1]
     solved, starts = figures.heldout.starts(version)
-    result = {
-        "run_id": folder.run_id,
-        "seed": seed,
-        "success_before": figures.heldout.curve()[0][1],
+    return {
+        "success_before": curve[0][1],
         "success_after": success,
         "starts_solved": solved,
         "starts": starts,
@@ -66,12 +77,7 @@ def run_in_memory(
         "timers": figures.phases.quantiles(),
         "environment_starts": figures.phases.starts(),
         "held_out": figures.held_out(),
-        "wall_seconds": round(time.monotonic() - began, 2),
-    } | ({"policies": summary_of(others)} if others else {})
-    Terminal().print_json(orjson.dumps(result).decode())
-    if summary is not None:
-        write_json(summary, result)
-    return result
+    }
 
 
 def _turns(

@@ -86,13 +86,10 @@ def up(
         with ThreadPoolExecutor(max_workers=len(services)) as pool:
             raised = [pool.submit(_raise, *each) for each in services]
         _all_or_none(raised)
-        began = [
-            service
-            for (service, _), new in zip(services, raised, strict=True)
-            if new.result().is_new
-        ]
         both = endpoints(state_dir)
         if both is not None:
+            each = zip(services, raised, strict=True)
+            began = [service for (service, _), new in each if new.result().is_new]
             due = [service.name for service in began if service.aot.is_due()]
             train_beside(cache_dir, both.kafka_pid, due)
     if both is None:

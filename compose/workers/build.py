@@ -94,6 +94,7 @@ class Workshop:
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from consumers.environments.environments import Environments
         from consumers.environments.instance_records import InstanceRecords
+        from consumers.environments.session_times import SessionTimes
         from consumers.room import Room
 
         settings = self.settings.environments
@@ -106,7 +107,7 @@ class Workshop:
             answers,
             letters,
             threads=threads,
-            lease_s=settings.lease_s,
+            times=SessionTimes(lease_s=settings.lease_s),
             slots=settings.slots,
             room=room,
             hosts=self._hosts(room, boxes),

@@ -7,8 +7,9 @@ from typing import Any
 from consumers.answers import Answers, expired
 from consumers.environments.homes import Homes, Kinds
 from consumers.environments.session_thread import Body, Work
-from consumers.environments.waiting_sessions import GRACE_S, WaitingSessions
-from consumers.environments.watched_threads import CLOSE_S, SLOW_S, WatchedThreads
+from consumers.environments.session_times import SessionTimes
+from consumers.environments.waiting_sessions import WaitingSessions
+from consumers.environments.watched_threads import WatchedThreads
 from consumers.environments.worker_boxes import WorkerBoxes
 from consumers.log.protocols import Record
 from consumers.loop.dead_letters import DeadLetters
@@ -25,8 +26,7 @@ from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
 """From an environment's name and its config as JSON."""
-LEASE_S = 3600.0
-"""As long as a rollout may take unless it says otherwise: after that nobody can ask any more."""
+TIMES = SessionTimes()
 
 
 class Environments(WorkRole):
@@ -45,10 +45,7 @@ class Environments(WorkRole):
         hosts: Callable[[str], Host] | None = None,
         slots: Mapping[str, int] | None = None,
         room: Room | None = None,
-        lease_s: float = LEASE_S,
-        slow_s: float = SLOW_S,
-        close_s: float = CLOSE_S,
-        grace_s: float = GRACE_S,
+        times: SessionTimes = TIMES,
         boxes: WorkerBoxes | None = None,
         note: Tell = lambda instance: None,
     ) -> None:
@@ -60,9 +57,7 @@ class Environments(WorkRole):
         self._lock = threading.Lock()
         given = self._give, self._late, answers.publisher.push
         made = make or make_plain
-        self.threads = WatchedThreads(
-            *given, count=threads, make=made, lease_s=lease_s, slow_s=slow_s, close_s=close_s
-        )
+        self.threads = WatchedThreads(*given, count=threads, make=made, times=times)
         self.counts = self.threads.counts
         kinds = Kinds((lambda _: kind or Kind()) if make else kind_of)
         self.room = room or Room(threaded=threads > 0)
@@ -72,9 +67,8 @@ class Environments(WorkRole):
             make=_made_in_place(make, hosts),
             kind_of=kinds.of,
             slots=slots or {},
-            lease_s=lease_s,
+            times=times,
             counts=self.counts,
-            grace_s=grace_s,
             note=note,
         )
         self.boxes = boxes

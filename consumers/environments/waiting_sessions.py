@@ -14,6 +14,7 @@ import structlog
 
 from consumers.environments.rollout_slots import RolloutSlots
 from consumers.environments.session_thread import Body, Give, Late, Work
+from consumers.environments.session_times import SessionTimes
 from consumers.environments.slots import Slots
 from consumers.environments.waiting_session import Surroundings, WaitingSession, Wanted
 from consumers.environments.watched_threads import REAP_EVERY_S
@@ -24,7 +25,6 @@ from sandbox.sessions import place_of, stale
 from schemas.answer_cache import AnswerCache
 from schemas.messages import CallFailed
 
-GRACE_S = 10.0
 LEAVE_S = 15.0
 """What the end of all sessions may take when a worker leaves."""
 
@@ -44,15 +44,14 @@ class WaitingSessions:
         make: Callable[[str, str, str], AnyEnvironment],
         kind_of: Callable[[str], Kind],
         slots: Mapping[str, int],
-        lease_s: float,
+        times: SessionTimes,
         counts: Counter[str],
-        grace_s: float = GRACE_S,
         note: Tell = lambda instance: None,
     ) -> None:
         self.give = give
         self.push = push
         self.room = room
-        self.lease_s = lease_s
+        self.lease_s = times.lease_s
         self.counts = counts
         self.kind_of = kind_of
         self.slots = Slots(slots)
@@ -72,7 +71,7 @@ class WaitingSessions:
             make, self._slots_of,
             lambda name: kind_of(name).replayable is not False,  # where it may be: ask for history
             self._slots_for, late, self._told, self._gone, self._stands, room.fail, note,
-            AnswerCache(), grace_s,
+            AnswerCache(), times.grace_s,
         )  # fmt: skip
 
     def hand_out(self, works: Sequence[Work]) -> None:

@@ -8,18 +8,15 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
+from consumers.environments.session_times import SessionTimes
 from sandbox.at_once import at_once
 from sandbox.sessions import Make, Sessions
 from schemas.answer_cache import AnswerCache
 from schemas.messages import CallFailed, EnvironmentStepped
 
 REAP_EVERY_S = 30.0
-SLOW_S = 1.0
-"""After this nobody waits behind a step any more."""
 MOST_APART = 128
 """Threads with a single rollout in them; where there are more slow ones, others wait for them."""
-CLOSE_S = 60.0
-"""What closing the sessions of a partition, or those that lapsed, may take."""
 
 log = structlog.get_logger()
 
@@ -38,16 +35,12 @@ class WatchedThreads:
         *,
         count: int,
         make: Make,
-        lease_s: float,
-        slow_s: float,
-        close_s: float,
+        times: SessionTimes,
     ) -> None:
         self.give = give
         self.late = late
         self.push = push
-        self.lease_s = lease_s
-        self.slow_s = slow_s
-        self.close_s = close_s
+        self.times = times
         self.counts: Counter[str] = Counter()
         self._threaded = count > 0
         last: AnswerCache[EnvironmentStepped] = AnswerCache()
@@ -74,7 +67,7 @@ class WatchedThreads:
     def everywhere(self, run: Callable[[Sessions], object]) -> None:
         """Have something done with the sessions of every thread, in its turn."""
         for thread in self._all():
-            thread.ask([Chore(run, self.close_s)])
+            thread.ask([Chore(run, self.times.close_s)])
 
     def _all(self) -> list[SessionThread]:
         return list(dict.fromkeys([*self.shared, *self.apart.values()]))
@@ -90,7 +83,7 @@ class WatchedThreads:
             with thread.turn:  # what it is at, it is at until we are done here
                 self._watch(thread, now)
         if now >= self._reap_due:
-            self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
+            self._reap_due = now + min(REAP_EVERY_S, self.times.lease_s)
             self.everywhere(lambda sessions: self._reap(sessions, now))
 
     def _watch(self, thread: SessionThread, now: float) -> None:
@@ -101,7 +94,7 @@ class WatchedThreads:
         elif thread not in self.shared:
             if thread.empty():
                 self._end(thread)
-        elif thread.busy_s(now) > self.slow_s:
+        elif thread.busy_s(now) > self.times.slow_s:
             self._leave_alone(thread)
 
     def _reap(self, sessions: Sessions, now: float) -> None:
@@ -109,10 +102,10 @@ class WatchedThreads:
 
         A rollout that ended while its agents worker died sends no close.
         """
-        lapsed = at_once(sessions.reap(now, self.lease_s))
+        lapsed = at_once(sessions.reap(now, self.times.lease_s))
         if lapsed:
             self.counts["lapsed"] += lapsed
-            log.info("sessions_lapsed", count=lapsed, lease_s=self.lease_s)
+            log.info("sessions_lapsed", count=lapsed, lease_s=self.times.lease_s)
 
     def _leave_alone(self, thread: SessionThread) -> None:
         """Move everybody else out of a thread whose step takes long."""
@@ -156,7 +149,7 @@ class WatchedThreads:
         if work is not None:
             msg = f"the environment ended its thread: {type(error).__name__}"
             self.give(work.step, CallFailed("raised", msg, False), work.record)
-        self.shared[0].ask([Chore(lambda _: at_once(thread.sessions.close()), self.close_s)])
+        self.shared[0].ask([Chore(lambda _: at_once(thread.sessions.close()), self.times.close_s)])
         log.error("environments_thread_died", error=type(error).__name__)
 
     def _abandon(self, thread: SessionThread, request: Work | Chore | None) -> None:

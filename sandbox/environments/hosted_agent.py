@@ -16,8 +16,8 @@ waits a little for that: `sandbox.environments.patience`.
 """
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -36,12 +36,12 @@ from sandbox.agents.agent_processes import AgentExit
 from sandbox.boxes.box import Box, Spec
 from sandbox.environment import Observation, kind_of
 from sandbox.environments.patience import Patience
+from sandbox.environments.told_history import ToldHistory
 from sandbox.host import Host, Line, Process
 from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, text_of, told_by
 from schemas.errors import Unavailable, WorkFailed
 from schemas.foreign_text import plain
 from schemas.known_asks import KnownPrints
-from schemas.packed_rows import PackedRows
 
 CATCH_UP_S = 10.0
 """A process that lives its history again may take so long from one recorded ask to the next, while
@@ -84,10 +84,7 @@ class HostedAgent:
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
-        self._told: PackedRows[tuple[str]] = PackedRows()
-        """The actions of this session, in order."""
-        self._recorded: dict[str, deque[Reply]] = {}
-        """Those that this process has yet to ask for."""
+        self._told = ToldHistory()
         self._open: Counter[str] = Counter()
         """Asks that were shown, or that the rollout says are open: nobody else has to hear them."""
         self._known = KnownPrints()
@@ -121,7 +118,7 @@ class HostedAgent:
         self._patience.learn(late=bool(late))
         self._known.act(told)
         self._open = Counter(told.open)
-        self._told.append((action,))
+        self._told.append(action)
         for reply in told.replies:
             self._patience.told(reply.d)
             self._tell(reply)
@@ -145,9 +142,7 @@ class HostedAgent:
 
     async def _begin(self) -> None:
         """A process and a line for it, and all that was told still to be asked for."""
-        self._recorded = {}
-        for reply in self._told_so_far():
-            self._record(reply)
+        self._told.begin_again()
         config = self._task.get("config", {})
         home = await self._home(config)
         listener = await home.box.listen(PORT) if home else None
@@ -171,19 +166,12 @@ class HostedAgent:
         self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
         return AgentBox(box, box.directory.decode())
 
-    def _told_so_far(self) -> Iterator[Reply]:
-        """The replies of all actions, in order."""
-        return (reply for (action,) in self._told for reply in AgentAction.of(action).replies)
-
     def _tell(self, reply: Reply) -> None:
         assert self._line is not None
         try:
             self._line.tell(reply)
         except KeyError:  # nobody has asked for it yet
-            self._record(reply)
-
-    def _record(self, reply: Reply) -> None:
-        self._recorded.setdefault(reply.d, deque()).append(reply)
+            self._told.wait(reply)
 
     def _look(self) -> list[Ask]:
         """What was asked and is not known to the rollout; what is recorded is told at once."""
@@ -191,10 +179,8 @@ class HostedAgent:
         heard, new = Counter(self._open), []
         for ask in self._line.asked():
             self._known.see(ask)
-            if replies := self._recorded.get(ask.d):
-                self._line.tell(replies.popleft())
-                if not replies:
-                    del self._recorded[ask.d]
+            if (reply := self._told.asked(ask.d)) is not None:
+                self._line.tell(reply)
             elif heard[ask.d]:
                 heard[ask.d] -= 1
             else:
@@ -223,11 +209,11 @@ class HostedAgent:
 
     async def _catch_up(self) -> None:
         """Wait until all that is recorded was asked for; raises WorkFailed(`session_lost`)."""
-        left, since = self._left(), self._now()
+        left, since = self._told.left, self._now()
         while left:
             held = self._look()
-            if self._left() < left or not held:
-                left, since = self._left(), self._now()
+            if self._told.left < left or not held:
+                left, since = self._told.left, self._now()
             elif self._now() - since >= self._catch_up_s:
                 raise self._diverged(held)
             if left and self._exit is not None and self._exit.done():
@@ -235,9 +221,6 @@ class HostedAgent:
                     raise self._diverged(held)
             elif left:
                 await self._change(since + self._catch_up_s - self._now() if held else None)
-
-    def _left(self) -> int:
-        return sum(map(len, self._recorded.values()))
 
     async def _change(self, timeout_s: float | None) -> None:
         """Until something was asked, the process has ended (which wakes the line), or so long."""
@@ -300,8 +283,7 @@ class HostedAgent:
 
     def _diverged(self, held: Sequence[Ask]) -> WorkFailed:
         """The process does not ask what was asked then."""
-        left = [reply for replies in self._recorded.values() for reply in replies]
-        first = next(reply for reply in self._told_so_far() if reply in left)
+        first = self._told.first_left()
         asks = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
         msg = plain(
             f"agent {self._agent!r} has diverged from its history: what was told "

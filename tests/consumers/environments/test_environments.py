@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from consumers.environments.session_times import SessionTimes
 from consumers.loop.loop import Loop
 from sandbox.environment import Environment, Observation
 from schemas.ids import command_id
@@ -245,7 +246,7 @@ def test_nobody_waits_behind_a_step_that_takes_long_and_it_is_answered_all_the_s
     rig: Rig, make: Maker, gate: threading.Event
 ) -> None:
     make.kind = Frail
-    loop = open_on_one_thread(rig, make, "slow", "other", slow_s=0.05)
+    loop = open_on_one_thread(rig, make, "slow", "other", times=SessionTimes(slow_s=0.05))
     slow, other = make.parrots
 
     send(rig, step_of("slow", 1, "step", "hang"), step_of("other", 1, "step", "on"))
@@ -265,7 +266,7 @@ def test_a_session_that_is_bound_to_its_thread_is_not_moved(
     rig: Rig, make: Maker, gate: threading.Event
 ) -> None:
     make.kind = Rooted
-    loop = open_on_one_thread(rig, make, "slow", "other", slow_s=0.05)
+    loop = open_on_one_thread(rig, make, "slow", "other", times=SessionTimes(slow_s=0.05))
     send(rig, step_of("other", 1, "step", "on"))
     until(loop, lambda: ("other", 1, 0) in answers(rig))
 
@@ -294,7 +295,7 @@ def test_a_close_that_hangs_holds_nobody_up_and_the_others_are_closed(
 
     make.kind = Clinging
     rig = Rig(partitions=2)
-    loop = rig.environments(make=make, threads=1, close_s=0.05)
+    loop = rig.environments(make=make, threads=1, times=SessionTimes(close_s=0.05))
     rig.write(rig.topics.steps, "clings", step_of("clings"), 1)
     rig.write(rig.topics.steps, "b", step_of("b"), 1)
     rig.write(rig.topics.steps, "b", step_of("b", 1, "step", "on"), 1)
@@ -502,7 +503,7 @@ def test_sessions_leave_with_their_partition(make: Maker) -> None:
 def test_a_session_that_nobody_asks_for_any_more_is_ended_and_rebuilt_if_somebody_does(
     rig: Rig, make: Maker
 ) -> None:
-    loop = rig.environments("e1", make, lease_s=1e-9)
+    loop = rig.environments("e1", make, times=SessionTimes(lease_s=1e-9))
     send(rig, step_of(), step_of(position=1, kind="step", action="a"))
     rig.settle(loop)
     until(loop, lambda: role_of(loop).counts["lapsed"] == 1)

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from consumers.environments.session_thread import Work
+from consumers.environments.session_times import SessionTimes
 from consumers.environments.slots import Slots
 from consumers.environments.waiting_sessions import WaitingSessions
 from consumers.log.protocols import Record
@@ -151,7 +152,7 @@ class World:
             make=lambda name, config, place: Holder(self),
             kind_of=lambda name: Kind(waits=True, slots=("s",), replayable=True),
             slots={"s": MOST},
-            lease_s=FAR_S,
+            times=SessionTimes(lease_s=FAR_S),
             counts=Counter(),
             note=self.notes.append,
         )

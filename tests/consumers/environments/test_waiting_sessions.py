@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from consumers.environments.session_thread import Work
+from consumers.environments.session_times import SessionTimes
 from consumers.log.protocols import Record
 from consumers.loop.loop import Loop
 from consumers.room import Room
@@ -280,7 +281,7 @@ def test_a_time_that_makes_no_sense_is_none_or_for_ever(
 def test_an_environment_that_clings_is_left_behind_and_its_rollout_goes_on(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
-    loop = worker(rig, sitters, threads=threads, grace_s=0.05)
+    loop = worker(rig, sitters, threads=threads, times=SessionTimes(grace_s=0.05))
     send(rig, step_of(), step_of("r", 1, "step", "cling", timeout_s=0.05))
     send(rig, step_of("r", 1, "step", "a", tries=1), step_of("other"))
 
@@ -443,7 +444,7 @@ def test_an_episode_that_is_over_gives_its_session_back(
 def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_it_waits(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
-    loop = worker(rig, sitters, threads=threads, lease_s=1e-3)
+    loop = worker(rig, sitters, threads=threads, times=SessionTimes(lease_s=1e-3))
     send(rig, step_of("busy", seed=13), step_of("idle"))
 
     until(loop, lambda: role_of(loop).counts["lapsed"] == 1)
@@ -597,7 +598,7 @@ def until_ticked(loop: Loop, condition: Callable[[], bool]) -> None:
 
 
 def test_a_worker_leaves_though_an_environment_clings(rig: Rig, sitters: Sitters) -> None:
-    loop = worker(rig, sitters, grace_s=0.01)
+    loop = worker(rig, sitters, times=SessionTimes(grace_s=0.01))
     send(rig, step_of(), step_of("r", 1, "step", "cling"))
     until(loop, lambda: sitters.waiting() == 1)
 

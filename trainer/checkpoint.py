@@ -190,6 +190,19 @@ def needed_by_newest(
     return {*newest, *(needed for version in newest for needed in scoring_versions(version))}
 
 
+def replayed_by_newest(root: str | Path) -> ReplayBook:
+    """What a trainer that goes on from the newest checkpoint may train on again.
+
+    Nothing where there is none; one whose manifest is damaged is passed over, as it is there.
+    """
+    for path in reversed(kept(root).values()):
+        try:
+            return replay_of(read_body(path).get("replay", {}))
+        except (WeightsDiffer, OSError, ValueError, KeyError, TypeError):
+            continue
+    return ReplayBook()
+
+
 def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
     """Raise Refused where a checkpoint was made by a learner of another configuration."""
     made_with = read_body(path)["config_digest"]

@@ -41,6 +41,8 @@ class WeightsNeeds:
     """How many trajectories that wait to be trained on carry it."""
     awaited: Collection[int] = ()
     """Versions that are evaluated, or whose weights may have to score tokens."""
+    replayed: Mapping[int, int] = field(default_factory=dict)
+    """How many of those that may be trained on again carry it, where they are told apart."""
 
     def reasons(self, version: int) -> tuple[str, ...]:
         """Why its weights stay, whatever is made from them."""
@@ -54,6 +56,7 @@ class WeightsNeeds:
             "awaited": version in self.awaited,
             f"open {self.open.get(version)}": version in self.open,
             f"buffered {self.buffered.get(version)}": version in self.buffered,
+            f"replayed {self.replayed.get(version)}": version in self.replayed,
         }
         return tuple(reason for reason, holds in reasons.items() if holds)
 

@@ -26,13 +26,14 @@ def weights(run: Run, json: Json = False) -> None:
     from compose.runs import run_folder
     from compose.terminal import emit
     from consumers.history.kept_weights import kept_weights
-    from trainer.checkpoint import needed_by_newest
+    from trainer.checkpoint import needed_by_newest, replayed_by_newest
 
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)
     trained = folder.trained()
-    needed = needed_by_newest(folder.directory / "checkpoints", trained.config.scoring_versions)
-    report = kept_weights(cluster, trained, needed)
+    checkpoints = folder.directory / "checkpoints"
+    needed = needed_by_newest(checkpoints, trained.config.scoring_versions)
+    report = kept_weights(cluster, trained, needed, replayed_by_newest(checkpoints))
     if report.files or json:
         emit(report, lambda terminal: terminal.print(_table(report)), json=json)
     if not json:

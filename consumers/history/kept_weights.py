@@ -1,8 +1,7 @@
 """A run's files of weights: what there is, who still needs it, what its trainer would let go.
 
 By the log alone, the place where the weights lie, and the run's checkpoints; by the same functions
-that its trainer goes by. What only the trainer's memory knows is missing: versions that are kept
-to be replayed.
+that its trainer goes by. What may be trained on again is told as the newest checkpoint has it.
 """
 
 from collections import Counter
@@ -14,10 +13,12 @@ from consumers.history.history import History
 from consumers.history.training_record import TrainedRun
 from consumers.history.version_use import VersionsInUse, VersionUse
 from consumers.log.reading import read_all
-from schemas.messages import ScoredTrajectory
+from consumers.scored_places import scored_at
+from schemas.messages import ScoredTrajectory, Trajectory
 from trainer import weights_files
+from trainer.replay import ReplayBook
 from trainer.samples import versions_of
-from trainer.weights_needs import WeightsNeeds, holders
+from trainer.weights_needs import KeptFile, WeightsNeeds, holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,10 @@ class WeightsReport:
     """Ages are counted from here: when anything was announced last."""
 
 
-def kept_weights(history: History, run: TrainedRun, checkpoints: Collection[int]) -> WeightsReport:
-    """What lies there now; `checkpoints` are versions that training goes on from.
+def kept_weights(
+    history: History, run: TrainedRun, checkpoints: Collection[int], replay: ReplayBook
+) -> WeightsReport:
+    """What lies there now; `checkpoints` are versions that training goes on from, with `replay`.
 
     Raises Unavailable where the log or that place is away.
     """
@@ -68,23 +71,12 @@ def kept_weights(history: History, run: TrainedRun, checkpoints: Collection[int]
         checkpoints,
         use.open(),
         _buffered(history, run, use),
-        run.config.scoring_versions(newest),
+        awaited=run.config.scoring_versions(newest),
+        replayed=_replayed(history, run, replay),
     )
     there = weights_files.files_in(run.weights)
     found = holders(there, needs)
-    files = tuple(
-        KeptWeights(
-            file.version,
-            "delta" if file.base >= 0 else "full",
-            file.base,
-            use.precisions.get(file.version, ""),
-            file.size_bytes,
-            use.announced_ms.get(file.version),
-            found[file.version],
-            file.name,
-        )
-        for file in there
-    )
+    files = tuple(_kept(file, use, found[file.version]) for file in there)
     return WeightsReport(
         run.run_id,
         run.policy_id,
@@ -93,6 +85,38 @@ def kept_weights(history: History, run: TrainedRun, checkpoints: Collection[int]
         sum(file.size_bytes for file in files),
         sum(file.size_bytes for file in files if not file.needed_by),
         use.now_ms,
+    )
+
+
+def _kept(file: KeptFile, use: VersionUse, needed_by: tuple[str, ...]) -> KeptWeights:
+    return KeptWeights(
+        file.version,
+        "delta" if file.base >= 0 else "full",
+        file.base,
+        use.precisions.get(file.version, ""),
+        file.size_bytes,
+        use.announced_ms.get(file.version),
+        needed_by,
+        file.name,
+    )
+
+
+def _carried(trajectory: Trajectory, policy_id: str) -> set[int]:
+    """The versions of a policy that have sampled its tokens."""
+    if policy_id not in trajectory.policies:
+        return set()
+    index = trajectory.policies.index(policy_id)
+    return set(versions_of(trajectory.sequences or (), index))
+
+
+def _replayed(history: History, run: TrainedRun, replay: ReplayBook) -> Mapping[int, int]:
+    """By version how many trajectories that may be trained on again carry it."""
+    held = scored_at(history.log, history.codec, history.topics.scored, replay.places())
+    return Counter(
+        version
+        for _, scored in held
+        if scored.trajectory is not None
+        for version in _carried(scored.trajectory, run.policy_id)
     )
 
 
@@ -115,7 +139,6 @@ def _buffered(history: History, run: TrainedRun, use: VersionUse) -> Mapping[int
         request = trajectory.request if trajectory else None
         if trajectory is None or request is None or request.run_id != run.run_id:
             continue
-        if request.purpose == "train" and run.policy_id in trajectory.policies:
-            index = trajectory.policies.index(run.policy_id)
-            counts.update(versions_of(trajectory.sequences or (), index))
+        if request.purpose == "train":
+            counts.update(_carried(trajectory, run.policy_id))
     return counts

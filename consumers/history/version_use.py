@@ -1,14 +1,17 @@
 """Which versions of a policy are announced, and which its open rollouts carry: a fold of the log.
 
 A rollout carries the versions that have sampled its tokens, and the one that it is pinned to. It
-counts from its start to ten minutes after its end, in which what came of it is scored and read; and
-never beyond its own deadline and these ten minutes, by the clock of the log, so that a start that
-did not count is none for ever. Too many may count for a while; too few never do.
+counts from its request to ten minutes after its end, in which what came of it is scored and read.
+Its own time begins with its first command, which a pause or a quota may hold back for as long as it
+likes; so once it is answered it counts no longer than its deadline and these ten minutes allow, by
+the clock of the log, and a start that did not count is none for ever. Too many may count for a
+while; too few never do.
 """
 
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from schemas.messages import (
     PolicyVersion,
     RolloutCancelled,
     RolloutFinished,
+    RolloutRequest,
     RolloutStarted,
 )
 from schemas.packed import ids_of
@@ -40,7 +44,8 @@ class _Carrying:
 
     lasts_ms: int
     """So long after its last answer it may go on, and what comes of it be read."""
-    until_ms: int
+    until_ms: float = inf
+    """No bound before its first answer."""
     attempt: int = 0
     ended: bool = False
     versions: set[int] = field(default_factory=set)
@@ -60,6 +65,14 @@ class VersionUse:
     newest: PolicyVersion | None = None
     """The highest that is announced."""
     _rollouts: dict[str, _Carrying] = field(default_factory=dict)
+    _asked: Counter[int] = field(default_factory=Counter)
+    """By version how many requests for it have not begun."""
+
+    def take_request(self, request: RolloutRequest) -> None:
+        """One request that nobody is known to have taken up."""
+        _, pinned = request.versions_for(self.policy_id)
+        if pinned >= 0:
+            self._asked[pinned] += 1
 
     def take_version(self, version: PolicyVersion, at_ms: int) -> None:
         """One announcement; others' are passed over, and numbers that no version has."""
@@ -74,7 +87,7 @@ class VersionUse:
         """One entry of the journal, in the order of its partition."""
         body, rollout = event.body, self._rollouts.get(event.rollout_id)
         if isinstance(body, RolloutStarted):
-            self._start(event.rollout_id, body, at_ms)
+            self._start(event.rollout_id, body)
         elif rollout is None:
             return
         elif isinstance(body, AttemptStarted):
@@ -91,23 +104,23 @@ class VersionUse:
 
     def _answer(self, rollout: _Carrying, body: ModelAnswered, at_ms: int) -> None:
         if not rollout.ended:  # it may have been held back before its first command
-            rollout.until_ms = max(rollout.until_ms, at_ms + rollout.lasts_ms)
+            began_ms = 0 if rollout.until_ms == inf else rollout.until_ms
+            rollout.until_ms = max(began_ms, at_ms + rollout.lasts_ms)
         if body.policy_id == self.policy_id:
             rollout.versions.update(np.unique(ids_of(body.versions)).tolist())
 
-    def _start(self, rollout_id: str, body: RolloutStarted, at_ms: int) -> None:
+    def _start(self, rollout_id: str, body: RolloutStarted) -> None:
         lasts_ms = int(1000 * body.request.limits.rollout_timeout_s) + LINGERS_MS
-        rollout = self._rollouts.setdefault(rollout_id, _Carrying(lasts_ms, at_ms + lasts_ms))
+        rollout = self._rollouts.setdefault(rollout_id, _Carrying(lasts_ms))
         if rollout.ended:  # it was asked for again
-            rollout.ended, rollout.attempt = False, 0
-        rollout.until_ms = max(rollout.until_ms, at_ms + lasts_ms)
+            rollout.ended, rollout.attempt, rollout.until_ms = False, 0, inf
         _, pinned = body.request.versions_for(self.policy_id)
         if pinned >= 0:
             rollout.versions.add(pinned)
 
     def open(self) -> Counter[int]:
-        """By version how many rollouts carry it."""
-        return Counter(
+        """By version how many rollouts carry it, those included that have not begun."""
+        return self._asked + Counter(
             version
             for rollout in self._rollouts.values()
             if rollout.until_ms > self.now_ms
@@ -135,7 +148,27 @@ class VersionsInUse:
         return use
 
     def add_open(self, use: VersionUse) -> None:
-        """Take in the journal too, from where all that is open began. Raises Unavailable."""
+        """Take in what is asked for, and the journal from where all that is open began.
+
+        Requests first: what its group has committed is in the journal by then. Raises Unavailable.
+        """
+        self._add_requests(use)
+        self._add_journal(use)
+
+    def _add_requests(self, use: VersionUse) -> None:
+        log, topic = self.history.log, self.history.topics.requests
+        commits = log.commits(self.history.topics.group("agents"), topic)
+        starts = dict[TopicPartition, int]()
+        for number, (low, end) in log.bounds(topic).items():
+            begin = commits[number].offset if number in commits else low
+            starts[topic, number] = min(max(begin, low), end)
+        with closing(log.reader([topic], starts)) as reader:
+            for record in to_the_end(reader):
+                request = decoded(self.history.codec, record, RolloutRequest)
+                if request is not None:
+                    use.take_request(request)
+
+    def _add_journal(self, use: VersionUse) -> None:
         log, topic = self.history.log, self.history.topics.events
         starts = dict[TopicPartition, int]()
         commits = log.commits(self.history.topics.group("agents"), topic)

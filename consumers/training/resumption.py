@@ -8,14 +8,14 @@ beginning, and the scored trajectories that it consumed, once.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 import structlog
 
 from consumers.decode_in_order import decoded
 from consumers.heldout import MARK
 from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_all, read_between, spans
+from consumers.log.reading import read_all
+from consumers.scored_places import scored_at
 from consumers.training.training_run import TrainingRun
 from producers.admission import Published
 from producers.curators.curriculum import Curriculum
@@ -28,7 +28,7 @@ from trainer.book import Book
 from trainer.checkpoint import Checkpoint
 from trainer.curation import Buffer
 from trainer.replay import ReplayBook
-from trainer.samples import Sample, ScoredPlace, judge
+from trainer.samples import judge
 
 log = structlog.get_logger()
 
@@ -144,16 +144,11 @@ class RunLog:
 
     def replay(self, buffer: Buffer, book: ReplayBook) -> None:
         """Read what may be trained on again; what retention has taken is forgotten, and said."""
-        wanted, samples = book.places(), dict[ScoredPlace, Sample | None]()
-        if not wanted:
-            return
-        stretches = (((self.topics.scored, number), at, at) for number, at in wanted)
-        extent = spans(self.log, stretches)
-        for record in chain.from_iterable(read_between(self.log, *extent)):
-            place = record.partition, record.offset
-            if place in wanted:
-                scored = decoded(self.codec, record, ScoredTrajectory)
-                samples[place] = judge(scored, *place, buffer.curation).sample if scored else None
+        wanted = book.places()
+        samples = {
+            place: judge(scored, *place, buffer.curation).sample
+            for place, scored in scored_at(self.log, self.codec, self.topics.scored, wanted)
+        }
         gone = buffer.replay.restore(book, samples.get)
         if gone:
             log.warning("replay_forgets", records=len(gone), kept=len(wanted) - len(gone))

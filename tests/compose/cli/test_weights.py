@@ -1,6 +1,7 @@
 """`rollcall weights`: what lies there, who needs it, what may go."""
 
 import json
+import re
 from pathlib import Path
 
 import orjson
@@ -10,6 +11,7 @@ from compose.runs.run_folder import RUN_FILE
 from schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.tiny_run import RECIPE, World
+from trainer.checkpoint import replayed_by_newest
 
 DELTAS = RECIPE.replace(
     "[policy]\n", '[policy]\npublish = "bfloat16"\nweights = "delta"\nfull_every = 2\n'
@@ -73,3 +75,27 @@ def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     with pytest.raises(Refused, match="no run 'nobody'"):
         call(world.shop, "weights", "nobody")
+
+
+def test_what_may_be_trained_on_again_is_told_as_the_newest_checkpoint_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(tmp_path, RECIPE.replace("steps = 4", "steps = 4\nreplay_ratio = 0.5"))
+    run = begun(world)
+    world.train(world.trainer())
+    held = replayed_by_newest(world.folder.directory / "checkpoints").places()
+    assert held
+    capsys.readouterr()
+
+    call(world.shop, "weights", run, "--json")
+
+    files = json.loads(capsys.readouterr().out)["files"]
+    needed = {file["version"]: " ".join(file["needed_by"]) for file in files}
+    told = {
+        version: int(word.group(1))
+        for version, text in needed.items()
+        if (word := re.search(r"replayed (\d+)", text))
+    }
+    assert told
+    assert max(told.values()) <= len(held)
+    assert sum(told.values()) >= len(held)

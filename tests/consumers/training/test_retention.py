@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from consumers.log.protocols import Commit
 from consumers.training import retention
+from consumers.training.retention import Held
 from schemas.errors import Refused, Unavailable
 from schemas.messages import (
     Event,
@@ -130,6 +132,56 @@ def test_a_start_that_never_ends_is_none_for_ever(tmp_path: Path) -> None:
     assert 0 in versions(stage)
     train(stage, 5)
     assert 0 not in versions(stage)
+
+
+def pinned(version: int, rollout_id: str = "other") -> RolloutRequest:
+    return RolloutRequest(rollout_id, Task(), policy_id="policy", policy_version=version)
+
+
+def ask(stage: Stage, request: RolloutRequest) -> Commit:
+    """Ask for a rollout; the commit of an agents worker that has taken it up."""
+    topic = stage.topics.requests
+    value = stage.codec.encode(topic, request)
+    number, offset = stage.log.append(topic, request.rollout_id.encode(), value)
+    return Commit(topic, number, offset + 1, "")
+
+
+def test_a_request_that_has_not_begun_keeps_the_version_it_is_pinned_to(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    train(stage, 2)
+    taken_up = ask(stage, pinned(1))
+    train(stage, STEPS - 2, restarts=True)
+    assert 1 in versions(stage)
+
+    # It begins: the journal holds on to it from now on, for as long as it is held back
+    say(stage, RolloutStarted(pinned(1), 0, 0))
+    stage.log.commit_for(stage.topics.group("agents"), [taken_up])
+    pass_time(stage, 10 * 86_400.0)
+    train(stage, STEPS - 1)
+    assert 1 in versions(stage)
+
+    say(stage, RolloutFinished("finished"))
+    train(stage, STEPS)
+    pass_time(stage, YOUNG_S)
+    stage.trainer.saver.retention.collect(Held(frozenset(), ()))
+    assert 1 in versions(stage)  # nothing was announced since: the log's clock stands still
+    said = stage.log.all(stage.topics.versions)[-1]
+    stage.log.append(stage.topics.versions, b"somebody else", said.value)
+    stage.trainer.saver.retention.collect(Held(frozenset(), ()))
+    assert 1 not in versions(stage)
+
+
+def test_a_request_that_was_refused_keeps_nothing(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    train(stage, 2)
+    refused = ask(stage, pinned(1))
+    asked_of_another = replace(pinned(2, "foreign"), policy_id="elsewhere")
+    ask(stage, asked_of_another)
+    stage.log.commit_for(stage.topics.group("agents"), [refused])
+
+    train(stage, STEPS)
+
+    assert versions(stage) == [STEPS - 2, STEPS - 1, STEPS]
 
 
 def test_what_waits_in_the_buffer_keeps_the_weights_that_said_it(tmp_path: Path) -> None:

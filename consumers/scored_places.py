@@ -1,0 +1,26 @@
+"""Scored trajectories that were read before, read again by where they lie."""
+
+from collections.abc import Collection, Iterator
+from itertools import chain
+
+from consumers.decode_in_order import decoded
+from consumers.log.protocols import Log
+from consumers.log.reading import read_between, spans
+from schemas.codec import Codec
+from schemas.messages import ScoredTrajectory
+from trainer.samples import ScoredPlace
+
+
+def scored_at(
+    log: Log, codec: Codec, topic: str, places: Collection[ScoredPlace]
+) -> Iterator[tuple[ScoredPlace, ScoredTrajectory]]:
+    """Those of these places that retention has left and that can be read. Raises Unavailable."""
+    if not places:
+        return
+    stretches = (((topic, number), at, at) for number, at in places)
+    for record in chain.from_iterable(read_between(log, *spans(log, stretches))):
+        place = record.partition, record.offset
+        if place in places:
+            scored = decoded(codec, record, ScoredTrajectory)
+            if scored is not None:
+                yield place, scored

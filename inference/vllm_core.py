@@ -24,7 +24,7 @@ from schemas.messages import Sampling
 T = TypeVar("T")
 
 OWNER = "ENGINE_ENDS_WITH_PID"
-"""The environment's name for the process with which vLLM's are to end."""
+"""The environment's name for the process that starts vLLM's."""
 
 WARM_TOKENS = 64
 """A first prompt of 3 tokens killed vLLM's CPU worker by an illegal instruction, 3 of 3 times; one
@@ -125,13 +125,17 @@ class VllmCore:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from inference.vllm_worker import TiedExecutor
+
         options = self._options
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
             model=str(options.directory), skip_tokenizer_init=True, dtype=options.precision,
             max_model_len=options.context, max_num_seqs=options.max_batch,
             kv_cache_memory_bytes=options.cache_bytes, enforce_eager=True,
+            enable_chunked_prefill=False,  # a part of a seeded prompt ends it: no offsets on a CPU
             logprobs_mode="processed_logprobs", disable_log_stats=True,
             worker_extension_cls="inference.vllm_worker.InPlaceWeights",
+            distributed_executor_backend=TiedExecutor,
         ))  # fmt: skip
         self._running.append(llm)
         count = max(1, min(WARM_TOKENS, options.context - 1))
@@ -212,10 +216,16 @@ def _end(running: list[Any], loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _prepare(options: CoreOptions) -> None:
-    """What vLLM reads from the environment when it is imported; what is set already stays."""
+    """What vLLM reads from the environment when it is imported; what is set already stays.
+
+    Eager or not, it has torch compile how it counts likelier tokens: by g++, at the first sampled
+    token and at each new kind of batch, so a minute of a busy machine, and nothing at all where no
+    compiler is. Seen with 0.32.
+    """
     for name, value in {
         "OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",
     }.items():  # fmt: skip
         os.environ.setdefault(name, value)
     os.environ[OWNER] = str(os.getpid())

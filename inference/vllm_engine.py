@@ -8,6 +8,9 @@ are written over the old ones, the canary is scored as the only request there is
 call goes on from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
 (`pause_generation(mode="keep")`) would let them sample beside a canary that may yet be off. Weights
 of which it is off are written over by those before them.
+
+An engine's twins have the same vLLM: they take turns (`inference.vllm_turns`), and a turn begins as
+an adoption does.
 """
 
 from collections.abc import Callable
@@ -23,8 +26,9 @@ from inference.policy_dir import load_policy
 from inference.sampling import GOLDEN
 from inference.slot import Slot, slot_or_failure
 from inference.slot_answer import Decoder, answer_of
-from inference.vllm_core import CoreOptions, News, VllmCore
+from inference.vllm_core import REMEDY, CoreOptions, News, VllmCore
 from inference.vllm_place import require_vllm
+from inference.vllm_turns import SharedVllm
 from inference.waiting_calls import WaitingCalls, is_of
 from schemas.errors import EngineDied, WorkFailed
 from schemas.messages import CallFailed, ModelCall, PolicyVersion
@@ -40,14 +44,14 @@ class VllmEngine:
     """Serves a policy directory on a CPU; see `inference.engine.Engine`.
 
     `max_cache_bytes` bounds keys and values. A `core` that runs already may be lent by `start`;
-    without it one is started with the first weights. Raises Refused where vLLM is not installed or
-    cannot run.
+    without it one is started with the first weights, or that of `beside` is shared. Raises Refused
+    where vLLM is not installed or cannot run.
     """
 
     def __init__(
         self, policy_id: str, directory: str | Path, *, device: str = "cpu", max_batch: int = 128,
         max_cache_bytes: int = 1 << 30, threads: int | None = None,
-        start: Callable[[CoreOptions], VllmCore] = VllmCore,
+        start: Callable[[CoreOptions], VllmCore] = VllmCore, beside: SharedVllm | None = None,
     ) -> None:  # fmt: skip
         require_vllm(device)
         self.policy_id = policy_id
@@ -59,18 +63,19 @@ class VllmEngine:
         self._places = places_of(whole.model)
         # Of the model its config is what is needed on; vLLM has the weights.
         self.policy = replace(whole, model=SimpleNamespace(config=whole.model.config))
-        self._options = CoreOptions(
+        options = CoreOptions(
             Path(directory), whole.precision, whole.context, max_batch, max_cache_bytes,
             threads or 1,
         )  # fmt: skip
-        self._start = start
-        self._core: VllmCore | None = None
+        self._shared = beside or SharedVllm(options, start)
         self._held = HeldWeights()
         self._files = TemporaryDirectory(prefix="rollcall-vllm-")
         self._staged: tuple[PolicyVersion, Path] | None = None
-        self._serving: Path | None = None
+        self._serving: tuple[PolicyVersion, Path] | None = None
         self._waiting = WaitingCalls()
         self._open: dict[int, Slot] = {}
+        self._paused: list[Slot] = []
+        """What is to be asked anew in the next turn."""
         self._ended: list[EngineAnswer] = []
         self._decode = Decoder(self.policy.tokenizer)
 
@@ -78,34 +83,36 @@ class VllmEngine:
         self._waiting.add(call, self.version)
 
     def busy(self) -> bool:
-        return self.version >= 0 and bool(self._open or self._ended or self._waiting.ready)
+        begun = self._open or self._paused or self._ended
+        return self.version >= 0 and bool(begun or self._waiting.ready)
 
     def expire(self, now_ms: int) -> list[ModelCall]:
         return self._waiting.expire(now_ms)
 
     def abort(self, rollout_id: str, attempt: int) -> None:
         self._waiting.abort(rollout_id, attempt)
+        self._paused = [r for r in self._paused if not is_of(r.call, rollout_id, attempt)]
         for ticket, row in list(self._open.items()):
             if is_of(row.call, rollout_id, attempt):
                 del self._open[ticket]
-                if self._core is not None:
-                    self._core.forget(ticket)
+                if self._shared.core is not None:
+                    self._shared.core.forget(ticket)
 
     def step(self) -> list[EngineAnswer]:
         """Hand over the calls that there is room for, and collect what was sampled meanwhile."""
-        if self.version >= 0 and self._core is not None:
-            self._admit(self._core)
-            self._take_news(self._core)
+        core = self._shared.core
+        if self.version >= 0 and core is not None and self._has_turn():
+            self._admit(core)
+            self._take_news(core)
         ended, self._ended = self._ended, []
         return ended
 
     def twin(self) -> "VllmEngine":
-        """One with a vLLM of its own, and half the room for keys and values."""
-        options = self._options
+        """One that takes turns with this one on the same vLLM."""
+        options = self._shared.options
         return VllmEngine(
-            self.policy_id, options.directory, max_batch=options.max_batch,
-            max_cache_bytes=options.cache_bytes // 2, threads=options.threads, start=self._start,
-        )  # fmt: skip
+            self.policy_id, options.directory, max_batch=options.max_batch, beside=self._shared
+        )
 
     def stage(self, version: PolicyVersion) -> None:
         """See the protocol: the weights wait in a file, for vLLM has a process of its own."""
@@ -116,8 +123,7 @@ class VllmEngine:
             return
         raw = weights_of(self._places, self.policy_id, version, self._held)
         file = write_weights(Path(self._files.name).as_uri(), version.version, raw, by_tensor=True)
-        if self._core is None:
-            self._core = self._start(self._options)
+        self._shared.start()
         self._staged = version, Path(file.uri.removeprefix("file://"))
 
     def adopt(self) -> None:
@@ -125,42 +131,75 @@ class VllmEngine:
 
         Raises EngineDied too, where vLLM's processes are gone.
         """
-        if self._staged is None or self._core is None:
+        if self._staged is None:
             return
         (version, file), self._staged = self._staged, None
-        core = self._core
+        with self._shared.turn_of(self) as core:
+            try:
+                self._put(core, version, file)
+            except WorkFailed:
+                file.unlink()
+                self._held.forget()  # who tries again is to read all of it again
+                self._put_back(core)
+                raise
+            else:
+                self._served(version, file)
+            finally:
+                self._go_on(core)
+
+    def pause(self, core: VllmCore) -> None:
+        """See `inference.vllm_turns.Guest`."""
         core.halt()
         self._take_news(core)
-        try:
-            _put(core, file)
-            prove_by(core.score, self.policy, version)
-        except WorkFailed:
-            file.unlink()
-            self._held.forget()  # who tries again is to read all of it again
-            if self._serving is not None:
-                _put(core, self._serving)
-            raise
-        else:
-            self._served(version, file)
-        finally:
+        self._paused += self._open.values()
+        self._open = {}
+
+    def _has_turn(self) -> bool:
+        """Whether it has, or could take it for what there is to do."""
+        if self._shared.guest() is self:
+            return True
+        if not (self._paused or self._waiting.ready) or not self._shared.is_free():
+            return False
+        with self._shared.turn_of(self) as core:
+            self._put_back(core)
             self._go_on(core)
+        return True
+
+    def _put_back(self, core: VllmCore) -> None:
+        """Load again what is served, if anything is; it was proven, so EngineDied if it is off."""
+        if self._serving is None:
+            self._shared.leave()
+            return
+        try:
+            self._put(core, *self._serving)
+        except WorkFailed as error:
+            msg = f"vLLM does not serve version {self.version} as it did: {error}; {REMEDY}"
+            raise EngineDied(msg) from error
+
+    def _put(self, core: VllmCore, version: PolicyVersion, file: Path) -> None:
+        """Load a file of weights whole and prove it; raises WorkFailed where it cannot be."""
+        missing = core.load(file)
+        if missing:
+            msg = f"the weights leave out {missing[:3]} of the model as vLLM has it"
+            raise WorkFailed("weights", msg, retriable=False)
+        prove_by(core.score, self.policy, version)
 
     def _served(self, version: PolicyVersion, file: Path) -> None:
         if self._serving is not None:
-            self._serving.unlink()
-        self._serving, self.version = file, version.version
+            self._serving[1].unlink()
+        self._serving, self.version = (version, file), version.version
         self._waiting.release(self.version)
 
     def _go_on(self, core: VllmCore) -> None:
-        """Ask anew for what is open: each answer from the tokens on that it has."""
-        rows, self._open = list(self._open.values()), {}
+        """Ask anew for what was paused: each answer from the tokens on that it has."""
+        rows, self._paused = self._paused, []
         for row in rows:
             self._submit(core, row)
 
     def _admit(self, core: VllmCore) -> None:
         """Hand waiting calls over, in order, as far as there is room."""
         ready = self._waiting.ready
-        while ready and len(self._open) < self._options.max_batch:
+        while ready and len(self._open) < self._shared.options.max_batch:
             call = ready.popleft()
             row = slot_or_failure(call, self.policy, self._decode)
             if isinstance(row, CallFailed):
@@ -211,11 +250,3 @@ class VllmEngine:
     def _answer(self, row: Slot) -> None:
         body = answer_of(row, self.policy, self._decode, "vllm")
         self._ended.append(EngineAnswer(row.call, body))
-
-
-def _put(core: VllmCore, file: Path) -> None:
-    """Load a file of weights whole; raises WorkFailed where it does not reach all of the model."""
-    missing = core.load(file)
-    if missing:
-        msg = f"the weights leave out {missing[:3]} of the model as vLLM has it"
-        raise WorkFailed("weights", msg, retriable=False)

@@ -1,6 +1,8 @@
 """Whether vLLM can run here; known without importing it, which takes ten seconds."""
 
+import os
 import platform
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +14,17 @@ NEEDS = "avx2"
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-def require_vllm(device: str) -> None:
-    """Raise Refused where vLLM is not installed, or cannot run as this engine needs it."""
-    if find_spec("vllm") is None:
+LOOK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+LOOK_S = 30.0
+
+
+def require_vllm(device: str, python: str = "") -> None:
+    """Raise Refused where vLLM cannot run as this engine needs it, or is not installed: here, or
+    for another Python."""
+    if not (_has_vllm(python) if python else find_spec("vllm")):
         msg = (
-            f"engine 'vllm' needs vLLM, which {sys.executable} has not; `make vllm` builds an "
-            "environment that has it: set models.python to .venv/vllm/bin/python"
+            f"engine 'vllm' needs vLLM, which {python or sys.executable} has not; `make vllm` "
+            "builds an environment that has it: set models.python to .venv/vllm/bin/python"
         )
         raise Refused(msg)
     if device != "cpu":
@@ -30,3 +37,13 @@ def require_vllm(device: str) -> None:
             "has not; serve with models.engine = 'transformers', or on another machine"
         )
         raise Refused(msg)
+
+
+def _has_vllm(python: str) -> bool:
+    """Whether a Python would find it; one that is no Python, or is stuck, would not."""
+    command = [os.path.abspath(python), "-P", "-c", LOOK]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LOOK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

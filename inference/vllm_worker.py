@@ -4,14 +4,14 @@ vLLM's CPU build packs the weights of linear layers as it loads them, and comput
 copy: what is loaded later changes embeddings and norms alone, and the answers are of neither
 version. So packing is switched off here, before vLLM loads anything. Seen with 0.32.
 
-Nor do vLLM's processes end with the one that started them when that is killed (seen with 0.32), so
-this one watches it, from its import on, and takes vLLM's other process along.
+Nor does vLLM's core end with the process that started it when that is killed; where it had not yet
+said hello, it waits for minutes (seen with 0.32). So the core, which must import this to know its
+executor, and the worker ask the system, on import, to be killed with their parents.
 """
 
+import ctypes
 import os
-import select
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,34 @@ import torch
 from safetensors.torch import load_file
 from vllm import _custom_ops
 from vllm.model_executor.layers import utils
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from inference.vllm_core import OWNER
+
+PR_SET_PDEATHSIG = 1
 
 _custom_ops._supports_onednn = False
 utils.check_cpu_sgl_kernel = lambda *shape_and_dtype: False
 
 
-def _end_with(owner: int) -> None:
-    """Wait for a process to end, then end vLLM's."""
-    try:
-        descriptor = os.pidfd_open(owner)
-        select.select([descriptor], [], [])
-    except ProcessLookupError:
-        pass
-    os.kill(os.getppid(), signal.SIGKILL)
-    os._exit(1)
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-threading.Thread(target=_end_with, args=[int(os.environ[OWNER])], daemon=True).start()
+def _end_with_parent(owner: int) -> None:
+    """Be killed when the process that started this one ends; leave where it has ended already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = os.getppid()
+    if owner not in (parent, _parent_of(parent)):  # the core is the owner's child, the worker its
+        os._exit(1)
+
+
+if os.environ[OWNER] != str(os.getpid()):
+    _end_with_parent(int(os.environ[OWNER]))
+
+
+class TiedExecutor(MultiprocExecutor):  # type: ignore[misc]  # vLLM has no types
+    """vLLM's own, in a module that its core must import before it does anything."""
 
 
 class InPlaceWeights:

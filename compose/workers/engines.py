@@ -91,15 +91,15 @@ def _check_exact(settings: "Settings", recipe: "Recipe") -> None:
 def check_models(models: "ModelsSettings") -> None:
     """Raise Refused, before anything is started, where no worker of ours could serve weights."""
     check_engine(models.engine)
-    if not models.python:
-        if models.engine == "vllm":
-            require_vllm(models.device)
-    elif not os.access(models.python, os.X_OK) or not Path(models.python).is_file():
+    python = models.python
+    if python and not (os.access(python, os.X_OK) and Path(python).is_file()):
         msg = (
-            f"models.python is {models.python!r}, which is no program; name the Python of an "
+            f"models.python is {python!r}, which is no program; name the Python of an "
             "environment, such as .venv/vllm/bin/python after `make vllm`, or take it out"
         )
         raise Refused(msg)
+    if models.engine == "vllm":
+        require_vllm(models.device, python)
 
 
 def load_engine(name: str) -> Callable[..., Any]:

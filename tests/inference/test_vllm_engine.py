@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +14,12 @@ import pytest
 import torch
 
 from inference import vllm_place
+from inference.vllm_core import OWNER
 from inference.vllm_engine import VllmEngine
 from inference.vllm_place import require_vllm
 from schemas.errors import EngineDied, Refused
-from schemas.packed import logprobs_of
+from schemas.messages import ModelAnswered
+from schemas.packed import ids_of, logprobs_of
 from tests.support.engines import left_out
 from tests.support.policies import (
     after,
@@ -29,7 +34,7 @@ from tests.support.policies import (
 )
 from tests.support.processes_left import parent_of, running
 from tests.support.vllm_cores import Cores
-from tests.support.waiting import until
+from tests.support.waiting import give_way, until
 
 CORES = Cores()
 
@@ -95,6 +100,101 @@ def test_aborting_what_vllm_is_at_work_on_leaves_room_for_others(serving: VllmEn
     assert not serving.busy()
     [answer] = run(serving, call("r9", max_tokens=3))
     assert answer.call.rollout_id == "r9"
+
+
+@pytest.mark.vllm
+def test_more_prompts_at_once_than_vllm_computes_in_one_step_are_all_answered(
+    serving: VllmEngine,
+) -> None:
+    """Where vLLM cut the last of them in two, its processes died: seeds have no offset on a CPU."""
+    calls = [call(f"r{n}", said="s1 " * 60, max_tokens=2) for n in range(100)]
+
+    answers = [answer.body for answer in run(serving, *calls)]
+
+    assert [len(tokens(answered.token_ids)) for answered in answers] == [2] * 100
+
+
+@pytest.mark.vllm
+def test_twins_take_turns_on_one_vllm_and_each_says_what_its_own_weights_say(
+    serving: VllmEngine, lake: Path
+) -> None:
+    twin = serving.twin()
+    take(twin, version_of(lake, 1))
+    asked = {engine: [call(f"r{n}", max_tokens=80) for n in range(4)] for engine in (serving, twin)}
+    said: dict[VllmEngine, list[ModelAnswered]] = {serving: [], twin: []}
+    turns = []
+
+    for engine, calls in asked.items():
+        for one in calls:
+            engine.add(one)
+    while serving.busy() or twin.busy():
+        for engine, bodies in said.items():
+            bodies += [answer.body for answer in engine.step()]
+            if engine._shared.guest() is engine and (not turns or turns[-1] is not engine):
+                turns.append(engine)
+        give_way()
+
+    assert len(CORES.lent) == 1
+    assert len(turns) >= 2
+    for number, engine in enumerate((serving, twin)):
+        model = weighted(lake, number)
+        assert len(said[engine]) == 4
+        for answered in said[engine]:
+            assert set(ids_of(answered.versions).tolist()) == {number}
+            ids, sampled = tokens(after(call(), answered)), tokens(answered.token_ids)
+            expected = logprobs(model, ids)[-len(sampled) :]
+            found = torch.from_numpy(logprobs_of(answered.logprobs).copy())
+            torch.testing.assert_close(
+                found, expected.gather(1, torch.tensor(sampled)[:, None])[:, 0], atol=1e-4, rtol=0
+            )
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("when", ["as vLLM begins", "when it serves"])
+def test_processes_of_vllm_end_with_the_one_that_started_them_whenever_that_is_killed(
+    lake: Path, tmp_path: Path, when: str
+) -> None:
+    if find_spec("vllm") is None:
+        left_out("vllm", "its processes; `make vllm` installs it")
+    ready = tmp_path / "ready"
+    with (tmp_path / "log").open("wb") as log:
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER_OF_VLLM, str(lake), str(ready)], stdout=log, stderr=log
+        )
+    try:
+        until(
+            lambda: ready.exists() if when == "when it serves" else len(owned_by(owner.pid)) > 1,
+            240, lambda: (tmp_path / "log").read_text()[-2000:],
+        )  # fmt: skip
+    finally:
+        owner.kill()
+        owner.wait()
+
+    assert owned_by(owner.pid)
+    until(lambda: not owned_by(owner.pid), 120, lambda: f"{owned_by(owner.pid)} live on")
+
+
+OWNER_OF_VLLM = """
+import sys, time
+from pathlib import Path
+from inference.vllm_core import CoreOptions, VllmCore
+
+if __name__ == "__main__":
+    core = VllmCore(CoreOptions(Path(sys.argv[1]), "float32", 96, 4, 1 << 26, 1))
+    Path(sys.argv[2]).touch()
+    time.sleep(600)
+"""
+
+
+def owned_by(pid: int) -> list[int]:
+    """The processes that vLLM has begun for this one."""
+    mark = f"{OWNER}={pid}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 @pytest.mark.vllm

@@ -110,7 +110,7 @@ def take(engine: Engine, version: PolicyVersion) -> None:
     engine.adopt()
 
 
-def run(engine: Engine, *calls: ModelCall, max_steps: int = 20_000) -> list[EngineAnswer]:
+def run(engine: Engine, *calls: ModelCall, max_steps: int = 200_000) -> list[EngineAnswer]:
     """Add the calls and step until nothing is left to do; answers in the order of the calls.
 
     An engine that computes elsewhere is given the time that it says.

@@ -81,6 +81,9 @@ def test_what_is_no_engine_is_refused_in_one_line(
         (ModelsSettings(engine="vllm"), "needs vLLM, .* `make vllm` builds .* set models.python"),
         (ModelsSettings(engine="vllm", python="/nowhere/python"), "'/nowhere/python', .* program"),
         (ModelsSettings(python=str(Path(__file__).parent)), "which is no program"),
+        (ModelsSettings(engine="vllm", python="/bin/true", device="cuda"), "serves on a CPU"),
+        (ModelsSettings(engine="vllm", python=sys.executable), "which .*python.* has not; `make"),
+        (ModelsSettings(engine="vllm", python="/bin/false"), "which /bin/false has not"),
     ],
 )
 def test_a_run_that_nobody_could_serve_is_refused_before_it_begins(
@@ -92,8 +95,14 @@ def test_a_run_that_nobody_could_serve_is_refused_before_it_begins(
         check_models(models)
 
 
-def test_where_a_python_is_named_it_is_that_one_which_needs_the_engine() -> None:
-    check_models(ModelsSettings(engine="vllm", python=sys.executable))
+def test_where_a_python_is_named_it_is_that_one_which_needs_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+
+    check_models(ModelsSettings(engine="vllm", python=str(python)))
 
 
 def test_the_default_engine_is_the_transformers_one() -> None:

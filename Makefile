@@ -36,10 +36,13 @@ agents: $(STAMP)
 tasks: $(STAMP)
 	$(BIN)/python -m pytest -m index $(TEST_ARGS)
 
-# The engine that is vLLM: what every engine promises, and what it does besides.
-vllm: $(VLLM_STAMP)
-	REQUIRED_ENGINES=vllm $(VLLM)/bin/python -m pytest -W ignore --timeout 400 -m vllm \
+# The engine that is vLLM, by its Python; then, by ours, what is beside it: workers and clients of its
+# server. `make test` leaves these cases out, and says so.
+vllm: $(STAMP) $(VLLM_STAMP)
+	REQUIRED_ENGINES=vllm $(VLLM)/bin/python -m pytest -W ignore --timeout 600 -m vllm \
 		tests/inference/test_engine_contract.py tests/inference/test_vllm_engine.py $(TEST_ARGS)
+	REQUIRED_ENGINES=vllm $(BIN)/python -m pytest -m vllm \
+		tests/inference/test_vllm_server.py tests/flow/test_vllm_steps.py $(TEST_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/rollcall bench $(BENCH_ARGS)
@@ -74,8 +77,9 @@ $(CLIENTS_STAMP): tests/support/older_clients.txt
 
 $(VLLM_STAMP): inference/vllm.lock pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -r inference/vllm.lock
-	CODEC=plain $(VLLM)/bin/python -m pip install --quiet --no-deps -e .
+	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r inference/vllm.lock
+	CODEC=plain $(VLLM)/bin/python $(PIP_INSTALL) --no-deps -e .
+	-$(VLLM)/bin/python $(COMPILE) $(VLLM)/lib
 	touch $@
 
 clean:

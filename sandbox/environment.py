@@ -11,9 +11,10 @@ them wait on one thread. Whether one does is read off its class before it is mad
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol, cast, get_type_hints
 
 from sandbox.foreign import complaint, foreign, load
@@ -210,12 +211,23 @@ def _config(name: str, config_json: str) -> dict[str, Any]:
     return config
 
 
+def _signature(factory: Callable[..., object]) -> inspect.Signature:
+    """What it takes; found once of each, for it costs more than a quick environment's reset."""
+    known = _known_signature if isinstance(factory, Hashable) else inspect.signature
+    return known(factory)
+
+
+@lru_cache(maxsize=256)
+def _known_signature(factory: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(factory)
+
+
 def _fit(
     name: str, factory: Callable[..., object], config: dict[str, Any], host: Host | None
 ) -> None:
     """Add the host where one is taken; tell a misspelt key from a TypeError deep inside."""
     with foreign("bad_config", f"the factory of environment {name!r} hides its arguments"):
-        signature = inspect.signature(factory)
+        signature = _signature(factory)
     taken = signature.parameters.get("host") if _kind(name, factory).waits else None
     if taken is not None and "host" in config:
         msg = f"the config of environment {name!r} names 'host', which its worker gives"

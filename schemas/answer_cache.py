@@ -48,12 +48,12 @@ class AnswerCache(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         with self._lock:
-            table = self._latest if key in self._latest else self._overtaken
-            found = table.get(key)
-            if found is None:
-                return None
-            table.move_to_end(key)
-            return found.value
+            for table in (self._latest, self._overtaken):
+                found = table.get(key)
+                if found is not None:
+                    table.move_to_end(key)
+                    return found.value
+            return None
 
     def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:
         """Keep a value in place of the one that was there.
@@ -62,7 +62,8 @@ class AnswerCache(Generic[V]):
         """
         size_bytes = size_of(value)
         with self._lock:
-            self._forget(key)
+            if key in self._latest or key in self._overtaken:
+                self._forget(key)
             if of is not None:
                 self._overtake(of)
             if size_bytes > self.most_bytes:
@@ -98,12 +99,14 @@ class AnswerCache(Generic[V]):
 
 def size_of(value: object) -> int:
     """About the bytes of memory that a message, a text or bytes take."""
-    kind = type(value)
-    held = _texts_of(kind)(value) if is_dataclass(kind) else (value,)
+    kind: type = type(value)
+    held: tuple[object, ...] = _texts_of(kind)(value)
     return ENTRY_BYTES + sum(map(getsizeof, held))
 
 
 @cache
-def _texts_of(message: type) -> Callable[[object], tuple[object, ...]]:
-    """Gets the texts and bytes of a message, which has several."""
-    return attrgetter(*(field.name for field in fields(message) if field.type in (str, bytes)))
+def _texts_of(kind: type) -> Callable[[object], tuple[object, ...]]:
+    """Gets the texts and bytes of a message, which has several; else the value itself."""
+    if not is_dataclass(kind):
+        return lambda value: (value,)
+    return attrgetter(*(field.name for field in fields(kind) if field.type in (str, bytes)))

@@ -1,0 +1,81 @@
+"""Whole runs on the in-memory log, one after the other, whose trainer is several processes.
+
+`python -m tests.support.ranked_run RANK COUNT DIRECTORY`: DIRECTORY holds a folder for each run,
+with its recipe. Rank 0 has the log, and everybody who works on it; the others follow it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from compose.processes import die_with_parent
+from compose.runs import run_folder
+from compose.settings import Settings
+from compose.workers.rank_processes import sharded
+from compose.workers.run_trainer import run_trainer
+from schemas.errors import RollcallError
+from tests.support.tiny_run import World
+from trainer.ranks import ProcessRanks
+
+RECIPE, SAID = "recipe.toml", "said.json"
+REFUSED = 2
+RUN_ID = "ranked"
+"""Rollouts are named by it, and their names decide in which order groups come to be complete: runs
+of two names may take their steps on other batches."""
+
+
+def announced(world: World) -> dict[str, Any]:
+    """What servers are told, and what the steps were made of."""
+    steps = [
+        [step.version, [rollout.rollout_id for rollout in step.trajectories]]
+        for step in world.steps()
+    ]
+    versions = [[each.version, len(each.deltas), each.precision] for each in world.versions()]
+    return {"versions": versions, "steps": steps}
+
+
+def lead(ranks: ProcessRanks, directory: Path) -> None:
+    """Train the run to its end, and leave what was announced in a file."""
+    world = World(directory, (directory / RECIPE).read_text(), run_id=RUN_ID)
+    world.begin()
+    ranks.heard(str(world.folder.directory).encode())
+    learner = sharded(world.folder, world.settings.training, ranks)
+    trainer = run_trainer(world.shop, "training", world.folder, learner)
+    world.train(trainer)
+    trainer.saver.save_trained(wait=True)
+    learner.end()
+    world.close()
+    said = {"run": str(world.folder.directory), **announced(world)}
+    (directory / SAID).write_bytes(orjson.dumps(said))
+
+
+def follow(ranks: ProcessRanks) -> None:
+    """Do what rank 0 says, of the run that it names."""
+    folder = run_folder.load(Path(ranks.heard().decode()))
+    settings = Settings().training
+    sharded(folder, settings, ranks).follow()
+
+
+def main(rank: str, count: str, directory: str) -> int:
+    die_with_parent()
+    torch.set_num_threads(1)
+    place = Path(directory)
+    ranks = ProcessRanks.join("cpu", f"file://{place / 'meet'}", int(rank), int(count))
+    try:
+        for run in sorted(path.parent for path in place.glob(f"*/{RECIPE}")):
+            if ranks.rank:
+                follow(ranks)
+            else:
+                lead(ranks, run)
+    except RollcallError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return REFUSED
+    ranks.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,9 +1,10 @@
 """Which files of weights somebody still needs: a function of the log, the buffer and the folder.
 
 The law: a file stays while its version is one of the newest, was announced less than ten minutes
-ago by the clock of the log, is carried by an open rollout or a buffered trajectory, belongs to a
-checkpoint that training may go on from, or is awaited; and so does every file that such a version
-is made from. Whatever else is announced goes. What the log does not know yet stays.
+ago by the clock of the log, is what a request is pinned to that has not begun, is carried by an
+open rollout or by a trajectory that waits or may be trained on again, belongs to a checkpoint that
+training may go on from, or is awaited; and so does every file that such a version is made from.
+Whatever else is announced goes. What the log does not know yet stays.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -43,6 +44,8 @@ class WeightsNeeds:
     """Versions that are evaluated, or whose weights may have to score tokens."""
     replayed: Mapping[int, int] = field(default_factory=dict)
     """How many of those that may be trained on again carry it, where they are told apart."""
+    requested: Mapping[int, int] = field(default_factory=dict)
+    """How many requests that have not begun are pinned to it."""
 
     def reasons(self, version: int) -> tuple[str, ...]:
         """Why its weights stay, whatever is made from them."""
@@ -54,6 +57,7 @@ class WeightsNeeds:
             "young": said_ms is not None and self.now_ms - said_ms < YOUNG_S * 1000,
             "checkpoint": version in self.checkpoints,
             "awaited": version in self.awaited,
+            f"requested {self.requested.get(version)}": version in self.requested,
             f"open {self.open.get(version)}": version in self.open,
             f"buffered {self.buffered.get(version)}": version in self.buffered,
             f"replayed {self.replayed.get(version)}": version in self.replayed,

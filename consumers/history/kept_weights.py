@@ -73,6 +73,7 @@ def kept_weights(
         _buffered(history, run, use),
         awaited=run.config.scoring_versions(newest),
         replayed=_replayed(history, run, replay),
+        requested=use.requested(),
     )
     there = weights_files.files_in(run.weights)
     found = holders(there, needs)

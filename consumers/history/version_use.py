@@ -65,14 +65,14 @@ class VersionUse:
     newest: PolicyVersion | None = None
     """The highest that is announced."""
     _rollouts: dict[str, _Carrying] = field(default_factory=dict)
-    _asked: Counter[int] = field(default_factory=Counter)
-    """By version how many requests for it have not begun."""
+    _asked: set[tuple[str, int, int]] = field(default_factory=set)
+    """Of pinned requests that have not begun: rollout, offset, version."""
 
-    def take_request(self, request: RolloutRequest) -> None:
-        """One request that nobody is known to have taken up."""
+    def take_request(self, request: RolloutRequest, offset: int) -> None:
+        """One request that nobody is known to have taken up; before the journal that may tell."""
         _, pinned = request.versions_for(self.policy_id)
         if pinned >= 0:
-            self._asked[pinned] += 1
+            self._asked.add((request.rollout_id, offset, pinned))
 
     def take_version(self, version: PolicyVersion, at_ms: int) -> None:
         """One announcement; others' are passed over, and numbers that no version has."""
@@ -117,10 +117,15 @@ class VersionUse:
         _, pinned = body.request.versions_for(self.policy_id)
         if pinned >= 0:
             rollout.versions.add(pinned)
+            self._asked.discard((rollout_id, body.request_offset, pinned))
+
+    def requested(self) -> Counter[int]:
+        """By version how many requests are pinned to it that have not begun."""
+        return Counter(version for _, _, version in self._asked)
 
     def open(self) -> Counter[int]:
-        """By version how many rollouts carry it, those included that have not begun."""
-        return self._asked + Counter(
+        """By version how many rollouts carry it that have begun."""
+        return Counter(
             version
             for rollout in self._rollouts.values()
             if rollout.until_ms > self.now_ms
@@ -156,17 +161,18 @@ class VersionsInUse:
         self._add_journal(use)
 
     def _add_requests(self, use: VersionUse) -> None:
+        """From where its group has committed; all where that is no place of the topic as it is."""
         log, topic = self.history.log, self.history.topics.requests
         commits = log.commits(self.history.topics.group("agents"), topic)
         starts = dict[TopicPartition, int]()
         for number, (low, end) in log.bounds(topic).items():
             begin = commits[number].offset if number in commits else low
-            starts[topic, number] = min(max(begin, low), end)
+            starts[topic, number] = begin if low <= begin <= end else low
         with closing(log.reader([topic], starts)) as reader:
             for record in to_the_end(reader):
                 request = decoded(self.history.codec, record, RolloutRequest)
                 if request is not None:
-                    use.take_request(request)
+                    use.take_request(request, record.offset)
 
     def _add_journal(self, use: VersionUse) -> None:
         log, topic = self.history.log, self.history.topics.events

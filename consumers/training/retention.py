@@ -104,7 +104,7 @@ class Retention:
         if not may_go(self._files(), self._with_checkpoints(needs)) and not over:
             return
         self.in_use.add_open(use)
-        needs = replace(needs, open=use.open())
+        needs = replace(needs, open=use.open(), requested=use.requested())
         self._clear(needs)
         if over:
             self._keep_to(bound, needs)

@@ -45,13 +45,21 @@ def every_need(draw: st.DrawFn) -> WeightsNeeds:
         draw(counts),
         draw(st.sets(VERSIONS, max_size=2)),
         draw(counts),
+        draw(counts),
     )
 
 
 def wanted_by_hand(needs: WeightsNeeds) -> set[int]:
     """The versions that have to be had, said another way."""
     newest = max(needs.announced_ms, default=-1)
-    wanted = {*needs.checkpoints, *needs.open, *needs.buffered, *needs.awaited, *needs.replayed}
+    wanted = {
+        *needs.checkpoints,
+        *needs.open,
+        *needs.buffered,
+        *needs.awaited,
+        *needs.replayed,
+        *needs.requested,
+    }
     wanted |= {v for v, at in needs.announced_ms.items() if needs.now_ms < at + 1000 * YOUNG_S}
     return wanted | {*range(newest + 1, 14)} | {newest}
 

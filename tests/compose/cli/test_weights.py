@@ -9,6 +9,7 @@ import pytest
 
 from compose.runs.run_folder import RUN_FILE
 from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Task
 from tests.support.command_line import call
 from tests.support.tiny_run import RECIPE, World
 from trainer.checkpoint import replayed_by_newest
@@ -85,6 +86,8 @@ def test_what_may_be_trained_on_again_is_told_as_the_newest_checkpoint_has_it(
     world.train(world.trainer())
     held = replayed_by_newest(world.folder.directory / "checkpoints").places()
     assert held
+    late = RolloutRequest("late", Task(), policy_id=world.folder.policy_id, policy_version=1)
+    world.ask(late)  # and nobody of the agents group takes a turn
     capsys.readouterr()
 
     call(world.shop, "weights", run, "--json")
@@ -96,6 +99,7 @@ def test_what_may_be_trained_on_again_is_told_as_the_newest_checkpoint_has_it(
         for version, text in needed.items()
         if (word := re.search(r"replayed (\d+)", text))
     }
+    assert [version for version, text in needed.items() if "requested 1" in text] == [1]
     assert told
     assert max(told.values()) <= len(held)
     assert sum(told.values()) >= len(held)

@@ -171,6 +171,18 @@ def test_a_request_that_has_not_begun_keeps_the_version_it_is_pinned_to(tmp_path
     assert 1 not in versions(stage)
 
 
+def test_a_commit_beyond_the_end_of_the_topic_hides_no_request(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    train(stage, 2)
+    ask(stage, pinned(1))
+    far = [Commit(stage.topics.requests, number, 1_000_000, "") for number in range(2)]
+    stage.log.commit_for(stage.topics.group("agents"), far)  # of a topic that was made anew
+
+    train(stage, STEPS)
+
+    assert versions(stage) == [1, STEPS - 2, STEPS - 1, STEPS]
+
+
 def test_a_request_that_was_refused_keeps_nothing(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     train(stage, 2)

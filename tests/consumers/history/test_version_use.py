@@ -1,0 +1,111 @@
+"""Which versions somebody needs: whatever is asked for, begun and ended, and whenever one looks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.history.version_use import LINGERS_MS, VersionUse
+from schemas.messages import (
+    Event,
+    Limits,
+    ModelAnswered,
+    RolloutFinished,
+    RolloutRequest,
+    RolloutStarted,
+    Task,
+)
+from schemas.packed import pack_ids, pack_logprobs
+
+LASTS_S = 60.0
+DAY_MS = 86_400_000
+
+
+def request(rollout: int, pinned: int, policy: str = "policy") -> RolloutRequest:
+    """Pinned in its own policy, or in another that it names."""
+    limits = Limits(rollout_timeout_s=LASTS_S)
+    if policy == "policy":
+        return RolloutRequest(f"r{rollout}", Task(), limits=limits, policy_version=pinned)
+    versions = {"policy": pinned} if pinned >= 0 else {}
+    return RolloutRequest(
+        f"r{rollout}", Task(), policy_id=policy, limits=limits, policy_versions=versions
+    )
+
+
+def event(asked: RolloutRequest, body: object) -> Event:
+    return Event(asked.rollout_id, 1, 0, 0, b"", b"", "somebody", body)  # type: ignore[arg-type]
+
+
+def answered(version: int) -> ModelAnswered:
+    tokens = pack_ids([1]), pack_logprobs([0.0]), pack_ids([version])
+    return ModelAnswered("a", b"", *tokens, "stop", "policy", 0)
+
+
+def looked(use: VersionUse, now_ms: int) -> set[int]:
+    """What is needed as somebody looks at that time of the log."""
+    use.now_ms = now_ms
+    return {*use.requested(), *use.open()}
+
+
+PINS = st.tuples(st.integers(0, 3), st.integers(-1, 4), st.sampled_from(["policy", "other"]))
+
+
+@given(st.lists(PINS, max_size=8), st.data())
+def test_a_pinned_version_is_needed_from_the_request_to_the_end_whenever_one_looks(
+    pins: list[tuple[int, int, str]], data: st.DataObject
+) -> None:
+    # Given requests, some for the same rollout, of which the first few have begun, and some of
+    # these ended; and what the agents group has committed is never further than what began
+    asked = [request(*each) for each in pins]
+    begun = data.draw(st.integers(0, len(asked)))
+    committed = data.draw(st.integers(0, begun))
+    ended = data.draw(st.sets(st.integers(0, begun - 1))) if begun else set[int]()
+    waits_ms = data.draw(st.sampled_from([0, DAY_MS]))  # held back before its first command
+
+    use = VersionUse("policy")
+    for offset in range(committed, len(asked)):
+        use.take_request(asked[offset], offset)
+    for offset in range(begun):
+        use.take_event(event(asked[offset], RolloutStarted(asked[offset], offset, offset)), 0)
+    alive = {each.rollout_id for at, each in enumerate(asked) if at not in ended}
+    for offset in sorted(ended):
+        if asked[offset].rollout_id not in alive:
+            use.take_event(event(asked[offset], RolloutFinished("finished")), 0)
+
+    # Then all of those that go on keep their version, and once all is over nobody does
+    wanted = {r.versions_for("policy")[1] for r in asked if r.rollout_id in alive} - {-1}
+    assert wanted <= looked(use, waits_ms)
+    for offset, each in enumerate(asked):
+        use.take_event(event(each, RolloutStarted(each, offset, offset)), 0)
+        use.take_event(event(each, RolloutFinished("finished")), 0)
+    assert not looked(use, LINGERS_MS)
+    assert looked(use, LINGERS_MS - 1) == {r.versions_for("policy")[1] for r in asked} - {-1}
+
+
+def test_one_that_asks_again_for_a_rollout_is_not_begun_by_the_start_of_the_first() -> None:
+    use, first, again = VersionUse("policy"), request(1, 3), request(1, 5)
+    use.take_request(again, 7)
+    use.take_event(event(first, RolloutStarted(first, 2, 2)), 0)
+    use.take_event(event(first, RolloutFinished("finished")), 0)
+
+    assert use.requested() == {5: 1}
+    assert looked(use, DAY_MS) == {5}
+
+
+def test_a_pinned_rollout_counts_past_its_deadline_only_until_a_model_has_answered_it() -> None:
+    use, asked = VersionUse("policy"), request(1, 3)
+    use.take_event(event(asked, RolloutStarted(asked, 0, 0)), 0)
+    assert looked(use, DAY_MS) == {3}
+
+    use.take_event(event(asked, answered(3)), DAY_MS)
+
+    over_ms = DAY_MS + int(1000 * LASTS_S) + LINGERS_MS
+    assert looked(use, over_ms - 1) == {3}
+    assert not looked(use, over_ms)
+
+
+def test_requests_that_are_pinned_to_nothing_keep_nothing() -> None:
+    use = VersionUse("policy")
+    use.take_request(request(1, -1), 0)
+    use.take_request(request(2, -1, "other"), 1)
+    use.take_request(RolloutRequest("r3", Task(), policy_id="other", policy_version=3), 2)
+
+    assert not looked(use, 0)

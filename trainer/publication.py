@@ -25,6 +25,7 @@ from schemas.weights import (
     write_tensors,
     write_weights,
 )
+from schemas.weights_store import listed
 from trainer.arithmetic import BFLOAT16
 from trainer.tensors import exported, raw_of, seen, tensor_of, view_of
 
@@ -156,6 +157,27 @@ class Publication:
             return None
         return self._keep(self._full(version, now), now)
 
+    def lost(self) -> bool:
+        """Whether a file that leads to the newest version is gone, or was cut short.
+
+        Only names and sizes are looked at. Raises Unavailable.
+        """
+        if self._newest is None:
+            return False
+        sizes = {file.name: file.size_bytes for file in listed(self.where)}
+        files = (self._newest.full, *self._newest.deltas)
+        return any(sizes.get(file.uri.rpartition("/")[2]) != file.size_bytes for file in files)
+
+    def write_again(self, tensors: Mapping[str, RawTensor]) -> Published | None:
+        """Publish the newest version's weights once more, full; None where there is none.
+
+        Raises Unavailable; then all is as before.
+        """
+        if self._newest is None:
+            return None
+        now = self.publishing.of(tensors)
+        return self._keep(self._full(self._newest.newest.version, now), now)
+
     def _full(self, version: int, now: Mapping[str, RawTensor]) -> Published:
         if not self.publishing.by_tensor:
             return Published(write_weights(self.where, version, now))
@@ -167,7 +189,7 @@ class Publication:
         base, every = self._newest, self.publishing.full_every
         if base is None or self.publishing.weights != DELTA:  # an adapter is small, and full
             return None
-        if version % every == 0 or len(base.deltas) + 1 >= every:
+        if version % every == 0 or len(base.deltas) + 1 >= every or self.lost():
             return None
         return write_delta(self.where, version, base, self._held, now)
 

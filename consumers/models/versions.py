@@ -115,6 +115,8 @@ class Versions:
             self._away.pop(number, None)
         elif self.known[number].weights_digest != version.weights_digest:
             self._refuse(version, f"version {number} was announced before with other weights")
+        else:  # the same weights, which may lie elsewhere now
+            self.known[number] = version
 
     def _refuse(self, version: PolicyVersion, reason: str) -> None:
         self.refused += 1

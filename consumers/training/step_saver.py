@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -21,12 +21,13 @@ import structlog
 from consumers.training.announcement import StepRecords
 from consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
 from consumers.training.intake import Intake
+from consumers.training.mending import Mending
 from consumers.training.resumption import NewestOnLog
 from consumers.training.retention import Held, Retention
 from producers.publisher import Publisher
-from schemas.errors import Unavailable, WireError
+from schemas.errors import Unavailable
 from schemas.headers import full_headers
-from schemas.messages import Consumed, PolicyVersion
+from schemas.messages import Consumed
 from schemas.published_weights import Published
 from schemas.weights_store import local_path
 from trainer import checkpoint as checkpoints
@@ -92,6 +93,7 @@ class StepSaver:
         self.words, self.topics = self.intake.words, self.intake.words.topics
         self.run, self.learner = self.intake.run, self.intake.learner
         self.publication = Publication(self.run.weights, self.run.publishing)
+        self._mending = Mending(self.publication, self.intake.codec, self.topics.versions)
         self.learner.published = self.run.publishing.precision or FLOAT32
 
     def begin(self, held: Checkpoint | None, seen: NewestOnLog) -> None:
@@ -129,23 +131,23 @@ class StepSaver:
 
         Whether the version has to be announced again, for they are others.
         """
-        try:
-            record = self.intake.codec.decode(self.pending.get("version"), PolicyVersion)
-        except WireError:
-            record = None
-        version = self.learner.version
-        mended = self.publication.resume(record, version, self.learner.tensors())
-        if mended is None:
-            return False
-        log.warning("weights_mended", version=version)
-        if record is None or mended == Published(record.full, record.deltas):
-            return False
-        again = replace(
-            record, weights_digest=mended.weights_digest, full=mended.full, deltas=mended.deltas
-        )
-        value = self.intake.codec.encode(self.topics.versions, again)
-        self.pending = {**self.pending, "version": value}
-        return True
+        mended = self._mending.torn(self.pending.get("version"), self.learner)
+        if mended is not None:
+            self.pending = {**self.pending, "version": mended}
+        return mended is not None
+
+    def mend_lost(self) -> None:
+        """Publish the newest weights again where a file of theirs is lost, and say where they are.
+
+        Nothing is looked at while a version is being saved. Raises Unavailable.
+        """
+        if self._unsaved:
+            return
+        mended = self._mending.lost(self.pending["version"], self.learner)
+        if mended is not None:
+            self.pending = {**self.pending, "version": mended}
+            self._publish(self.topics.versions, mended, "PolicyVersion", self.learner.version)
+            self.publisher.poll()
 
     def trained(
         self, samples: tuple[Sample, ...], metrics: Mapping[str, float], parent: int

@@ -50,6 +50,8 @@ from trainer.step import Learner
 
 ACK_S = 1.0
 """How long a turn waits for acks before a step."""
+LOOK_EVERY_S = 10.0
+"""Between two looks at whether the newest weights are still there."""
 AWAY_S = 0.5
 """Between two tries while broker, registry or a store is away."""
 
@@ -83,6 +85,8 @@ class Trainer:
     """What saves steps, where they are saved while the next batch is trained."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
+    _looked_at: float = field(default=0.0, init=False)
+    """When the newest weights were looked for last."""
 
     def __post_init__(self) -> None:
         self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
@@ -93,6 +97,7 @@ class Trainer:
         self.balance = StepBalance(self.clock)
         self.others = OtherPolicies(self.log, self.codec, self.topics, self.run, self.clock)
         self._resume()
+        self._looked_at = self.clock()
         self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
         with suppress(Unavailable):  # every turn asks again
@@ -205,6 +210,7 @@ class Trainer:
 
     def _turn(self) -> int:
         self.saver.save_trained(wait=self.admission.stopped())
+        self._look_for_weights()
         self.others.follow()
         self.admission.evaluate_if_due()
         records = len(self._unread)
@@ -225,6 +231,13 @@ class Trainer:
             self.standstill.give_up()
         self.standstill.say_if_idle(bool(records) or self.done())
         return records
+
+    def _look_for_weights(self) -> None:
+        """Have weights that were lost published again: whoever begins to serve needs them."""
+        now = self.clock()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self.saver.mend_lost()
 
     def _full(self) -> bool:
         """Whether reading would only fill memory: not while it is what everybody waits for."""

@@ -63,8 +63,14 @@ def send(rig: Rig, *calls: ModelCall) -> None:
         rig.write(rig.topics.calls("p"), call.rollout_id, call, 0)
 
 
-def announce(rig: Rig, version: int, policy_id: str = "p", weights_digest: str = "") -> None:
-    weights = WeightsFile("file:///nowhere", "", 0, "", version)
+def announce(
+    rig: Rig,
+    version: int,
+    policy_id: str = "p",
+    weights_digest: str = "",
+    uri: str = "file:///nowhere",
+) -> None:
+    weights = WeightsFile(uri, "", 0, "", version)
     word = PolicyVersion(
         policy_id, version, version - 1, "run", 0, weights_digest, weights, b"\0" * 4, b""
     )

@@ -507,6 +507,31 @@ def test_a_version_that_was_passed_over_is_adopted_when_its_file_comes(rig: Rig)
     assert (before, engine.version) == (5, 6)
 
 
+def test_of_the_same_weights_announced_twice_a_server_that_begins_takes_the_later_record(
+    rig: Rig,
+) -> None:
+    """What the first leads to may be lost; the trainer has published it again since."""
+    engine = Staged()
+    announce(rig, 1, uri="file:///lost")
+    announce(rig, 1, uri="file:///again")
+
+    rig.settle(rig.models(engine))
+
+    assert engine.uris == ["file:///again"]
+
+
+class Staged(Counting):
+    """Notes where it is told to read weights from."""
+
+    def __init__(self) -> None:
+        super().__init__(version=-1)
+        self.uris: list[str] = []
+
+    def stage(self, version: PolicyVersion) -> None:
+        self.uris.append(version.full.uri)
+        super().stage(version)
+
+
 def test_a_server_that_begins_waits_a_while_for_the_newest_before_it_serves_another(
     rig: Rig,
 ) -> None:

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from compose.workers.served_policy import run_engine
 from consumers.history.retraining import plan, train
+from consumers.training import trainer as trainer_module
+from schemas.errors import Unavailable
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights
 from schemas.weights import weights_digest
 from tests.support.tiny_run import RECIPE, World
-from trainer import weights_files
+from trainer import publication, weights_files
 from trainer.checkpoint import load_latest
 from trainer.publication import rounded
 
@@ -87,3 +90,71 @@ def test_steps_published_in_bfloat16_are_trained_again_bit_for_bit(world: World)
     again = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
 
     assert [step.identical for step in again] == [True] * 4
+
+
+@pytest.mark.parametrize("save", ["sync", "async"])
+@pytest.mark.parametrize("lost", ["delta", "full"])
+def test_weights_that_are_lost_while_a_run_goes_on_are_there_for_a_server_that_begins(
+    tmp_path: Path, lost: str, save: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody restarts the trainer: it waits for the server, which waits for the weights."""
+    monkeypatch.setattr(trainer_module, "LOOK_EVERY_S", 0.0)
+    world = World(tmp_path, PUBLISHED.replace("steps = 4", f'steps = 4\nsave = "{save}"'))
+    trainer = world.trainer()
+    world.train(trainer, steps=2)
+    before = world.versions()[-1]
+    file = before.full if lost == "full" else before.deltas[-1]
+    Path(file.uri.removeprefix("file://")).unlink()
+
+    world.serve_by(run_engine(world.folder, world.settings))
+    world.train(trainer)
+
+    again = [each for each in world.versions() if each.version == before.version][-1]
+    assert (again.deltas, again.weights_digest) == ((), before.weights_digest)
+    assert [step.version for step in world.steps()] == [1, 2, 3, 4]
+    assert HeldWeights().read(world.versions()[-1]) == newest_weights(world)
+    retrained = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
+    assert [step.identical for step in retrained] == [True] * 4
+
+
+def test_full_weights_of_a_plain_run_that_are_cut_short_are_written_again_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_EVERY_S", 0.0)
+    world = World(tmp_path)
+    trainer = world.trainer()
+    world.train(trainer, steps=1)
+    path = path_of(world.versions()[-1])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+
+    trainer.turn(0.0)
+
+    assert path.read_bytes() == whole
+    announced = [version.version for version in world.versions()]
+    assert announced == sorted(set(announced))  # the record leads there still
+
+
+def test_a_run_whose_store_is_away_goes_on_and_looks_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(trainer_module, "AWAY_S", 0.0)
+    trainer = world.trainer()
+    world.train(trainer, steps=2)
+    path_of(world.versions()[-1]).unlink()
+    written = publication.write_tensors
+
+    def away(*_: object) -> None:
+        msg = "no such disk"
+        raise Unavailable(msg)
+
+    monkeypatch.setattr(publication, "write_tensors", away)
+    trainer.turn(0.0)
+    assert len(world.versions()) == 3
+    monkeypatch.setattr(publication, "write_tensors", written)
+    trainer.turn(0.0)
+
+    assert [len(version.deltas) for version in world.versions()[:4]] == [0, 1, 2, 0]
+    world.train(trainer)
+    assert [step.version for step in world.steps()] == [1, 2, 3, 4]

@@ -1,0 +1,61 @@
+"""Weights that were published and are gone: the trainer has them, and publishes them again, full.
+
+A server that begins has nothing else to begin with, and the step that would publish the next ones
+may be waiting for that server. Full weights of the same digest are the same version.
+"""
+
+from dataclasses import dataclass, replace
+
+import structlog
+
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.messages import PolicyVersion
+from schemas.published_weights import Published
+from trainer.publication import Publication
+from trainer.step import Learner
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """Looks whether what a version's record leads to is there.
+
+    Both methods return the record, encoded, where it leads elsewhere now; None where nothing is to
+    be announced. Both raise Unavailable.
+    """
+
+    publication: Publication
+    codec: Codec
+    topic: str
+
+    def torn(self, value: bytes | None, learner: Learner) -> bytes | None:
+        """Read every file of the version that a learner begins with, and replace what is torn."""
+        try:
+            record = self.codec.decode(value, PolicyVersion)
+        except WireError:
+            record = None
+        mended = self.publication.resume(record, learner.version, learner.tensors())
+        return self._again(record, mended, learner.version)
+
+    def lost(self, value: bytes, learner: Learner) -> bytes | None:
+        """Look at names and sizes of the learner's version alone, and replace what is lost."""
+        if not self.publication.lost():
+            return None
+        record = self.codec.decode(value, PolicyVersion)
+        mended = self.publication.write_again(learner.tensors())
+        return self._again(record, mended, learner.version)
+
+    def _again(
+        self, record: PolicyVersion | None, mended: Published | None, version: int
+    ) -> bytes | None:
+        if mended is None:
+            return None
+        log.warning("weights_mended", version=version)
+        if record is None or mended == Published(record.full, record.deltas):
+            return None
+        again = replace(
+            record, weights_digest=mended.weights_digest, full=mended.full, deltas=mended.deltas
+        )
+        return self.codec.encode(self.topic, again)

@@ -28,6 +28,7 @@ from schemas.messages import Limits, RolloutRequest, Sampling, Task
 
 SHIPPED = (
     "lake-any-start", "syllogisms", "repairs", "solver-verifier", "smol-sums", "smol-long-sums",
+    "smol-sums-lora",
 )  # fmt: skip
 SUITES = ("repairs",)
 """Folders of tasks that ship beside the recipes."""

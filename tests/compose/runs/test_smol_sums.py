@@ -4,7 +4,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from reasoning_gym import create_dataset
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from compose.runs.recipe import Recipe, load_recipe
 from inference.chat import template_of
@@ -14,7 +16,15 @@ from schemas.errors import Refused
 from schemas.messages import Message
 from tests.support import tiny_gguf
 from tests.support.command_line import call
+from trainer.adapters import with_adapters
 from trainer.config import LearnerConfig
+
+NAME_OF_LORA = "smol-sums-lora"
+SMOLLM2 = LlamaConfig(
+    hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True,
+)  # fmt: skip
+"""The shape of SmolLM2-135M."""
 
 
 def questions(recipe: Recipe, first: int, end: int) -> set[str]:
@@ -44,7 +54,7 @@ def test_the_answer_is_begun_by_the_template(tmp_path: Path) -> None:
     )
     tokenizer = load_policy(tmp_path / "tiny").tokenizer
 
-    for name in ("smol-sums", "smol-long-sums"):
+    for name in ("smol-sums", "smol-long-sums", "smol-sums-lora"):
         template = template_of(load_recipe(name)[0].policy.template, tokenizer)
         ids = template.render([Message("user", "2 + 3 =")], first=True, ended=False)
         wanted = "<|im_start|>user\n2 + 3 =<|im_end|>\n<|im_start|>assistant\nThe answer is"
@@ -58,6 +68,23 @@ def test_only_what_is_asked_and_how_far_it_goes_parts_the_two() -> None:
     assert one["policy"] == two["policy"]
     assert {**one["learner"], "steps": 0} == {**two["learner"], "steps": 0}
     assert LearnerConfig.of(one["learner"]).packing == "shared"
+
+
+def test_adapters_are_asked_the_same_and_a_version_of_them_is_below_5_mb() -> None:
+    whole, adapted = (tomllib.loads(load_recipe(name)[1]) for name in ("smol-sums", NAME_OF_LORA))
+    for part in ("scorers", "task", "limits", "sampling"):
+        assert adapted[part] == whole[part]
+    assert adapted["evaluation"]["seeds"] == whole["evaluation"]["seeds"]
+    config = LearnerConfig.of(load_recipe(NAME_OF_LORA)[0].learner_values(1))
+    assert config.adapter_alone
+    assert config.lora is not None
+
+    with torch.device("meta"):
+        model = with_adapters(AutoModelForCausalLM.from_config(SMOLLM2), config.lora)
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * 30
+    assert sum(p.numel() * p.element_size() for p in trained) == 3_686_400
 
 
 def test_without_the_model_the_run_says_how_to_have_it(

@@ -22,6 +22,7 @@ announced, and announced versions above the checkpoint belong to an abandoned br
 
 import base64
 import dataclasses
+import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -188,6 +189,18 @@ def needed_by_newest(
     """Versions whose weights a trainer needs that goes on from one of the newest checkpoints."""
     newest = list(kept(root))[-NEWEST:]
     return {*newest, *(needed for version in newest for needed in scoring_versions(version))}
+
+
+def newest_words(root: str | Path) -> str:
+    """What tells the newest checkpoint from any other, not verified; `none` where there is none."""
+    for path in reversed(kept(root).values()):
+        try:
+            return (
+                f"{path.name} ({hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:16]})"
+            )
+        except OSError as error:
+            return f"{path.name} ({type(error).__name__})"
+    return "none"
 
 
 def replayed_by_newest(root: str | Path) -> ReplayBook:

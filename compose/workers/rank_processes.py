@@ -7,6 +7,7 @@ then it is begun again, from the checkpoint.
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from compose.processes import die_with_parent, module
@@ -15,7 +16,7 @@ from schemas.errors import Refused
 if TYPE_CHECKING:
     from compose.runs.run_folder import RunFolder
     from compose.settings import TrainingSettings
-    from trainer.ranks import ProcessRanks
+    from trainer.ranks import ProcessRanks, Ranks
     from trainer.sharded_learner import ShardedLearner
 
 
@@ -64,11 +65,26 @@ def sharded(
     from trainer.sharded_learner import ShardedLearner
     from trainer.weights_files import of_version
 
-    past = partial(of_version, folder.run().weights)
+    run = folder.run()
+    past = partial(of_version, run.weights)
     device = settings.device
     if device == "cuda":
         device = f"cuda:{ranks.rank}"
-    return ShardedLearner(str(folder.policy), folder.learner(), ranks, device=device, past=past)
+    learner = ShardedLearner(str(folder.policy), folder.learner(), ranks, device=device, past=past)
+    # All have met by now, rank 0 with the run's lock: nobody else writes checkpoints.
+    require_same_checkpoint(ranks, run.checkpoints)
+    return learner
+
+
+def require_same_checkpoint(ranks: "Ranks", root: Path) -> None:
+    """Raise Refused, on all ranks, where one sees another newest checkpoint than rank 0.
+
+    Rank 0 alone loads one and tells the others; a rank that sees another one reads another folder.
+    """
+    from trainer.checkpoint import newest_words
+    from trainer.ranks import require_alike
+
+    require_alike(ranks, {"newest checkpoint": newest_words(root)})
 
 
 def follow(folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRanks") -> None:

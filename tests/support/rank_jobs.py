@@ -15,6 +15,7 @@ import torch
 import torch.distributed.fsdp
 
 from compose.processes import die_with_parent
+from compose.workers.rank_processes import require_same_checkpoint
 from schemas.errors import RollcallError
 from schemas.rules import Choice
 from schemas.weights import to_safetensors
@@ -92,6 +93,7 @@ JOBS: dict[str, tuple[LearnerConfig, Callable[[Learner, Path], None]]] = {
     "lora": (replace(CONFIG, lora=Lora(2, 8.0), kl="k3"), train),
     "adapter": (replace(CONFIG, lora=Lora(2, 8.0), adapter_alone=True), train),
     "other": (CONFIG, disagree),
+    "elsewhere": (CONFIG, disagree),
     "dies": (CONFIG, go_on_after_a_death),
 }
 
@@ -105,6 +107,8 @@ def run(model: str, out: Path, job: str, rank: int) -> None:
     ranks = ProcessRanks.join("cpu", f"file://{out}.meet", rank, int(count))
     try:
         learner = ExactRanks(model, config, ranks)
+        if kind == "elsewhere":
+            require_same_checkpoint(ranks, out.parent / f"checkpoints{rank}")
         if rank and kind == "dies":
             os._exit(1)
         if rank:

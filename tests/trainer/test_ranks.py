@@ -20,18 +20,30 @@ from tests.support.rank_jobs import JOBS, Exact
 from tests.support.scored_trajectories import some_samples
 from trainer.batch import Batch, BatchRow, make_batch
 from trainer.batch_words import read, written
+from trainer.checkpoint import newest_words
 from trainer.config import LearnerConfig
+from trainer.manifest import MANIFEST
+from trainer.rank_files import directory_of
 from trainer.ranks import Words, layers_of, own_rows, require_alike
 from trainer.step import Learner
 from trainer.tensors import tensor_of
 
 pytestmark = pytest.mark.timeout(300)
-AT_ONCE = ("4:ewma", "2:m2po", "2:lora", "2:adapter", "2:other", "2:dies")
+AT_ONCE = ("4:ewma", "2:m2po", "2:lora", "2:adapter", "2:other", "2:elsewhere", "2:dies")
+
+
+def checkpoint(root: Path, version: int) -> None:
+    """As far as its name and its manifest go."""
+    directory = directory_of(root, version)
+    directory.mkdir(parents=True)
+    (directory / MANIFEST).write_bytes(b"{}")
 
 
 @pytest.fixture(scope="module")
 def jobs(model_directory: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("jobs")
+    checkpoint(out / "checkpoints0", 3)
+    checkpoint(out / "checkpoints1", 4)
     command = [sys.executable, "-m", "tests.support.rank_jobs", model_directory, str(out), *AT_ONCE]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, timeout=280, env=environment)
@@ -73,6 +85,30 @@ def test_ranks_that_disagree_end_all_of_them_and_name_rank_and_field(jobs: Path)
 
     assert said[0] == said[1]
     assert said[0].startswith("Refused: rank 1 has [learner] lr 0.5, rank 0 has 0.01; all ranks")
+
+
+def test_ranks_that_see_other_checkpoints_end_all_of_them_and_name_both(jobs: Path) -> None:
+    place = jobs / str(AT_ONCE.index("2:elsewhere"))
+    said = [place.with_suffix(f".error{rank}").read_text() for rank in range(2)]
+
+    assert said[0] == said[1]
+    assert "Refused: rank 1 has newest checkpoint v00000004 (" in said[0]
+    assert "), rank 0 has v00000003 (" in said[0]
+
+
+def test_the_newest_checkpoint_is_told_by_its_number_and_its_manifest(tmp_path: Path) -> None:
+    assert newest_words(tmp_path / "nowhere") == "none"
+    checkpoint(tmp_path, 3)
+    first = newest_words(tmp_path)
+    checkpoint(tmp_path, 4)
+    assert newest_words(tmp_path) != first
+
+    # One that is being written is none, and one of the same number is another
+    directory_of(tmp_path, 5).mkdir()
+    said = newest_words(tmp_path)
+    (directory_of(tmp_path, 4) / MANIFEST).write_bytes(b"{ }")
+    assert said.startswith("v00000004 (")
+    assert newest_words(tmp_path) != said
 
 
 def test_nobody_waits_for_a_rank_that_has_died(jobs: Path) -> None:

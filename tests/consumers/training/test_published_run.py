@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from compose.workers.served_policy import run_engine
+from consumers.audit.audit import audit
 from consumers.history.retraining import plan, train
 from consumers.training import trainer as trainer_module
 from schemas.errors import Unavailable
@@ -115,6 +116,7 @@ def test_weights_that_are_lost_while_a_run_goes_on_are_there_for_a_server_that_b
     assert HeldWeights().read(world.versions()[-1]) == newest_weights(world)
     retrained = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
     assert [step.identical for step in retrained] == [True] * 4
+    assert audit(world.shop).breaches == []
 
 
 def test_full_weights_of_a_plain_run_that_are_cut_short_are_written_again_as_they_were(

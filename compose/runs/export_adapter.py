@@ -21,9 +21,10 @@ def write_adapter(
 ) -> None:
     """What `peft.PeftModel.from_pretrained` takes, and transformers' `from_pretrained` too.
 
-    It names the run's policy, by its place, as what it belongs beside. Raises WeightsDiffer.
+    It names the run's policy, by its place, as what it belongs beside. Raises WeightsDiffer, and
+    Refused where the recipe has another adapter by now.
     """
-    config = peft_config(_lora_of(folder), transposed=about.transposed)
+    config = peft_config(_lora_of(folder, about), transposed=about.transposed)
     config.base_model_name_or_path = str(folder.policy.resolve())
     config.task_type, config.inference_mode = "CAUSAL_LM", True
     config.save_pretrained(directory)
@@ -35,13 +36,17 @@ def write_adapter(
 
 
 def merged_state(folder: RunFolder, state: LearnerState) -> LearnerState:
-    """The same with the weights that its adapter comes to. Raises Unfit for another base."""
-    adapted = Adaptation.of(loaded(str(folder.policy)), _lora_of(folder), alone=True)
+    """The same with the weights that its adapter comes to.
+
+    Raises Unfit for another base, Refused where the recipe has another adapter by now.
+    """
+    lora = _lora_of(folder, AdapterAbout.of(state.weights))
+    adapted = Adaptation.of(loaded(str(folder.policy)), lora, alone=True)
     adapted.load(state.weights, {})
     return replace(state, weights=merged(adapted.model))
 
 
-def _lora_of(folder: RunFolder) -> Lora:
+def _lora_of(folder: RunFolder, about: AdapterAbout | None) -> Lora:
     lora = folder.learner().lora
     if lora is None:
         msg = (
@@ -49,4 +54,12 @@ def _lora_of(folder: RunFolder) -> Lora:
             "checkpoint holds an adapter; put it back"
         )
         raise Refused(msg)
+    for field in ("rank", "alpha") if about else ():
+        now, then = getattr(lora, field), getattr(about, field)
+        if now != then:
+            msg = (
+                f"the recipe of run {folder.run_id!r} has {field} {now:g} in [policy.lora], but "
+                f"its checkpoint holds an adapter of {field} {then:g}; put it back"
+            )
+            raise Refused(msg)
     return lora

@@ -1,5 +1,6 @@
 """A run whose servers are given its adapter alone: nothing else is otherwise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from structlog.testing import capture_logs
 
 from compose.runs.export_policy import export
+from compose.runs.recipe import parse_recipe
 from consumers.history.retraining import plan, train
 from schemas.adapter_weights import AdapterAbout
-from schemas.errors import Unfit
+from schemas.errors import Refused, Unfit
 from schemas.published_weights import HeldWeights
 from tests.support.tiny_run import RECIPE, World
 from trainer.checkpoint import kept, load, load_latest
@@ -123,3 +125,20 @@ def test_an_export_is_a_directory_of_peft_or_merged_a_plain_one(tmp_path: Path) 
     assert sorted(path.name for path in (tmp_path / "adapter").glob("*.safetensors")) == [
         "adapter_model.safetensors"
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"), [("rank = 3", "rank 3"), ("rank = 2\nalpha = 5.0", "alpha 5")]
+)
+def test_an_adapter_is_not_exported_as_another_than_it_is(
+    tmp_path: Path, given: str, field: str
+) -> None:
+    world = World(tmp_path / "w", ALONE)
+    world.trainer()
+    edited = replace(world.folder, recipe=parse_recipe(ALONE.replace("rank = 2", given), "tiny"))
+
+    for merge in (False, True):
+        with pytest.raises(Refused, match=rf"has {field} in \[policy.lora\]"):
+            export(edited, tmp_path / "out", merge=merge)
+
+    assert not (tmp_path / "out").exists()

@@ -62,6 +62,8 @@ FORMAT = 2
 FORMATS = (1, FORMAT)
 NEWEST = 3
 """So many checkpoints training may go on from, the next where the one before is damaged."""
+UNREADABLE = (RollcallError, OSError, ValueError, KeyError, TypeError)
+"""What reading a checkpoint raises that is damaged."""
 CHANGED = "put [learner] and seed of the run's recipe back as they were, or begin a new run"
 Ranges = tuple[tuple[int, int], ...]
 
@@ -142,7 +144,7 @@ def load_latest(root: str | Path, rank: int = 0, world: int = 1) -> LatestCheckp
     for directory in _newest_first(Path(root)):
         try:
             return LatestCheckpoint(load(directory, rank, world), directory, tuple(passed_over))
-        except (RollcallError, OSError, ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             passed_over.append(f"{directory.name}: {type(error).__name__}: {error}")
     return LatestCheckpoint(None, None, tuple(passed_over))
 
@@ -193,14 +195,14 @@ def needed_by_newest(
 
 def newest_words(root: str | Path) -> str:
     """What tells the newest checkpoint from any other, not verified; `none` where there is none."""
-    for path in reversed(kept(root).values()):
-        try:
-            return (
-                f"{path.name} ({hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:16]})"
-            )
-        except OSError as error:
-            return f"{path.name} ({type(error).__name__})"
-    return "none"
+    path = next(reversed(kept(root).values()), None)
+    if path is None:
+        return "none"
+    try:
+        word = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        word = type(error).__name__
+    return f"{path.name} ({word})"
 
 
 def replayed_by_newest(root: str | Path) -> ReplayBook:
@@ -211,7 +213,7 @@ def replayed_by_newest(root: str | Path) -> ReplayBook:
     for path in reversed(kept(root).values()):
         try:
             return replay_of(read_body(path).get("replay", {}))
-        except (WeightsDiffer, OSError, ValueError, KeyError, TypeError):
+        except UNREADABLE:
             continue
     return ReplayBook()
 

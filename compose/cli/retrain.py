@@ -60,9 +60,7 @@ def retrain(
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
     from compose.files import refuse_no_folder, write_json
-    from compose.pages.retraining_page import retrain_and_tell
     from compose.runs import run_folder
-    from compose.runs.what_if_run import what_if
 
     numbers = parse_steps(steps)
     refuse_no_folder(json)
@@ -74,12 +72,16 @@ def retrain(
     folder = run_folder.find(cluster.settings.state(), run)
     threads = cluster.settings.training.threads
     if otherwise:
+        from compose.runs.what_if_run import what_if
+
         report = what_if(
             cluster, folder, numbers, with_ or [], without_task,
             version=version, threads=threads, out=out, tell=typer.echo,
             playing=cluster.settings if held_out else None,
         )  # fmt: skip
     else:
+        from compose.pages.retraining_page import retrain_and_tell
+
         report = retrain_and_tell(
             cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
         )

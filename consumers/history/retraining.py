@@ -26,7 +26,7 @@ from consumers.history.training_record import (
 )
 from consumers.log.protocols import Record
 from schemas.codec import Codec
-from schemas.errors import Refused, RollcallError
+from schemas.errors import Refused
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor, weights_digest
 from trainer import checkpoint as checkpoints
@@ -180,7 +180,7 @@ def _checkpoint(run: TrainedRun, branch: Branch, first: int) -> tuple[Path, Chec
     for number in before:
         try:
             return at[number], checkpoints.load(at[number])
-        except (RollcallError, OSError, ValueError, KeyError, TypeError) as error:
+        except checkpoints.UNREADABLE as error:
             damaged.append(f"{at[number].name}: {type(error).__name__}: {error}")
     kept_steps = sorted(number for number in at if number is not None)
     has = f"after steps {', '.join(map(str, kept_steps))}" if kept_steps else "none of this branch"

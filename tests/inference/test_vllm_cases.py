@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.command_line import ROOT
+
 CONTRACT = "tests/inference/test_engine_contract.py"
 COLLECT = """
 import sys

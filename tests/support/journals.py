@@ -91,6 +91,12 @@ def said(call: ModelCall, text: str, version: int = 7) -> ModelAnswered:
     )
 
 
+def sampled_by(version: int) -> ModelAnswered:
+    """An answer of one token, which this version of the policy `policy` has sampled."""
+    tokens = pack_ids([1]), pack_logprobs([0.0]), pack_ids([version])
+    return ModelAnswered("a", b"", *tokens, "stop", "policy", 0)
+
+
 def answer_to(command: Command, body: ModelAnswered | EnvironmentStepped | CallFailed) -> Event:
     return event_of(command, body, "somebody")
 

@@ -7,13 +7,12 @@ from consumers.history.version_use import LINGERS_MS, VersionUse
 from schemas.messages import (
     Event,
     Limits,
-    ModelAnswered,
     RolloutFinished,
     RolloutRequest,
     RolloutStarted,
     Task,
 )
-from schemas.packed import pack_ids, pack_logprobs
+from tests.support.journals import sampled_by
 
 LASTS_S = 60.0
 DAY_MS = 86_400_000
@@ -32,11 +31,6 @@ def request(rollout: int, pinned: int, policy: str = "policy") -> RolloutRequest
 
 def event(asked: RolloutRequest, body: object) -> Event:
     return Event(asked.rollout_id, 1, 0, 0, b"", b"", "somebody", body)  # type: ignore[arg-type]
-
-
-def answered(version: int) -> ModelAnswered:
-    tokens = pack_ids([1]), pack_logprobs([0.0]), pack_ids([version])
-    return ModelAnswered("a", b"", *tokens, "stop", "policy", 0)
 
 
 def looked(use: VersionUse, now_ms: int) -> set[int]:
@@ -95,7 +89,7 @@ def test_a_pinned_rollout_counts_past_its_deadline_only_until_a_model_has_answer
     use.take_event(event(asked, RolloutStarted(asked, 0, 0)), 0)
     assert looked(use, DAY_MS) == {3}
 
-    use.take_event(event(asked, answered(3)), DAY_MS)
+    use.take_event(event(asked, sampled_by(3)), DAY_MS)
 
     over_ms = DAY_MS + int(1000 * LASTS_S) + LINGERS_MS
     assert looked(use, over_ms - 1) == {3}

@@ -13,13 +13,12 @@ from schemas.errors import Refused, Unavailable
 from schemas.messages import (
     Event,
     Limits,
-    ModelAnswered,
     RolloutFinished,
     RolloutRequest,
     RolloutStarted,
     Task,
 )
-from schemas.packed import pack_ids, pack_logprobs
+from tests.support.journals import sampled_by
 from tests.support.staged_run import CONFIG, Stage
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
@@ -67,11 +66,6 @@ def say(stage: Stage, body: object, attempt: int = 1) -> None:
     stage.log.append(stage.topics.events, b"other", value)
 
 
-def answer(version: int) -> ModelAnswered:
-    tokens = pack_ids([1]), pack_logprobs([0.0]), pack_ids([version])
-    return ModelAnswered("a", b"", *tokens, "stop", "policy", 0)
-
-
 def start(timeout_s: float = 86_400.0) -> RolloutStarted:
     limits = Limits(rollout_timeout_s=timeout_s)
     return RolloutStarted(RolloutRequest("other", Task(), policy_id="policy", limits=limits), 0, 0)
@@ -98,7 +92,7 @@ def test_a_trainer_that_begins_again_after_each_step_comes_to_the_same(tmp_path:
     once, often = staged(tmp_path / "once"), staged(tmp_path / "often")
     for stage in (once, often):
         say(stage, start())
-        say(stage, answer(3))
+        say(stage, sampled_by(3))
     train(once, STEPS)
     train(often, STEPS, restarts=True)
 
@@ -111,7 +105,7 @@ def test_what_an_open_rollout_carries_stays_until_ten_minutes_after_its_end(
     stage = staged(tmp_path)
     say(stage, start())
     train(stage, 2)
-    say(stage, answer(2))
+    say(stage, sampled_by(2))
     train(stage, 6)
     say(stage, RolloutFinished("finished"), attempt=0)  # of an older attempt: it ends nothing
     assert versions(stage) == [2, 4, 5, 6]
@@ -126,7 +120,7 @@ def test_what_an_open_rollout_carries_stays_until_ten_minutes_after_its_end(
 def test_a_start_that_never_ends_is_none_for_ever(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     say(stage, start(timeout_s=3 * STEP_S))
-    say(stage, answer(0))
+    say(stage, sampled_by(0))
 
     train(stage, 4)
     assert 0 in versions(stage)

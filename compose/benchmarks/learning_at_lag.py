@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way
+from compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way, made_by
 from compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
 from compose.extras import require
 from compose.files import refuse_no_folder
 from compose.runs.recipe import load_recipe
+from compose.settings import load_settings
 from schemas.errors import Refused
 
 LOSSES = ("clip_higher", "decoupled_ppo", "m2po", "gspo", "cispo")
@@ -41,8 +42,8 @@ def learn_at_lag(
     """Train every way from every seed; print a table, draw a picture.
 
     `lags` and `losses` are lists with commas, of all where they are empty. Runs that the file
-    `json` holds are not run again, and each is added as it ends. Raises Refused, and the first
-    RunFailed after what came of the others was told.
+    `json` holds are not run again, and each is added as it ends. Raises Refused, also where one of
+    them was made by something else, and the first RunFailed after what came of the others was told.
     """
     require("tomli_w")
     for option, path in (("--json", json), ("--picture", picture)):
@@ -50,7 +51,8 @@ def learn_at_lag(
     known, text = load_recipe(recipe)
     ways = ways_of(lags_of(lags), losses_of(losses))
     texts = {way: at_lag(text, way) for way in ways}
-    kept = Kept.of(text, memory, json)
+    settings = load_settings()
+    kept = Kept.of(lambda way: made_by(at_lag(text, way), settings, memory), json)
     failed: list[RunFailed] = []
     jobs = [(way, seed) for way in ways for seed in seeds if (way, seed) not in kept.runs]
     with tempfile.TemporaryDirectory(prefix="rollcall-lag-") as folder:

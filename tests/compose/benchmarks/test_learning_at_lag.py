@@ -1,11 +1,12 @@
 """Every loss at every lag is the same recipe otherwise; what came of it is told as it was."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from compose.benchmarks.lag_runs import Cell, Kept, Way
+from compose.benchmarks.lag_runs import Cell, Kept, Way, made_by
 from compose.benchmarks.learning_at_lag import (
     LOSSES,
     at_lag,
@@ -17,9 +18,18 @@ from compose.benchmarks.learning_at_lag import (
 )
 from compose.benchmarks.learning_runs import ENDLESS, Evaluated, SeedRun
 from compose.runs.recipe import load_recipe, parse_recipe
+from compose.settings import load_settings
 from schemas.errors import Refused
 from tests.support.tiny_run import RECIPE
 from trainer.config import LearnerConfig
+
+WAY = '{"loss": "no_loss", "step_size": "ess", "lag": 1}'
+RUN = json.dumps(asdict(SeedRun(1, 0.9, (), 1, 2, 1.0)))
+
+
+def kept_in(path: Path, text: str) -> Kept:
+    """What a file holds of runs of a recipe in memory, under settings as they are."""
+    return Kept.of(lambda way: made_by(at_lag(text, way), load_settings(), True), path)
 
 
 def run_of(success: float, staleness: float) -> SeedRun:
@@ -85,15 +95,42 @@ def test_what_the_file_holds_is_not_run_again_and_what_it_lacks_is(tmp_path: Pat
     # Given a file with one of two runs, which has a success that no run comes to
     recipe, told = tmp_path / "r.toml", tmp_path / "told.json"
     recipe.write_text(RECIPE.replace("steps = 4", "steps = 2"))
-    kept = Kept.of(recipe.read_text(), True, told)
+    kept = kept_in(told, recipe.read_text())
     kept.add(Way("m2po", "scheduled", 1), run_of(0.123, 1.0))
 
     cells = learn_at_lag(str(recipe), [1], memory=True, lags="1", losses="m2po", json=told)
 
     assert [cell.success == 0.123 for cell in cells] == [True, False]
-    again = Kept.of(recipe.read_text(), True, told)
+    again = kept_in(told, recipe.read_text())
     assert [again.cell(cell.way) for cell in cells] == cells
     assert len(again.runs) == 2
+
+
+@pytest.mark.parametrize("other", ["a learning rate", "a thread", "a broker", "one run alone"])
+def test_a_run_that_was_made_by_something_else_is_named_and_none_is_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    # Given a file of two runs, of which one or both were made otherwise than what is asked for
+    recipe, told = tmp_path / "r.toml", tmp_path / "told.json"
+    recipe.write_text(RECIPE)
+    kept = kept_in(told, RECIPE + ("# a comment decides nothing\n"))
+    for loss in ("gspo", "m2po"):
+        kept.add(Way(loss, "ess", 1), run_of(0.5, 1.0))
+    if other == "a learning rate":
+        recipe.write_text(RECIPE.replace("[learner]", "[learner]\nlr = 1e-9"))
+    elif other == "a thread":
+        monkeypatch.setenv("ROLLCALL_TRAINING__THREADS", "7")
+    elif other == "one run alone":
+        values = json.loads(told.read_text())
+        values["cells"][1]["runs"][0]["made_by"] = "0" * 32
+        told.write_text(json.dumps(values))
+    before = told.read_text()
+
+    named = "m2po-ess-1, seed 1" if other == "one run alone" else "gspo-ess-1, seed 1"
+    with pytest.raises(Refused, match=named):
+        learn_at_lag(str(recipe), [1], memory=other != "a broker", lags="4", json=told)
+
+    assert told.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -101,8 +138,12 @@ def test_what_the_file_holds_is_not_run_again_and_what_it_lacks_is(tmp_path: Pat
     [
         ("{", "holds no runs at lags"),
         ("[]", "holds no runs at lags"),
-        ('{"recipe": "x", "memory": true, "cells": [{"way": {}}]}', "holds no runs at lags"),
-        ('{"recipe": "x", "memory": true, "cells": []}', "of another recipe"),
+        ('{"cells": [{"way": {}}]}', "holds no runs at lags"),
+        (f'{{"cells": [{{"way": {WAY}, "runs": [{RUN}]}}]}}', "holds no runs at lags"),
+        (
+            f'{{"cells": [{{"way": {WAY}, "runs": [{RUN[:-1]}, "made_by": 3}}]}}]}}',
+            "of another recipe",
+        ),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(

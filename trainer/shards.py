@@ -9,10 +9,9 @@ compared, and nothing that no part covers. Source: ByteCheckpoint, arXiv 2407.20
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from math import prod
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from schemas.errors import Refused, WeightsDiffer
 from schemas.tensor_digests import sha256s_of
+from schemas.uncached_files import BUFFER_BYTES, write_uncached
 from schemas.weights import LENGTH_BYTES, SIZE_BYTES, RawTensor, laid_out, safetensors_head
 from schemas.whole_files import to_disk
 
@@ -112,21 +112,17 @@ def write_parts(
 ) -> PartsFile:
     """Write one file `<stem>-<digest>.safetensors`; it is durable when this returns.
 
-    Each tensor goes to the file once, without a copy, and through sha256 on other cores meanwhile,
-    unless all of theirs are known. Raises OSError.
+    Each tensor goes to the file once, and through sha256 on its way unless all of theirs are known:
+    on this core alone, for the others compute the next step meanwhile. Raises OSError.
     """
     tensors = {name: part.held for name, part in parts.items()}
     head = safetensors_head(tensors)
     hidden = _hidden(directory, stem)
+    sha256s = dict(known or {})
     try:
-        with ThreadPoolExecutor(1) as pool:
-            hashing = pool.submit(lambda: known or sha256s_of(tensors))
-            with hidden.open("xb") as file:
-                file.write(head)
-                for name in laid_out(tensors):
-                    file.write(tensors[name].data)
-            to_disk(hidden)
-        described = _described(stem, head, parts, hashing.result())
+        write_uncached(hidden, chain([head], _read_once(tensors, sha256s)))
+        to_disk(hidden)
+        described = _described(stem, head, parts, sha256s)
         hidden.replace(directory / described.name)
     finally:
         hidden.unlink(missing_ok=True)
@@ -159,6 +155,18 @@ def link_parts(
     finally:
         hidden.unlink(missing_ok=True)
     return described
+
+
+def _read_once(tensors: Mapping[str, RawTensor], sha256s: dict[str, str]) -> Iterator[memoryview]:
+    """The bytes of a file in their order; what has no digest yet gets one on the way."""
+    for name in laid_out(tensors):
+        data, digest = memoryview(tensors[name].data), hashlib.sha256()
+        for begin in range(0, len(data), BUFFER_BYTES):
+            piece = data[begin : begin + BUFFER_BYTES]
+            yield piece
+            if name not in sha256s:
+                digest.update(piece)
+        sha256s.setdefault(name, digest.hexdigest())
 
 
 def _hidden(directory: Path, stem: str) -> Path:

@@ -205,19 +205,6 @@ def newest_words(root: str | Path) -> str:
     return f"{path.name} ({word})"
 
 
-def replayed_by_newest(root: str | Path) -> ReplayBook:
-    """What a trainer that goes on from the newest checkpoint may train on again.
-
-    Nothing where there is none; one whose manifest is damaged is passed over, as it is there.
-    """
-    for path in reversed(kept(root).values()):
-        try:
-            return replay_of(read_body(path).get("replay", {}))
-        except UNREADABLE:
-            continue
-    return ReplayBook()
-
-
 def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
     """Raise Refused where a checkpoint was made by a learner of another configuration."""
     made_with = read_body(path)["config_digest"]

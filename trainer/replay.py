@@ -80,10 +80,6 @@ class Replay:
         self._groups = kept
         return drawn
 
-    def held(self) -> list[Sample]:
-        """All that may be drawn or lent."""
-        return [*(sample for group in self._groups for sample in group), *self._successes.values()]
-
     def keep(self, samples: Sequence[Sample]) -> None:
         """A group was used for the first time."""
         if self.rule.ratio > 0 and self.rule.max_uses > 1 and samples:

@@ -2,9 +2,9 @@
 
 The law: a file stays while its version is one of the newest, was announced less than ten minutes
 ago by the clock of the log, is what a request is pinned to that has not begun, is carried by an
-open rollout or by a trajectory that waits or may be trained on again, belongs to a checkpoint that
-training may go on from, or is awaited; and so does every file that such a version is made from.
-Whatever else is announced goes. What the log does not know yet stays.
+open rollout or by a trajectory that is not scored, waits or may be trained on again, belongs to a
+checkpoint that training may go on from, or is awaited; and so does every file that such a version
+is made from. Whatever else is announced goes. What the log does not know yet stays.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -43,9 +43,11 @@ class WeightsNeeds:
     awaited: Collection[int] = ()
     """Versions that are evaluated, or whose weights may have to score tokens."""
     replayed: Mapping[int, int] = field(default_factory=dict)
-    """How many of those that may be trained on again carry it, where they are told apart."""
+    """How many carry it that were trained on and may be again, from whichever checkpoint."""
     requested: Mapping[int, int] = field(default_factory=dict)
     """How many requests that have not begun are pinned to it."""
+    unscored: Mapping[int, int] = field(default_factory=dict)
+    """How many trajectories that nobody has scored carry it."""
 
     def reasons(self, version: int) -> tuple[str, ...]:
         """Why its weights stay, whatever is made from them."""
@@ -59,6 +61,7 @@ class WeightsNeeds:
             "awaited": version in self.awaited,
             f"requested {self.requested.get(version)}": version in self.requested,
             f"open {self.open.get(version)}": version in self.open,
+            f"unscored {self.unscored.get(version)}": version in self.unscored,
             f"buffered {self.buffered.get(version)}": version in self.buffered,
             f"replayed {self.replayed.get(version)}": version in self.replayed,
         }

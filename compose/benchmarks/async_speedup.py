@@ -20,7 +20,7 @@ from compose.benchmarks import slow_rollouts
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from compose.workers.build import Workshop
-from consumers.history.version_use import VersionsInUse
+from consumers.history.versions_in_use import VersionsInUse
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
 from consumers.training.trainer import Trainer

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
-from consumers.history.version_use import VersionsInUse
+from consumers.history.versions_in_use import VersionsInUse
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun

@@ -26,14 +26,16 @@ def weights(run: Run, json: Json = False) -> None:
     from compose.runs import run_folder
     from compose.terminal import emit
     from consumers.history.kept_weights import kept_weights
-    from trainer.checkpoint import needed_by_newest, replayed_by_newest
+    from trainer.checkpoint import needed_by_newest
+    from trainer.resume_points import resume_points
 
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)
     trained = folder.trained()
     checkpoints = folder.directory / "checkpoints"
     needed = needed_by_newest(checkpoints, trained.config.scoring_versions)
-    report = kept_weights(cluster, trained, needed, replayed_by_newest(checkpoints))
+    points = resume_points(checkpoints)
+    report = kept_weights(cluster, trained, folder.run(), needed, points)
     if report.files or json:
         emit(report, lambda terminal: terminal.print(_table(report)), json=json)
     if not json:

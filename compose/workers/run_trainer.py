@@ -19,7 +19,7 @@ from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
 from consumers.heldout import HeldOut
 from consumers.history.continuations import Continuations
-from consumers.history.version_use import VersionsInUse
+from consumers.history.versions_in_use import VersionsInUse
 from consumers.inline_executor import InlineExecutor
 from schemas.errors import Refused
 from schemas.messages import PolicyVersion, RolloutRequest, TrainStep

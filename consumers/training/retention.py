@@ -6,9 +6,8 @@ oldest first, until what is left keeps to it. The newest one stays, and all that
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +23,7 @@ from trainer import weights_files
 from trainer.config import LearnerConfig
 from trainer.learner_state import LearnerState
 from trainer.publication import check_bound
-from trainer.samples import Sample, versions_of
+from trainer.resume_points import ResumePoint, resume_points
 from trainer.weights_needs import KeptFile, WeightsNeeds, may_go
 
 if TYPE_CHECKING:
@@ -36,30 +35,13 @@ log = structlog.get_logger()
 
 
 class InUse(Protocol):
-    """`consumers.history.version_use.VersionsInUse`."""
+    """`consumers.history.versions_in_use.VersionsInUse`."""
 
     def announced(self) -> "VersionUse": ...
 
-    def add_open(self, use: "VersionUse") -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the trainer itself still needs, as it was when a step was taken."""
-
-    awaited: frozenset[int]
-    """Versions that are evaluated, or whose weights may have to score tokens."""
-    samples: tuple[Sample, ...]
-    """What waits to be trained on, or may be trained on again."""
-
-
-def carried(samples: Iterable[Sample]) -> Counter[int]:
-    """By version how many of these carry it."""
-    return Counter(
-        version
-        for sample in samples
-        for version in versions_of(sample.scored.trajectory.sequences or (), sample.policy_index)
-    )
+    def add_rollouts(
+        self, use: "VersionUse", run: TrainingRun, points: Sequence[ResumePoint]
+    ) -> None: ...
 
 
 @dataclass(eq=False)
@@ -83,46 +65,48 @@ class Retention:
         moments = optimiser if self.config.lora else max(optimiser, 2 * weights)
         check_bound(self.run.publishing.keep_bytes, published, weights + moments + rng)
 
-    def collect(self, held: Held) -> None:
-        """Let go what may go; where log or store is away it goes after the next version."""
+    def collect(self, awaited: Collection[int]) -> None:
+        """Let go what may go; where log or store is away it goes after the next version.
+
+        Awaited are versions that are evaluated, or whose weights may have to score tokens.
+        """
         every = self.config.checkpoint_keep_every
         checkpoints.prune(self.run.checkpoints, checkpoints.NEWEST, every)
         try:
-            self._collect(held)
+            self._collect(awaited)
         except Unavailable as error:
             log.warning("weights_not_cleared", policy_id=self.run.policy_id, error=str(error))
 
-    def _collect(self, held: Held) -> None:
+    def _collect(self, awaited: Collection[int]) -> None:
         self._measure()
         bound = self.run.publishing.keep_bytes
         over = 0 < bound < self.kept_bytes
         if not over and self.clock() < self._due:
             return
         self._due = self.clock() + LOOK_EVERY_S
-        use, buffered = self.in_use.announced(), carried(held.samples)
-        needs = WeightsNeeds(use.now_ms, use.announced_ms, buffered=buffered, awaited=held.awaited)
-        if not may_go(self._files(), self._with_checkpoints(needs)) and not over:
+        use = self.in_use.announced()
+        if not may_go(self._files(), self._needs(use, awaited)) and not over:
             return
-        self.in_use.add_open(use)
-        needs = replace(needs, open=use.open(), requested=use.requested())
-        self._clear(needs)
+        points = resume_points(self.run.checkpoints)
+        self.in_use.add_rollouts(use, self.run, points)
+        self._clear(use, awaited)
         if over:
-            self._keep_to(bound, needs)
+            self._keep_to(bound, use, awaited)
 
-    def _clear(self, needs: WeightsNeeds) -> None:
-        gone = may_go(self._files(), self._with_checkpoints(needs))
+    def _clear(self, use: "VersionUse", awaited: Collection[int]) -> None:
+        gone = may_go(self._files(), self._needs(use, awaited))
         for file in gone:
             remove(self.run.weights, file.name)
         if gone:
             log.info("weights_cleared", policy_id=self.run.policy_id, files=len(gone))
         self._measure()
 
-    def _keep_to(self, bound: int, needs: WeightsNeeds) -> None:
+    def _keep_to(self, bound: int, use: "VersionUse", awaited: Collection[int]) -> None:
         for older in list(checkpoints.kept(self.run.checkpoints).values())[:-1]:
             if self.kept_bytes <= bound:
                 break
             checkpoints.remove(older)
-            self._clear(needs)
+            self._clear(use, awaited)
         over = self.kept_bytes > bound
         if over and not self._said:
             log.warning(
@@ -134,9 +118,9 @@ class Retention:
             )
         self._said = over
 
-    def _with_checkpoints(self, needs: WeightsNeeds) -> WeightsNeeds:
+    def _needs(self, use: "VersionUse", awaited: Collection[int]) -> WeightsNeeds:
         needed = checkpoints.needed_by_newest(self.run.checkpoints, self.config.scoring_versions)
-        return replace(needs, checkpoints=needed)
+        return use.needs(checkpoints=needed, awaited=awaited)
 
     def _files(self) -> list[KeptFile]:
         return weights_files.files_in(self.run.weights)

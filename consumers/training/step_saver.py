@@ -23,7 +23,7 @@ from consumers.training.disk_room import disk_full, is_full, needed_bytes, requi
 from consumers.training.intake import Intake
 from consumers.training.mending import Mending
 from consumers.training.resumption import NewestOnLog
-from consumers.training.retention import Held, Retention
+from consumers.training.retention import Retention
 from producers.publisher import Publisher
 from schemas.errors import Unavailable
 from schemas.headers import full_headers
@@ -56,8 +56,8 @@ class _Unsaved:
     checkpoint: Callable[..., Checkpoint]
     """Of a learner's state, and the records to come as `pending`."""
     metrics: Mapping[str, float]
-    held: Held
-    """Whose weights must stay."""
+    awaited: frozenset[int]
+    """Versions that are evaluated, or whose weights may have to score tokens."""
 
 
 @dataclass(eq=False)
@@ -164,16 +164,14 @@ class StepSaver:
                 self.words.records(parent, samples, metrics, drops, marks),
                 self._checkpoint(),
                 metrics,
-                self._held(),
+                self._awaited(),
             )
         )
         self.save_trained()
 
-    def _held(self) -> Held:
+    def _awaited(self) -> frozenset[int]:
         scoring = self.config.scoring_versions(self.learner.version)
-        buffer = self.intake.buffer
-        awaited = frozenset({*self.intake.evaluations.awaited(), *scoring})
-        return Held(awaited, (*buffer.noteworthy(), *buffer.replay.held()))
+        return frozenset({*self.intake.evaluations.awaited(), *scoring})
 
     def save_trained(self, *, wait: bool = False) -> None:
         """Have what was trained saved; raises Unavailable where it has to be tried again.
@@ -238,7 +236,7 @@ class StepSaver:
             if not is_full(error):
                 raise
             raise disk_full(self.run, self._needed_bytes) from error
-        self.retention.collect(unsaved.held)
+        self.retention.collect(unsaved.awaited)
 
     def _published_file(self, weights: Published) -> PublishedFile:
         """What a checkpoint of the same weights need not do again."""

@@ -21,7 +21,7 @@ from consumers.history.export import export
 from consumers.history.local_programs import watched_world
 from consumers.history.ranges import Range
 from consumers.history.selection import Selection
-from consumers.history.version_use import VersionsInUse
+from consumers.history.versions_in_use import VersionsInUse
 from consumers.history.waiting import WaitReader
 from consumers.tables.query import open_tables
 from consumers.training.trainer import Trainer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.history.version_use import VersionsInUse
+from consumers.history.versions_in_use import VersionsInUse
 from consumers.inline_executor import InlineExecutor
 from consumers.log.memory_log import MemoryLog
 from consumers.log.memory_publisher import MemoryPublisher

@@ -11,7 +11,7 @@ from compose.settings import Settings
 from compose.workers.build import Workshop
 from compose.workers.run_trainer import continuations
 from consumers.agents.worker import CONTROL_EVERY_S
-from consumers.history.version_use import VersionsInUse
+from consumers.history.versions_in_use import VersionsInUse
 from consumers.log.memory_log import MemoryLog
 from consumers.training.trainer import Trainer
 from consumers.training.training_run import TrainingRun

@@ -12,7 +12,7 @@ from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Task
 from tests.support.command_line import call
 from tests.support.tiny_run import RECIPE, World
-from trainer.checkpoint import replayed_by_newest
+from trainer.resume_points import resume_points
 
 DELTAS = RECIPE.replace(
     "[policy]\n", '[policy]\npublish = "bfloat16"\nweights = "delta"\nfull_every = 2\n'
@@ -67,7 +67,8 @@ def test_files_are_listed_with_who_needs_them_while_a_run_goes_on_and_after(
     said = capsys.readouterr().out
     assert "delta on 2" in said
     rows = {line.split("│")[1].strip(): line for line in said.splitlines() if "│" in line}
-    assert [name for name, row in rows.items() if "nobody: may go" in row] == ["0", "1"]
+    assert [name for name, row in rows.items() if "nobody: may go" in row] == ["1"]
+    assert "replayed" in rows["0"]  # by who goes on from the oldest of three checkpoints
     assert "3,60" in rows["0"]  # seconds, by the clock of the log
     assert "newest, checkpoint" in rows["4"]
 
@@ -84,7 +85,7 @@ def test_what_may_be_trained_on_again_is_told_as_the_newest_checkpoint_has_it(
     world = World(tmp_path, RECIPE.replace("steps = 4", "steps = 4\nreplay_ratio = 0.5"))
     run = begun(world)
     world.train(world.trainer())
-    held = replayed_by_newest(world.folder.directory / "checkpoints").places()
+    held = resume_points(world.folder.directory / "checkpoints")[0].replayed
     assert held
     late = RolloutRequest("late", Task(), policy_id=world.folder.policy_id, policy_version=1)
     world.ask(late)  # and nobody of the agents group takes a turn

@@ -29,8 +29,12 @@ def request(rollout: int, pinned: int, policy: str = "policy") -> RolloutRequest
     )
 
 
-def event(asked: RolloutRequest, body: object) -> Event:
-    return Event(asked.rollout_id, 1, 0, 0, b"", b"", "somebody", body)  # type: ignore[arg-type]
+def take(
+    use: VersionUse, asked: RolloutRequest, body: object, at_ms: int = 0, *, is_out: bool = True
+) -> None:
+    """One entry of a rollout's journal."""
+    entry = Event(asked.rollout_id, 1, 0, 0, b"", b"", "somebody", body)  # type: ignore[arg-type]
+    use.take_event(entry, at_ms, is_out=is_out)
 
 
 def looked(use: VersionUse, now_ms: int) -> set[int]:
@@ -58,27 +62,29 @@ def test_a_pinned_version_is_needed_from_the_request_to_the_end_whenever_one_loo
     for offset in range(committed, len(asked)):
         use.take_request(asked[offset], offset)
     for offset in range(begun):
-        use.take_event(event(asked[offset], RolloutStarted(asked[offset], offset, offset)), 0)
+        take(use, asked[offset], RolloutStarted(asked[offset], offset, offset))
     alive = {each.rollout_id for at, each in enumerate(asked) if at not in ended}
     for offset in sorted(ended):
         if asked[offset].rollout_id not in alive:
-            use.take_event(event(asked[offset], RolloutFinished("finished")), 0)
+            take(use, asked[offset], RolloutFinished("finished"))
 
     # Then all of those that go on keep their version, and once all is over nobody does
     wanted = {r.versions_for("policy")[1] for r in asked if r.rollout_id in alive} - {-1}
     assert wanted <= looked(use, waits_ms)
     for offset, each in enumerate(asked):
-        use.take_event(event(each, RolloutStarted(each, offset, offset)), 0)
-        use.take_event(event(each, RolloutFinished("finished")), 0)
-    assert not looked(use, LINGERS_MS)
-    assert looked(use, LINGERS_MS - 1) == {r.versions_for("policy")[1] for r in asked} - {-1}
+        take(use, each, RolloutStarted(each, offset, offset))
+        take(use, each, RolloutFinished("finished"), is_out=False)
+    assert looked(use, DAY_MS) == {r.versions_for("policy")[1] for r in asked} - {-1}
+    for each in asked:
+        take(use, each, RolloutFinished("finished"))
+    assert not looked(use, DAY_MS)
 
 
 def test_one_that_asks_again_for_a_rollout_is_not_begun_by_the_start_of_the_first() -> None:
     use, first, again = VersionUse("policy"), request(1, 3), request(1, 5)
     use.take_request(again, 7)
-    use.take_event(event(first, RolloutStarted(first, 2, 2)), 0)
-    use.take_event(event(first, RolloutFinished("finished")), 0)
+    take(use, first, RolloutStarted(first, 2, 2))
+    take(use, first, RolloutFinished("finished"))
 
     assert use.requested() == {5: 1}
     assert looked(use, DAY_MS) == {5}
@@ -86,10 +92,10 @@ def test_one_that_asks_again_for_a_rollout_is_not_begun_by_the_start_of_the_firs
 
 def test_a_pinned_rollout_counts_past_its_deadline_only_until_a_model_has_answered_it() -> None:
     use, asked = VersionUse("policy"), request(1, 3)
-    use.take_event(event(asked, RolloutStarted(asked, 0, 0)), 0)
+    take(use, asked, RolloutStarted(asked, 0, 0))
     assert looked(use, DAY_MS) == {3}
 
-    use.take_event(event(asked, sampled_by(3)), DAY_MS)
+    take(use, asked, sampled_by(3), DAY_MS)
 
     over_ms = DAY_MS + int(1000 * LASTS_S) + LINGERS_MS
     assert looked(use, over_ms - 1) == {3}

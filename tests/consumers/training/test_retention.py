@@ -1,14 +1,18 @@
 """What of a run's weights and checkpoints goes while it trains, by the clock of the log."""
 
+import base64
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from consumers.agents.watermark import Watermark
 from consumers.log.protocols import Commit
+from consumers.scored_places import scored_at
+from consumers.scoring_retirement import retired_word
 from consumers.training import retention
-from consumers.training.retention import Held
 from schemas.errors import Refused, Unavailable
 from schemas.messages import (
     Event,
@@ -16,18 +20,23 @@ from schemas.messages import (
     RolloutFinished,
     RolloutRequest,
     RolloutStarted,
+    ScoredTrajectory,
     Task,
 )
 from tests.support.journals import sampled_by
-from tests.support.staged_run import CONFIG, Stage
+from tests.support.scored_trajectories import scored
+from tests.support.staged_run import CONFIG, SCORING, Stage
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.publication import Publishing
+from trainer.samples import versions_of
 from trainer.weights_needs import YOUNG_S
 
 STEPS = 9
 LONG = replace(CONFIG, steps=STEPS, checkpoint_keep_every=0)
 STEP_S = 300.0
+LEFT = [STEPS - 3, STEPS - 2, STEPS - 1, STEPS]
+"""What is left where nothing but the run itself needs any."""
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +88,11 @@ def test_what_nobody_needs_goes_after_ten_minutes_of_the_log(tmp_path: Path) -> 
     other = staged(tmp_path / "other")
     train(other, STEPS)
 
-    # The newest two, what is younger than ten minutes, and what three checkpoints are of
+    # The newest two, what is younger than ten minutes, what three checkpoints are of, and what
+    # the oldest of them has not trained on
     assert YOUNG_S == 600
-    assert versions(other) == [STEPS - 2, STEPS - 1, STEPS]
-    assert [*checkpoints.kept(tmp_path / "other" / "checkpoints")] == versions(other)
+    assert versions(other) == LEFT
+    assert [*checkpoints.kept(tmp_path / "other" / "checkpoints")] == versions(other)[1:]
     kept = [step.metrics["kept_bytes"] for step in other.steps()]
     assert kept[0] > 0
     assert kept[-1] < 1.1 * kept[-3]
@@ -96,25 +106,132 @@ def test_a_trainer_that_begins_again_after_each_step_comes_to_the_same(tmp_path:
     train(once, STEPS)
     train(often, STEPS, restarts=True)
 
-    assert versions(once) == versions(often) == [3, STEPS - 2, STEPS - 1, STEPS]
+    assert versions(once) == versions(often) == [3, *LEFT]
 
 
-def test_what_an_open_rollout_carries_stays_until_ten_minutes_after_its_end(
-    tmp_path: Path,
-) -> None:
+def ended_with(version: int, **request: str) -> ScoredTrajectory:
+    """What comes of the other rollout, sampled by a version."""
+    made = scored("other", version=version)
+    asked = RolloutRequest("other", Task(), policy_id="policy", **request)
+    return replace(made, trajectory=replace(made.trajectory, request=asked))
+
+
+def send_trajectory(stage: Stage, version: int) -> Commit:
+    """The agents write it and commit beyond its end; how scorers commit when it is scored."""
+    topics, value = stage.topics, stage.codec.encode
+    number, at = stage.log.append(
+        topics.trajectories, b"other", value(topics.trajectories, ended_with(version).trajectory)
+    )
+    end = stage.log.bounds(topics.events)[number][1]
+    word = Watermark(end).write()
+    stage.log.commit_for(topics.group("agents"), [Commit(topics.events, number, end, word)])
+    return Commit(topics.trajectories, number, at + 1, "")
+
+
+def scorers_commit(stage: Stage, commit: Commit, scoring_id: str = SCORING) -> None:
+    stage.log.commit_for(stage.topics.group("rewards", scoring_id), [commit])
+
+
+def announce_again(stage: Stage) -> None:
+    """The clock of the log is when anything was announced last."""
+    said = stage.log.all(stage.topics.versions)[-1]
+    stage.log.append(stage.topics.versions, b"somebody else", said.value)
+
+
+def test_what_an_open_rollout_carries_stays_until_its_trajectory_is_scored(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     say(stage, start())
     train(stage, 2)
     say(stage, sampled_by(2))
     train(stage, 6)
     say(stage, RolloutFinished("finished"), attempt=0)  # of an older attempt: it ends nothing
-    assert versions(stage) == [2, 4, 5, 6]
+    assert versions(stage) == [2, 3, 4, 5, 6]
 
-    say(stage, RolloutFinished("finished"))
-    train(stage, 7)
-    assert 2 in versions(stage)
+    say(stage, RolloutFinished("finished"))  # by somebody who dies before he says what came of it
     train(stage, 8)
-    assert 2 not in versions(stage)
+    assert versions(stage) == [2, 5, 6, 7, 8]
+    scorers_commit(stage, send_trajectory(stage, 2))
+    train(stage, 9)
+    assert versions(stage) == LEFT
+
+
+def test_a_trajectory_that_nobody_has_scored_keeps_what_it_carries(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    say(stage, start())
+    train(stage, 2)
+    say(stage, sampled_by(2))
+    say(stage, RolloutFinished("finished"))
+    done = send_trajectory(stage, 2)  # readers of the journal begin behind it from now on
+    train(stage, 6)
+    assert versions(stage) == [2, 3, 4, 5, 6]
+
+    scorers_commit(stage, done, "another")  # which the run does not train on
+    train(stage, 7)
+    assert versions(stage) == [2, 4, 5, 6, 7]
+    above = "1;" + base64.b64encode(zlib.compress(b"\x01")).decode()
+    scorers_commit(stage, replace(done, offset=done.offset - 1, metadata=f"{above}!r0"))
+    train(stage, 9)
+    assert versions(stage) == LEFT
+
+
+def test_a_trajectory_of_a_retired_scoring_keeps_nothing(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    train(stage, 2)
+    done = send_trajectory(stage, 1)
+    scorers_commit(stage, replace(done, offset=0, metadata=retired_word("now", "it is over")))
+
+    train(stage, STEPS)
+
+    assert versions(stage) == LEFT
+
+
+def test_what_is_scored_and_not_read_yet_keeps_what_it_carries(tmp_path: Path) -> None:
+    stage = staged(tmp_path)
+    stage.train(6)
+    topic, ours = stage.topics.scored, {"run_id": "run", "purpose": "train"}
+    for version, asked in {
+        0: {"run_id": "another", "purpose": "train"},
+        1: {"run_id": "run", "purpose": "evaluate"},
+        2: ours,
+    }.items():
+        stage.log.append(topic, b"x", stage.codec.encode(topic, ended_with(version, **asked)))
+    rescored = replace(ended_with(1, **ours), scoring_id="another")
+    stage.log.append(topic, b"x", stage.codec.encode(topic, rescored))
+    pass_time(stage, YOUNG_S)
+    stage.trainer.saver.retention.collect(frozenset())
+    assert versions(stage) == [*range(7)]  # nothing was announced: the log's clock stands still
+
+    announce_again(stage)
+    stage.trainer.saver.retention.collect(frozenset())
+    assert versions(stage) == [2, 3, 4, 5, 6]
+
+
+def test_what_an_older_checkpoint_would_train_on_again_keeps_what_it_carries(
+    tmp_path: Path,
+) -> None:
+    again = replace(LONG, replay_ratio=0.5, replay_max_age=4, max_staleness=1)
+    stage = staged(tmp_path, config=again)
+    train(stage, STEPS)
+
+    newest, second, third = reversed(checkpoints.kept(tmp_path / "checkpoints").values())
+    held = {path.name: pool_of(stage, path) for path in (newest, second, third)}
+    assert set.union(*held.values()) - held[newest.name], "the newest has all of it"
+    assert set.union(*held.values()) <= {*versions(stage)}
+
+    # And so for whoever goes on from the second, since the newest is damaged
+    (newest / "manifest.json").write_bytes(b"torn")
+    stage.begin()
+    assert stage.trainer.learner.steps_done == STEPS - 1
+    assert pool_of(stage, second) <= {*versions(stage)}
+    book = stage.trainer.buffer.replay.book()
+    assert book == checkpoints.load(second).replay
+
+
+def pool_of(stage: Stage, checkpoint: Path) -> set[int]:
+    """Versions that a checkpoint's replay pool carries."""
+    places = checkpoints.load(checkpoint).replay.places()
+    found = scored_at(stage.log, stage.codec, stage.topics.scored, places)
+    return {v for _, each in found for v in versions_of(each.trajectory.sequences or (), 0)}
 
 
 def test_a_start_that_never_ends_is_none_for_ever(tmp_path: Path) -> None:
@@ -156,12 +273,9 @@ def test_a_request_that_has_not_begun_keeps_the_version_it_is_pinned_to(tmp_path
 
     say(stage, RolloutFinished("finished"))
     train(stage, STEPS)
-    pass_time(stage, YOUNG_S)
-    stage.trainer.saver.retention.collect(Held(frozenset(), ()))
-    assert 1 in versions(stage)  # nothing was announced since: the log's clock stands still
-    said = stage.log.all(stage.topics.versions)[-1]
-    stage.log.append(stage.topics.versions, b"somebody else", said.value)
-    stage.trainer.saver.retention.collect(Held(frozenset(), ()))
+    assert 1 in versions(stage)
+    scorers_commit(stage, send_trajectory(stage, 1))
+    stage.trainer.saver.retention.collect(frozenset())
     assert 1 not in versions(stage)
 
 
@@ -174,7 +288,27 @@ def test_a_commit_beyond_the_end_of_the_topic_hides_no_request(tmp_path: Path) -
 
     train(stage, STEPS)
 
-    assert versions(stage) == [1, STEPS - 2, STEPS - 1, STEPS]
+    assert versions(stage) == [1, *LEFT]
+
+
+def test_commits_beyond_the_ends_of_topics_that_were_made_anew_hide_nothing(
+    tmp_path: Path,
+) -> None:
+    stage = staged(tmp_path)
+    say(stage, start())
+    train(stage, 2)
+    say(stage, sampled_by(1))
+    say(stage, RolloutFinished("finished"))
+    done = send_trajectory(stage, 2)
+    scorers_commit(stage, replace(done, offset=1_000_000))
+    far = [
+        Commit(stage.topics.events, number, 1_000_000, Watermark(999).write()) for number in (0, 1)
+    ]
+    stage.log.commit_for(stage.topics.group("agents"), far)
+
+    train(stage, STEPS)
+
+    assert versions(stage) == [1, 2, *LEFT]
 
 
 def test_a_request_that_was_refused_keeps_nothing(tmp_path: Path) -> None:
@@ -187,7 +321,7 @@ def test_a_request_that_was_refused_keeps_nothing(tmp_path: Path) -> None:
 
     train(stage, STEPS)
 
-    assert versions(stage) == [STEPS - 2, STEPS - 1, STEPS]
+    assert versions(stage) == LEFT
 
 
 def test_what_waits_in_the_buffer_keeps_the_weights_that_said_it(tmp_path: Path) -> None:
@@ -199,10 +333,10 @@ def test_what_waits_in_the_buffer_keeps_the_weights_that_said_it(tmp_path: Path)
 
     train(stage, STEPS)
 
-    waiting = retention.carried(stage.trainer.buffer.noteworthy())
-    assert versions(stage) == sorted({*waiting, STEPS - 2, STEPS - 1, STEPS})
-    assert waiting[2]
-    assert STEPS - 3 not in versions(stage)
+    waiting = {sample.min_version for sample in stage.trainer.buffer.noteworthy()}
+    assert {*waiting, STEPS - 2, STEPS - 1, STEPS} <= {*versions(stage)}
+    assert 2 in waiting
+    assert not {STEPS - 5, STEPS - 4, STEPS - 3} & {*versions(stage)}
 
 
 def test_a_clock_that_is_set_back_takes_nothing_too_early(tmp_path: Path) -> None:
@@ -212,7 +346,7 @@ def test_a_clock_that_is_set_back_takes_nothing_too_early(tmp_path: Path) -> Non
 
     stage.train(7)
 
-    assert versions(stage) == [*range(1, 8)]
+    assert versions(stage) == [*range(8)]
 
 
 def test_the_log_that_is_away_keeps_everything_and_stops_nobody(
@@ -233,7 +367,7 @@ def test_the_log_that_is_away_keeps_everything_and_stops_nobody(
     monkeypatch.undo()
     monkeypatch.setattr(retention, "LOOK_EVERY_S", 0.0)
     train(stage, STEPS)
-    assert versions(stage) == [STEPS - 2, STEPS - 1, STEPS]
+    assert versions(stage) == LEFT
 
 
 def test_a_bound_takes_older_checkpoints_first_and_never_the_newest(tmp_path: Path) -> None:

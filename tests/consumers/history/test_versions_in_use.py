@@ -1,0 +1,143 @@
+"""Which versions are in use is read while everything moves on, and nothing is missed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.agents.watermark import Watermark
+from consumers.history.versions_in_use import VersionsInUse
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Commit
+from consumers.training.training_run import TrainingRun
+from producers.admission import AdmissionRule
+from schemas.codec import Codec, LocalRegistry
+from schemas.messages import (
+    Consumed,
+    Event,
+    RolloutFinished,
+    RolloutRequest,
+    RolloutStarted,
+    Task,
+)
+from schemas.topics import Topics, wanted
+from tests.support.journals import sampled_by
+from tests.support.scored_trajectories import scored
+from trainer.resume_points import ResumePoint
+
+TOPICS, CODEC = Topics("m."), Codec(LocalRegistry())
+POLICY, VERSION = "policy", 3
+RUN = TrainingRun("run", POLICY, Path("nowhere"), {}, "scoring", AdmissionRule(0, 1, 1, 1))
+FIRST = ResumePoint({0: Consumed("trajectories.scored", 0, 0, ())}, frozenset())
+TRAINED = ResumePoint({0: Consumed("trajectories.scored", 0, 1, ())}, frozenset())
+POOLED = replace(TRAINED, replayed=frozenset({(0, 0)}))
+
+
+class MovingLog(MemoryLog):
+    """One on which something happens whenever somebody asks it anything."""
+
+    happens: Callable[[], None] = staticmethod(lambda: None)
+
+    def commits(self, group: str, topic: str) -> dict[int, Commit]:
+        self.happens()
+        return super().commits(group, topic)
+
+    def reader(self, *args: Any, **given: Any) -> Any:
+        self.happens()
+        return super().reader(*args, **given)
+
+
+@dataclass
+class Life:
+    """One rollout of the run, pinned to a version, from its request to its score."""
+
+    topics: Topics = TOPICS
+    codec: Codec = CODEC
+
+    def __post_init__(self) -> None:
+        self.log = MovingLog(wanted("m.", [POLICY], partitions=1))
+        made = scored("r", version=VERSION)
+        self.request = RolloutRequest(
+            "r", Task(), policy_id=POLICY, policy_version=VERSION, run_id="run", purpose="train"
+        )
+        trajectory = replace(made.trajectory, request=self.request)
+        self.made = replace(made, trajectory=trajectory)
+        self.coming = [
+            lambda: self._append(self.topics.requests, self.request),
+            lambda: self._say(RolloutStarted(self.request, 0, 0)),
+            lambda: self._commit("agents", self.topics.requests),
+            lambda: self._commit("agents", self.topics.events, Watermark(0).write()),
+            lambda: self._say(sampled_by(VERSION)),
+            lambda: self._say(RolloutFinished("finished")),
+            lambda: self._append(self.topics.trajectories, trajectory),
+            lambda: self._commit("agents", self.topics.events, Watermark(3).write()),
+            lambda: self._append(self.topics.scored, self.made),
+            lambda: self._commit("rewards.scoring", self.topics.trajectories),
+        ]
+
+    def go_on(self, stages: int = 1) -> None:
+        for happens in self.coming[:stages]:
+            happens()
+        del self.coming[:stages]
+
+    def goes_on_later(self, at: int, stages: int) -> None:
+        """So many stages, just before somebody asks the log for the n-th time."""
+        asked = count()
+        self.log.happens = lambda: self.go_on(stages if next(asked) == at else 0)
+
+    def in_use(self, *points: ResumePoint) -> set[int]:
+        reading = VersionsInUse(self, POLICY)
+        use = reading.announced()
+        reading.add_rollouts(use, RUN, points)
+        needs = use.needs(checkpoints=(), awaited=())
+        every = (needs.requested, needs.open, needs.unscored, needs.buffered, needs.replayed)
+        return {version for each in every for version in each}
+
+    def _say(self, body: Any) -> None:
+        event = Event("r", 1, 0, 0, b"", b"", "agents", body)
+        self._append(self.topics.events, event)
+
+    def _append(self, topic: str, message: Any) -> None:
+        self.log.append(topic, b"r", self.codec.encode(topic, message))
+
+    def _commit(self, group: str, topic: str, word: str = "") -> None:
+        end = self.log.bounds(topic)[0][1]
+        self.log.commit_for(f"m.{group}", [Commit(topic, 0, end, word)])
+
+
+STAGES = len(Life().coming)
+
+
+QUESTIONS = 8
+"""That one reading asks the log."""
+
+
+@pytest.mark.parametrize("begun", range(1, STAGES))
+def test_a_rollout_that_goes_on_while_this_reads_is_met_wherever_it_is(begun: int) -> None:
+    for at, stages in product(range(QUESTIONS), (1, 2, 3)):
+        life = Life()
+        life.go_on(begun)
+        life.goes_on_later(at, stages)
+
+        assert life.in_use(FIRST) == {VERSION}, f"{stages} further before question {at}"
+
+
+def test_before_the_first_checkpoint_everything_is_unread() -> None:
+    life = Life()
+    life.go_on(STAGES)
+
+    assert life.in_use() == {VERSION}
+
+
+def test_what_has_been_trained_on_is_in_use_while_some_checkpoint_would_read_it_again() -> None:
+    life = Life()
+    life.go_on(STAGES)
+
+    assert life.in_use(TRAINED, FIRST) == {VERSION}
+    assert life.in_use(TRAINED, POOLED) == {VERSION}
+    assert not life.in_use(TRAINED, TRAINED)
+    life.log.delete_before(life.topics.scored, 0, 1)  # retention
+    assert not life.in_use(TRAINED, POOLED)

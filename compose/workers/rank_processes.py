@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trainer.ranks import ProcessRanks, Ranks
     from trainer.sharded_learner import ShardedLearner
 
+BEGIN, LEAVE = b"begin", b"leave"
+
 
 def begun_by_torchrun() -> bool:
     """Whether this process is a rank already."""
@@ -56,6 +58,14 @@ def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
     return ranks
 
 
+def begins(ranks: "Ranks", ours: bool = False) -> bool:
+    """Whether there is anything to train, as rank 0 says, whose word it is; the others hear it.
+
+    What stood by until it was told to stop looks at nothing: another trainer writes there still.
+    """
+    return ranks.heard(BEGIN if ours else LEAVE) == BEGIN
+
+
 def sharded(
     folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRanks"
 ) -> "ShardedLearner":
@@ -91,5 +101,6 @@ def follow(folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRan
     """What a rank other than 0 does while there is a trainer: rank 0 says when to leave."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    sharded(folder, settings, ranks).follow()
+    if begins(ranks):
+        sharded(folder, settings, ranks).follow()
     ranks.leave()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from compose.workers.build import Workshop
-from compose.workers.rank_processes import sharded
+from compose.workers.rank_processes import begins, sharded
 from compose.workers.readiness import patiently
 from consumers.agents.fold.world import World
 from consumers.agents.programs import program_of
@@ -112,11 +112,13 @@ def train(
 
     torch.set_num_threads(shop.settings.training.threads)
     with sole_trainer(folder.directory, stopping) as ours:
-        learner = sharded(folder, shop.settings.training, ranks) if ranks else None
-        if ours:
+        begun = begins(ranks, ours) if ranks else ours
+        learner = sharded(folder, shop.settings.training, ranks) if ranks and begun else None
+        if begun:
             patiently(lambda: run_trainer(shop, name, folder, learner)).go_on(stopping)
-        if learner and ranks:
+        if learner is not None:
             learner.end()
+        if ranks is not None:
             ranks.leave()
 
 

@@ -1,0 +1,99 @@
+"""What the ranks of a trainer do while it stands by, and when it has come to its turn."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Barrier, Event, Lock
+
+import pytest
+import torch
+
+from compose.workers.rank_processes import follow
+from compose.workers.run_trainer import sole_trainer, train
+from tests.support.tiny_run import RECIPE, World
+from trainer import checkpoint as checkpoints
+
+WAIT_S = 30.0
+
+
+class ThreadRanks:
+    """Two ranks that are threads of this process; each holds every tensor whole.
+
+    Once they have met one of them runs at a time, for models are not loaded by two threads at once.
+    """
+
+    count = 2
+
+    def __init__(self, rank: int, said: list[bytes], met: Barrier, runs: Lock) -> None:
+        self.rank, self.said, self.met, self.runs = rank, said, met, runs
+        self.words: list[bytes] = []
+        self.left = Event()
+
+    def exchanged(self, words: bytes) -> list[bytes]:
+        if self.words:
+            self.runs.release()
+        self.words.append(words)
+        self.met.wait(WAIT_S)
+        self.said[self.rank] = words
+        self.met.wait(WAIT_S)
+        said = list(self.said)
+        assert self.runs.acquire(timeout=WAIT_S)
+        return said
+
+    def heard(self, words: bytes = b"") -> bytes:
+        return self.exchanged(words)[0]
+
+    def spread(self, model: torch.nn.Module) -> None:
+        """All of it stays."""
+
+    def leave(self) -> None:
+        self.runs.release()
+        self.left.set()
+
+
+@pytest.fixture
+def pair() -> tuple[ThreadRanks, ThreadRanks]:
+    shared = [b"", b""], Barrier(2), Lock()
+    return ThreadRanks(0, *shared), ThreadRanks(1, *shared)
+
+
+@contextmanager
+def leading(world: World, rank: ThreadRanks, *stopping: bool) -> Iterator[None]:
+    """Rank 0 is a trainer in a thread that is told to stop, at the latest when it has asked."""
+    asked = iter(stopping)
+    with ThreadPoolExecutor(1) as pool:
+        stop = partial(next, asked, True)
+        led = pool.submit(train, world.shop, "training", world.folder, stop, rank)
+        yield
+        led.result(WAIT_S)
+
+
+def test_ranks_that_stood_by_leave_without_a_look_at_what_the_trainer_at_work_saves(
+    tmp_path: Path, pair: tuple[ThreadRanks, ThreadRanks]
+) -> None:
+    world = World(tmp_path, RECIPE)
+    first, second = pair
+    with (
+        sole_trainer(world.folder.directory, lambda: False),
+        leading(world, first, False, True),
+    ):
+        follow(world.folder, world.settings.training, second)
+
+    assert first.left.is_set()
+    assert second.left.is_set()
+    # Not even what they would begin with is compared: it is the other trainer's, and moves on
+    assert [len(each.words) for each in pair] == [1, 1]
+
+
+def test_ranks_whose_turn_it_is_make_the_first_version_together_and_leave(
+    tmp_path: Path, pair: tuple[ThreadRanks, ThreadRanks]
+) -> None:
+    world = World(tmp_path, RECIPE)
+    with leading(world, pair[0], False):
+        follow(world.folder, world.settings.training, pair[1])
+
+    assert [*checkpoints.kept(world.folder.run().checkpoints)] == [0]
+    assert pair[0].left.is_set()
+    assert pair[1].left.is_set()

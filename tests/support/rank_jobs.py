@@ -7,8 +7,9 @@ imported once for all; nothing here computes before it forks.
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import torch
@@ -21,12 +22,18 @@ from schemas.rules import Choice
 from schemas.weights import to_safetensors
 from tests.support.scored_trajectories import some_samples
 from trainer.adapters import Lora
+from trainer.checkpoint import Checkpoint, load_latest, seal
 from trainer.config import LearnerConfig
-from trainer.ranks import ProcessRanks
+from trainer.manifest import tensors_of
+from trainer.rank_files import RankFiles, parts_of_state, write_rank
+from trainer.ranks import ProcessRanks, Words
 from trainer.sharded_learner import ShardedLearner
+from trainer.shards import PartsFile
 from trainer.step import Learner
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, micro_batch_tokens=30)
+KEPT = replace(CONFIG, kl="k3", minibatch=6)
+SAVE, SAVED = "save", "saved"
 
 
 class Exact(Learner):
@@ -40,6 +47,54 @@ class ExactRanks(ShardedLearner):
     def _spread(self) -> None:
         self.model.double()
         super()._spread()
+
+
+class SavingRanks(ExactRanks):
+    """Each rank is a process that writes its own part of a checkpoint; rank 0 seals it."""
+
+    def save(self, root: Path) -> None:
+        with self._all(SAVE, root=str(root)):
+            self._save(root)
+
+    def _follow(self, call: str, words: Words) -> None:
+        if call == SAVE:
+            self._save(Path(str(words.plain["root"])))
+        else:
+            super()._follow(call, words)
+
+    def _save(self, root: Path) -> None:
+        state = self.state()
+        parts = parts_of_state(state, self.ranks.rank, self.ranks.count)
+        said = self.ranks.exchanged(orjson.dumps(asdict(write_rank(root, parts))))
+        if self.ranks.rank == 0:
+            seal(root, Checkpoint(state, parent=-1), list(map(files_of, said)))
+
+
+def files_of(said: bytes) -> RankFiles:
+    """What a rank has written, as it told it."""
+    kinds = orjson.loads(said)["kinds"]
+    return RankFiles(
+        {
+            kind: PartsFile(**file | {"tensors": tensors_of(file["tensors"])})
+            for kind, file in kinds.items()
+        }
+    )
+
+
+def save_and_go_on(learner: SavingRanks, out: Path) -> None:
+    """A step, a checkpoint by all, and the step that is compared."""
+    learner.step(some_samples(0))
+    learner.save(out.parent / SAVED)
+    write(learner, [learner.step(some_samples(1))], out)
+
+
+def go_on_from_saved(learner: Learner, out: Path) -> None:
+    """Load the newest checkpoint, note what was loaded, and take the step that is compared."""
+    found = load_latest(out.parent / SAVED).checkpoint
+    assert found is not None
+    learner.load(found.state)
+    write(learner, [], out.with_name(f"{out.name}-loaded"))
+    write(learner, [learner.step(some_samples(1))], out)
 
 
 def train(learner: Learner, out: Path) -> None:
@@ -76,7 +131,7 @@ def go_on_after_a_death(learner: Learner, out: Path) -> None:
     learner.step(some_samples(0))
 
 
-JOBS: dict[str, tuple[LearnerConfig, Callable[[Learner, Path], None]]] = {
+JOBS: dict[str, tuple[LearnerConfig, Callable[[Any, Path], None]]] = {
     "m2po": (
         replace(CONFIG, loss="m2po", minibatch=6, kl="k3", gradient_checkpointing=True),
         train,
@@ -92,6 +147,8 @@ JOBS: dict[str, tuple[LearnerConfig, Callable[[Learner, Path], None]]] = {
     ),
     "lora": (replace(CONFIG, lora=Lora(2, 8.0), kl="k3"), train),
     "adapter": (replace(CONFIG, lora=Lora(2, 8.0), adapter_alone=True), train),
+    "saves": (KEPT, save_and_go_on),
+    "loads": (KEPT, go_on_from_saved),
     "other": (CONFIG, disagree),
     "elsewhere": (CONFIG, disagree),
     "dies": (CONFIG, go_on_after_a_death),
@@ -106,7 +163,7 @@ def run(model: str, out: Path, job: str, rank: int) -> None:
     torch.set_num_threads(1)
     ranks = ProcessRanks.join("cpu", f"file://{out}.meet", rank, int(count))
     try:
-        learner = ExactRanks(model, config, ranks)
+        learner = (SavingRanks if kind == "saves" else ExactRanks)(model, config, ranks)
         if kind == "elsewhere":
             require_same_checkpoint(ranks, out.parent / f"checkpoints{rank}")
         if rank and kind == "dies":

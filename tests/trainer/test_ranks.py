@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from schemas.errors import Refused
 from schemas.packed import logprobs_of
 from schemas.weights import RawTensor, from_safetensors
-from tests.support.rank_jobs import JOBS, Exact
+from tests.support.rank_jobs import JOBS, SAVED, Exact
 from tests.support.scored_trajectories import some_samples
 from trainer.batch import Batch, BatchRow, make_batch
 from trainer.batch_words import read, written
-from trainer.checkpoint import newest_words
+from trainer.checkpoint import kept, newest_words
 from trainer.config import LearnerConfig
 from trainer.manifest import MANIFEST
 from trainer.rank_files import directory_of
@@ -29,7 +29,10 @@ from trainer.step import Learner
 from trainer.tensors import tensor_of
 
 pytestmark = pytest.mark.timeout(300)
-AT_ONCE = ("4:ewma", "2:m2po", "2:lora", "2:adapter", "2:other", "2:elsewhere", "2:dies")
+AT_ONCE = (
+    "4:ewma", "2:m2po", "2:lora", "2:adapter", "2:saves", "4:loads", "2:other", "2:elsewhere",
+    "2:dies",
+)  # fmt: skip
 
 
 def checkpoint(root: Path, version: int) -> None:
@@ -77,6 +80,37 @@ def test_any_number_of_ranks_learns_what_one_does(
         assert several.keys() == one.keys()
         for name, tensor in one.items():
             torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=1e-9)
+
+
+def test_what_two_processes_saved_is_gone_on_from_by_one_and_by_four(
+    jobs: Path, model_directory: str
+) -> None:
+    # Given a checkpoint whose parts two ranks wrote, and the step that they took from there
+    torch.set_num_threads(1)
+    two, four = (jobs / str(AT_ONCE.index(job)) for job in ("2:saves", "4:loads"))
+    [directory] = kept(jobs / SAVED).values()
+    assert len(list(directory.glob("weights-0000*"))) == 2
+    config, go_on = JOBS["loads"]
+
+    # When one process goes on from it, and four others do
+    one = jobs / "one"
+    go_on(Exact(model_directory, config), one)
+
+    # Then they have loaded the same bits, and take the same step
+    for part in ("weights", "optimiser"):
+        loaded = [tensors(path.with_name(f"{path.name}-loaded"), part) for path in (one, four)]
+        stepped = [tensors(path, part) for path in (two, one, four)]
+        for name, tensor in loaded[0].items():
+            assert torch.equal(loaded[1][name], tensor)
+            assert tensor.dtype == torch.float64 or tensor.ndim == 0
+        assert any(not torch.equal(stepped[1][name], loaded[0][name]) for name in loaded[0])
+        for name, tensor in stepped[0].items():
+            for other in stepped[1:]:
+                torch.testing.assert_close(other[name], tensor, rtol=1e-6, atol=1e-9)
+    said = [orjson.loads(path.read_bytes()) for path in (two, one, four)]
+    for other in said[1:]:
+        assert other["version"] == said[0]["version"] == 2
+        assert other["told"][0] == pytest.approx(said[0]["told"][0], rel=1e-6, abs=1e-9)
 
 
 def test_ranks_that_disagree_end_all_of_them_and_name_rank_and_field(jobs: Path) -> None:

@@ -23,7 +23,8 @@ def curve(
 ) -> None:
     """Show how a run went: reward, length, staleness, entropy, loss, held-out success.
 
-    From the log alone, while the run goes on or a week later.
+    From the log alone, while the run goes on or a week later. Of several policies it is the one
+    that asks for the rollouts, beside the others' held-out success; RUN-NAME is another.
 
     Example: rollcall curve lake-any-start-20261121-140000-s7 --out curves
     """
@@ -41,8 +42,9 @@ def curve(
 
     cluster = connection.cluster()
     folder = find_or_none(cluster.settings.state(), run)
-    run_id, rule = (folder.run_id, folder.held_out_rule()) if folder else (run, None)
-    series = curve_of(cluster, run_id, rule)
+    name, rule = (folder.name, folder.held_out_rule()) if folder else (run, None)
+    others = {each.part: each.held_out_rule() for each in folder.others()} if folder else {}
+    series = curve_of(cluster, name, rule, others)
     written = write_files(series, picture=picture, lines=lines, tensorboard=tensorboard)
     for path in written:
         typer.echo(f"written {path}", err=json)

@@ -272,14 +272,16 @@ def _screen(run: Conducted, terminal: Terminal, steps: int) -> Iterator[Callable
     """Something to call after every change: a live panel, or a line now and then."""
     if terminal.is_terminal:
         with Live(console=terminal, refresh_per_second=4) as live:
-            yield lambda: live.update(render(run.figures, run.lag, time.monotonic(), steps))
+            yield lambda: live.update(
+                render(run.figures, run.lag, time.monotonic(), steps, run.others)
+            )
         return
     due = [0.0]
 
     def say() -> None:
         if time.monotonic() >= due[0]:
             due[0] = time.monotonic() + LINE_EVERY_S
-            terminal.print(line(run.figures, time.monotonic()), highlight=False)
+            terminal.print(line(run.figures, time.monotonic(), run.others), highlight=False)
             sys.stdout.flush()
 
     yield say
@@ -292,7 +294,8 @@ def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[st
     if summary is not None:
         write_json(summary, result)
     picture = folder.directory / "curve.png"
-    draw(RunCurve.of(folder.run_id, figures.steps, figures.heldout), picture)
+    others = {name: each.heldout for name, each in run.others.items()}
+    draw(RunCurve.of(folder.run_id, figures.steps, figures.heldout, others=others), picture)
     terminal.print(_words(run, result, picture), highlight=False, soft_wrap=True)
     return result
 

@@ -24,18 +24,24 @@ def write_files(
 
 
 def write_csv(curve: RunCurve, path: Path) -> None:
-    """One line a step, every metric a column; held-out success where it was measured."""
+    """One line a step, every metric a column; held-out success where it was measured.
+
+    That of other policies is in the last columns, each by the policy's name.
+    """
     names = sorted({name for step in curve.steps for name in step.metrics})
-    success = dict(curve.heldout)
+    success, others = dict(curve.heldout), [dict(each) for each in curve.others.values()]
+    beside = [f"held_out_success_{name}" for name in curve.others]
     with _writable(path).open("w", newline="") as out:
         writer = csv.writer(out)
-        writer.writerow(["step", "version", "parent", "held_out_success", *names])
+        writer.writerow(["step", "version", "parent", "held_out_success", *names, *beside])
         if curve.steps and curve.steps[0].parent in success:
             before = curve.steps[0].parent
-            writer.writerow([0, before, "", success[before], *[""] * len(names)])
+            began = [each.get(before, "") for each in others]
+            writer.writerow([0, before, "", success[before], *[""] * len(names), *began])
         for step in curve.steps:
             metrics = [step.metrics.get(name, "") for name in names]
             measured = success.get(step.version, "")
+            metrics += [each.get(step.version, "") for each in others]
             writer.writerow([step.step, step.version, step.parent, measured, *metrics])
 
 
@@ -62,11 +68,12 @@ def draw(curve: RunCurve, path: Path) -> None:
     for at in axes.flat[len(series) :]:
         at.set_axis_off()
     for at, (name, points) in zip(axes.flat, series.items(), strict=False):
-        marker = "o" if name == HELD_OUT else ""
+        held_out = name in curve.held_out()
+        marker = "o" if held_out else ""
         at.plot([x for x, _ in points], [y for _, y in points], marker=marker)
         at.set_title(name)
         at.grid(alpha=0.3)
-        if name == HELD_OUT:
+        if held_out:
             at.set_ylim(-0.05, 1.05)
     for at in axes[-1]:
         at.set_xlabel("optimiser step")
@@ -88,7 +95,10 @@ def write_tensorboard(curve: RunCurve, directory: Path) -> Path:
         at_s = curve.at_ms.get(step.version, 0) / 1000
         for name, value in step.metrics.items():
             writer.add_scalar(f"train/{name}", value, step.step, walltime=at_s)
-    for at, success in curve.series()[HELD_OUT]:
-        writer.add_scalar("held_out/success", success, at)
+    series = curve.series()
+    for name in curve.held_out():
+        tag = "held_out/success" + name.removeprefix(HELD_OUT).replace(", ", "_")
+        for at, success in series[name]:
+            writer.add_scalar(tag, success, at)
     writer.close()
     return folder

@@ -108,7 +108,7 @@ def _turns(
         reader.poll(time.monotonic())
         if time.monotonic() >= due:
             due = time.monotonic() + LINE_EVERY_S
-            terminal.print(line(figures, time.monotonic()), highlight=False)
+            terminal.print(line(figures, time.monotonic(), others), highlight=False)
     reader.poll(time.monotonic())
     for loop in loops:
         loop.role.close()

@@ -11,6 +11,7 @@ from consumers.history.run_figures import RunFigures
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
+NONE: Mapping[str, RunFigures] = {}
 
 
 def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
@@ -22,8 +23,14 @@ def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
     return "".join(BARS[round(min(1.0, max(0.0, (v - low) / scale)) * top)] for v in values)
 
 
-def render(figures: RunFigures, lag: Mapping[str, int], now: float, steps: int) -> Panel:
-    """The whole view, drawn anew each time."""
+def render(
+    figures: RunFigures,
+    lag: Mapping[str, int],
+    now: float,
+    steps: int,
+    others: Mapping[str, RunFigures] = NONE,
+) -> Panel:
+    """The whole view, drawn anew each time; `others` are the run's other policies, by name."""
     rewards, staleness = figures.metric("reward_mean"), figures.metric("staleness_mean")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -35,9 +42,12 @@ def render(figures: RunFigures, lag: Mapping[str, int], now: float, steps: int) 
     )
     table.add_row("reward", f"{_last(rewards)}  {spark(rewards)}")
     table.add_row("staleness", f"{staleness[-1]:.2f} versions" if staleness else "-")
-    curve = figures.heldout.curve()
-    words = "  ".join(f"v{version} {success:.2f}" for version, success in curve[-6:])
-    table.add_row("held-out success", words or "being measured")
+    table.add_row("held-out success", _held_out(figures))
+    for name, other in others.items():
+        own = other.metric("reward_mean")
+        table.add_row(f"{name}: step", f"{len(other.steps)}")
+        table.add_row("reward", f"{_last(own)}  {spark(own)}")
+        table.add_row("held-out success", _held_out(other))
     lags = "  ".join(f"{group} {count:,}" for group, count in sorted(lag.items()))
     table.add_row("lag, records", lags or "-")
     dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
@@ -47,17 +57,27 @@ def render(figures: RunFigures, lag: Mapping[str, int], now: float, steps: int) 
     return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
 
 
+def _held_out(figures: RunFigures) -> str:
+    curve = figures.heldout.curve()
+    words = "  ".join(f"v{version} {success:.2f}" for version, success in curve[-6:])
+    return words or "being measured"
+
+
 def _last(rewards: Sequence[float]) -> str:
     return f"{rewards[-1]:+.3f}" if rewards else "-"
 
 
-def line(figures: RunFigures, now: float) -> str:
+def line(figures: RunFigures, now: float, others: Mapping[str, RunFigures] = NONE) -> str:
     """The same in one line, where there is no terminal."""
-    rewards = figures.metric("reward_mean")
-    curve = figures.heldout.curve()
+    beside = "".join(f"  {name}: {_learned(each)}" for name, each in others.items())
     return (
         f"step {len(figures.steps)}  rollouts {figures.rollouts}  "
         f"calls {figures.model_calls} ({figures.calls_rate.per_s(now):.0f}/s)  "
-        f"reward {_last(rewards)}  "
-        f"held-out {f'v{curve[-1][0]} {curve[-1][1]:.3f}' if curve else '-'}"
+        f"{_learned(figures)}{beside}"
     )
+
+
+def _learned(figures: RunFigures) -> str:
+    curve = figures.heldout.curve()
+    held_out = f"v{curve[-1][0]} {curve[-1][1]:.3f}" if curve else "-"
+    return f"reward {_last(figures.metric('reward_mean'))}  held-out {held_out}"

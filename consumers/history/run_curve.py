@@ -42,6 +42,8 @@ class RunCurve:
     at_ms: dict[int, int] = field(default_factory=dict)
     """When each version's step was written, where that is known."""
     abandoned: int = 0
+    others: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """The same of the run's other policies, by name: versions are those of the one that admits."""
 
     @classmethod
     def of(
@@ -50,13 +52,15 @@ class RunCurve:
         steps: Iterable[TrainStep],
         heldout: HeldOut | None,
         at_ms: Mapping[int, int] | None = None,
+        others: Mapping[str, HeldOut] | None = None,
     ) -> "RunCurve":
         """From every step that was written, those of abandoned branches among them."""
         by_version = {step.version: step for step in steps}
         own = list(descent(by_version))[::-1]
         abandoned = len(by_version) - len(own)
         measured = heldout.curve() if heldout else []
-        return cls(run_id, own, measured, dict(at_ms or {}), abandoned)
+        beside = {name: each.curve() for name, each in (others or {}).items()}
+        return cls(run_id, own, measured, dict(at_ms or {}), abandoned, beside)
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
         """(step, value) of everything that is shown; a version's held-out success at its step."""
@@ -66,12 +70,18 @@ class RunCurve:
             for name, metric in SERIES.items()
         }
         first = self.steps[0].parent if self.steps else None
-        series[HELD_OUT] = [
-            (at_step.get(version, 0), success)
-            for version, success in self.heldout
-            if version in at_step or not self.steps or version == first
-        ]
+        for name, measured in self.held_out().items():
+            series[name] = [
+                (at_step.get(version, 0), success)
+                for version, success in measured
+                if version in at_step or not self.steps or version == first
+            ]
         return series
+
+    def held_out(self) -> dict[str, list[tuple[int, float]]]:
+        """(version, success) of each policy, by what it is called where it is shown."""
+        beside = {f"{HELD_OUT}, {name}": measured for name, measured in self.others.items()}
+        return {HELD_OUT: self.heldout} | beside
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -86,11 +96,16 @@ class RunCurve:
                 }
                 for step in self.steps
             ],
-            "held_out": [
-                {"version": version, "success": success} for version, success in self.heldout
-            ],
+            "held_out": _plain_held_out(self.heldout),
+            "held_out_of_others": {
+                name: _plain_held_out(measured) for name, measured in self.others.items()
+            },
             "abandoned_steps": self.abandoned,
         }
+
+
+def _plain_held_out(measured: Iterable[tuple[int, float]]) -> list[dict[str, float]]:
+    return [{"version": version, "success": success} for version, success in measured]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +116,20 @@ class HeldOutRule:
     scoring_id: str
 
 
-def curve_of(history: History, run_id: str, rule: HeldOutRule | None) -> RunCurve:
-    """The curve of a run; raises Refused for one of which there is no record."""
+def curve_of(
+    history: History,
+    run_id: str,
+    rule: HeldOutRule | None,
+    others: Mapping[str, HeldOutRule] | None = None,
+) -> RunCurve:
+    """The curve of a run, or of another policy of it by its name; `others` are held out besides.
+
+    Raises Refused for one of which there is no record.
+    """
     steps = steps_of_runs(history)
-    heldout = held_out_of(history, [run_id], {run_id: rule} if rule else {})[run_id]
+    rules = dict(others or {}) | ({run_id: rule} if rule else {})
+    known = held_out_of(history, {run_id, *rules}, rules)
+    heldout = known.pop(run_id)
     if run_id not in steps and not heldout.results:
         if rule:
             msg = f"run {run_id!r} has no step and no held-out result in the log yet"
@@ -112,7 +137,7 @@ def curve_of(history: History, run_id: str, rule: HeldOutRule | None) -> RunCurv
         raise unknown("run", run_id, sorted(steps))
     written = steps.get(run_id, [])
     at_ms = {step.version: at for step, at in written}
-    return RunCurve.of(run_id, [step for step, _ in written], heldout, at_ms)
+    return RunCurve.of(run_id, [step for step, _ in written], heldout, at_ms, known)
 
 
 def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
@@ -133,12 +158,16 @@ def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
 def held_out_of(
     history: History, run_ids: Iterable[str], rules: Mapping[str, HeldOutRule]
 ) -> dict[str, HeldOut]:
-    """The held-out results of some runs; only they are decoded, for their keys name them."""
+    """The held-out results of some runs; only they are decoded, for their keys name them.
+
+    A rollout is every policy's in it: with a rule, a name may be that of any policy of a run.
+    """
     results = {
         run_id: HeldOut(rules[run_id].plan if run_id in rules else _plan(run_id))
         for run_id in run_ids
     }
-    keys = tuple(f"{run_id}{MARK}".encode() for run_id in results)
+    runs = {heldout.plan.template.run_id for heldout in results.values()}
+    keys = tuple(f"{run_id}{MARK}".encode() for run_id in runs)
     if not keys:
         return results
     extent = extent_of(history.log, history.topics.scored, Range())
@@ -152,16 +181,17 @@ def held_out_of(
 def _take(
     results: Mapping[str, HeldOut], rules: Mapping[str, HeldOutRule], scored: ScoredTrajectory
 ) -> None:
-    """Note a result under the run's scoring id; without a rule, under whichever there is."""
+    """Note a result under the scoring id of each; without a rule, under whichever there is."""
     request = scored.trajectory.request
-    if request is None or request.run_id not in results:
-        return
-    heldout, rule = results[request.run_id], rules.get(request.run_id)
-    if rule is not None and rule.scoring_id != scored.scoring_id:
-        return
-    if rule is None and not heldout.plan.seeds[1]:
-        heldout.plan = _plan(request.run_id, request.group_size)
-    heldout.take(scored)
+    for name, heldout in results.items():
+        if request is None or request.run_id != heldout.plan.template.run_id:
+            continue
+        rule = rules.get(name)
+        if rule is not None and rule.scoring_id != scored.scoring_id:
+            continue
+        if rule is None and not heldout.plan.seeds[1]:
+            heldout.plan = _plan(request.run_id, request.group_size)
+        heldout.take(scored)
 
 
 def _plan(run_id: str, seeds: int = 0) -> HeldOutPlan:

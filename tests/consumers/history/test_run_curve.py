@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,17 @@ from rich.console import Console
 
 from compose.cluster import Cluster
 from compose.conductor import curve_files
-from compose.conductor.live_panel import BARS
+from compose.conductor.live_panel import BARS, line, render
+from compose.conductor.policy_figures import figures_of, figures_of_others
 from compose.pages.curve_page import print_chart
 from compose.runs import listing, run_folder
 from compose.runs.recipe import load_recipe
+from compose.runs.run_folder import RunFolder
 from compose.settings import Settings
 from compose.workers.run_trainer import sole_trainer
 from consumers.heldout import MARK
 from consumers.history.run_curve import HELD_OUT, RunCurve, curve_of
+from consumers.history.run_figures import RunReader
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
 from tests.support.command_line import addresses, refused, rollcall
@@ -47,8 +52,9 @@ def train(cluster: MemoryCluster, *steps: TrainStep) -> None:
 
 
 def evaluate(
-    cluster: MemoryCluster, version: int, totals: Many[float], run: str = RUN, size: int = 2
-) -> None:
+    cluster: MemoryCluster, version: int, totals: Many[float], run: str = RUN, size: int = 2,
+    scoring_id: str = "default",
+) -> None:  # fmt: skip
     """Write held-out results of a version, and one of training that is none."""
     topic = cluster.topics.scored
     group = f"{run}{MARK}{version}"
@@ -62,22 +68,30 @@ def evaluate(
         ended = Trajectory(
             asked.rollout_id, 1, "finished", asked, (), (), (), 0, 0, 0, 0, 0, 0, 0, 0
         )
-        scored = ScoredTrajectory("default", ended, (), total, "t", 0, 0)
+        scored = ScoredTrajectory(scoring_id, ended, (), total, "t", 0, 0)
         cluster.log.append(topic, key.encode(), cluster.codec.encode(topic, scored))
 
 
 def read(cluster: MemoryCluster, name: str = RUN) -> RunCurve:
     own = run_folder.find_or_none(cluster.settings.state(), name)
-    return curve_of(cluster, name, own.held_out_rule() if own else None)
+    others = {each.part: each.held_out_rule() for each in own.others()} if own else {}
+    rule = own.held_out_rule() if own else None
+    return curve_of(cluster, own.name if own else name, rule, others)
 
 
 TIMERS = {"execution_s": {"p50": 1.5, "p95": 2.0}}
 SUMMARY = {"success_after": 0.875, "timers": TIMERS}
 
 
-def folder(cluster: MemoryCluster, run_id: str = RUN, *, finished: bool = False) -> Path:
+def folder(
+    cluster: MemoryCluster,
+    run_id: str = RUN,
+    *,
+    finished: bool = False,
+    recipe: str = "lake-any-start",
+) -> Path:
     """A run's folder as `runs.begin` leaves it."""
-    _, text = load_recipe("lake-any-start")
+    _, text = load_recipe(recipe)
     made = cluster.settings.state() / "runs" / run_id
     made.mkdir(parents=True)
     (made / run_folder.RECIPE_FILE).write_text(text)
@@ -99,6 +113,77 @@ def test_a_curve_is_read_from_the_log_without_the_runs_folder(cluster: MemoryClu
     assert series["reward"] == [(1, 0.1), (2, 0.2)]
     assert series["length"] == []
     assert series[HELD_OUT] == [(0, 0.0), (2, 0.5)]
+
+
+PAIR = "solver-verifier-20260101-000000-s7"
+
+
+@pytest.fixture
+def pair(cluster: MemoryCluster) -> tuple[RunFolder, RunFolder]:
+    """A run of two policies, two steps in: one is right twice of four times, the other once."""
+    text = (folder(cluster, PAIR, recipe="solver-verifier") / run_folder.RECIPE_FILE).read_text()
+    path = cluster.settings.state() / "runs" / PAIR / run_folder.RECIPE_FILE
+    held_out = "seeds = [10_000_000, 10_000_004]"
+    path.write_text(re.sub(r"(?m)^seeds = \[10_000_000, .*", held_out, text))
+    solver = run_folder.load(path.parent)
+    [verifier] = solver.others()
+    verifier.directory.mkdir(parents=True)
+    for part, totals in ((solver, [1.0, 1.0, 0.0, 0.0]), (verifier, [0.0, 0.0, 1.0, 0.0])):
+        train(cluster, replace(step(1, 1, BEFORE, PAIR), policy_id=part.policy_id))
+        scoring_id = part.recipe.scoring_id
+        evaluate(cluster, BEFORE, [0.0] * 4, PAIR, size=4, scoring_id=scoring_id)
+        evaluate(cluster, 1, totals, PAIR, size=4, scoring_id=scoring_id)
+    return solver, verifier
+
+
+def test_each_policy_of_a_run_has_its_own_held_out_success(
+    cluster: MemoryCluster, pair: tuple[RunFolder, RunFolder], tmp_path: Path
+) -> None:
+    solver, verifier = pair
+
+    curve = read(cluster, PAIR)
+
+    assert curve.series()[HELD_OUT] == [(0, 0.0), (1, 0.5)]
+    assert curve.series()[f"{HELD_OUT}, verifier"] == [(0, 0.0), (1, 0.25)]
+    assert read(cluster, verifier.name).series()[HELD_OUT] == [(0, 0.0), (1, 0.25)]
+    assert read(cluster, str(verifier.directory)).others == {}
+    assert curve.plain()["held_out_of_others"]["verifier"][1] == {"version": 1, "success": 0.25}
+    listed = {run.run_id: run.success for run in listing.list_runs(cluster)}
+    assert listed == {solver.name: 0.5, verifier.name: 0.25}
+
+
+def test_the_files_of_a_curve_have_the_other_policies_too(
+    cluster: MemoryCluster, pair: tuple[RunFolder, RunFolder], tmp_path: Path
+) -> None:
+    curve = read(cluster, PAIR)
+
+    lines, picture, tensorboard = (tmp_path / name for name in ("c.csv", "c.png", "events"))
+    written = curve_files.write_files(curve, picture=picture, lines=lines, tensorboard=tensorboard)
+
+    assert len(written) == 3
+    with lines.open() as read_lines:
+        table = list(csv.DictReader(read_lines))
+    assert [(row["step"], row["held_out_success_verifier"]) for row in table] == [
+        ("0", "0.0"), ("1", "0.25"),
+    ]  # fmt: skip
+    assert b"held_out/success_verifier" in next(written[2].iterdir()).read_bytes()
+
+
+def test_a_run_in_progress_shows_what_each_policy_has_learned(
+    cluster: MemoryCluster, pair: tuple[RunFolder, RunFolder]
+) -> None:
+    solver, _ = pair
+    figures, others = figures_of(solver), figures_of_others(solver)
+    reader = RunReader(cluster, figures, {}, others.values())
+    while reader.poll(0.0, 0.0):
+        pass
+
+    shown = Console(width=200, record=True)
+    shown.print(render(figures, {}, 0.0, 9, others))
+
+    said = line(figures, 0.0, others)
+    assert "held-out v1 0.500  verifier: reward +0.100  held-out v1 0.250" in said
+    assert "v0 0.00  v1 0.25" in shown.export_text()
 
 
 def test_an_evaluation_that_is_not_complete_is_not_shown(cluster: MemoryCluster) -> None:

@@ -37,6 +37,7 @@ from trainer.extra_pass import PastWeights, step_start
 from trainer.gradient import Gradient, step_tokens
 from trainer.learner_parts import LearnerParts, announced
 from trainer.learner_state import LearnerState
+from trainer.memory import return_large_blocks
 from trainer.minibatches import minibatches
 from trainer.onlookers import Onlookers
 from trainer.publication import as_published
@@ -70,6 +71,7 @@ class Learner:
         version: int = 0,
         past: PastWeights | None = None,
     ) -> None:
+        return_large_blocks()
         torch.manual_seed(config.seed)
         self.config = config
         self.device = device

@@ -35,6 +35,7 @@ from inference.waiting_calls import WaitingCalls, is_of
 from schemas.errors import WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from schemas.packed import pack_ids
+from schemas.process_memory import return_large_blocks
 from schemas.published_weights import HeldWeights
 
 PASS = 8192
@@ -68,6 +69,7 @@ class TransformersEngine:
         max_cache_bytes: int = 1 << 30, threads: int | None = None, policy: Policy | None = None,
         exact: bool = False,
     ) -> None:  # fmt: skip
+        return_large_blocks()
         if threads is not None:
             torch.set_num_threads(threads)
         self.policy_id = policy_id

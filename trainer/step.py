@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import BatchFailed, Refused, Unfit
+from schemas.process_memory import return_large_blocks
 from schemas.weights import RawTensor
 from trainer.arithmetic import FLOAT32
 from trainer.batch import (
@@ -37,7 +38,6 @@ from trainer.extra_pass import PastWeights, step_start
 from trainer.gradient import Gradient, step_tokens
 from trainer.learner_parts import LearnerParts, announced
 from trainer.learner_state import LearnerState
-from trainer.memory import return_large_blocks
 from trainer.minibatches import minibatches
 from trainer.onlookers import Onlookers
 from trainer.publication import as_published

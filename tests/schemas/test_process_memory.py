@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import os, sys
 import torch
-from trainer.memory import return_large_blocks
+from schemas.process_memory import return_large_blocks
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""How much memory a trainer's process keeps of what its tensors have given back."""
+"""How much memory a process keeps of what its tensors have given back."""
 
 import ctypes
 

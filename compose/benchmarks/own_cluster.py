@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,16 @@ WITHOUT_WAITING = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 @contextmanager
 def own_cluster(settings: Settings) -> Iterator[Cluster]:
-    """Broker, registry and topics in a folder that is removed afterwards; only jars are shared."""
-    with tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder:
+    """Broker, registry and topics in a folder that is removed afterwards; only jars are shared.
+
+    Whatever ends this process ends them too.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder,
+        ThreadPoolExecutor(len(embedded.NAMES)) as threads,
+    ):
         state = Path(folder)
-        endpoints = embedded.up(state, settings.cache(), ready=answers)
+        endpoints = embedded.up(state, settings.cache(), ready=answers, threads=threads)
         try:
             own = settings.model_copy(update={"state_dir": state})
             cluster = Cluster(endpoints.bootstrap_servers, endpoints.registry_url, own)

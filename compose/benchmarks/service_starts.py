@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,9 +30,9 @@ GRACE_S = 30.0
 def up_cold(settings: Settings) -> Figure:
     """From nothing at all: an empty cache, everything downloaded, a log formatted."""
     del settings
-    with _folder() as folder:
+    with _folder() as (folder, threads):
         cache, state = folder / "cache", folder / "state"
-        took = _up(state, cache)
+        took = _up(state, cache, threads)
         embedded.down(state, wipe=False)
         files = [path for path in (cache / "maven").rglob("*") if path.suffix in (".jar", ".gz")]
         size = sum(path.stat().st_size for path in files)
@@ -42,13 +43,13 @@ def up_cold(settings: Settings) -> Figure:
 def up_warm(settings: Settings) -> Figure:
     """After a `down`: everything is in the cache, the log is there. The median of three."""
     cache = settings.cache()
-    with _folder() as folder:
+    with _folder() as (folder, threads):
         state = folder / "state"
-        fresh = _up(state, cache)
+        fresh = _up(state, cache, threads)
         took = []
         for _ in range(TIMES):
             embedded.down(state, wipe=False)
-            took.append(_up(state, cache))
+            took.append(_up(state, cache, threads))
         embedded.down(state, wipe=False)
         spread = ", ".join(f"{s:.1f}" for s in took)
         notes = (f"in a state directory used before: {spread} s; in a new one: {fresh:.1f} s",)
@@ -57,18 +58,19 @@ def up_warm(settings: Settings) -> Figure:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder in which whatever was put up is taken down again."""
+def _folder() -> Iterator[tuple[Path, Executor]]:
+    """A folder in which whatever was put up is taken down again; threads that it lives by."""
     folder = Path(tempfile.mkdtemp(prefix="rollcall-bench-"))
     try:
-        yield folder
+        with ThreadPoolExecutor(len(embedded.NAMES)) as threads:
+            yield folder, threads
     finally:
         embedded.down(folder / "state", wipe=True)
         shutil.rmtree(folder)
 
 
-def _up(state: Path, cache: Path) -> float:
-    return timed(lambda: embedded.up(state, cache, ready=answers))[0]
+def _up(state: Path, cache: Path, threads: Executor) -> float:
+    return timed(lambda: embedded.up(state, cache, ready=answers, threads=threads))[0]
 
 
 def _alone(state: Path, cache: Path) -> float:

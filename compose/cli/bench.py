@@ -1,5 +1,6 @@
 """`rollcall bench`."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def bench(
 
     Example: rollcall bench learning --recipe lake-any-start --seeds 20 --memory
     """
+    _end_in_order()
     if names == [LEARNING]:
         from compose.benchmarks.learning_runs import learn
 
@@ -52,3 +54,9 @@ def bench(
     from compose.benchmarks.suite import run_benchmarks
 
     run_benchmarks(names or [], settings(), json)
+
+
+def _end_in_order() -> None:
+    """Have SIGTERM do what Ctrl-C does, also in a shell's background: what was started is ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))

@@ -8,7 +8,7 @@ that the next call does not find. `up` and `down` of one state directory wait fo
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,8 +64,12 @@ def up(
     registry_port: int | None = None,
     ready: Callable[[str], bool],
     broker_properties: Mapping[str, str] = {},
+    threads: Executor | None = None,
 ) -> Endpoints:
     """Start what is not alive, side by side, and return when both answer.
+
+    It lives until `down`; or, where two threads are given to start it, no longer than they do,
+    whatever ends them.
 
     What was up before comes back on its old ports where they are free, with its data. `ready` is
     asked with the bootstrap address whether the broker lists its topics. `broker_properties` are
@@ -84,7 +88,9 @@ def up(
             (SchemaRegistry(registry_home, registry.port, registry.side_port, cache_dir), registry),
         ]
         with ThreadPoolExecutor(max_workers=len(services)) as pool:
-            raised = [pool.submit(_raise, *each) for each in services]
+            starts = threads or pool
+            raised = [starts.submit(_raise, *each, threads is None) for each in services]
+            wait(raised)
         _all_or_none(raised)
         both = endpoints(state_dir)
         if both is not None:
@@ -216,7 +222,7 @@ class _Raised:
     is_new: bool
 
 
-def _raise(service: Service, plan: ServiceProcess) -> _Raised:
+def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised:
     """Start a service unless it lives, and wait until it answers."""
     log = service.home / f"{service.name}.log"
     if plan.lives:
@@ -232,7 +238,7 @@ def _raise(service: Service, plan: ServiceProcess) -> _Raised:
     require_space(service.home, STATE_BYTES, shutil.disk_usage(service.home).free)
     command = service.prepare()
     since = log.stat().st_size if log.exists() else 0
-    process = _start(plan, command, service.home, log)
+    process = _start(plan, command, service.home, log, outlives_us)
     try:
         _wait_until_ready(service, process, log, since=since)
     except BaseException:
@@ -241,10 +247,12 @@ def _raise(service: Service, plan: ServiceProcess) -> _Raised:
     return _Raised(process, is_new=True)
 
 
-def _start(plan: ServiceProcess, command: list[str], home: Path, log: Path) -> ServiceProcess:
+def _start(
+    plan: ServiceProcess, command: list[str], home: Path, log: Path, outlives_us: bool
+) -> ServiceProcess:
     """Start what is planned, and put it on record at once."""
     try:
-        pid = spawn(command, log, directory=home, outlives_us=True).pid
+        pid = spawn(command, log, directory=home, outlives_us=outlives_us).pid
     except OSError as error:
         raise cannot_run(Path(command[0]), error) from error
     process = replace(plan, pid=pid, started=started(pid) or "ended")

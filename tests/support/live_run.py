@@ -29,11 +29,11 @@ def _one(call: ModelCall) -> str:
 class LiveRun:
     """One worker of each group; beside the run's own policy a scripted one called `policy`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, text: str = RECIPE) -> None:
         self.cluster = cluster
         self._clusters = [cluster]
-        recipe = parse_recipe(RECIPE, "tiny")
-        folder = run_folder.create(cluster.settings.state(), recipe, RECIPE, seed=3)
+        recipe = parse_recipe(text, "tiny")
+        folder = run_folder.create(cluster.settings.state(), recipe, text, seed=3)
         prefix, policies = cluster.settings.prefix, [folder.policy_id, "policy", "away"]
         topics = wanted(prefix, policies)
         provision.apply(cluster.admin, cluster.registry, topics)

@@ -15,7 +15,7 @@ from compose.workers.run_trainer import sole_trainer, train
 from tests.support.tiny_run import RECIPE, World
 from trainer import checkpoint as checkpoints
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class ThreadRanks:

@@ -69,7 +69,6 @@ class TransformersEngine:
         max_cache_bytes: int = 1 << 30, threads: int | None = None, policy: Policy | None = None,
         exact: bool = False,
     ) -> None:  # fmt: skip
-        return_large_blocks()
         if threads is not None:
             torch.set_num_threads(threads)
         self.policy_id = policy_id
@@ -78,6 +77,7 @@ class TransformersEngine:
         self.fed_tokens = 0
         """Tokens that the model has read so far; what the prefix cache saves shows here."""
         self.policy = policy or load_policy(directory, device)
+        return_large_blocks(sum(each.nbytes for each in self.policy.model.parameters()))
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self.held = HeldWeights()

@@ -71,7 +71,6 @@ class Learner:
         version: int = 0,
         past: PastWeights | None = None,
     ) -> None:
-        return_large_blocks()
         torch.manual_seed(config.seed)
         self.config = config
         self.device = device
@@ -82,6 +81,7 @@ class Learner:
         self._snapshot: Snapshot[LearnerState] | None = None
         self._objective, self._step_size = config.rules.objective, config.rules.step_size
         self.model, self._adapted = trainable(model_directory, config, device)
+        return_large_blocks(sum(parameter.nbytes for parameter in self.model.parameters()))
         self._sharing = sharing_with(self.model) if config.packing != "rows" else None
         reference = config.rules.reference or model_directory
         self._onlookers = Onlookers(

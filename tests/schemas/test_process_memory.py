@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from schemas.process_memory import MUCH_BYTES
+
 SCRIPT = """
 import os, sys
 import torch
@@ -13,8 +15,7 @@ from schemas.process_memory import return_large_blocks
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-if sys.argv[1] == "returned":
-    return_large_blocks()
+return_large_blocks(int(sys.argv[1]))
 for megabytes in (8, 16, 31):
     torch.ones(megabytes << 18)  # glibc's bound rises to what was freed
 blocks = [torch.ones(2 << 18) for _ in range(64)]
@@ -24,13 +25,17 @@ print(before - held())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_blocks_of_two_megabytes_go_back_though_others_lie_between_them() -> None:
-    def given_back(how: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True
-        )
-        return int(done.stdout)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-    assert given_back("returned") > 60_000_000
-    assert given_back("kept") < 10_000_000
+
+def test_blocks_of_two_megabytes_go_back_though_others_lie_between_them() -> None:
+    assert given_back(MUCH_BYTES) > 60_000_000
+
+
+def test_a_model_of_few_weights_keeps_its_heap() -> None:
+    assert given_back(MUCH_BYTES - 1) < 10_000_000
+
+
+def given_back(weights_bytes: int) -> int:
+    words = [sys.executable, "-c", SCRIPT, str(weights_bytes)]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)

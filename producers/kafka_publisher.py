@@ -14,7 +14,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from producers.client_errors import quiet
-from producers.publisher import Outgoing, Publisher
+from producers.publisher import Cause, Outgoing, Publisher
 from schemas.errors import DeliveryFailed, NoTopic, TooLarge, WorkFailed
 
 QUEUE_RECORDS = 50_000
@@ -24,7 +24,12 @@ GROWTH_S = 3.0
 """What brokers have to hear of partitions that were added."""
 BURST = 1024
 """Records handed to the client together, so that they leave in batches although nothing lingers."""
-FAST = {"linger.ms": 0, "compression.type": "lz4"}
+LINGER_MS, LEAVE_S = 5, 0.001
+"""What lingers leaves together with what is handed over next, but a burst is sent off when it is
+complete: by a flush, which waits for the first acks so long at most. Without lingering a burst's
+first record would leave alone, and the client would spin until that is acked: while a partition of
+an idempotent producer has more than five records on their way, the rest waits for them."""
+FAST = {"linger.ms": LINGER_MS, "compression.type": "lz4"}
 BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
 COMMON = {
     "enable.idempotence": True,
@@ -59,8 +64,11 @@ class KafkaPublisher(Publisher):
         lane = BULK if bulk else FAST
         self._fatal: list[KafkaError] = []
         self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
+        self._leave_s = 0.0 if bulk else LEAVE_S
         self._failed: DeliveryFailed | None = None
         self.acked_ms = 0
+        self._acked: deque[Cause] = deque()
+        """What waits for one ack less; told when `poll` or `flush` runs, whoever heard of it."""
         self._gathered: deque[Outgoing] = deque()
         self._alone: deque[Outgoing] = deque()
         """Refused together with others; each is tried once more by itself."""
@@ -76,13 +84,17 @@ class KafkaPublisher(Publisher):
             self.push()
 
     def push(self) -> None:
-        """Hand over what was gathered; from any thread."""
+        """Hand over what was gathered and see it off; from any thread."""
+        handed = False
         while self._gathered and not self._alone:
             try:
                 sent = self._gathered.popleft()
             except IndexError:  # another thread was quicker
-                return
+                break
             self._produce(sent)
+            handed = True
+        if handed and self._leave_s:
+            self._producer.flush(self._leave_s)
 
     def _produce(self, sent: Outgoing) -> None:
         named: dict[str, Any] = {"headers": sent.headers, "on_delivery": self._report(sent)}
@@ -120,7 +132,7 @@ class KafkaPublisher(Publisher):
             if error is None:
                 self.acked_ms = message.timestamp()[1]
                 if sent.cause is not None:
-                    sent.cause.acked += 1
+                    self._acked.append(sent.cause)
             elif error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
                 self._given_up(error, sent)
 
@@ -145,7 +157,10 @@ class KafkaPublisher(Publisher):
         self._failed = self._failed or DeliveryFailed(reason)
 
     def _settle(self) -> None:
-        """Try alone what was refused with others; tell whoever sent it of what remains refused."""
+        """Count acks; try alone what was refused with others; tell whoever sent it of what remains
+        refused."""
+        while self._acked:
+            self._acked.popleft().acked += 1
         while self._alone and not len(self._producer):
             self._produce(self._alone.popleft())
             self._producer.flush(ALONE_S)

@@ -14,7 +14,7 @@ WorkFailed out of `handle`: `history_needed` (ask again with the actions so far)
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isawaitable
@@ -26,10 +26,11 @@ from sandbox.foreign import foreign
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
 from schemas.ids import digest
-from schemas.messages import EnvironmentStep, EnvironmentStepped
+from schemas.messages import EnvironmentStep, EnvironmentStepped, maker
 
 Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
 """From an environment's name and its config as JSON."""
+make_stepped = maker(EnvironmentStepped)
 RESET = "reset"
 """Beside a session, the key of the answer that opened it; alone, that of its last one."""
 
@@ -312,15 +313,19 @@ def _answer(step: EnvironmentStep, seen: Observation, *, index: int) -> Environm
     if not math.isfinite(reward):
         msg = f"its reward is {reward}"
         raise ValueError(msg)
-    return EnvironmentStepped(
+    return make_stepped(
         text=seen.text,
         reward=reward,
         terminated=bool(seen.terminated),
         truncated=bool(seen.truncated),
-        info=orjson.dumps(dict(seen.info), default=_plain, option=_JSON).decode(),
+        info="{}" if seen.info == {} else _json(seen.info),
         index=index,
         session=step.session,
     )
+
+
+def _json(info: Mapping[str, object]) -> str:
+    return orjson.dumps(dict(info), default=_plain, option=_JSON).decode()
 
 
 def _plain(value: object) -> object:

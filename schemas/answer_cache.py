@@ -2,25 +2,18 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from sys import getsizeof
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 KEPT_BYTES = 64 << 20
 OVERTAKEN_BYTES = 2 << 20
 ENTRY_BYTES = 400
 """What a small message, its key and their place in the table take beside texts and bytes."""
-
-
-@dataclass(slots=True)  # not frozen: one is made for every answer
-class _Kept(Generic[V]):
-    value: V
-    size_bytes: int
-    of: Hashable
 
 
 class AnswerCache(Generic[V]):
@@ -37,8 +30,9 @@ class AnswerCache(Generic[V]):
         self.most_bytes = most_bytes
         self.overtaken_bytes = overtaken_bytes
         self.size_bytes = 0
-        self._latest: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
-        self._overtaken: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
+        # The value, its size in bytes, and what it is a value of.
+        self._latest: OrderedDict[Hashable, tuple[V, int, Hashable]] = OrderedDict()
+        self._overtaken: OrderedDict[Hashable, tuple[V, int, Hashable]] = OrderedDict()
         self._overtaken_size = 0
         self._last_of: dict[Hashable, Hashable] = {}
         self._lock = Lock()
@@ -47,12 +41,14 @@ class AnswerCache(Generic[V]):
         return len(self._latest) + len(self._overtaken)
 
     def get(self, key: Hashable) -> V | None:
+        # Most often there is nothing, and whoever keeps something now need not be waited for.
+        if key not in self._latest and key not in self._overtaken:
+            return None
         with self._lock:
             for table in (self._latest, self._overtaken):
-                found = table.get(key)
-                if found is not None:
+                if key in table:
                     table.move_to_end(key)
-                    return found.value
+                    return table[key][0]
             return None
 
     def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:
@@ -68,7 +64,7 @@ class AnswerCache(Generic[V]):
                 self._overtake(of)
             if size_bytes > self.most_bytes:
                 return
-            self._latest[key] = _Kept(value, size_bytes, of)
+            self._latest[key] = value, size_bytes, of
             self.size_bytes += size_bytes
             if of is not None:
                 self._last_of[of] = key
@@ -83,30 +79,38 @@ class AnswerCache(Generic[V]):
         key = self._last_of.pop(of, None)
         if key is None:
             return
-        self._overtaken[key] = kept = self._latest.pop(key)
-        self._overtaken_size += kept.size_bytes
+        self._overtaken[key] = kept = self._latest[key]  # in both for a moment, never in neither
+        del self._latest[key]
+        self._overtaken_size += kept[1]
         while self._overtaken_size > self.overtaken_bytes:
             self._forget(next(iter(self._overtaken)))
 
     def _forget(self, key: Hashable) -> None:
         if kept := self._latest.pop(key, None):
-            if kept.of is not None:
-                del self._last_of[kept.of]
+            if kept[2] is not None:
+                del self._last_of[kept[2]]
         elif kept := self._overtaken.pop(key, None):
-            self._overtaken_size -= kept.size_bytes
-        self.size_bytes -= kept.size_bytes if kept else 0
+            self._overtaken_size -= kept[1]
+        self.size_bytes -= kept[1] if kept else 0
 
 
 def size_of(value: object) -> int:
     """About the bytes of memory that a message, a text or bytes take."""
     kind: type = type(value)
-    held: tuple[object, ...] = _texts_of(kind)(value)
-    return ENTRY_BYTES + sum(map(getsizeof, held))
+    return _weigher(kind)(value)
 
 
 @cache
-def _texts_of(kind: type) -> Callable[[object], tuple[object, ...]]:
-    """Gets the texts and bytes of a message, which has several; else the value itself."""
+def _weigher(kind: type) -> Callable[[Any], int]:
+    """What weighs a message by its texts and bytes, of which it has several; else the value."""
     if not is_dataclass(kind):
-        return lambda value: (value,)
-    return attrgetter(*(field.name for field in fields(kind) if field.type in (str, bytes)))
+        return lambda value: ENTRY_BYTES + getsizeof(value)
+    names = {of: [field.name for field in fields(kind) if field.type is of] for of in (str, bytes)}
+    held_of, texts = attrgetter(*names[str], *names[bytes]), len(names[str])
+    apart = ENTRY_BYTES + getsizeof("") * (texts - 1) + getsizeof(b"") * len(names[bytes])
+
+    def weigh(message: Any) -> int:
+        held = held_of(message)  # texts as one: a character may take four bytes
+        return apart + getsizeof("".join(held[:texts])) + sum(map(len, held[texts:]))
+
+    return weigh

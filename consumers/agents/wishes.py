@@ -11,10 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schemas.messages import Message, Sampling
+from schemas.messages import Message, Sampling, maker
 
 if TYPE_CHECKING:
     from random import Random
+
+make_message = maker(Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +217,9 @@ Program = Callable[[Task], Agent]
 
 def system(task: Task) -> list[Message]:
     """The messages that every conversation about the task begins with."""
-    return [Message("system", task.system)] if task.system else []
+    return [make_message("system", task.system)] if task.system else []
 
 
 def user(text: str) -> Message:
     """A message from the environment or a person."""
-    return Message("user", text)
+    return make_message("user", text)

@@ -35,6 +35,7 @@ from consumers.agents.wishes import (
     Step,
     Task,
     WishFailed,
+    make_message,
 )
 from schemas.errors import ProgramFailed
 from schemas.ids import call_seed
@@ -42,7 +43,6 @@ from schemas.messages import (
     NO_POSITION,
     CallFailed,
     EnvironmentStepped,
-    Message,
     ModelAnswered,
     RolloutRequest,
     Sampling,
@@ -52,9 +52,9 @@ from schemas.messages import (
 from schemas.packed_rows import PackedRows
 
 # Made for every turn.
-make_message = maker(Message)
 make_model_answer = maker(ModelAnswer)
 make_environment_answer = maker(EnvironmentAnswer)
+make_step_taken = maker(StepTaken)
 
 POSITIONS_PER_TURN = 8
 """A program that never calls a model is ended after this many wishes per allowed turn, unless its
@@ -304,7 +304,7 @@ class Attempt:
 
     def steps_taken(self) -> Iterator[StepTaken]:
         """All of its steps, in log order."""
-        return (StepTaken(*row) for row in self.steps)
+        return (make_step_taken(*row) for row in self.steps)
 
     def actions_of(self, name: str) -> tuple[str, ...]:
         """What an open session has been told since it was opened."""

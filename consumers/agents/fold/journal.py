@@ -79,7 +79,7 @@ class Journal:
         self._keys: set[bytes | None] = set()
         self._starts: deque[tuple[int, int | None]] = deque()
         self._twice: deque[tuple[int, int]] = deque()
-        self._ended: deque[tuple[int, Rollout]] = deque()
+        self._ended: deque[tuple[int, int]] = deque()
 
     def needs(self, offset: int, key: bytes | None) -> bool:
         """Whether a record has to be folded; asked in log order, it decides without decoding."""
@@ -104,7 +104,7 @@ class Journal:
             return self._ignore("older_attempt")
         if isinstance(body, END):
             del self.open[event.rollout_id]
-            self._ended.append((offset, rollout))
+            self._ended.append((offset, rollout.first_offset))
             trajectory, closing = rollout.end(body, offset, now_ms)
             return Taken("", [trajectory, *closing], rollout, trajectory)
         try:
@@ -162,7 +162,7 @@ class Journal:
     def _firsts(self, commit: int, most: int) -> list[int]:
         """First offsets below `commit` of the oldest rollouts that count as open there."""
         known = {
-            *(rollout.first_offset for _, rollout in self._ended),
+            *(first for _, first in self._ended),
             *(first for first, _ in self._twice),
             *(rollout.first_offset for rollout in islice(self.open.values(), most)),
         }

@@ -37,9 +37,7 @@ def ended_trajectory(
     """
     status, code, reason, result = _ending(body)
     waiting = sum(isinstance(w.wish, CallModel) for w in attempt.outstanding.values())
-    answered = [c for c in attempt.conversations if c.sampled()]
-    policies = sorted({c.policy_id for c in answered})
-    sequences, broken = _sequences(answered, policies, attempt.request.sampling)
+    policies, sequences, broken = _sequences(attempt)
     if broken:
         code, reason = "broken", broken
     return Trajectory(
@@ -47,7 +45,7 @@ def ended_trajectory(
         attempt=attempt.number,
         status=status,
         request=attempt.request,
-        policies=tuple(policies),
+        policies=policies,
         sequences=sequences,
         steps=None if broken else tuple(attempt.steps_taken()),
         model_calls=attempt.model_calls - waiting,
@@ -99,13 +97,17 @@ def _ending(body: Terminal) -> tuple[str, str, str, str]:
 
 
 def _sequences(
-    conversations: list[Conversation], policies: list[str], asked: Sampling
-) -> tuple[tuple[Sequence, ...] | None, str]:
-    """One sequence for each conversation, or why they cannot be put together."""
+    attempt: Attempt,
+) -> tuple[tuple[str, ...], tuple[Sequence, ...] | None, str]:
+    """The policies that sampled, and one sequence for each conversation in which they did, or why
+    these cannot be put together."""
+    answered = [c for c in attempt.conversations if c.sampled()]
+    policies, asked = tuple(sorted({c.policy_id for c in answered})), attempt.request.sampling
     try:
-        return tuple(_sequence(c, policies.index(c.policy_id), asked) for c in conversations), ""
+        sequences = tuple(_sequence(c, policies.index(c.policy_id), asked) for c in answered)
     except Exception as error:
-        return None, f"its sequences cannot be put together: {raised(error)}"
+        return policies, None, f"its sequences cannot be put together: {raised(error)}"
+    return policies, sequences, ""
 
 
 def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) -> Sequence:

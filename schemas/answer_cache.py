@@ -10,6 +10,8 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
+_Kept = tuple[V, int, Hashable]
+"""A value, its size in bytes, and what it is a value of: a named tuple takes twice the time."""
 KEPT_BYTES = 64 << 20
 OVERTAKEN_BYTES = 2 << 20
 ENTRY_BYTES = 400
@@ -30,9 +32,8 @@ class AnswerCache(Generic[V]):
         self.most_bytes = most_bytes
         self.overtaken_bytes = overtaken_bytes
         self.size_bytes = 0
-        # The value, its size in bytes, and what it is a value of.
-        self._latest: OrderedDict[Hashable, tuple[V, int, Hashable]] = OrderedDict()
-        self._overtaken: OrderedDict[Hashable, tuple[V, int, Hashable]] = OrderedDict()
+        self._latest: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
+        self._overtaken: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
         self._overtaken_size = 0
         self._last_of: dict[Hashable, Hashable] = {}
         self._lock = Lock()
@@ -48,7 +49,8 @@ class AnswerCache(Generic[V]):
             for table in (self._latest, self._overtaken):
                 if key in table:
                     table.move_to_end(key)
-                    return table[key][0]
+                    value, _, _ = table[key]
+                    return value
             return None
 
     def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:
@@ -81,17 +83,24 @@ class AnswerCache(Generic[V]):
             return
         self._overtaken[key] = kept = self._latest[key]  # in both for a moment, never in neither
         del self._latest[key]
-        self._overtaken_size += kept[1]
+        _, size_bytes, _ = kept
+        self._overtaken_size += size_bytes
         while self._overtaken_size > self.overtaken_bytes:
             self._forget(next(iter(self._overtaken)))
 
     def _forget(self, key: Hashable) -> None:
-        if kept := self._latest.pop(key, None):
-            if kept[2] is not None:
-                del self._last_of[kept[2]]
-        elif kept := self._overtaken.pop(key, None):
-            self._overtaken_size -= kept[1]
-        self.size_bytes -= kept[1] if kept else 0
+        kept = self._latest.pop(key, None)
+        overtaken = None if kept else self._overtaken.pop(key, None)
+        if kept:
+            _, size_bytes, of = kept
+            if of is not None:
+                del self._last_of[of]
+        elif overtaken:
+            _, size_bytes, _ = overtaken
+            self._overtaken_size -= size_bytes
+        else:
+            return
+        self.size_bytes -= size_bytes
 
 
 def size_of(value: object) -> int:

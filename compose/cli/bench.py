@@ -2,7 +2,7 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,18 +37,16 @@ def bench(
     Example: rollcall bench learning --recipe lake-any-start --seeds 20 --memory
     """
     _end_in_order()
+    told: dict[str, Any] = {"memory": memory, "json": json, "picture": picture}
     if names == [LEARNING]:
         from compose.benchmarks.learning_runs import learn
 
-        learn(recipe, range(1, seeds + 1), memory=memory, json=json, picture=picture)
+        learn(recipe, range(1, seeds + 1), **told)
         return
     if names == [AT_LAG]:
         from compose.benchmarks.learning_at_lag import learn_at_lag
 
-        chosen = range(1, seeds + 1)
-        learn_at_lag(
-            recipe, chosen, memory=memory, lags=lags, losses=losses, json=json, picture=picture
-        )
+        learn_at_lag(recipe, range(1, seeds + 1), lags=lags, losses=losses, **told)
         return
     refuse_no_folder(json)  # what measures takes seconds to import
     from compose.benchmarks.suite import run_benchmarks

@@ -87,15 +87,9 @@ def up(
             (KafkaBroker(home, *taken, cache_dir, ready, kafka.properties), kafka),
             (SchemaRegistry(registry_home, registry.port, registry.side_port, cache_dir), registry),
         ]
-        with ThreadPoolExecutor(max_workers=len(services)) as pool:
-            starts = threads or pool
-            raised = [starts.submit(_raise, *each, threads is None) for each in services]
-            wait(raised)
-        _all_or_none(raised)
+        began = _raise_all(services, threads)
         both = endpoints(state_dir)
         if both is not None:
-            each = zip(services, raised, strict=True)
-            began = [service for (service, _), new in each if new.result().is_new]
             due = [service.name for service in began if service.aot.is_due()]
             train_beside(cache_dir, both.kafka_pid, due)
     if both is None:
@@ -214,6 +208,19 @@ def _refuse_change(
             f"{dict(properties)}"
         )
         raise ServicesError(msg)
+
+
+def _raise_all(
+    services: Collection[tuple[Service, ServiceProcess]], threads: Executor | None
+) -> list[Service]:
+    """Start side by side what does not live, all or none; return what was started."""
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        starts = threads or pool
+        raised = [starts.submit(_raise, *each, threads is None) for each in services]
+        wait(raised)
+    _all_or_none(raised)
+    each = zip(services, raised, strict=True)
+    return [service for (service, _), new in each if new.result().is_new]
 
 
 @dataclass(frozen=True, slots=True)

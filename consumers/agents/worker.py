@@ -85,7 +85,6 @@ class Agents:
         self.topics: Sequence[str] = (topics.requests, topics.events)
         self.journals: Sequence[str] = (topics.events,)
         self.outbox = outbox
-        self.letters = letters
         self.capacity = capacity or Capacity()
         self.clock = clock
         self.wall = wall or steady_wall()

@@ -119,9 +119,7 @@ class PartitionFacts:
             self.low.reach(self.law.last)
         body = event.body
         if not isinstance(body, PLACED):
-            self.facts.owners_at_work.add(event.written_by)
-            self.given_up.decided_by(event.written_by)
-            self.facts.minutes.add(at_ms // MINUTE_MS)
+            self._note_owner(event.written_by, at_ms)
         if isinstance(body, STARTS):
             self._start(event, body, offset, at_ms)
             return
@@ -151,6 +149,12 @@ class PartitionFacts:
                 life.dispute = None
             if life.run_again:
                 self._imply(life, taken.commands, offset, at_ms)
+
+    def _note_owner(self, name: str, at_ms: int) -> None:
+        """Whoever decides something owns the partition, and is at work."""
+        self.facts.owners_at_work.add(name)
+        self.given_up.decided_by(name)
+        self.facts.minutes.add(at_ms // MINUTE_MS)
 
     def _note_unsent(self, event: Event, body: CallFailed) -> None:
         """A failure that is written of commands which perhaps were rightly never sent."""

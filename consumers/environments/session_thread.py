@@ -9,11 +9,10 @@ from queue import SimpleQueue
 
 from consumers.log.protocols import Record
 from sandbox.at_once import at_once
-from sandbox.sessions import Sessions
+from sandbox.sessions import Sessions, make_stepped
 from schemas.errors import RollcallError, WorkFailed
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, maker
+from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
-make_stepped = maker(EnvironmentStepped)
 Body = EnvironmentStepped | CallFailed
 Give = Callable[[EnvironmentStep, Body, Record], None]
 Late = Callable[[EnvironmentStep], CallFailed | None]

@@ -166,32 +166,32 @@ def held_out_of(
         run_id: HeldOut(rules[run_id].plan if run_id in rules else _plan(run_id))
         for run_id in run_ids
     }
-    runs = {heldout.plan.template.run_id for heldout in results.values()}
-    keys = tuple(f"{run_id}{MARK}".encode() for run_id in runs)
+    of_run: dict[str, list[str]] = {}
+    for name, heldout in results.items():
+        of_run.setdefault(heldout.plan.template.run_id, []).append(name)
+    keys = tuple(f"{run_id}{MARK}".encode() for run_id in of_run)
     if not keys:
         return results
     extent = extent_of(history.log, history.topics.scored, Range())
     for record in chain.from_iterable(read_between(history.log, *extent)):
         if (record.key or b"").startswith(keys):
             with suppress(WireError):
-                _take(results, rules, history.codec.decode(record.value, ScoredTrajectory))
+                scored = history.codec.decode(record.value, ScoredTrajectory)
+                request = scored.trajectory.request or RolloutRequest("", Task())
+                for name in of_run.get(request.run_id, ()):
+                    _take(results[name], rules.get(name), scored, request)
     return results
 
 
 def _take(
-    results: Mapping[str, HeldOut], rules: Mapping[str, HeldOutRule], scored: ScoredTrajectory
+    heldout: HeldOut, rule: HeldOutRule | None, scored: ScoredTrajectory, request: RolloutRequest
 ) -> None:
-    """Note a result under the scoring id of each; without a rule, under whichever there is."""
-    request = scored.trajectory.request
-    for name, heldout in results.items():
-        if request is None or request.run_id != heldout.plan.template.run_id:
-            continue
-        rule = rules.get(name)
-        if rule is not None and rule.scoring_id != scored.scoring_id:
-            continue
-        if rule is None and not heldout.plan.seeds[1]:
-            heldout.plan = _plan(request.run_id, request.group_size)
-        heldout.take(scored)
+    """Note a result that is scored as the rule says; without a rule, however it is."""
+    if rule is not None and rule.scoring_id != scored.scoring_id:
+        return
+    if rule is None and not heldout.plan.seeds[1]:
+        heldout.plan = _plan(request.run_id, request.group_size)
+    heldout.take(scored)
 
 
 def _plan(run_id: str, seeds: int = 0) -> HeldOutPlan:

@@ -153,13 +153,13 @@ class VersionUse:
         return WeightsNeeds(
             self.now_ms,
             self.announced_ms,
-            checkpoints,
-            self.open(),
-            self.buffered,
-            awaited,
-            self.replayed,
-            self.requested(),
-            self.unscored,
+            checkpoints=checkpoints,
+            open=self.open(),
+            buffered=self.buffered,
+            awaited=awaited,
+            replayed=self.replayed,
+            requested=self.requested(),
+            unscored=self.unscored,
         )
 
 

@@ -1,5 +1,6 @@
 """What a process says of a broker that is away, and how long it waits for what is not there."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,26 @@ def test_whoever_sent_it_is_told_of_a_record_that_its_topic_will_not_have() -> N
 
     assert [error.code for error in told] == ["no_topic"]
     assert (cause.sent, cause.acked) == (2, 2)
+
+
+def test_acks_are_counted_by_the_owner_whichever_thread_has_heard_of_them() -> None:
+    publisher, cause = KafkaPublisher({"test.mock.num.brokers": 1}), Cause()
+    publisher.send("t", "k", b"v", partition=0, cause=cause)
+
+    other = threading.Thread(target=lambda: _pushed_until_acked(publisher))
+    other.start()
+    other.join(30.0)
+
+    assert not other.is_alive()
+    assert (publisher.waiting(), cause.sent, cause.acked) == (0, 1, 0)
+    publisher.poll()
+    assert cause.acked == 1
+
+
+def _pushed_until_acked(publisher: KafkaPublisher) -> None:
+    while publisher.waiting():
+        publisher.push()
+        publisher._producer.flush(0.1)
 
 
 def test_what_is_refused_for_its_size_is_tried_once_more_by_itself() -> None:

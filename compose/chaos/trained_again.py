@@ -4,6 +4,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from compose.chaos.training_figures import TrainingFigures
+from compose.workers.retraining_ranks import learner_of
 from consumers.history.history import History
 from consumers.history.retraining import plan, train
 from consumers.history.training_record import TrainedRun, digests_of, steps_of
@@ -25,7 +26,8 @@ def figures_of_run(history: History, run: TrainedRun, threads: int) -> TrainingF
     disable_progress_bar()
     torch.set_num_threads(threads)
     ahead = plan(history, run, min(branch.steps), max(branch.steps), branch.version)
-    again = [step.identical for step in train(ahead, history.codec)]
+    with learner_of(ahead, threads) as learner:
+        again = [step.identical for step in train(ahead, history.codec, learner)]
     return TrainingFigures(
         steps=len(branch.steps),
         abandoned=sum(map(len, branch.abandoned.values())),

@@ -2,12 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from compose.cli import connection
 from schemas.errors import Refused
+
+if TYPE_CHECKING:
+    from compose.cluster import Cluster
+    from compose.runs.run_folder import RunFolder
 
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -53,14 +57,13 @@ def retrain(
 
     Begins at the newest kept checkpoint before A. Writes no record and nothing of the run.
     Exit code 1 where weights differ: the bits are the same on the same CPU with the same
-    ROLLCALL_TRAINING__THREADS. --with and --without-task ask what another rule, or fewer tasks,
-    would have made of the same batches; both are trained, told of side by side, and let play the
-    run's held-out seeds in this process.
+    ROLLCALL_TRAINING__THREADS; what several ranks have trained, as many train again. --with and
+    --without-task ask what another rule, or fewer tasks, would have made of the same batches; both
+    are trained, told of side by side, and let play the run's held-out seeds in this process.
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
     from compose.files import refuse_no_folder, write_json
-    from compose.runs import run_folder
 
     numbers = parse_steps(steps)
     refuse_no_folder(json)
@@ -68,27 +71,48 @@ def retrain(
     if out is not None and not otherwise:
         msg = "--out is for what --with or --without-task come to; give one, or use export-policy"
         raise Refused(msg)
-    cluster = connection.cluster()
-    folder = run_folder.find(cluster.settings.state(), run)
-    threads = cluster.settings.training.threads
     if otherwise:
-        from compose.runs.what_if_run import what_if
-
-        report = what_if(
-            cluster, folder, numbers, with_ or [], without_task,
-            version=version, threads=threads, out=out, tell=typer.echo,
-            playing=cluster.settings if held_out else None,
-        )  # fmt: skip
+        report = _otherwise(run, numbers, version, with_ or [], without_task, out, held_out)
     else:
-        from compose.pages.retraining_page import retrain_and_tell
-
-        report = retrain_and_tell(
-            cluster, folder.trained(), numbers, version=version, threads=threads, tell=typer.echo
-        )
+        report = _again(run, numbers, version)
     if json is not None:
         write_json(json, report)
     if not otherwise and report["differing"]:
         raise typer.Exit(1)
+
+
+def _again(run: str, steps: tuple[int, int], version: int | None) -> dict[str, Any]:
+    """As it was."""
+    from compose.pages.retraining_page import retrain_and_tell
+
+    cluster, folder, threads = _found(run)
+    return retrain_and_tell(
+        cluster, folder.trained(), steps, version=version, threads=threads, tell=typer.echo
+    )
+
+
+def _otherwise(
+    run: str, steps: tuple[int, int], version: int | None, changes: list[str], without_task: str,
+    out: Path | None, held_out: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """What if."""
+    from compose.runs.what_if_run import what_if
+
+    cluster, folder, threads = _found(run)
+    return what_if(
+        cluster, folder, steps, changes, without_task,
+        version=version, threads=threads, out=out, tell=typer.echo,
+        playing=cluster.settings if held_out else None,
+    )  # fmt: skip
+
+
+def _found(run: str) -> "tuple[Cluster, RunFolder, int]":
+    """Where its record is, its folder, and by how many threads a trainer of now trains."""
+    from compose.runs import run_folder
+
+    cluster = connection.cluster()
+    folder = run_folder.find(cluster.settings.state(), run)
+    return cluster, folder, cluster.settings.training.threads
 
 
 def parse_steps(text: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from compose.workers.retraining_ranks import learner_of
 from consumers.history.history import History
 from consumers.history.retraining import (
     RetrainedStep,
@@ -16,7 +17,6 @@ from consumers.history.retraining import (
     train,
 )
 from consumers.history.training_record import TrainedRun
-from trainer.machine import machine
 
 
 def retrain_and_tell(
@@ -35,25 +35,27 @@ def retrain_and_tell(
     for line in _plan_lines(ahead, threads):
         tell(line)
     retrained = []
-    for step in train(ahead, history.codec):
-        tell(_step_line(step))
-        retrained.append(step)
+    with learner_of(ahead, threads) as learner:
+        for step in train(ahead, history.codec, learner):
+            tell(_step_line(step))
+            retrained.append(step)
     return report(ahead, threads, retrained)
 
 
 def _plan_lines(plan: RetrainingPlan, threads: int) -> Iterator[str]:
     """What is going to happen."""
     begin = plan.start.state.step + 1
+    by = f"{plan.ranks} ranks of " if plan.ranks > 1 else ""
     yield (
         f"run {plan.run.run_id}, branch of version {plan.branch.version}: from checkpoint "
-        f"{plan.path.name} (step {plan.start.state.step}), {threads} thread"
-        f"{'' if threads == 1 else 's'}"
+        f"{plan.path.name} (step {plan.start.state.step}), {by}{threads} thread"
+        f"{'' if threads == 1 else 's'}{' each' if by else ''}"
     )
     if begin < plan.first:
         last = plan.first - 1
         between = f"step {last} is" if begin == last else f"steps {begin}..{last} are"
         yield f"no checkpoint of step {last} was kept: {between} trained too"
-    others = otherwise(plan, machine("cpu"))
+    others = otherwise(plan)
     if others:
         yield f"the bits may differ, for this is not as it was: {'; '.join(others)}"
 

@@ -41,6 +41,8 @@ def train_otherwise(
     what_if = WhatIf(ahead, config, history.codec, without_task)
     tell(f"run {run.run_id}, from checkpoint {ahead.path.name} (step {ahead.start.state.step})")
     tell(EXACT)
+    if ahead.ranks > 1:
+        tell(f"{ahead.ranks} ranks trained these steps, here it is one: so none has its bits")
     told = []
     for step in what_if.train():
         for line in step_lines(step):

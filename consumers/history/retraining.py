@@ -3,7 +3,8 @@
 The law: what a step was made of is in its record, so it is fetched by place and goes the way that
 the trainer's own samples go: `judge`, then `Learner.step`, in the order of the record. Nothing else
 enters a step: curation chose the trajectories, and the generator of torch is in the checkpoint.
-Nothing is written, to no topic and not into the run's folder.
+Sums over ranks have their own order, so as many have to train as did: whoever has the plan makes
+the learner. Nothing is written, to no topic and not into the run's folder.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from consumers.history.training_record import (
 from consumers.log.protocols import Record
 from schemas.codec import Codec
 from schemas.errors import Refused
+from schemas.messages import TrainStep
 from schemas.trajectory_refs import refs_of
 from schemas.weights import RawTensor, weights_digest
 from trainer import checkpoint as checkpoints
@@ -73,12 +75,14 @@ class RetrainingPlan:
     last: int
     records: dict[RecordPlace, Record]
     announced: dict[int, str]
+    ranks: int
+    """How many processes have trained these steps."""
 
     def numbers(self) -> range:
         return range(self.start.state.step + 1, self.last + 1)
 
     def learner(self, config: LearnerConfig) -> Learner:
-        """One that stands where the first step begins, and learns as is said."""
+        """One process that stands where the first step begins, and learns as is said."""
         past = partial(weights_files.of_version, self.run.weights)
         learner = Learner(str(self.run.policy), config, past=past)
         learner.load(self.start.state)
@@ -118,13 +122,13 @@ def plan(
     announced = {step.version: step.weights_digest for step in wanted}
     if not all(announced.values()):
         announced |= dict(digests_of(history, run, set(announced)))
-    return RetrainingPlan(run, branch, start, path, first, last, records, announced)
+    ranks = _ranks(run, wanted)
+    return RetrainingPlan(run, branch, start, path, first, last, records, announced, ranks)
 
 
-def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
-    """Each step as soon as it is trained."""
+def train(plan: RetrainingPlan, codec: Codec, learner: Learner) -> Iterator[RetrainedStep]:
+    """Each step as soon as it is trained, by a learner that stands where the first one begins."""
     run = plan.run
-    learner = plan.learner(run.config)
     curation, retell = plan.curation(learner), run.retell()
     for number in plan.numbers():
         step = plan.branch.steps[number]
@@ -149,8 +153,9 @@ def train(plan: RetrainingPlan, codec: Codec) -> Iterator[RetrainedStep]:
         )
 
 
-def otherwise(plan: RetrainingPlan, now: Mapping[str, str]) -> list[str]:
+def otherwise(plan: RetrainingPlan) -> list[str]:
     """What the steps were trained on then and are not now: their bits may differ for it."""
+    now = machine("cpu") | {"ranks": str(plan.ranks)}
     steps = [plan.branch.steps[number] for number in plan.numbers()]
     return list(dict.fromkeys(text for step in steps for text in differing(step.machine, now)))
 
@@ -163,10 +168,26 @@ def report(plan: RetrainingPlan, threads: int, steps: Sequence[RetrainedStep]) -
         "checkpoint": plan.path.name,
         "checkpoint_step": plan.start.state.step,
         "threads": threads,
-        "otherwise": otherwise(plan, machine("cpu")),
+        "ranks": plan.ranks,
+        "otherwise": otherwise(plan),
         "differing": [step.step for step in steps if step.identical is False],
         "steps": [asdict(step) | {"identical": step.identical} for step in steps],
     }
+
+
+def _ranks(run: TrainedRun, steps: Sequence[TrainStep]) -> int:
+    """How many processes have trained these; raises Refused where not all were as many."""
+    counts = {step.step: int(step.machine.get("ranks", "1")) for step in steps}
+    if len(set(counts.values())) > 1:
+        first = counts[steps[0].step]
+        number = next(number for number, count in counts.items() if count != first)
+        msg = (
+            f"run {run.run_id!r} has trained step {steps[0].step} by {first} ranks and step "
+            f"{number} by {counts[number]}, and one call trains by as many as did; ask for steps "
+            "of one count, from a checkpoint between"
+        )
+        raise Refused(msg)
+    return counts[steps[0].step]
 
 
 def _checkpoint(run: TrainedRun, branch: Branch, first: int) -> tuple[Path, Checkpoint]:

@@ -1,7 +1,8 @@
 """Whole runs on the in-memory log, one after the other, whose trainer is several processes.
 
 `python -m tests.support.ranked_run RANK COUNT DIRECTORY`: DIRECTORY holds a folder for each run,
-with its recipe. Rank 0 has the log, and everybody who works on it; the others follow it.
+with its recipe. Rank 0 has the log, and everybody who works on it; the others follow it. In the end
+each run is trained again from its record, as `rollcall retrain` does.
 """
 
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 import torch
 
+from compose.pages.retraining_page import retrain_and_tell
 from compose.processes import die_with_parent
 from compose.runs import run_folder
 from compose.settings import Settings
@@ -20,7 +22,7 @@ from schemas.errors import RollcallError
 from tests.support.tiny_run import World
 from trainer.ranks import ProcessRanks
 
-RECIPE, SAID = "recipe.toml", "said.json"
+RECIPE, SAID, AGAIN = "recipe.toml", "said.json", "again.json"
 REFUSED = 2
 RUN_ID = "ranked"
 """Rollouts are named by it, and their names decide in which order groups come to be complete: runs
@@ -37,7 +39,7 @@ def announced(world: World) -> dict[str, Any]:
     return {"versions": versions, "steps": steps}
 
 
-def lead(ranks: ProcessRanks, directory: Path) -> None:
+def lead(ranks: ProcessRanks, directory: Path) -> World:
     """Train the run to its end, and leave what was announced in a file."""
     world = World(directory, (directory / RECIPE).read_text(), run_id=RUN_ID)
     world.begin()
@@ -50,6 +52,15 @@ def lead(ranks: ProcessRanks, directory: Path) -> None:
     world.close()
     said = {"run": str(world.folder.directory), **announced(world)}
     (directory / SAID).write_bytes(orjson.dumps(said))
+    return world
+
+
+def train_again(world: World, directory: Path) -> None:
+    """Leave the report in a file, and what was told meanwhile."""
+    told: list[str] = []
+    run = world.folder.trained()
+    report = retrain_and_tell(world, run, (1, 2), version=None, threads=1, tell=told.append)
+    (directory / AGAIN).write_bytes(orjson.dumps(report | {"told": told}))
 
 
 def follow(ranks: ProcessRanks) -> None:
@@ -64,16 +75,18 @@ def main(rank: str, count: str, directory: str) -> int:
     torch.set_num_threads(1)
     place = Path(directory)
     ranks = ProcessRanks.join("cpu", f"file://{place / 'meet'}", int(rank), int(count))
+    runs = sorted(path.parent for path in place.glob(f"*/{RECIPE}"))
     try:
-        for run in sorted(path.parent for path in place.glob(f"*/{RECIPE}")):
-            if ranks.rank:
+        if ranks.rank:
+            for _ in runs:
                 follow(ranks)
-            else:
-                lead(ranks, run)
+        worlds = [] if ranks.rank else [lead(ranks, run) for run in runs]
+        ranks.leave()
+        for world, run in zip(worlds, runs, strict=False):
+            train_again(world, run)
     except RollcallError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return REFUSED
-    ranks.leave()
     return 0
 
 

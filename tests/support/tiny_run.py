@@ -14,6 +14,7 @@ from compose.settings import Settings
 from compose.workers.build import Workshop
 from compose.workers.run_trainer import run_trainer
 from compose.workers.served_policy import run_engine
+from consumers.history.retraining import RetrainedStep, plan, train
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
 from consumers.training.trainer import Trainer
@@ -132,6 +133,11 @@ class World:
                 loop.turn(0.0)
             trainer.turn(0.0)
         pytest.fail(f"{trainer.learner.steps_done} steps, {trainer.running()} running")
+
+    def trained_again(self, first: int, last: int) -> list[RetrainedStep]:
+        """The run's steps again from the record, by one process."""
+        ahead = plan(self.shop, self.folder.trained(), first, last)
+        return list(train(ahead, self.codec, ahead.learner(ahead.run.config)))
 
     def read(self, topic: str, kind: type) -> list[Any]:
         return [self.codec.decode(record.value, kind) for record in self.log.all(topic)]

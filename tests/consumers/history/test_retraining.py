@@ -12,9 +12,10 @@ from compose.cli.retrain import parse_steps
 from compose.pages.retraining_page import retrain_and_tell
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder, require_unchanged
+from compose.workers.retraining_ranks import learner_of
 from compose.workers.run_trainer import run_trainer
 from consumers.history.retraining import plan
-from schemas.errors import Refused, TopicRecreated
+from schemas.errors import Refused, TopicRecreated, Unfit
 from schemas.messages import TrainStep
 from tests.support.tiny_run import RECIPE, World
 
@@ -164,6 +165,29 @@ def test_a_step_that_tells_nothing_of_its_machine_is_trained_without_a_word(worl
 
     assert report["otherwise"] == []
     assert "identical" in told[-1]
+
+
+def test_steps_that_not_as_many_ranks_have_trained_are_not_trained_in_one_call(
+    world: World,
+) -> None:
+    world.train(world.trainer(), steps=2)
+    step = world.steps()[-1]
+    say_again(world, replace(step, machine=step.machine | {"ranks": "2"}))
+
+    with pytest.raises(Refused, match=r"step 1 by 1 ranks and step 2 by 2, .* of one count"):
+        again(world, "1..2")
+
+
+def test_a_rank_that_cannot_begin_is_named_and_nobody_waits_for_it(world: World) -> None:
+    world.train(world.trainer(), steps=1)
+    ahead = plan(world, world.folder.trained(), 1, 1)
+    (world.folder.directory / "recipe.toml").unlink()
+
+    with (
+        pytest.raises(Unfit, match="rank 1 of 2 has ended before it met"),
+        learner_of(replace(ahead, ranks=2), 1),
+    ):
+        pytest.fail("nobody may train")
 
 
 def say_again(world: World, step: TrainStep) -> None:

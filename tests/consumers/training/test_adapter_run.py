@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from compose.runs.export_policy import export
 from compose.runs.recipe import parse_recipe
-from consumers.history.retraining import plan, train
 from schemas.adapter_weights import AdapterAbout
 from schemas.errors import Refused, Unfit
 from schemas.published_weights import HeldWeights
@@ -51,7 +50,7 @@ def test_servers_add_the_adapter_and_every_step_is_trained_again_bit_for_bit(
     assert newest is not None
     assert AdapterAbout.of(newest.state.weights) is not None
     assert HeldWeights().read(versions[-1]) == rounded(newest.state.weights)
-    again = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
+    again = world.trained_again(1, 4)
     assert [step.identical for step in again] == [True] * 4
 
 

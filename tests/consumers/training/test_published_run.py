@@ -7,7 +7,6 @@ import pytest
 
 from compose.workers.served_policy import run_engine
 from consumers.audit.audit import audit
-from consumers.history.retraining import plan, train
 from consumers.training import trainer as trainer_module
 from schemas.errors import Unavailable
 from schemas.messages import PolicyVersion
@@ -88,7 +87,7 @@ def test_a_trainer_that_begins_again_goes_on_with_deltas(world: World) -> None:
 def test_steps_published_in_bfloat16_are_trained_again_bit_for_bit(world: World) -> None:
     world.train(world.trainer())
 
-    again = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
+    again = world.trained_again(1, 4)
 
     assert [step.identical for step in again] == [True] * 4
 
@@ -114,7 +113,7 @@ def test_weights_that_are_lost_while_a_run_goes_on_are_there_for_a_server_that_b
     assert (again.deltas, again.weights_digest) == ((), before.weights_digest)
     assert [step.version for step in world.steps()] == [1, 2, 3, 4]
     assert HeldWeights().read(world.versions()[-1]) == newest_weights(world)
-    retrained = list(train(plan(world.shop, world.folder.trained(), 1, 4), world.codec))
+    retrained = world.trained_again(1, 4)
     assert [step.identical for step in retrained] == [True] * 4
     assert audit(world.shop).breaches == []
 

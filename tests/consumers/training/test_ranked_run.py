@@ -1,4 +1,7 @@
-"""Two ranks in a whole trainer: what they announce and keep is what one process would."""
+"""Two ranks in a whole trainer: what they announce and keep is what one process would.
+
+From the record two ranks train it again to the bit.
+"""
 
 import math
 import subprocess
@@ -10,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.ranked_run import AGAIN, RUN_ID, SAID, announced
 from tests.support.ranked_run import RECIPE as RECIPE_FILE
-from tests.support.ranked_run import RUN_ID, SAID, announced
 from tests.support.tiny_run import RECIPE, World
 from trainer import checkpoint as checkpoints
 from trainer.tensors import tensor_of
@@ -100,3 +103,12 @@ def test_two_ranks_announce_and_keep_what_one_does(kind: str, ranked: Path, tmp_
         went = distance(state_at(ours, version), begun)
         assert went > 0
         assert distance(state_at(ours, version), state_at(theirs, version)) < NEAR[kind] * went
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_two_ranks_have_trained_two_train_again_to_the_bit(kind: str, ranked: Path) -> None:
+    report = orjson.loads((ranked / kind / AGAIN).read_bytes())
+
+    assert (report["ranks"], report["otherwise"], report["differing"]) == (2, [], [])
+    assert [step["identical"] for step in report["steps"]] == [True, True]
+    assert "2 ranks of 1 thread each" in report["told"][0]

@@ -9,7 +9,6 @@ from s3fs import S3FileSystem
 
 from compose.runs.export_policy import export
 from compose.workers.engines import weights_engine
-from consumers.history.retraining import plan, train
 from consumers.models import versions
 from schemas.messages import PolicyVersion
 from schemas.published_weights import HeldWeights
@@ -58,7 +57,7 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     assert held is not None
     assert weights_files.of_version(where, 4) == held.state.weights
     assert HeldWeights().read(world.versions()[-1]) == held.state.weights
-    again = list(train(plan(world.shop, world.folder.trained(), 3, 4), world.shop.codec))
+    again = world.trained_again(3, 4)
     assert [step.identical for step in again] == [True, True]
     assert export(world.folder, tmp_path / "out") == 4
 

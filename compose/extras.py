@@ -7,6 +7,7 @@ from schemas.errors import Refused
 
 EXTRAS = {
     "torch": "training",
+    "xxhash": "training",
     "transformers": "models",
     "safetensors": "models",
     "tokenizers": "models",

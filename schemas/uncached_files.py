@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator
 from errno import EINVAL
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 BUFFER_BYTES = 1 << 20
 """A multiple of every block size, and little enough to be in a core's cache still."""
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -27,7 +30,7 @@ def write_uncached(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # begins a page, as direct writes have to
     descriptor = _new(path)
     try:
-        for held in _filled(buffer, pieces):
+        for held in _filled(np.frombuffer(buffer, np.uint8), pieces):
             if held < BUFFER_BYTES:
                 _go_through_cache(descriptor)
             _write(descriptor, buffer[:held])
@@ -46,14 +49,17 @@ def _new(path: Path) -> int:
     return os.open(path, flags, 0o666)
 
 
-def _filled(buffer: memoryview, pieces: Iterable[bytes | memoryview]) -> Iterator[int]:
-    """How many bytes the buffer holds, whenever it is full, and at the end."""
+def _filled(buffer: NDArray[np.uint8], pieces: Iterable[bytes | memoryview]) -> Iterator[int]:
+    """How many bytes the buffer holds, whenever it is full, and at the end.
+
+    Numpy lets other threads run while it copies; a slice of a memoryview does not.
+    """
     held = 0
     for piece in pieces:
-        rest = memoryview(piece)
-        while rest:
+        rest = np.frombuffer(piece, np.uint8) if len(piece) else buffer[:0]
+        while len(rest):
             taken = min(len(rest), len(buffer) - held)
-            buffer[held : held + taken] = rest[:taken]
+            np.copyto(buffer[held : held + taken], rest[:taken])
             held, rest = held + taken, rest[taken:]
             if held == len(buffer):
                 yield held

@@ -8,7 +8,8 @@ in a checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON
 
 The manifest lists of every tensor its parts (`trainer.shards`), so that any number of ranks loads
 what another number wrote. Ranks are plain numbers here: who runs them carries `RankFiles` from each
-to the one that seals. Format 1, of one rank and whole tensors, is still read.
+to the one that seals. Formats 1, of one rank and whole tensors, and 2, where every digest is a
+sha256, are still read.
 
 `pending` holds the records that announce this version. Between the save and the announcement lies
 a crash that loses them; whoever loads the checkpoint publishes them again, bytes unchanged.
@@ -58,8 +59,8 @@ from trainer.rank_files import (
 from trainer.replay import ReplayBook
 from trainer.shards import merged, rows_of
 
-FORMAT = 2
-FORMATS = (1, FORMAT)
+FORMAT = 3
+FORMATS = (1, 2, FORMAT)
 NEWEST = 3
 """So many checkpoints training may go on from, the next where the one before is damaged."""
 UNREADABLE = (RollcallError, OSError, ValueError, KeyError, TypeError)
@@ -157,7 +158,7 @@ def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
     """
     body = read_body(directory)
     if body["format"] not in FORMATS:
-        msg = f"{directory / MANIFEST} has format {body['format']}; known are 1 and 2"
+        msg = f"{directory / MANIFEST} has format {body['format']}; known are 1 to 3"
         raise WeightsDiffer(msg)
     return Checkpoint(
         LearnerState(

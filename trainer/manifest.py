@@ -77,7 +77,7 @@ def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
                     tuple(shard["shape"]),
                     shard["file"],
                     shard["begin"],
-                    shard["sha256"],
+                    shard["digest"] if "digest" in shard else shard["sha256"],
                 )
                 for shard in tensor["shards"]
             ),

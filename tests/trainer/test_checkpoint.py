@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+import xxhash
 
 from schemas import whole_files
 from schemas.errors import Refused, WeightsDiffer
@@ -112,6 +113,35 @@ def in_format_1(root: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
+def in_format_2(root: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint as releases did by which each part was known by its sha256."""
+    path = save(root, checkpoint)
+    body = read_body(path)
+    for kind, tensors in body["tensors"].items():
+        for name, tensor in tensors.items():
+            [shard] = tensor["shards"]
+            del shard["digest"]
+            data = getattr(checkpoint.state, kind)[name].data
+            shard["sha256"] = hashlib.sha256(data).hexdigest()
+    write_body(path, body | {"format": 2})
+    return path
+
+
+def test_a_checkpoint_of_format_2_is_verified_and_replaced(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = in_format_2(tmp_path, checkpoint)
+
+    assert load_latest(tmp_path).checkpoint == checkpoint
+    [weights] = path.glob("weights-*")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert "was the file cut short or written over" in load_latest(tmp_path).passed_over[0]
+    save(tmp_path, checkpoint)
+    assert load_latest(tmp_path).checkpoint == checkpoint
+
+
 def test_a_checkpoint_of_format_1_is_loaded_and_replaced(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -209,9 +239,9 @@ def test_the_manifest_lists_of_every_tensor_its_parts(
     assert (written["dtype"], written["shape"]) == (tensor.dtype, list(tensor.shape))
     assert (first["offset"], first["shape"]) == ([0, 0], [rows, tensor.shape[1]])
     assert second["offset"] == [rows, 0]
-    assert first["sha256"] == hashlib.sha256(tensor.data[:cut]).hexdigest()
-    assert second["sha256"] == hashlib.sha256(tensor.data[cut:]).hexdigest()
-    assert (body["format"], body["world_size"]) == (2, 2)
+    assert first["digest"] == f"xxh3:{xxhash.xxh3_128_hexdigest(tensor.data[:cut])}"
+    assert second["digest"] == f"xxh3:{xxhash.xxh3_128_hexdigest(tensor.data[cut:])}"
+    assert (body["format"], body["world_size"]) == (3, 2)
 
 
 class Died(Exception):

@@ -1,6 +1,5 @@
 """Tensors in parts: what some ranks wrote any other number reads, and nothing else."""
 
-import hashlib
 import os
 import resource
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from schemas.weights import RawTensor, from_safetensors, write_weights
 from trainer.shards import (
     Shard,
     ShardedTensor,
+    digests_of,
     link_parts,
     merged,
     overlap,
@@ -117,7 +118,14 @@ def test_large_tensors_are_known_by_the_bits_that_lie_in_the_file(tmp_path: Path
     for name, known in written.tensors.items():
         (shard,), data = known.shards, tensors[name].data
         assert lying[shard.begin : shard.begin + len(data)] == data
-        assert shard.sha256 == hashlib.sha256(data).hexdigest()
+        assert shard.digest == f"xxh3:{xxhash.xxh3_128_hexdigest(data)}"
+
+
+def test_the_digest_of_no_bits_is_that_of_the_specification() -> None:
+    """xxHash's own vector: XXH128 of nothing with seed 0."""
+    nothing = digests_of({"none": RawTensor("U8", (0,), b"")})
+
+    assert nothing == {"none": "xxh3:99aa06d3014798d86001c324468d497f"}
 
 
 def test_a_file_of_parts_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
@@ -178,7 +186,7 @@ def test_a_part_that_is_not_what_was_written_is_not_handed_out(tmp_path: Path) -
 
     assert read_part(tmp_path, "w", layout["w"], 0, 2).shape == (3, 3)
     assert read_part(tmp_path, "x", layout["x"]) == tensor(2)
-    with pytest.raises(WeightsDiffer, match=r"'w' has sha256 .* cut short or written over"):
+    with pytest.raises(WeightsDiffer, match=r"'w' has digest xxh3:.* cut short or written over"):
         read_part(tmp_path, "w", layout["w"], 1, 2)
 
 

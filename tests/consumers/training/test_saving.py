@@ -24,7 +24,6 @@ from producers.admission import AdmissionRule
 from schemas import whole_files
 from schemas.errors import DiskFull, Refused, Unavailable
 from schemas.messages import PolicyVersion
-from schemas.tensor_digests import sha256s_of
 from schemas.weights import RawTensor
 from schemas.weights_store import local_path
 from tests.support.later_executor import LaterExecutor
@@ -35,7 +34,7 @@ from trainer import publication, shards
 from trainer.config import LearnerConfig
 from trainer.publication import Publication, Publishing
 from trainer.rank_files import PublishedFile
-from trainer.shards import parts_of
+from trainer.shards import digests_of, parts_of
 
 LATER = replace(CONFIG, save="async")
 EARLY = replace(LATER, announce="early")
@@ -352,9 +351,9 @@ def test_tensors_whose_digests_are_known_are_not_hashed_again_for_the_checkpoint
     def hashes(tensors: Mapping[str, RawTensor]) -> dict[str, str]:
         if tensors.keys() & state.weights.keys():
             raise Died
-        return sha256s_of(tensors)
+        return digests_of(tensors)
 
-    monkeypatch.setattr(shards, "sha256s_of", hashes)
+    monkeypatch.setattr(shards, "digests_of", hashes)
     made = checkpoints.Checkpoint(state, -1)
     root = tmp_path / "checkpoints"
     with pytest.raises(Died):

@@ -22,6 +22,7 @@ from schemas.tensor_digests import each_of
 from schemas.weights import SIZE_BYTES, RawTensor
 
 HEADER = struct.Struct("<QHH4s")
+WORD_BYTES = 8
 WIDE, PAIRS, BYTES = 1, 2, 4
 FORMS = {0: "<u4", WIDE: "<u8", PAIRS: "<u2", BYTES: "<u1"}
 """What places are written in, by flags."""
@@ -64,7 +65,7 @@ def compared(
 
     def look(name: str) -> tuple[Places, Values, str]:
         before, after = _bits(base[name].data, size), _bits(now[name].data, size)
-        at = np.flatnonzero(before != after)
+        at = differing(before, after)
         return at, after[at], hashlib.sha256(now[name].data).hexdigest()
 
     seen = each_of(now, look)
@@ -78,6 +79,20 @@ def compared(
         np.concatenate(values) if values else np.empty(0, _unsigned(size)),
     )
     return delta, {name: seen[name][2] for name in order}
+
+
+def differing(before: Values, after: Values) -> Places:
+    """Where two arrays of a length differ: first which eight bytes do, then which elements of them.
+
+    A comparison takes as long for eight bytes as for two, and most are as they were.
+    """
+    each = WORD_BYTES // before.dtype.itemsize
+    whole = len(before) // each * each
+    words = np.flatnonzero(before[:whole].view(np.uint64) != after[:whole].view(np.uint64))
+    near = (words[:, None] * each + np.arange(each)).reshape(-1)
+    near = np.concatenate([near, np.arange(whole, len(before))])
+    places: Places = near[before[near] != after[near]]
+    return places
 
 
 def followed(base: Mapping[str, RawTensor], data: bytes) -> dict[str, RawTensor]:

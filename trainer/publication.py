@@ -114,7 +114,7 @@ def as_published(model: nn.Module, precision: str, part: str = "") -> Iterator[N
         masters = [tensor.detach().clone() for tensor in owned]
         try:
             for tensor in owned:
-                tensor.copy_(tensor.bfloat16().float())
+                tensor.copy_(tensor.bfloat16())
             yield
         finally:
             for tensor, master in zip(owned, masters, strict=True):

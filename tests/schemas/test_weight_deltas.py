@@ -32,7 +32,7 @@ def steps(draw: st.DrawFn) -> tuple[dict[str, RawTensor], dict[str, RawTensor]]:
     before, after = {}, {}
     for number, dtype in enumerate(dtypes):
         size = {"BF16": 2, "F32": 4, "U8": 1}[dtype]
-        data = draw(st.binary(max_size=12).map(lambda b, size=size: b[: len(b) // size * size]))
+        data = draw(st.binary(max_size=40).map(lambda b, size=size: b[: len(b) // size * size]))
         changed = bytearray(data)
         for at in draw(st.lists(st.integers(0, max(len(data) - 1, 0)), max_size=4)):
             if data:

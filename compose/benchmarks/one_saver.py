@@ -2,8 +2,9 @@
 
 `python -m compose.benchmarks.one_saver DIRECTORY SCRATCH STEPS GROUPS ANSWERS PROMPT ANSWER`: the
 real trainer on the in-memory log, with `publish = "bfloat16"`, `weights = "delta"`, `save =
-"async"` and `announce = "early"`; only the rollouts are made up. Before that the same learner takes
-steps that nobody saves. The one line of standard output is a `Saved`, as JSON.
+"async"` and `announce = "early"`; only the rollouts are made up. Every other step begins when the
+version before it is saved, so what a step takes with and without saving is seen side by side. The
+one line of standard output is a `Saved`, as JSON.
 """
 
 import json
@@ -14,7 +15,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,11 @@ class Saved:
     """What was seen of a run."""
 
     plain_s: tuple[float, ...]
-    """Steps that nobody saved."""
+    """Steps beside which nothing was saved."""
     period_s: tuple[float, ...]
-    """From the end of one step to that of the next, while the one before was saved."""
+    """From the end of such a one to that of the next, while the first was saved."""
     version_s: tuple[float, ...]
-    """From the end of a step to its version on the log; of deltas."""
+    """From the end of a step to its version on the log, while the next was trained; of deltas."""
     delta_bytes: tuple[int, ...]
     stall_s: tuple[float, ...]
     """How long training stood still for saving, as each step's metrics say."""
@@ -70,21 +70,23 @@ class Saved:
 
 @dataclass(eq=False)
 class TimedLearner:
-    """Notes when each step ended; all else is the learner's own."""
+    """Notes when each step began and ended; all else is the learner's own."""
 
     learner: Learner
-    ended: dict[int, float] = field(default_factory=dict)
+    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By version, in seconds."""
 
     def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
+        began = time.time()
         metrics = self.learner.step(samples, version=version)
-        self.ended[version] = time.time()
+        self.spans[version] = began, time.time()
         return metrics
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.learner, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in ("learner", "ended"):
+        if name in ("learner", "spans"):
             object.__setattr__(self, name, value)
         else:
             setattr(self.learner, name, value)
@@ -119,10 +121,14 @@ class SavedRun:
         )  # fmt: skip
 
     def train(self) -> None:
-        """To the end, and until all is announced."""
+        """To the end, and until all is announced; before every other step until all is saved."""
+        saver = self.trainer.saver
         while not self.trainer.done():
             self._end_what_was_asked()
             self.trainer.turn(0.0)
+            if self.learner.steps_done % 2 == 0 and not saver.all_saved():
+                saver.save_trained(wait=True)
+                saver.stalled_s = 0.0  # no step waited for it
 
     def versions(self) -> dict[int, tuple[float, PolicyVersion]]:
         """When each was announced, in seconds."""
@@ -158,25 +164,27 @@ def config_of(shape: Shape, steps: int) -> LearnerConfig:
 
 
 def saved(directory: str, scratch: Path, steps: int, shape: Shape) -> Saved:
-    """Steps without saving, then as many and one more with it."""
+    """So many steps without saving, and after each of them one with it."""
     started_bytes = _held_bytes()
-    config = config_of(shape, steps + 1)
+    config = config_of(shape, 2 * steps)
     learner = Learner(directory, config)
-    samples = samples_of(shape, learner.vocabulary)
-    learner.step(samples)  # makes what later ones have
-    plain_s = [_timed(learner, samples) for _ in range(steps)]
+    learner.step(samples_of(shape, learner.vocabulary))  # makes what later ones have
     learner.steps_done = 0
     timed = TimedLearner(learner)
     run = SavedRun(scratch, timed, config, shape)
     run.train()
-    ended, announced = list(timed.ended.items()), run.versions()
-    of_deltas = [(at, announced[number]) for number, at in ended if announced[number][1].deltas]
+    spans, announced = list(timed.spans.items()), run.versions()
+    plain, beside = spans[::2], spans[1::2]
+    seen = [(ended, *announced[number]) for number, (_, ended) in plain]
+    of_deltas = [(said - ended, version) for ended, said, version in seen if version.deltas]
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Saved(
-        tuple(plain_s),
-        tuple(after - before for (_, before), (_, after) in pairwise(ended)),
-        tuple(said - at for at, (said, _) in of_deltas),
-        tuple(Published(v.full, v.deltas).newest.size_bytes for _, (_, v) in of_deltas),
+        tuple(ended - began for _, (began, ended) in plain),
+        tuple(
+            then - before for (_, (_, before)), (_, (_, then)) in zip(plain, beside, strict=True)
+        ),
+        tuple(taken for taken, _ in of_deltas),
+        tuple(Published(v.full, v.deltas).newest.size_bytes for _, v in of_deltas),
         tuple(run.stalls()),
         peak_bytes,
         started_bytes,
@@ -197,12 +205,6 @@ def _ceilings(learner: Learner) -> tuple[int, float, float]:
     sha256s_of(published)
     size_bytes = sum(each.numel() * each.element_size() for each in parameters)
     return size_bytes, copied - began, time.perf_counter() - hashing
-
-
-def _timed(learner: Learner, samples: Sequence[Sample]) -> float:
-    began = time.perf_counter()
-    learner.step(samples)
-    return time.perf_counter() - began
 
 
 def _held_bytes() -> int:

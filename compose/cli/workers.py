@@ -128,9 +128,10 @@ def training(
     Where its learner is several ranks, this begins as many processes by torchrun.
     """
     from compose.runs import run_folder
-    from compose.workers import rank_processes
+    from compose.workers import openmp, rank_processes
     from compose.workers.run_trainer import train
 
+    openmp.share_cores()
     folder = run_folder.find(settings().state(), run)
     ranks = folder.learner().ranks
     if ranks > 1 and not rank_processes.begun_by_torchrun():

@@ -11,6 +11,7 @@ r rows of one forward pass, Q new tokens of the longest of them.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,6 @@ class BatchKv:
         self._tail = (heads, size)
         # Zeros, for a masked score of 0 times whatever lay in the memory may be NaN.
         self._kv = torch.zeros(2 * layers, rows, columns + 1, heads, size, **self._like)
-        self._cache = Cache(layers=[_Layer(self, layer) for layer in range(layers)])
 
     def bytes_per_token(self) -> int:
         """Of keys and values, all layers."""
@@ -81,51 +81,64 @@ class BatchKv:
             ids_rQ[at, longest - len(chunk) :] = chunk
         position_rQ = np.arange(longest) + (np.asarray(fed) + lengths_r - longest)[:, None]
         real_rQ = np.arange(longest) >= (longest - lengths_r)[:, None]
-        self._aim(np.asarray(rows), np.where(real_rQ, position_rQ, -1), width)
+        aim = self._aim(np.asarray(rows), np.where(real_rQ, position_rQ, -1), width)
+        cache = Cache(layers=[_Layer(aim, layer) for layer in range(len(self._kv) // 2)])
         position_rQ = self._tensor(np.where(real_rQ, position_rQ, 0))
         unseen_r1QW = self._tensor(np.arange(width)) > position_rQ[:, None, :, None]
         mask_r1QW = torch.zeros(unseen_r1QW.shape, **self._like)
         mask_r1QW.masked_fill_(unseen_r1QW, torch.finfo(mask_r1QW.dtype).min)
         return self._model(
             input_ids=self._tensor(ids_rQ), position_ids=position_rQ, attention_mask=mask_r1QW,
-            past_key_values=self._cache, use_cache=True, logits_to_keep=keep,
+            past_key_values=cache, use_cache=True, logits_to_keep=keep,
         ).logits  # fmt: skip
 
-    def _aim(self, rows: NDArray[np.int64], column_rQ: NDArray[np.int64], width: int) -> None:
-        """Say where the next pass writes (column -1 is the spare one) and that it reads columns
-        up to `width`.
-        """
+    def _aim(self, rows: NDArray[np.int64], column_rQ: NDArray[np.int64], width: int) -> "_Aim":
+        """Where the next pass writes (column -1 is the spare one), and up to where it reads."""
         columns = self._kv.shape[2]
-        self._slots = self._tensor((rows[:, None] * columns + column_rQ % columns).ravel())
+        slots = self._tensor((rows[:, None] * columns + column_rQ % columns).ravel())
         # The first rows in order are a view; others have to be gathered.
         in_order = np.array_equal(rows, np.arange(len(rows)))
-        self._rows = slice(len(rows)) if in_order else self._tensor(rows)
-        self._width = width
+        return _Aim(self._kv, slots, slice(len(rows)) if in_order else self._tensor(rows), width)
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
 
-    def extend(self, layer: int, key_rHQD: Tensor, value_rHQD: Tensor) -> tuple[Tensor, Tensor]:
-        return self._write(2 * layer, key_rHQD), self._write(2 * layer + 1, value_rHQD)
 
-    def _write(self, index: int, new_rHQD: Tensor) -> Tensor:
-        kv_RWHD = self._kv[index]
-        new_nHD = new_rHQD.transpose(1, 2).reshape(-1, *self._tail)
-        kv_RWHD.view(-1, *self._tail).index_copy_(0, self._slots, new_nHD)
-        return kv_RWHD[:, : self._width][self._rows].transpose(1, 2)
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """Where one pass writes keys and values, and what of them it reads.
+
+    It is of one pass, and its batch does not know it: so a batch that is let go gives its memory,
+    and its model's, back at once. A circle would keep them until the collector comes by, which in a
+    worker is hardly ever.
+    """
+
+    kv: Tensor
+    slots: Tensor
+    rows: slice | Tensor
+    width: int
+
+    def write(self, index: int, new_rHQD: Tensor) -> Tensor:
+        kv_RWHD = self.kv[index]
+        tail = kv_RWHD.shape[2:]
+        kv_RWHD.view(-1, *tail).index_copy_(
+            0, self.slots, new_rHQD.transpose(1, 2).reshape(-1, *tail)
+        )
+        return kv_RWHD[:, : self.width][self.rows].transpose(1, 2)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
     """Hands what a model's layer computes on to the batch; sizes come from the engine's mask."""
 
-    def __init__(self, batch: BatchKv, index: int) -> None:
+    def __init__(self, aim: _Aim, layer: int) -> None:
         super().__init__()
-        self._batch, self._index = batch, index
+        self._aim, self._layer = aim, layer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self._batch.extend(self._index, key_states, value_states)
+        keys = self._aim.write(2 * self._layer, key_states)
+        return keys, self._aim.write(2 * self._layer + 1, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 

@@ -1,8 +1,9 @@
 """Batched, cached and interrupted must be what one full forward pass says."""
 
+import gc
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,6 +181,37 @@ def test_a_wrong_canary_leaves_the_present_weights_and_their_keys_at_work(lake: 
     # And a good one is taken as always
     take(engine, version_of(lake, 2))
     assert tokens(body(engine, call()).versions) == [2]
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """As in a worker, whose thresholds keep it from coming by."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_models_that_were_proven_and_engines_that_were_let_go_leave_nothing(
+    family: Path, without_collector: None
+) -> None:
+    engine = serving(family)
+    kind = type(engine.policy.model)
+    for number in (1, 2, 3):
+        take(engine, version_of(family, number))
+        run(engine, call(f"r{number}", said="s1", max_tokens=2))
+    pinned = engine.twin()
+    take(pinned, version_of(family, 1))
+    run(pinned, call("pinned", said="s1", max_tokens=2))
+    assert len(_alive(kind)) == 2
+
+    del pinned
+
+    assert _alive(kind) == [engine.policy.model]
+
+
+def _alive(kind: type[torch.nn.Module]) -> list[torch.nn.Module]:
+    return [held for held in gc.get_objects() if type(held) is kind]
 
 
 def test_tied_weights_are_tied_after_an_adoption_too(family: Path) -> None:

@@ -79,7 +79,8 @@ def test_any_number_of_ranks_learns_what_one_does(
         one, several = tensors(alone, part), tensors(theirs, part)
         assert several.keys() == one.keys()
         for name, tensor in one.items():
-            torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=1e-9)
+            # Adam divides a gradient by its size: of one that is next to nothing little is known.
+            torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 def test_what_two_processes_saved_is_gone_on_from_by_one_and_by_four(

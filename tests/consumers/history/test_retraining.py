@@ -142,7 +142,7 @@ def test_other_weights_are_said_to_differ_and_by_how_much(world: World) -> None:
 def test_what_bits_depend_on_is_recorded_and_said_before_they_are_compared(world: World) -> None:
     world.train(world.trainer(), steps=1)
     [step] = world.steps()
-    assert set(step.machine) == {"threads", "ranks", "cpu", "torch", "device"}
+    assert set(step.machine) == {"threads", "ranks", "cpu", "processor", "torch", "device"}
     assert step.machine["threads"] == str(torch.get_num_threads())
     assert step.machine["device"] == "cpu"
     say_again(world, replace(step, machine=step.machine | {"threads": "64", "torch": "1.0"}))
@@ -156,14 +156,18 @@ def test_what_bits_depend_on_is_recorded_and_said_before_they_are_compared(world
     assert len(report["otherwise"]) == 2
 
 
-def test_a_step_that_tells_nothing_of_its_machine_is_trained_without_a_word(world: World) -> None:
+def test_of_a_step_that_tells_nothing_of_its_machine_nobody_knows_whether_bits_are_the_same(
+    world: World,
+) -> None:
     world.train(world.trainer(), steps=1)
     [step] = world.steps()
     say_again(world, replace(step, machine={}))
 
     report, told = again(world, "1")
 
-    assert report["otherwise"] == []
+    known = [said.split(" then, ")[0] for said in report["otherwise"]]
+    assert known == [f"{key} unknown" for key in sorted(step.machine)]
+    assert any("bits may differ" in line for line in told)
     assert "identical" in told[-1]
 
 

@@ -25,6 +25,7 @@ from trainer.packing import ModelInput, Worth, filled, model_input, pack_row, pa
 from trainer.rewards import Advantages, Bonuses, Floats, Ints, Rewards, rewards_of
 from trainer.samples import Sample, mine
 from trainer.staleness import stale_weight
+from trainer.uniform import first_of_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class BatchRow:
     """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
     entropy: float
     """What each sampled token's entropy is worth."""
-    uniform: float = 0.0
-    """What each sampled token pays for going away from the uniform distribution."""
+    uniform: Floats
+    """What each token pays for going away from the uniform distribution; 0 where the mask is."""
     seen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """What a look at the tokens before their gradient has found, where a rule needs it: `prox`,
     `ref`, `ewma`, `snapshot`, `entropy`."""
@@ -91,7 +92,7 @@ class MicroBatch:
     weight_B: Tensor
     entropy_B1: Tensor
     """float32, as what it is multiplied with."""
-    uniform_B1: Tensor
+    uniform_BT: Tensor
     seen: Mapping[str, Tensor]
     """[B,T] each, of what all of its rows hold."""
     teacher_BT: Tensor | None = None
@@ -178,7 +179,7 @@ def _with_worth(batch: Batch, worth: Advantages, bonuses: Bonuses) -> Batch:
                 advantages=advantages,
                 weight=row.weight if kept else 0.0,
                 entropy=float(bonuses.entropy_N[number]),
-                uniform=float(bonuses.uniform_N[number]),
+                uniform=bonuses.uniform_N[number] * first_of_turns(row.mask, bonuses.first),
             )
         )
     return replace(batch, rows=tuple(rows), advantages_N=worth.values_N)
@@ -251,7 +252,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
         torch.tensor([row.reward for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([row.weight for row in chosen], dtype=torch.float64, device=device),
         torch.tensor([[row.entropy] for row in chosen], dtype=torch.float32, device=device),
-        torch.tensor([[row.uniform] for row in chosen], dtype=torch.float32, device=device),
+        stacked([row.uniform for row in chosen], torch.float32),
         {name: stacked([row.seen[name] for row in chosen], torch.float32) for name in known},
         stacked(teacher, torch.float32) if len(teacher) == len(chosen) else None,
     )
@@ -275,6 +276,7 @@ def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[
             sample.reward,
             weight,
             0.0,
+            np.zeros(len(mask), dtype=np.float64),
             heard=int(sample.lent == SHARED),
             teacher=taught[at] if taught else None,
         )

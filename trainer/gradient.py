@@ -43,7 +43,7 @@ class Gradient:
         cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
         cost_M = cost_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
         if said.uniform_M is not None:
-            worth_M = (micro.uniform_B1[:, 0] * micro.weight_B)[said.b_M]
+            worth_M = micro.uniform_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
             cost_M = cost_M + worth_M * said.uniform_M
         cost = cost_M.sum()
         cost.backward()

@@ -70,6 +70,8 @@ class Bonuses:
     entropy_N: Floats
     uniform_N: Floats
     """What KL(uniform ‖ policy) costs on each one's tokens."""
+    first: int = 0
+    """On so many of the first tokens of each turn; 0: on all."""
 
 
 Exploration = Callable[..., Floats | Bonuses]

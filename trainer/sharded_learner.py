@@ -224,7 +224,7 @@ def _idle(batch: Batch, device: str, precision: str) -> MicroBatch:
         reward=0.0,
         weight=0.0,
         entropy=0.0,
-        uniform=0.0,
+        uniform=np.zeros(2),
         seen=dict.fromkeys(like.seen, nothing),
         teacher=None if like.teacher is None else nothing,
     )

@@ -2,12 +2,13 @@
 
 from math import log
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from schemas.errors import Refused
 from schemas.rules import Chosen
-from trainer.rewards import Exploration
+from trainer.rewards import Bools, Exploration
 
 
 def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | None:
@@ -25,6 +26,18 @@ def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | No
         )
         raise Refused(msg)
     return words
+
+
+def first_of_turns(mask_T: Bools, count: int) -> Bools:
+    """Which of a row's sampled tokens are among the first `count` of their turn, bool [T]; 0: all.
+
+    A turn is what was sampled between two things that the policy was told.
+    """
+    if not count:
+        return mask_T
+    sampled_T = np.cumsum(mask_T)
+    before_turn_T = np.maximum.accumulate(np.where(mask_T, 0, sampled_T))
+    return mask_T & (sampled_T - before_turn_T <= count)
 
 
 def uniform_kl_of(logits_UV: Tensor, words: tuple[int, ...], temperature: float) -> Tensor:

@@ -12,7 +12,7 @@ from trainer.catalogue import EXPLORATIONS
 from trainer.config import LearnerConfig
 from trainer.exploration.entropy_target import Target
 from trainer.rewards import Rewards
-from trainer.uniform import uniform_kl_of
+from trainer.uniform import first_of_turns, uniform_kl_of
 
 
 def weights(rule: object, rewards: Rewards) -> list[float]:
@@ -63,6 +63,17 @@ def test_only_what_wholly_failed_pays_for_leaving_the_uniform_distribution() -> 
     assert uniform_kl_of(log_p, (0, 1), 1.0).tolist() == pytest.approx([0.346574] * 2, abs=5e-7)
 
 
+def test_the_first_tokens_of_each_turn_can_pay_alone() -> None:
+    mask = np.array([0, 1, 1, 1, 0, 0, 1, 0, 1, 1], dtype=np.bool_)
+    rule = {"name": "uniform_kl", "first": 1}
+
+    assert choose("exploration", rule, EXPLORATIONS)(view([0, 0]), 0.01).first == 1
+    assert first_of_turns(mask, 0).tolist() == mask.tolist()
+    assert first_of_turns(mask, 1).nonzero()[0].tolist() == [1, 6, 8]
+    assert first_of_turns(mask, 2).nonzero()[0].tolist() == [1, 2, 6, 8, 9]
+    assert first_of_turns(mask, 9).tolist() == mask.tolist()
+
+
 def test_the_pull_on_a_word_does_not_vanish_with_its_probability() -> None:
     logits = torch.tensor([[0.0, 0.0, -12.0]], dtype=torch.float64, requires_grad=True)
     uniform_kl_of(logits, (), 1.0).sum().backward()
@@ -86,6 +97,12 @@ def test_a_word_that_cannot_be_said_costs_no_infinity() -> None:
 def test_words_that_are_no_token_ids_are_refused(tokens: object) -> None:
     with pytest.raises(Refused, match="exploration 'uniform_kl': tokens is"):
         LearnerConfig.of({"exploration": {"name": "uniform_kl", "tokens": tokens}})
+
+
+@pytest.mark.parametrize(("first", "why"), [(-1, "first is -1; give 0"), (0.5, "first is 0.5")])
+def test_a_number_of_first_tokens_that_is_none_is_refused(first: object, why: str) -> None:
+    with pytest.raises(Refused, match=f"exploration 'uniform_kl': {why}"):
+        LearnerConfig.of({"exploration": {"name": "uniform_kl", "first": first}})
 
 
 def test_a_weight_below_nothing_is_refused() -> None:

@@ -151,10 +151,11 @@ def test_the_buffer_keeps_what_is_chosen_among_the_turns_of_a_batch() -> None:
     assert "entropy" not in LearnerConfig().rules.looks
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
 def test_both_ways_to_lay_out_rows_pull_alike_to_the_uniform_distribution(
-    model_directory: str,
+    model_directory: str, first: int
 ) -> None:
-    rule = {"name": "uniform_kl", "tokens": [2, 3, 5], "weight": 1.0}
+    rule = {"name": "uniform_kl", "tokens": [2, 3, 5], "weight": 1.0, "first": first}
     samples = [replace(each, reward=0.0) for each in some_samples(0)]
     found = []
     for packing in ("rows", "shared"):
@@ -162,20 +163,23 @@ def test_both_ways_to_lay_out_rows_pull_alike_to_the_uniform_distribution(
         metrics = learner.step(samples)
         found.append({name: p.grad.clone() for name, p in learner.model.named_parameters()})
         with torch.no_grad():
-            rows = [learner_kl(model_directory, one) for one in samples]
-        assert metrics["loss"] == pytest.approx(float(torch.cat(rows).mean()), rel=1e-4)
+            costs = torch.cat([learner_kl(model_directory, one, first) for one in samples])
+        assert metrics["loss"] == pytest.approx(float(costs.mean()), rel=1e-4)
 
     for name, grad in found[0].items():
         torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-6)
     assert any(grad.any() for grad in found[0].values())
 
 
-def learner_kl(model_directory: str, one: Sample) -> torch.Tensor:
+def learner_kl(model_directory: str, one: Sample, first: int) -> torch.Tensor:
+    """Of each sampled token what it pays, 0 where it is not among the first of its turn."""
     (each,) = one.scored.trajectory.sequences or ()
     ids = torch.tensor(ids_of(each.token_ids).tolist())
-    where = torch.tensor(mask_of(each.loss_mask).astype(bool))
+    mask = mask_of(each.loss_mask).astype(bool)
+    turn = [t - max(np.flatnonzero(~mask[:t])) for t in np.flatnonzero(mask)]
+    pays = torch.tensor([not first or place <= first for place in turn])
     log_p = of(model_directory).model(ids[None]).logits[0].log_softmax(-1)
-    return (-log_p[:, [2, 3, 5]].mean(-1) - np.log(3))[:-1][where[1:]]
+    return (-log_p[:, [2, 3, 5]].mean(-1) - np.log(3))[:-1][mask[1:]] * pays
 
 
 def test_words_that_the_policy_does_not_have_are_refused(model_directory: str) -> None:

@@ -184,6 +184,8 @@ def test_a_worker_killed_while_it_judges_loses_no_score(rig: Rig, recorded: Reco
     drive(second, to=lambda: len(scored(rig)) == 3)
     rig.settle(second)
 
+    first.role.close()  # as the end of its process would have done
+
     assert {name: each.total for name, each in scored(rig).items()} == {
         "gold": 1.0, "idle": 0.0, "empty": 0.0,
     }  # fmt: skip

@@ -9,6 +9,7 @@ Shapes: L2 keys and values of all layers (keys even), R rows, W columns, H heads
 r rows of one forward pass, Q new tokens of the longest of them.
 """
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class BatchKv:
 
     def __init__(self, model: Any, rows: int = 8, columns: int = 64) -> None:
         self._model = model
-        layers, heads, size = _shape(model)
+        self._cache = _cache_argument(model)
+        layers, heads, size = _shape(model, self._cache)
         self._like = {"dtype": model.dtype, "device": model.device}
         self._tail = (heads, size)
         # Zeros, for a masked score of 0 times whatever lay in the memory may be NaN.
@@ -89,7 +91,7 @@ class BatchKv:
         mask_r1QW.masked_fill_(unseen_r1QW, torch.finfo(mask_r1QW.dtype).min)
         return self._model(
             input_ids=self._tensor(ids_rQ), position_ids=position_rQ, attention_mask=mask_r1QW,
-            past_key_values=cache, use_cache=True, logits_to_keep=keep,
+            use_cache=True, logits_to_keep=keep, **{self._cache: cache},
         ).logits  # fmt: skip
 
     def _aim(self, rows: NDArray[np.int64], column_rQ: NDArray[np.int64], width: int) -> "_Aim":
@@ -153,11 +155,16 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-def _shape(model: Any) -> tuple[int, int, int]:
+def _cache_argument(model: Any) -> str:
+    """What a model calls its cache, taken and returned: transformers named it anew in 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _shape(model: Any, cache: str) -> tuple[int, int, int]:
     """Layers, key heads and head size, as the model itself fills a cache."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
-        layers = model(input_ids=ids, use_cache=True).past_key_values.layers
+        layers = getattr(model(input_ids=ids, use_cache=True), cache).layers
     shapes = {
         tuple(x.shape) for layer in layers for x in (getattr(layer, "keys", None), layer.values)
         if x is not None

@@ -18,6 +18,7 @@ from compose.settings import KafkaSettings, RegistrySettings, Settings
 from producers import provision
 from schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
+from tests.support.watchdog import Watchdog
 
 PREFIXES = count()
 hypothesis_settings.register_profile(  # however busy it is
@@ -31,6 +32,10 @@ for number, handler in {
 }.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Watchdog(config))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,70 @@
+"""A test that no timeout reaches is named, and its run goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CONFTEST = """
+from tests.support.watchdog import Watchdog
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Watchdog(config, grace_s=0.2))
+"""
+DEAF = """
+import ctypes
+import signal
+
+import pytest
+
+
+@pytest.mark.timeout(0.2)
+def test_deaf():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    while True:
+        ctypes.CDLL(None).pause()
+
+
+def test_after_it():
+    pass
+"""
+SWALLOWED = """
+import time
+
+import pytest
+
+
+@pytest.mark.timeout(0.2)
+def test_deaf():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            continue
+
+
+def test_after_it():
+    pass
+"""
+
+
+@pytest.mark.parametrize("module", [DEAF, SWALLOWED])
+def test_a_test_that_is_deaf_to_its_timeout_is_named_and_the_others_go_on(
+    tmp_path: Path, module: str
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(module)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\ntimeout = 100\n")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+    assert ended.returncode == 1
+    assert "test_it.py::test_deaf is deaf to its timeout; its process ends" in ended.stderr
+    assert "in test_deaf" in ended.stderr
+    assert "1 failed, 1 passed" in ended.stdout

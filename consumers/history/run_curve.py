@@ -177,7 +177,9 @@ def held_out_of(
         if (record.key or b"").startswith(keys):
             with suppress(WireError):
                 scored = history.codec.decode(record.value, ScoredTrajectory)
-                request = scored.trajectory.request or RolloutRequest("", Task())
+                request = scored.trajectory.request
+                if request is None:
+                    continue
                 for name in of_run.get(request.run_id, ()):
                     _take(results[name], rules.get(name), scored, request)
     return results

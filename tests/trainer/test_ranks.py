@@ -23,6 +23,7 @@ from trainer.batch_words import read, written
 from trainer.checkpoint import kept, newest_words
 from trainer.config import LearnerConfig
 from trainer.manifest import MANIFEST
+from trainer.moving_average import PLACE
 from trainer.rank_files import directory_of
 from trainer.ranks import Words, layers_of, own_rows, require_alike
 from trainer.step import Learner
@@ -79,8 +80,10 @@ def test_any_number_of_ranks_learns_what_one_does(
         one, several = tensors(alone, part), tensors(theirs, part)
         assert several.keys() == one.keys()
         for name, tensor in one.items():
-            # Adam divides a gradient by its size: of one that is next to nothing little is known.
-            torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=1e-7)
+            # Adam divides by a gradient's size: what it makes of next to nothing is less sure.
+            of_weights = part == "weights" or name.endswith(f"/{PLACE}")
+            atol = 1e-7 if of_weights else 1e-9
+            torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=atol)
 
 
 def test_what_two_processes_saved_is_gone_on_from_by_one_and_by_four(

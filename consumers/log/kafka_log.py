@@ -82,6 +82,7 @@ PLACE_S = 45.0
 """How long a new assignment may wait for a broker; a minute without a poll ends the membership."""
 GOODBYE_S = 2.0
 """How long a broker has to answer a member that leaves before it counts as gone."""
+GIVE_BACK_POLL_S = 0.02
 LOOKING = "rollcall-reader"
 """The group id of readers of everything; nobody subscribes with it."""
 RETRY_S = 0.1
@@ -260,7 +261,16 @@ class KafkaSource(_Polling):
         """Leave. A broker that does not answer is not waited for with a last commit, as the client
         would do for the 45 s of a session: whoever comes next does that work again."""
         self._closing, self._broker_gone = True, not self._answers()
+        self._give_back()
         self._consumer.close()
+
+    def _give_back(self) -> None:
+        """Let go of all partitions first: a client that is told of a rebalance while it closes may
+        wait for itself for ever, and holds the interpreter's lock (librdkafka #4884)."""
+        self._consumer.unsubscribe()
+        until = time.monotonic() + GOODBYE_S
+        while self._consumer.assignment() and time.monotonic() < until:
+            self._consumer.poll(GIVE_BACK_POLL_S)
 
     def _answers(self) -> bool:
         """Asked before it leaves, for a client that is leaving answers nothing."""

@@ -31,6 +31,8 @@ from schemas.errors import JournalGone
 DRAIN_S = 20.0
 ARM_EVERY_S = 5.0
 REVOKE_S = 5.0
+LEAVE_S = 120.0
+"""A client that has not let go after that never will; it lost nothing that was finished."""
 CONGESTED_RECORDS = 25_000
 """So many that wait for their acks are enough."""
 GC_THRESHOLDS = (500_000, 50, 1000)
@@ -137,8 +139,10 @@ class Loop:
             self.role.leave(patient=(waits := patient()))
             self.role.tick()
             self._count_acks()
+        faulthandler.dump_traceback_later(LEAVE_S, exit=True)
         self._flush(max(1.0, until - self.clock()))
         self.source.close()
+        faulthandler.cancel_dump_traceback_later()
         self.role.close()
 
     def _push(self) -> None:

@@ -139,6 +139,12 @@ class LateToTheLast:
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
         self.callbacks = callbacks
 
+    def unsubscribe(self) -> None:
+        """Nothing is assigned yet."""
+
+    def assignment(self) -> list[Any]:
+        return []
+
     def list_topics(self, topic: str, timeout: float) -> None:
         """Its broker answers."""
 
@@ -173,6 +179,43 @@ def test_a_partition_that_comes_while_a_member_leaves_is_given_back_unread(
 
     assert listener.partitions == []
     assert [tp.topic for tp in source._consumer.given_back] == ["t"]
+
+
+class TakesBackInPolls(LateToTheLast):
+    """A client that has partitions taken back in a poll; one that closes with any waits for
+    itself for ever, if a rebalance is under way."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.assigned, self.subscribed = [Tp("t", 0), Tp("t", 1)], True
+
+    def unsubscribe(self) -> None:
+        self.subscribed = False
+
+    def assignment(self) -> list[Any]:
+        return self.assigned
+
+    def poll(self, timeout_s: float) -> None:
+        if not self.subscribed:
+            self.callbacks["on_revoke"](self, self.assigned)
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        super().incremental_unassign(partitions)
+        self.assigned = []
+
+    def close(self) -> None:
+        assert not self.assigned
+
+
+def test_what_a_member_has_is_given_back_before_its_client_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_log, "Consumer", TakesBackInPolls)
+    source: Any = KafkaSource({}, None, "g", ["t"], Told())
+
+    source.close()
+
+    assert [tp.partition for tp in source._consumer.given_back] == [0, 1]
 
 
 class BrokerGone(LateToTheLast):

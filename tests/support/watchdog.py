@@ -1,24 +1,23 @@
-"""Ends a test process whose main thread no timeout reaches.
+"""Ends a test process that no timeout reaches.
 
 pytest-timeout raises in the main thread, which must come back into Python for that: one that a
-client, a kernel or a lock of C's keeps for ever is deaf to it, and so would be the whole run,
-without a word, until whoever waits for it gives up. This names the test and all stacks and ends
-the process; xdist then reports the test that crashed its worker, and goes on in another.
+client keeps in C for ever is deaf to it, and where that client holds the interpreter's lock so is
+every other thread. The whole run would stand still, without a word, until whoever waits for it
+gives up. So another process watches. It has the stuck one abort, whereupon pytest's faulthandler
+prints all stacks and xdist names the test, and goes on in another process.
 """
 
-import faulthandler
 import os
+import subprocess
 import sys
-import threading
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 GRACE_S = 60.0
 """Beyond a test's own timeout: by then whoever can notice that has noticed."""
-LOOK_EVERY_S = 1.0
-EXIT_CODE = 70
+WATCHER = Path(__file__).with_name("watcher.py")
 
 
 class Watchdog:
@@ -27,31 +26,25 @@ class Watchdog:
     `grace_s` is how much longer than its timeout a test may take.
     """
 
-    def __init__(self, config: pytest.Config, grace_s: float = GRACE_S) -> None:
-        self._config, self._grace_s = config, grace_s
-        self._watched: tuple[float, str] | None = None
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
+        command = [sys.executable, "-S", str(WATCHER), str(os.getpid())]
+        # In a session of its own: Ctrl-C is for the tests.
+        self._watcher = subprocess.Popen(
+            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> None:
         """None: the next plugin, pytest-timeout itself, sets its own."""
-        self._watched = time.monotonic() + settings.timeout + self._grace_s, item.nodeid
+        self._tell(settings.timeout + self._grace_s)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> None:
-        self._watched = None
+        self._tell(0.0)
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(min(LOOK_EVERY_S, self._grace_s))
-            watched = self._watched
-            if watched is not None and time.monotonic() > watched[0]:
-                self._give_up(watched[1])
+    def _tell(self, most_s: float) -> None:
+        self._watcher.stdin.write(f"{most_s}\n".encode())
 
-    def _give_up(self, test: str) -> None:
-        capture = self._config.pluginmanager.getplugin("capturemanager")
-        if capture is not None:
-            capture.suspend_global_capture(in_=True)
-        print(f"{test} is deaf to its timeout; its process ends", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        os._exit(EXIT_CODE)
+    def pytest_unconfigure(self) -> None:
+        self._watcher.communicate()

@@ -179,14 +179,14 @@ def _model(config: Mapping[str, Any], tokenizer: Any, seed: int, precision: str)
         "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None, **config,
     }  # fmt: skip
-    try:
-        model_config = AutoConfig.for_model(**fields)
-    except (ValueError, TypeError) as error:
-        msg = f"the policy's config {dict(config)!r} is none of Hugging Face's: {error}"
-        raise Refused(msg) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(model_config)
+        try:
+            # Some of what does not fit is only found while the model is made.
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+        except (ValueError, TypeError) as error:
+            msg = f"the policy's config {dict(config)!r} is none of Hugging Face's: {error}"
+            raise Refused(msg) from error
     return model.to(DTYPES[precision])
 
 

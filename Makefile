@@ -12,11 +12,13 @@ CLIENTS_STAMP := $(CLIENTS)/.installed
 # vLLM pins its own torch: the workers that serve by it have an environment of their own, 6.1 GB.
 VLLM := $(VENV)/vllm
 VLLM_STAMP := $(VLLM)/.installed
+# The releases that all this was last seen green with; `pip install` without it takes the newest.
+LOCK := compose/python.lock
 EXTRAS := models,training,pretrained,lora,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
 # pip compiles one file after the other: that is left to all cores, below.
 PIP_INSTALL := -m pip install --quiet --no-compile
 COMPILE := -m compileall -q -j 0
-INSTALL = $(BIN)/python $(PIP_INSTALL) --upgrade-strategy only-if-needed -e ".[$(EXTRAS)]"
+INSTALL = $(BIN)/python $(PIP_INSTALL) --upgrade-strategy only-if-needed -c $(LOCK) -e ".[$(EXTRAS)]"
 
 .PHONY: bench-learning demo test agents tasks vllm bench chaos lint clean clients
 
@@ -61,7 +63,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 # The codec is compiled on the way; where even a compiler cannot be had, it stays plain Python.
-$(STAMP): pyproject.toml $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)
+$(STAMP): pyproject.toml $(LOCK) $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) || CODEC=plain $(INSTALL)
 	-$(BIN)/python $(COMPILE) $(VENV)/lib

@@ -57,6 +57,13 @@ class AdmissionRule:
         capacity = room if self.refills else min(room, bound)
         return max(0, capacity) // self.group_size
 
+    def batches_ahead(self, version: int, started: int) -> int:
+        """How many whole batches, that of the next step among them, are there for those before.
+
+        With `started` as `grant` counts it, of rollouts before the one that is asked about.
+        """
+        return max(0, started // self.batch - version)
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:

@@ -58,13 +58,16 @@ class GroupAdmission:
         accepted = done * self.run.rule.batch + self.accounts.taken()
         granted = self.run.rule.grant(done, accepted, running)
         groups = self.others.granted(granted, self.config.fresh_groups, done, running)
-        for _ in range(groups):
-            draw = self.accounts.next_draw
-            group = self.curriculum.next_group(draw, self.learner.version)
-            least = self._least_version()
-            self.submitter.publish(*(replace(each, min_policy_version=least) for each in group))
-            self.published(draw, group)
+        for number in range(groups):
+            started = accepted + running + number * self.run.rule.group_size
+            self._publish(self._least_version(self.run.rule.batches_ahead(done, started)))
         return groups
+
+    def _publish(self, least: int) -> None:
+        draw = self.accounts.next_draw
+        group = self.curriculum.next_group(draw, self.learner.version)
+        self.submitter.publish(*(replace(each, min_policy_version=least) for each in group))
+        self.published(draw, group)
 
     def published(self, draw: int, group: list[RolloutRequest]) -> None:
         """Note that a draw is in the air."""
@@ -81,8 +84,16 @@ class GroupAdmission:
     def _interrupting(self) -> bool:
         return self.continuing is not None and self.continuing.interrupted_at is not None
 
-    def _least_version(self) -> int:
-        """What rollouts are begun with: where no older weights will do, the newest."""
-        older_will_do = self.config.max_staleness > 0 or bool(self.run.others)
-        # What older weights say after they were trained nobody can score any more.
-        return 0 if older_will_do and not self.config.interrupts else self.learner.version
+    def _least_version(self, ahead: int = 0) -> int:
+        """What rollouts are begun with that so many batches are trained before.
+
+        Weights that will be too old by then are not sampled from: a server that has not come to
+        newer ones yet would work for what is dropped.
+        """
+        newest = self.learner.version
+        if self.config.interrupts:
+            return newest  # what older weights say after they were trained nobody can score
+        oldest = self.config.max_staleness
+        if self.run.others or (oldest and self.config.on_stale != "drop"):
+            return 0
+        return max(0, newest - max(0, oldest - ahead))

@@ -55,6 +55,22 @@ def test_a_grant_never_exceeds_the_bounds_and_wastes_less_than_a_group(
     assert granted + running + size > bound
 
 
+@given(st.integers(0, 4), st.integers(1, 8), st.integers(0, 50), st.integers(0, 2000))
+def test_what_is_granted_is_trained_before_weights_of_now_are_too_old(
+    staleness: int, size: int, version: int, waiting: int
+) -> None:
+    rule = AdmissionRule(staleness, 4 * size, 10_000, size)
+    accepted = version * rule.batch + waiting
+
+    for group in range(rule.grant(version, accepted, 0)):
+        assert 0 <= rule.batches_ahead(version, accepted + group * size) <= staleness
+
+
+@pytest.mark.parametrize(("started", "ahead"), [(0, 0), (640, 0), (703, 0), (704, 1), (831, 2)])
+def test_batches_ahead_are_whole_ones_after_the_steps_taken(started: int, ahead: int) -> None:
+    assert AdmissionRule(2, 64, 512, 1).batches_ahead(10, started) == ahead
+
+
 def test_a_bound_below_one_group_is_refused_since_nothing_could_ever_start() -> None:
     with pytest.raises(Refused, match=r"max_running is 7, .* group_size 8"):
         AdmissionRule(2, 64, 7, 8)

@@ -17,6 +17,7 @@ from consumers.log.memory_publisher import MemoryPublisher
 from consumers.models import versions
 from schemas.codec import Codec, Registry
 from schemas.errors import Unavailable, Unfit
+from schemas.ids import draw_of
 from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
 from schemas.packed import pack_ids, pack_logprobs
 from tests.support.tiny_run import RECIPE, World
@@ -141,6 +142,21 @@ def test_no_more_rollouts_are_in_the_air_than_staleness_allows(world: World) -> 
     train = [r for r in world.read(world.topics.requests, RolloutRequest) if r.purpose == "train"]
     batch = 8
     assert len(train) <= (trainer.config.max_staleness + 4) * batch
+
+
+def test_nothing_is_sampled_from_weights_that_will_be_too_old_when_it_is_trained_on(
+    world: World,
+) -> None:
+    # Given a run in which nothing came too late
+    trainer = world.trainer()
+    world.train(trainer)
+    assert [step.metrics["dropped"] for step in world.steps()] == [0.0] * 4
+
+    # Then of each group's batch, the oldest weights that will do are the least that it asks for
+    for request in world.read(world.topics.requests, RolloutRequest):
+        if request.purpose == "train":
+            batch = draw_of(request.run_id, request.group_id) * 4 // 8
+            assert request.min_policy_version == max(0, batch - trainer.config.max_staleness)
 
 
 def test_a_trainer_that_dies_between_steps_goes_on_where_it_was(world: World) -> None:

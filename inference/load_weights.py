@@ -43,6 +43,12 @@ class SecondSet:
             own.data, other.data = other.data, own.data
 
 
+def same_weights(model: Any) -> Any:
+    """The model once more, which looks into the same memory until either has others swapped in."""
+    own = (*model.parameters(), *model.buffers())
+    return SecondSet(own, tuple(tensor.detach() for tensor in own)).model(model)
+
+
 def second_set(
     policy: Policy, policy_id: str, version: PolicyVersion, published: HeldWeights
 ) -> SecondSet:

@@ -13,7 +13,6 @@ does not agree, the weights before it go on with all their keys.
 """
 
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from inference.canary import prove
 from inference.engine import EngineAnswer
 from inference.exact_rows import ExactRows
 from inference.key_values import BatchKv, PrefixCache
-from inference.load_weights import SecondSet, second_set
+from inference.load_weights import SecondSet, same_weights, second_set
 from inference.policy_dir import Policy, load_policy
 from inference.reading import CHUNK, read_once
 from inference.sampling import draw, uniforms
@@ -59,7 +58,7 @@ class TransformersEngine:
     """Serves a policy directory; see `inference.engine.Engine`.
 
     A `policy` that is loaded already is taken instead of the directory. `max_cache_bytes` bounds
-    the keys and values of kept prefixes, and as much again those of the running batch. `threads`
+    the keys and values of the running batch, and half as much those of kept prefixes. `threads`
     sets torch's threads for the whole process. `exact` computes as the trainer does
     (`inference.exact_rows`).
     """
@@ -81,10 +80,12 @@ class TransformersEngine:
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self.held = HeldWeights()
+        self._adopted: PolicyVersion | None = None
+        """Whose weights the model holds and has proven; a twin's are its elder's at first."""
         self._staged: _Staged | None = None
         self._exact = exact
         self._kv = ExactRows(self.policy.model) if exact else BatchKv(self.policy.model)
-        self._prefixes = PrefixCache(max_cache_bytes)
+        self._prefixes = PrefixCache(max_cache_bytes // 2)
         self._rows: list[Slot] = []
         self._waiting = WaitingCalls()
         self._decode = Decoder(self.policy.tokenizer)
@@ -114,17 +115,23 @@ class TransformersEngine:
             return answers + self._ended()
 
     def twin(self) -> "TransformersEngine":
-        """One with a copy of the model, in memory, and half the room for keys and values."""
-        policy = replace(self.policy, model=deepcopy(self.policy.model))
-        return TransformersEngine(
+        """One that looks into the same weights until it adopts its own, and has half the room for
+        keys and values."""
+        policy = replace(self.policy, model=same_weights(self.policy.model))
+        twin = TransformersEngine(
             self.policy_id, "", device=str(self._device), max_batch=self._max_batch,
             max_cache_bytes=self._max_bytes // 2, policy=policy, exact=self._exact,
         )  # fmt: skip
+        twin.held, twin._adopted = HeldWeights(keeps=False), self._adopted
+        return twin
 
     def stage(self, version: PolicyVersion) -> None:
         """See the protocol: as much memory as the weights take is held until `adopt`."""
         self._staged = None
         if version.version <= self.version:
+            return
+        if version == self._adopted:
+            self._staged = _Staged(version, SecondSet((), ()), None)
             return
         weights = second_set(self.policy, self.policy_id, version, self.held)
         off = None
@@ -145,7 +152,7 @@ class TransformersEngine:
             raise staged.off
         staged.weights.swap()
         self._forget_keys()
-        self.version = staged.version.version
+        self._adopted, self.version = staged.version, staged.version.version
         self._waiting.release(self.version)
 
     def _admit(self) -> list[EngineAnswer]:

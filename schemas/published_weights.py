@@ -72,8 +72,12 @@ def write_delta(
 
 @dataclass(eq=False)
 class HeldWeights:
-    """The weights that were read last, kept where the next ones may be a delta to them."""
+    """The weights that were read last, kept where the next ones may be a delta to them.
 
+    Who stays at one version `keeps` none.
+    """
+
+    keeps: bool = True
     counts: Counter[str] = field(default_factory=Counter)
     _file: WeightsFile | None = None
     _tensors: dict[str, RawTensor] = field(default_factory=dict)
@@ -90,7 +94,8 @@ class HeldWeights:
             return tensors
         require_chain(version)
         tensors = self._from_held(version) or self._from_full(version)
-        self._file, self._tensors = version.deltas[-1], tensors
+        if self.keeps:
+            self._file, self._tensors = version.deltas[-1], tensors
         return tensors
 
     def forget(self) -> None:

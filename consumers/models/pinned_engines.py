@@ -25,7 +25,7 @@ HOLD = 10
 """A version keeps its engine for so many times what it took to load, between two turns of a rollout
 for one: so at most a tenth of the time goes into loading, however many versions are asked for.
 """
-IDLE_S = 60.0
+IDLE_S = 30.0
 RETRY_S = 1.0
 TRIES = 3
 

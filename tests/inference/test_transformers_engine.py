@@ -210,6 +210,26 @@ def test_models_that_were_proven_and_engines_that_were_let_go_leave_nothing(
     assert _alive(kind) == [engine.policy.model]
 
 
+def test_a_twin_of_the_version_that_its_elder_serves_reads_and_copies_nothing(lake: Path) -> None:
+    engine = serving(lake)
+    one, two = (version_of(lake, number) for number in (1, 2))
+    take(engine, one)
+    memory = engine.policy.model.get_input_embeddings().weight.data_ptr()
+    Path(one.full.uri.removeprefix("file://")).unlink()
+
+    twin = engine.twin()
+    take(twin, one)
+    assert twin.policy.model.get_input_embeddings().weight.data_ptr() == memory
+    before = run(twin, call("r1", max_tokens=3))
+
+    # Its elder's next weights lie elsewhere, and it can come to them by itself
+    take(engine, two)
+    assert run(twin, call("r1", max_tokens=3)) == before
+    take(twin, two)
+    assert twin.version == 2
+    assert run(twin, call("r1", max_tokens=3))[0].body.logprobs != before[0].body.logprobs
+
+
 def _alive(kind: type[torch.nn.Module]) -> list[torch.nn.Module]:
     return [held for held in gc.get_objects() if type(held) is kind]
 

@@ -80,6 +80,16 @@ def test_who_forgets_what_is_held_reads_the_same_version_from_its_files_again(
     assert held.counts == {"from_full": 2}
 
 
+def test_who_keeps_nothing_reads_every_version_from_its_full_weights(
+    records: list[PolicyVersion],
+) -> None:
+    held = HeldWeights(keeps=False)
+
+    assert [held.read(records[number]) for number in (1, 2)] == [weights(1), weights(2)]
+
+    assert held.counts["from_full"] == 2
+
+
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped", "digest"])
 def test_a_delta_that_is_harmed_is_read_from_the_full_weights_or_not_at_all(
     records: list[PolicyVersion], harm: str

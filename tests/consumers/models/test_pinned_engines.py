@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from consumers.models.pinned_engines import Pinned
+from consumers.models.pinned_engines import IDLE_S, Pinned
 from inference.scripted import ScriptedEngine
 from schemas.errors import Unavailable, WeightsMissing, WorkFailed
 from schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
@@ -173,7 +173,7 @@ def test_what_nobody_asks_for_gives_its_memory_back() -> None:
     clock = Clock()
     pinned = Pinned(lambda: Slow(clock), clock)
     pinned.serving(version(1))
-    clock.pass_by(59.0)
+    clock.pass_by(IDLE_S - 1)
     pinned.tidy()
     held = pinned.versions()
     clock.pass_by(2.0)

@@ -153,16 +153,18 @@ def reasoning_gym(trajectory: Trajectory) -> float:
 
 
 def verdict_right(trajectory: Trajectory) -> float:
-    """1 where the verifier of `solver_verifier` was right about the first answer, else 0.
+    """1 where the verifier of `solver_verifier` was right about the answer it was shown, else 0.
 
-    It said yes to one that earns 1, or no to another; what is neither yes nor no is wrong. Raises
-    ValueError where the result of the rollout does not tell.
+    It said yes to one that earns 1, or no to another; what is neither yes nor no is wrong. It was
+    shown the first answer unless the result of the rollout names another. Raises ValueError where
+    that does not tell.
     """
     told = orjson.loads(trajectory.result)
     if not isinstance(told, dict) or not {"first", "verdict"} <= told.keys():
         msg = f"the result of rollout {trajectory.rollout_id!r} names no first answer and verdict"
         raise ValueError(msg)
-    solved = _graded(_task(trajectory), str(told["first"])) >= 1.0
+    shown = told.get("shown", told["first"])
+    solved = _graded(_task(trajectory), str(shown)) >= 1.0
     return float(str(told["verdict"]).strip().lower() == ("yes" if solved else "no"))
 
 

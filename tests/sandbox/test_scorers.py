@@ -141,6 +141,13 @@ def question(dataset: str, seed: int) -> Task:
     return Task("reasoning_gym", json.dumps({"dataset": dataset}), seed)
 
 
+def expected_of(task: Task) -> str:
+    """The answer that earns 1."""
+    environment = make_environment(task.environment, task.environment_config)
+    environment.open(task.seed)
+    return str(environment.step("?").info["expected"])
+
+
 def test_an_answer_is_graded_anew_whatever_the_environment_said() -> None:
     task = question("chain_sum", 5)
     environment = make_environment(task.environment, task.environment_config)
@@ -170,12 +177,20 @@ def test_a_verdict_is_right_where_it_says_what_the_entry_says(
     first: str, verdict: str, right: float
 ) -> None:
     task = question("syllogism", 5)
-    environment = make_environment(task.environment, task.environment_config)
-    environment.open(task.seed)
-    expected = str(environment.step("?").info["expected"])
-    told = json.dumps({"first": first.replace("EXPECTED", expected), "verdict": verdict})
+    told = json.dumps({"first": first.replace("EXPECTED", expected_of(task)), "verdict": verdict})
 
     assert verdict_right(replace(trajectory(task=task), result=told)) == right
+
+
+def test_the_verdict_is_about_what_was_shown() -> None:
+    task = question("syllogism", 5)
+
+    def earned(first: str, shown: str) -> float:
+        told = json.dumps({"first": first, "verdict": "Yes", "shown": shown})
+        return verdict_right(replace(trajectory(task=task), result=told))
+
+    assert earned("nonsense", expected_of(task)) == 1.0
+    assert earned(expected_of(task), "nonsense") == 0.0
 
 
 @pytest.mark.parametrize("result", ["", "[]", "{}", '{"first": 3}', "not json"])

@@ -1,6 +1,9 @@
 """Two policies in one rollout: who is asked what, and what is told in the end."""
 
 import json
+from collections import Counter
+
+import pytest
 
 from consumers.agents.solver_verifier import solver_verifier
 from tests.support.journals import Hand
@@ -39,6 +42,57 @@ def test_after_a_no_the_solver_hears_so_and_answers_once_more() -> None:
     [end] = hand.show(step, "", terminated=True)
     told = json.loads(hand.end(end).result)
     assert told == {"first": "Yes", "verdict": " no ", "answer": "No"}
+
+
+def play(rollout_id: str, first: str) -> dict[str, str]:
+    """The result of a rollout with decoys whose verifier always says no: what it was asked too."""
+    hand = Hand(solver_verifier)
+    config = json.dumps({**json.loads(CONFIG), "decoys": ["Yes", "No"]})
+    [reset] = hand.start("solver_verifier", rollout_id=rollout_id, agent_config=config)
+    [call] = hand.show(reset, "even?")
+    [verdict] = hand.say(call, first)
+    asked = verdict.messages[0].content
+    [then] = hand.say(verdict, "No")
+    if asked == f"even? {first}":
+        [then] = hand.say(then, "again")
+    [end] = hand.show(then, "", terminated=True)
+    return {"asked": asked, **json.loads(hand.end(end).result)}
+
+
+def test_half_of_the_rollouts_show_the_verifier_another_answer() -> None:
+    told = [play(f"r{n}", "Yes") for n in range(200)]
+
+    # a fair coin is further off once in 200,000 times
+    decoys = [each for each in told if "shown" in each]
+    assert 68 <= len(decoys) <= 132
+    assert {each["shown"] for each in decoys} == {"No"}
+    assert all(each["asked"] == f"even? {each.get('shown', 'Yes')}" for each in told)
+
+
+def test_a_no_to_a_decoy_leaves_the_solver_its_answer() -> None:
+    told = [play(f"r{n}", "Yes") for n in range(20)]
+
+    assert {("shown" in each, each["answer"]) for each in told} == {(True, "Yes"), (False, "again")}
+
+
+def test_the_decoy_of_an_answer_that_says_nothing_is_any_of_them() -> None:
+    shown = Counter(play(f"r{n}", "dolphins").get("shown") for n in range(100))
+
+    assert set(shown) == {None, "Yes", "No"}
+
+
+def test_the_same_rollout_shows_the_same_decoy_again() -> None:
+    assert [play(f"r{n}", "No") for n in range(10)] == [play(f"r{n}", "No") for n in range(10)]
+
+
+@pytest.mark.parametrize("decoys", ["Yes", [1], {"a": "b"}, None])
+def test_what_is_no_list_of_answers_is_no_decoys(decoys: object) -> None:
+    hand = Hand(solver_verifier)
+    config = json.dumps({**json.loads(CONFIG), "decoys": decoys})
+    [end] = hand.start("solver_verifier", agent_config=config)
+
+    trajectory = hand.end(end)
+    assert (trajectory.status, trajectory.code) == ("failed", "bad_config")
 
 
 def test_without_a_second_policy_the_rollout_ends_with_the_reason() -> None:

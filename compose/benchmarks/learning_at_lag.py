@@ -147,7 +147,7 @@ def table(cells: Sequence[Cell]) -> Table:
 
 
 def draw(recipe: str, cells: Sequence[Cell], path: Path) -> None:
-    """Median success by lag, a line for each way, as a PNG."""
+    """Median success by lag, a line for each way; a PNG, or an SVG where the path says so."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -164,5 +164,5 @@ def draw(recipe: str, cells: Sequence[Cell], path: Path) -> None:
     at.legend(fontsize=7)
     at.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, format="png", dpi=120)
+    figure.savefig(path, format="svg" if path.suffix == ".svg" else "png", dpi=120)
     plt.close(figure)

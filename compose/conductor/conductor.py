@@ -3,6 +3,7 @@
 The run itself is in the log and in its folder; whoever conducts it can be killed and started again.
 """
 
+import os
 import signal
 import sys
 import time
@@ -242,7 +243,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
 def _look(run: Conducted) -> None:
     """Keep workers alive, measure memory, ask for lag."""
     run.supervisor.keep_alive()
-    pids = [*run.supervisor.pids().values(), *run.service_pids]
+    pids = [os.getpid(), *run.supervisor.pids().values(), *run.service_pids]
     run.peak_rss = max(run.peak_rss, memory_bytes(pids))
     with suppress(Unavailable):
         run.lag = _lag(run.cluster, run.folder)

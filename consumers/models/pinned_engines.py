@@ -22,8 +22,8 @@ from schemas.messages import ModelCall, PolicyVersion
 MOST = 2
 """A run may ask for the next evaluation before the last rollout of the one before has ended."""
 HOLD = 10
-"""A version keeps its engine for so many times what it took to load, between two turns of a rollout
-for one: so at most a tenth of the time goes into loading, however many versions are asked for.
+"""A version keeps its engine from others for so many times what it took to load, between two turns
+of a rollout for one: so at most a tenth of the time goes into loading, however many are asked for.
 """
 IDLE_S = 30.0
 RETRY_S = 1.0
@@ -94,10 +94,11 @@ class Pinned:
             pin.engine.abort(rollout_id, attempt)
 
     def tidy(self) -> None:
-        """Let engines go that nobody has asked for long."""
-        before = self.wall() - IDLE_S
-        for number in self._idle():
-            if self._pins[number].used_at < before:
+        """Let engines go that nobody has asked for longer than another would take to load."""
+        now = self.wall()
+        before = now - IDLE_S
+        for number, pin in list(self._pins.items()):
+            if pin.used_at < min(before, now - pin.loaded_s) and not pin.engine.busy():
                 del self._pins[number]
         if self._staging is not None and self._asked_at < before and self._staging.ready():
             self._staging = None

@@ -183,6 +183,22 @@ def test_what_nobody_asks_for_gives_its_memory_back() -> None:
     assert pinned.versions() == []
 
 
+@pytest.mark.parametrize(("loads_s", "held_s"), [(5.0, IDLE_S), (90.0, 90.0)])
+def test_it_does_so_after_half_a_minute_or_as_long_as_another_would_take_to_load(
+    loads_s: float, held_s: float
+) -> None:
+    clock = Clock()
+    pinned = Pinned(lambda: Slow(clock, loads_s), clock)
+    pinned.serving(version(1))
+    clock.pass_by(held_s - 1)
+    pinned.tidy()
+    held = pinned.versions()
+    clock.pass_by(2.0)
+    pinned.tidy()
+
+    assert (held, pinned.versions()) == ([1], [])
+
+
 class Later:
     """A thread whose work is done where a test says so."""
 

@@ -7,7 +7,7 @@ decides what that means.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from consumers.agents.fold.checks import (
 from consumers.agents.fold.conversation import Conversation, recalled_as
 from consumers.agents.fold.openings import open_wish
 from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.world import World
+from consumers.agents.fold.world import DrawnOnce, World
 from consumers.agents.wishes import (
     WISHES,
     Agent,
@@ -138,7 +138,7 @@ class Attempt:
             max_turns=self.request.limits.max_turns,
             agent_config=self.request.agent_config,
             environment_config=self.request.task.environment_config,
-            drawn=cache(partial(self.world.random_of, seed)),
+            drawn=DrawnOnce(self.world.random_of, seed),
             max_tokens=self.request.limits.max_tokens,
             sampling=self.request.sampling,
             policy_id=self.request.policy_id,

@@ -1,6 +1,7 @@
 """How groups that carry out commands answer: into the journal partition that the command names."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from consumers.clock import Clock, LogClock, steady_wall
 from consumers.log.protocols import Log, Record
@@ -91,15 +92,12 @@ class Answers:
             self._unsent.add((command, body, cause), error)
             return
         except TooLarge as error:
-            self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
+            self._fail(command, cause, error)
         except WireError as error:  # a text of foreign code that is not Unicode, for one
             self._write(command, CallFailed("raised", str(error), False), cause)
         cause.closed = True
 
     def _write(self, command: Command, body: Answer, cause: Record) -> None:
-        def failed(error: WorkFailed) -> None:
-            self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
-
         event = event_of(command, body, self.name)
         self.publisher.send(
             self.topic,
@@ -108,8 +106,12 @@ class Answers:
             partition=command.answer_partition,
             headers=hot_headers(type(body).__name__, command.command_id),
             cause=cause,
-            refused=None if isinstance(body, CallFailed) else failed,
+            refused=None if isinstance(body, CallFailed) else partial(self._fail, command, cause),
         )
+
+    def _fail(self, command: Command, cause: Record, error: WorkFailed) -> None:
+        """Answer as failed where the topic would not have the answer itself."""
+        self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
 
 
 def event_of(command: Command, body: Answer, written_by: str) -> Event:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from inspect import isawaitable
 
 import orjson
@@ -25,7 +26,6 @@ from sandbox.environment import AnyEnvironment, Observation, make_plain
 from sandbox.foreign import foreign
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
-from schemas.ids import digest
 from schemas.messages import EnvironmentStep, EnvironmentStepped, maker
 
 Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
@@ -33,6 +33,8 @@ Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
 make_stepped = maker(EnvironmentStepped)
 RESET = "reset"
 """Beside a session, the key of the answer that opened it; alone, that of its last one."""
+SHORT_CHARS = 512
+"""Text of an answer that takes less than its open environment; it is not weighed for a cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +51,8 @@ class _OpenEnvironment:
     """The digest of the action that was applied last."""
     opened_by: bytes | None = None
     """The command id of the reset; None after a rebuild."""
+    last: EnvironmentStepped | None = None
+    """Its last answer, where that is short."""
     partition: int = 0
     used_at: float = 0.0
 
@@ -171,8 +175,8 @@ class Sessions:
     async def _step(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         again = session is not None and step.index == session.applied - 1
-        if session and again and digest(step.action) == session.last_action:
-            answer = self._kept.get(session)
+        if session and again and _digest(step.action) == session.last_action:
+            answer = session.last or self._kept.get(session)
             if answer is not None:
                 return answer
         if session is None or step.index != session.applied:
@@ -185,8 +189,18 @@ class Sessions:
             if getattr(error, "code", "") != "episode_over":
                 await self._forget(step.rollout_id, (step.session,))
             raise
-        self._kept.keep(session, answer)
+        self._keep(session, answer)
         return answer
+
+    def _keep(self, session: _OpenEnvironment, answer: EnvironmentStepped) -> None:
+        """Keep its last answer: a short one in the session, a long one while there is memory."""
+        if len(answer.text) + len(answer.info) > SHORT_CHARS:
+            session.last = None
+            self._kept.keep(session, answer)
+        else:
+            if session.last is None:
+                self._kept.drop(session)
+            session.last = answer
 
     async def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
         """Close a session, or nothing if it is not held; a courtesy, so it never fails."""
@@ -228,7 +242,7 @@ class Sessions:
     ) -> EnvironmentStepped:
         rollout = self._rollouts.setdefault(step.rollout_id, _RolloutSessions(step.attempt))
         rollout.sessions[step.session] = session
-        self._kept.keep(session, last)
+        self._keep(session, last)
         return last
 
     async def _forget(self, rollout_id: str, names: Iterable[str]) -> int:
@@ -300,8 +314,13 @@ async def _advance(
         answer = _answer(step, seen, index=session.applied + 1)
     session.applied = answer.index
     session.over = answer.terminated or answer.truncated
-    session.last_action = digest(action)
+    session.last_action = _digest(action)
     return answer
+
+
+def _digest(action: str) -> bytes:
+    """Of an action, which may be long; it never leaves this process."""
+    return blake2b(action.encode(), digest_size=16).digest()
 
 
 def _answer(step: EnvironmentStep, seen: Observation, *, index: int) -> EnvironmentStepped:

@@ -86,7 +86,9 @@ class AnswerCache(Generic[V]):
         _, size_bytes, _ = kept
         self._overtaken_size += size_bytes
         while self._overtaken_size > self.overtaken_bytes:
-            self._forget(next(iter(self._overtaken)))
+            _, (_, size_bytes, _) = self._overtaken.popitem(last=False)
+            self._overtaken_size -= size_bytes
+            self.size_bytes -= size_bytes
 
     def _forget(self, key: Hashable) -> None:
         kept = self._latest.pop(key, None)

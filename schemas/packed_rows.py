@@ -40,7 +40,9 @@ class PackedRows(Generic[Row]):
 
     def append(self, row: Row) -> None:
         self._latest.append(row)
-        self._chars += sum(len(value) for value in row if type(value) is str)
+        for value in row:
+            if type(value) is str:
+                self._chars += len(value)
         if self._chars >= PACK_CHARS:
             # As the interpreter writes constants: exact, quick, and it never leaves this process.
             self._blocks.append(zlib.compress(marshal.dumps(self._latest), LEVEL))

@@ -67,7 +67,7 @@ def payload_bytes(rollout: Rollout) -> int:
     for conversation in rollout.attempt.conversations:
         texts += [message.content for message in conversation.messages]
         for answer in conversation.answers:
-            packed = (answer.added_ids, answer.token_ids, answer.logprobs, answer.versions())
+            packed = (answer.ids, answer.logprobs, answer.versions())
             size += sum(map(len, packed))
     texts += [step.info for step in rollout.attempt.steps_taken()]
     return size + sum(len(text.encode()) for text in texts)

@@ -74,6 +74,7 @@ class Outbox:
         self._unwritten: dict[int, list[tuple[Event, Cause | None]]] = {}
         """By partition what waits to be written in its order: the chain of requests has no gap."""
         self._call_topics: dict[str, str] = {}
+        """Of each id that may be a policy's."""
         self._in_bounds: Sampling | None = None
         """What was last found to be: calls are mostly sampled as the one before."""
 
@@ -176,7 +177,9 @@ class Outbox:
     def _calls_topic(self, policy_id: str) -> str:
         topic = self._call_topics.get(policy_id)
         if topic is None:
-            topic = self._call_topics[policy_id] = self.topics.calls(policy_id)
+            topic = self.topics.calls(policy_id)
+            if POLICY_ID.fullmatch(policy_id):
+                self._call_topics[policy_id] = topic
         return topic
 
     def _command(self, topic: str, command: Command, cause: Cause | None) -> None:
@@ -207,7 +210,7 @@ class Outbox:
 
     def _check_call(self, call: ModelCall) -> None:
         """Raises TopicsDiffer or Refused for what a program may wish and nobody can be asked."""
-        if not POLICY_ID.fullmatch(call.policy_id):
+        if call.policy_id not in self._call_topics:
             raise TopicsDiffer(call.policy_id)
         if call.sampling != self._in_bounds:
             check_sampling(call.sampling)

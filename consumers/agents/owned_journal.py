@@ -202,7 +202,7 @@ class OwnedJournal:
             return
         now_ms = int(self.clock() * 1000)
         for rollout in self.journal.open.values():
-            if rollout.admitted:
+            if rollout.admitted and now_ms >= rollout.attempt.due_ms:
                 for event in _overdue(rollout, now_ms):
                     self.hands.outbox.write(event, rollout.partition)
 

@@ -46,6 +46,12 @@ GROUP = {
     "group.remote.assignor": "range",
     "max.poll.interval.ms": 60_000,
 }
+ALONE = {
+    "group.protocol": "classic",
+    # It pauses nothing, so a question that waits at the broker keeps no partition from being read.
+    # Every worker has such readers, of topics on which hardly anything is ever said.
+    "fetch.wait.max.ms": 500,
+}
 NORMAL_REFUSALS = {
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.ILLEGAL_GENERATION,
@@ -371,7 +377,7 @@ class KafkaReader(_Polling):
         *,
         from_end: bool = False,
     ) -> None:
-        config = {**COMMON, **settings, "group.id": LOOKING, "group.protocol": "classic"}
+        config = {**COMMON, **ALONE, **settings, "group.id": LOOKING}
         self._fatal = []
         self._consumer = Consumer(quiet(config, self._fatal))
         self._batches = Batches(self._consumer)

@@ -106,7 +106,7 @@ class HandOver:
     ) -> Iterator[tuple[Record, Any]]:
         """Record by record: what came before one has been handled when it is decoded."""
         for progress in waiting:
-            room = self._room(progress)
+            room, expected = self._room(progress), self.role.expects(progress.topic)
             while progress.held and room > 0:
                 if self.clock() >= until:
                     self.cut = progress.topic, progress.number
@@ -114,7 +114,7 @@ class HandOver:
                 record = progress.held[0]
                 message: Any
                 try:
-                    message = self._decode(progress, record)
+                    message = self._decode(progress, record, expected)
                 except Unavailable as error:
                     self._wait_for_registry(progress, error)
                     break
@@ -128,7 +128,7 @@ class HandOver:
                         self.letters.bury(record, error)
                 else:
                     self._passed(progress)
-                    if progress.suspicion.condemned(record.offset):
+                    if progress.suspicion.deaths and progress.suspicion.condemned(record.offset):
                         self._condemn(record, message)
                     else:
                         self.letters.read()
@@ -148,15 +148,16 @@ class HandOver:
         most = 1 if progress.suspicion.level == ALONE else FEW_RECORDS - self.role.in_flight()
         return below or most
 
-    def _decode(self, progress: PartitionProgress, record: Record) -> Any:
+    def _decode(self, progress: PartitionProgress, record: Record, expected: type) -> Any:
         """What a record says; raises WireError, also where it is passed over, and Unavailable."""
+        passed, deaths = self.letters.passed, progress.suspicion.deaths
         if not self._letters_read:
-            self.letters.passed.refresh()
+            passed.refresh()
             self._letters_read = True
-        self.letters.passed.check(record)
-        if progress.suspicion.deaths.get(record.offset, 0) > DEATHS:
+        passed.check(record)
+        if deaths and deaths.get(record.offset, 0) > DEATHS:
             raise self._verdict(record)  # even to answer it instead was too much
-        return self.codec.decode(record.value, self.role.expects(record.topic))
+        return self.codec.decode(record.value, expected)
 
     def _passed(self, progress: PartitionProgress) -> None:
         record = progress.held.popleft()

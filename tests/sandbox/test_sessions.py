@@ -387,6 +387,23 @@ def test_last_answers_are_kept_as_far_as_there_is_memory_for_them() -> None:
     assert code_of(lambda: world.sessions.handle(late)) == ("history_needed", True)
 
 
+def test_a_short_last_answer_takes_none_of_that_memory_and_replaces_a_long_one() -> None:
+    class Echoing(Counting):
+        def step(self, action: str) -> Observation:
+            return Observation(action)
+
+    cache: AnswerCache[EnvironmentStepped] = AnswerCache(10_000)
+    sessions = Sessions(lambda name, config_json: Echoing(), cache)
+    sessions.handle(reset())
+    opened_bytes = cache.size_bytes
+
+    for index, (action, is_long) in enumerate([("a", 0), ("b" * 900, 1), ("c", 0), ("d" * 900, 1)]):
+        answer = sessions.handle(act(index, action))
+
+        assert sessions.handle(act(index, action, tries=1)) == answer
+        assert (cache.size_bytes > opened_bytes) == is_long
+
+
 def test_sessions_that_are_parted_go_on_where_they_stood_and_one_stays() -> None:
     world = World()
     for name in ("stays", "goes"):

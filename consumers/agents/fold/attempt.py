@@ -7,7 +7,7 @@ decides what that means.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from consumers.agents.fold.checks import (
 from consumers.agents.fold.conversation import Conversation, recalled_as
 from consumers.agents.fold.openings import open_wish
 from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.world import World
+from consumers.agents.fold.world import DrawnOnce, World
 from consumers.agents.wishes import (
     WISHES,
     Agent,
@@ -45,7 +45,6 @@ from schemas.messages import (
     EnvironmentStepped,
     ModelAnswered,
     RolloutRequest,
-    Sampling,
     StepTaken,
     maker,
 )
@@ -139,7 +138,7 @@ class Attempt:
             max_turns=self.request.limits.max_turns,
             agent_config=self.request.agent_config,
             environment_config=self.request.task.environment_config,
-            drawn=cache(partial(self.world.random_of, seed)),
+            drawn=DrawnOnce(self.world.random_of, seed),
             max_tokens=self.request.limits.max_tokens,
             sampling=self.request.sampling,
             policy_id=self.request.policy_id,
@@ -261,28 +260,30 @@ class Attempt:
     def _answered(
         self, waits: Outstanding, body: ModelAnswered, command_id: bytes, now_ms: int
     ) -> ModelAnswer:
-        sequence = cast(Conversation, waits.sequence)
+        wish, sequence, sampling = waits.wish, waits.sequence, waits.sampling
+        assert isinstance(wish, CallModel)
+        assert sequence is not None
+        assert sampling is not None
         reply = make_message("assistant", body.text, body.tool_calls)
-        sequence.take(waits.new, body, reply, cast(Sampling, waits.sampling))
+        sequence.take(waits.new, body, reply, sampling)
         sequence.busy = False
-        counted = not cast(Sampling, waits.sampling).max_tokens
-        sampled = 0 if counted else len(body.token_ids) // 4
+        sampled = len(body.token_ids) // 4 if sampling.max_tokens else 0  # else it only counted
         self.sampled_tokens += sampled
         prompt = sequence.length - len(body.token_ids) // 4
         tokens = b"", b"", b""
-        if cast(CallModel, waits.wish).with_tokens:
+        if wish.with_tokens:
             tokens = sequence.packed()[: 4 * prompt], body.token_ids, body.logprobs
         return make_model_answer(
             reply, body.finish_reason, command_id, now_ms, prompt, sampled, *tokens, body.stopped_by
         )
 
     def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
-        wish = cast("Reset | Step", waits.wish)
-        action = None
+        wish, action = waits.wish, None
         if isinstance(wish, Reset):
             environment = environment_of(wish, self.request.task)
             session = self.sessions[wish.session] = Session(waits, *environment, len(self.steps))
         else:
+            assert isinstance(wish, Step)
             action, session = wish.action, self.sessions[wish.session]
             session.applied += 1
         session.done = body.terminated or body.truncated
@@ -319,7 +320,8 @@ class Attempt:
         del self.outstanding[position]
         if self.over:
             return []
-        agent = cast(Agent, self.agent)
+        agent = self.agent
+        assert agent is not None
         if position == wished:
             if isinstance(answer, WishFailed):
                 return self._advance(agent.throw, answer, now_ms)

@@ -1,15 +1,13 @@
 """What is sent for a wish: the same place, the same bytes, however often it is put together."""
 
 from dataclasses import replace
-from typing import cast
 
 from consumers.agents.fold.attempt import Attempt
 from consumers.agents.fold.bodies import environment_of
-from consumers.agents.fold.conversation import Conversation
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.wishes import CallModel, Reset, Step
 from schemas.ids import call_seed, command_id
-from schemas.messages import EnvironmentStep, ModelCall, Sampling, maker
+from schemas.messages import EnvironmentStep, ModelCall, maker
 
 Command = ModelCall | EnvironmentStep
 
@@ -25,7 +23,8 @@ def command(attempt: Attempt, waits: Outstanding) -> Command:
         return _call(attempt, waits, wish)
     if isinstance(wish, Reset):
         return _reset(attempt, waits, wish)
-    return _step(attempt, waits, cast(Step, wish))
+    assert isinstance(wish, Step)
+    return _step(attempt, waits, wish)
 
 
 def place(attempt: Attempt, waits: Outstanding) -> tuple[str, int, int, int, bytes, bytes]:
@@ -54,7 +53,9 @@ def courtesy(attempt: Attempt) -> list[Command]:
 
 def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
     request = attempt.request
-    sequence = cast(Conversation, waits.sequence)
+    sequence, sampling = waits.sequence, waits.sampling
+    assert sequence is not None
+    assert sampling is not None
     named = sequence.held() and not waits.with_history
     least, pinned = request.versions_for(sequence.policy_id)
     return make_call(
@@ -65,7 +66,7 @@ def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
         sequence.policy_id,
         sequence.index,
         waits.new,
-        cast(Sampling, waits.sampling),
+        sampling,
         call_seed(request.seed_key, attempt.number, waits.position),
         None if named else sequence.packed(),
         sequence.length,

@@ -14,8 +14,8 @@ MISS_EVERY = 16
 class AnswerTokens(NamedTuple):
     """What an answer added to its sequence, packed."""
 
-    added_ids: bytes
-    token_ids: bytes
+    ids: bytes
+    """Those that its prompt was given, then those that were sampled."""
     logprobs: bytes
     version: bytes
     """The one of all its tokens; where they differ, of each."""
@@ -25,11 +25,11 @@ class AnswerTokens(NamedTuple):
         versions = answer.versions
         same = versions == versions[:4] * (len(versions) // 4)
         version = versions[:4] if same else versions
-        return cls(answer.added_ids, answer.token_ids, answer.logprobs, version)
+        return cls(answer.added_ids + answer.token_ids, answer.logprobs, version)
 
     def versions(self) -> bytes:
         """Of each sampled token."""
-        sampled = len(self.token_ids)
+        sampled = len(self.logprobs)
         return self.version if len(self.version) == sampled else self.version * (sampled // 4)
 
 
@@ -73,10 +73,6 @@ class Conversation:
         """Whether a policy has said anything in it."""
         return bool(self.answers) or self.recorded is not None
 
-    def extended_by(self, wish: CallModel, policy_id: str) -> bool:
-        """Whether a call goes on from here now."""
-        return not self.busy and self.begins(wish, policy_id)
-
     def begins(self, wish: CallModel, policy_id: str) -> bool:
         """Whether a call's messages go on from here, with at least one new and the same tools."""
         messages, known = wish.messages, len(self.messages)
@@ -99,14 +95,14 @@ class Conversation:
         self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling
     ) -> None:
         """Extend it by what was new in a call and by what the model answered."""
+        tokens = AnswerTokens.of(answer)
         self.messages += (*new, reply)
-        self.answers.append(AnswerTokens.of(answer))
+        self.answers.append(tokens)
         self.last = answer
         self.untrainable = self.untrainable or bool(answer.untrainable)
         self.samplings.append(sampling)
-        self.length += (len(answer.added_ids) + len(answer.token_ids)) // 4
-        self.hash.update(answer.added_ids)
-        self.hash.update(answer.token_ids)
+        self.length += len(tokens.ids) // 4
+        self.hash.update(tokens.ids)
 
     def held(self) -> bool:
         """Whether its server may be expected to hold it."""
@@ -116,8 +112,7 @@ class Conversation:
 
     def packed(self) -> bytes:
         """All token ids; put together anew, for the answers hold them already."""
-        ids = [packed for a in self.answers for packed in (a.added_ids, a.token_ids)]
-        return b"".join([self.begun, *ids])
+        return b"".join([self.begun, *[answer.ids for answer in self.answers]])
 
 
 def conversation_for(
@@ -130,7 +125,7 @@ def conversation_for(
 
     Tokens that a call begins with begin a new one, unless one that is known reaches as far.
     """
-    known = [c for c in conversations if c.extended_by(wish, policy_id)]
+    known = [c for c in conversations if not c.busy and c.begins(wish, policy_id)]
     if wish.begun is not None:
         known = [c for c in known if len(c.messages) >= wish.begun.messages]
     if known:

@@ -142,8 +142,9 @@ def _columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]
     begun = _begun_columns(conversation, policy_index)
     ids, mask, logprobs, versions, policy = ([column] for column in begun)
     for answer in conversation.answers:
-        added, sampled = len(answer.added_ids) // 4, len(answer.token_ids) // 4
-        ids += [answer.added_ids, answer.token_ids]
+        sampled = len(answer.logprobs) // 4
+        added = len(answer.ids) // 4 - sampled
+        ids.append(answer.ids)
         mask += [b"\0" * added, b"\1" * sampled]
         logprobs += [bytes(4 * added), answer.logprobs]
         versions += [b"\xff" * (4 * added), answer.versions()]

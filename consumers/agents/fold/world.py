@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from random import Random
 
 
+@dataclass(slots=True)
+class DrawnOnce:
+    """A seeded generator that is made when it is first asked for; most programs never ask."""
+
+    make: Callable[[int], "Random"]
+    seed: int
+    made: "Random | None" = None
+
+    def __call__(self) -> "Random":
+        if self.made is None:
+            self.made = self.make(self.seed)
+        return self.made
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """What the fold is given from outside; none of it may depend on time or settings."""

@@ -76,10 +76,6 @@ class Environments(WorkRole):
         self.homes = Homes(self._give, self.threads, self.waiting, kinds, threaded=apart)
 
     def _late(self, step: EnvironmentStep) -> CallFailed | None:
-        if self.answers.wall() * 1000 < step.not_after_ms:
-            return (
-                None  # by the log it is not later than by our own clock, and that is quickly read
-            )
         return _expired(step, self.answers.now_ms())
 
     def expects(self, topic: str) -> type:

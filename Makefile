@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests wait for brokers half of the time: two processes, each with a broker of its own, file by file
 # in the order of the tree. TEST_ARGS="-n 0" runs them in one.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# A process that dies ends the run: xdist would wait for the rest of its file for ever.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # Agents pin either major of openai: the clients of agents that pin the older one live apart.
 CLIENTS := $(VENV)/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed

@@ -4,7 +4,7 @@ pytest-timeout raises in the main thread, which must come back into Python for t
 client keeps in C for ever is deaf to it, and where that client holds the interpreter's lock so is
 every other thread. The whole run would stand still, without a word, until whoever waits for it
 gives up. So another process watches. It has the stuck one abort, whereupon pytest's faulthandler
-prints all stacks and xdist names the test, and goes on in another process.
+prints all stacks and xdist names the test.
 """
 
 import os

@@ -35,7 +35,7 @@ for number, handler in {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Watchdog())
+    config.pluginmanager.register(Watchdog(config))
 
 
 @pytest.fixture(autouse=True)

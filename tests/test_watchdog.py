@@ -12,7 +12,7 @@ from tests.support.watchdog import Watchdog
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Watchdog(grace_s=0.2))
+    config.pluginmanager.register(Watchdog(config, grace_s=0.2))
 """
 DEAF = """
 import ctypes
@@ -68,6 +68,7 @@ def test_a_test_that_is_deaf_to_its_timeout_is_named_and_the_others_go_on(
     )  # fmt: skip
 
     assert ended.returncode == 1
+    assert "answers nobody\n  wchan: " in ended.stderr
     assert "in test_deaf" in ended.stderr
     assert "crashed while running 'test_it.py::test_deaf'" in ended.stdout
     assert "1 failed, 1 passed" in ended.stdout

@@ -10,6 +10,7 @@ prints all stacks and xdist names the test.
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ class Watchdog:
     `grace_s` is how much longer than its timeout a test may take.
     """
 
-    def __init__(self, grace_s: float = GRACE_S) -> None:
+    def __init__(self, config: pytest.Config, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
         command = [sys.executable, "-S", str(WATCHER), str(os.getpid())]
-        # In a session of its own: Ctrl-C is for the tests.
-        self._watcher = subprocess.Popen(
-            command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            # In a session of its own: Ctrl-C is for the tests.
+            self._watcher = subprocess.Popen(
+                command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> None:

@@ -140,9 +140,11 @@ class Loop:
             self.role.tick()
             self._count_acks()
         faulthandler.dump_traceback_later(LEAVE_S, exit=True)
-        self._flush(max(1.0, until - self.clock()))
-        self.source.close()
-        faulthandler.cancel_dump_traceback_later()
+        try:
+            self._flush(max(1.0, until - self.clock()))
+            self.source.close()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         self.role.close()
 
     def _push(self) -> None:

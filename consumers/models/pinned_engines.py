@@ -96,11 +96,11 @@ class Pinned:
     def tidy(self) -> None:
         """Let engines go that nobody has asked for longer than another would take to load."""
         now = self.wall()
-        before = now - IDLE_S
         for number, pin in list(self._pins.items()):
-            if pin.used_at < min(before, now - pin.loaded_s) and not pin.engine.busy():
+            if now - pin.used_at > max(IDLE_S, pin.loaded_s) and not pin.engine.busy():
                 del self._pins[number]
-        if self._staging is not None and self._asked_at < before and self._staging.ready():
+        forgotten = now - self._asked_at > IDLE_S
+        if self._staging is not None and forgotten and self._staging.ready():
             self._staging = None
         if not self._pins:
             self._spare = None

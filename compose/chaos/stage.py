@@ -4,11 +4,9 @@ import asyncio
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
-from multiprocessing import get_context
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +17,7 @@ from compose.chaos.plan import RECIPES, SERVER, ChaosPlan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import WorkerVictim, to_registry
 from compose.cluster import Cluster, answers, complete_topics
+from compose.processes import apart
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.runs.run_folder import RunFolder
@@ -218,14 +217,12 @@ def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
     name, seed = plan.recipe, plan.seed
     shipped = files("compose.chaos") / f"{name}.toml"
     text = (shipped if name in RECIPES else Path(name)).read_text()
-    # In a process of its own: what makes a policy holds half a gigabyte of libraries
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
-        recipe = parse_recipe(text, name)
-        if recipe.scoring_id != SCORER:
-            msg = f"recipe {name!r}: scorers is {recipe.scorers}; the rollouts here get {SCORER!r}"
-            raise Refused(msg)
-        creation = elsewhere.submit(run_folder.create, cluster.settings.state(), recipe, text, seed)
-        folder = creation.result()
+    recipe = parse_recipe(text, name)
+    if recipe.scoring_id != SCORER:
+        msg = f"recipe {name!r}: scorers is {recipe.scorers}; the rollouts here get {SCORER!r}"
+        raise Refused(msg)
+    # What makes a policy holds half a gigabyte of libraries.
+    folder = apart(run_folder.create, cluster.settings.state(), recipe, text, seed)
     _provision(cluster, folder.policy_id, Path(release) if release else None)
     return run_folder.begin(folder, cluster)
 

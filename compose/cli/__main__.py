@@ -2,4 +2,5 @@
 
 from compose.cli.app import main
 
-main()
+if __name__ == "__main__":  # a process that we spawn imports this module under another name
+    main()

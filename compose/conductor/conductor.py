@@ -25,7 +25,7 @@ from compose.conductor.policy_figures import figures_of, figures_of_others, summ
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.pages.phase_lines import phase_lines
-from compose.processes import memory_bytes
+from compose.processes import apart, memory_bytes
 from compose.runs import run_folder
 from compose.runs.recipe import Recipe, load_recipe
 from compose.runs.run_folder import RunFolder
@@ -56,6 +56,8 @@ class Conducted:
     """One run under way, as its conductor sees it."""
 
     folder: RunFolder
+    steps: int
+    """After which its trainer ends, at the latest."""
     cluster: Cluster
     supervisor: Supervisor
     figures: RunFigures
@@ -88,22 +90,37 @@ def conduct(
     check_recipe(settings.models.engine, recipe)
     check_models(settings.models)
     check_exact(settings, recipe)
-    folder = run_folder.latest_unfinished(settings.state(), recipe.name) if resume else None
-    if folder is not None:
-        run_folder.require_unchanged(folder)
+    state = settings.state()
+    # What knows a learner takes half a gigabyte of libraries, which a conductor is spared.
+    known = apart(_unfinished, state, recipe.name) if resume else None
     with interruptible() as check, services(settings, terminal) as (cluster, pids):
-        made = folder or run_folder.create(settings.state(), recipe, text, seed, tasks=tasks)
+        made, steps = known or apart(_created, state, recipe, text, seed, tasks)
         for part in made.parts():
             complete_topics(cluster, part.policy_id)
-        folder = folder or run_folder.begin(made, cluster)
+        folder = made if known else run_folder.begin(made, cluster)
         terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
         supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
         conducted = Conducted(
-            folder, cluster, supervisor, figures_of(folder), began, pids,
+            folder, steps, cluster, supervisor, figures_of(folder), began, pids,
             others=figures_of_others(folder),
         )  # fmt: skip
         _run(conducted, terminal, check)
         return _report(conducted, summary, terminal)
+
+
+def _unfinished(state: Path, recipe_name: str) -> tuple[RunFolder, int]:
+    """The run to resume, and its steps. Raises Refused."""
+    folder = run_folder.latest_unfinished(state, recipe_name)
+    run_folder.require_unchanged(folder)
+    return folder, folder.learner().steps
+
+
+def _created(
+    state: Path, recipe: Recipe, text: str, seed: int, tasks: Path | None
+) -> tuple[RunFolder, int]:
+    """A new run, and its steps. Raises Refused."""
+    folder = run_folder.create(state, recipe, text, seed, tasks=tasks)
+    return folder, folder.learner().steps
 
 
 def _run(conducted: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
@@ -218,11 +235,10 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
     """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
     cluster = run.cluster
     reader = RunReader(cluster, run.figures, run.folder.starts, run.others.values())
-    steps = run.folder.learner().steps
     look_due = 0.0
     control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)
     drained = Drained(TRAINER, control)
-    with _screen(run, terminal, steps) as refresh, closing(control):
+    with _screen(run, terminal) as refresh, closing(control):
         while not run.supervisor.finished(TRAINER):
             check()
             drained()
@@ -269,12 +285,12 @@ def _lag(cluster: Cluster, folder: RunFolder) -> dict[str, int]:
 
 
 @contextmanager
-def _screen(run: Conducted, terminal: Terminal, steps: int) -> Iterator[Callable[[], None]]:
+def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
     """Something to call after every change: a live panel, or a line now and then."""
     if terminal.is_terminal:
         with Live(console=terminal, refresh_per_second=4) as live:
             yield lambda: live.update(
-                render(run.figures, run.lag, time.monotonic(), steps, run.others)
+                render(run.figures, run.lag, time.monotonic(), run.steps, run.others)
             )
         return
     due = [0.0]

@@ -2,9 +2,14 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
-from compose.processes import end, holds_within, memory_bytes, module, spawn, started
+import pytest
+
+from compose.processes import apart, end, holds_within, memory_bytes, module, spawn, started
+from schemas.errors import Refused
+from schemas.topics import checked
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,3 +75,38 @@ def test_what_does_not_come_to_hold_is_given_up() -> None:
 
     assert not holds_within(lambda: bool(asked.append(1)), 0.05, every_s=0.0)
     assert asked
+
+
+def test_apart_returns_and_raises_what_the_function_does_in_another_process() -> None:
+    assert apart(os.getpid) != os.getpid()
+    assert apart(dict, both=2) == {"both": 2}
+    with pytest.raises(Refused, match="no such name"):
+        apart(checked, "no such name")
+
+
+CALLER = """
+import os, sys, threading
+from compose.processes import apart
+
+def say(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    threading.Event().wait()
+
+if __name__ == "__main__":
+    apart(say, sys.argv[1])
+"""
+
+
+def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
+    script, told = tmp_path / "caller.py", tmp_path / "pid"
+    script.write_text(CALLER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    caller = spawn(
+        [sys.executable, str(script), str(told)], tmp_path / "log", environment=environment
+    )
+    assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
+    child = int(told.read_text())
+    os.kill(caller.pid, signal.SIGKILL)
+    caller.wait(20)
+    assert holds_within(lambda: started(child) is None, 20)

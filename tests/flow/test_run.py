@@ -71,6 +71,7 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
             until(lambda n=number: steps.reached(n) or conductor.poll() is not None, 120, words)
             assert conductor.poll() is None, words()
             os.kill(workers_of(conductor.pid)[f"{role}-1"], signal.SIGKILL)
+        assert "libtorch" not in Path(f"/proc/{conductor.pid}/maps").read_text()
         until(lambda: conductor.poll() is not None, 150, words)
     finally:
         conductor.terminate()

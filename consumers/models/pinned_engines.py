@@ -60,13 +60,14 @@ class Pinned:
         """Which versions are held now."""
         return sorted(self._pins)
 
-    def serving(self, version: PolicyVersion) -> Engine | None:
+    def serving(self, version: PolicyVersion, coming: PolicyVersion | None = None) -> Engine | None:
         """The engine that holds this version; None where one has to wait for it.
 
+        What is `coming` into service by itself is waited for: its twin holds no weights of its own.
         Raises WorkFailed(`version_gone`) where it cannot be had any more.
         """
         now = self.wall()
-        pin = self._pins.get(version.version) or self._opened(version, now)
+        pin = self._pins.get(version.version) or self._opened(version, coming, now)
         if pin is None:
             return None
         pin.used_at = self.wall()
@@ -105,8 +106,10 @@ class Pinned:
         if not self._pins:
             self._spare = None
 
-    def _opened(self, version: PolicyVersion, now: float) -> _Pin | None:
-        if self._staging is None:
+    def _opened(
+        self, version: PolicyVersion, coming: PolicyVersion | None, now: float
+    ) -> _Pin | None:
+        if self._staging is None and version != coming:
             self._begin(version, now)
         if self._staging is not None and self._staging.version == version:
             self._asked_at = now

@@ -152,7 +152,7 @@ class Models(WorkRole):
             return self.engine if self._current(call) else None
         announced = self.versions.known.get(wanted)
         if announced is not None:
-            return self.pinned.serving(announced)
+            return self.pinned.serving(announced, self.versions.staging.version)
         newest = max(self.versions.newest(), self.engine.version)
         if not self.versions.current or wanted > newest:
             return None

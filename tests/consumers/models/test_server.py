@@ -469,6 +469,32 @@ def test_one_version_is_staged_beside_the_loop_for_those_who_ask_for_it(rig: Rig
     assert served(rig) == [{2}, {1}]
 
 
+def test_a_version_that_is_coming_into_service_is_pinned_from_there(rig: Rig) -> None:
+    thread, engine = Held(), Counting(version=-1)
+    announce(rig, 1)
+    loop = rig.models(engine, thread=thread)
+    rig.settle(loop)
+    # What a twin is when it is made: it looks into the weights that serve then.
+    made: list[int] = []
+
+    def twin() -> Counting:
+        made.append(engine.version)
+        return Counting(version=-1)
+
+    role_of(loop).pinned.twin = twin
+    send(rig, call_of(policy_version=1))
+    rig.settle(loop)
+    before = list(made)
+
+    for _ in range(2):
+        thread.do()
+        rig.clock.pass_by(0.1)
+        rig.settle(loop)
+
+    assert (before, made, served(rig)) == ([], [1], [{1}])
+    assert thread.given == []
+
+
 def test_a_version_whose_staging_fails_on_its_thread_is_passed_over(rig: Rig) -> None:
     thread, engine = Held(), Counting(version=-1)
     announce(rig, 1)

@@ -58,8 +58,8 @@ class TransformersEngine:
     """Serves a policy directory; see `inference.engine.Engine`.
 
     A `policy` that is loaded already is taken instead of the directory. `max_cache_bytes` bounds
-    the keys and values of the running batch, and half as much those of kept prefixes. `threads`
-    sets torch's threads for the whole process. `exact` computes as the trainer does
+    the keys and values of the running batch, a quarter of it those of kept prefixes. `threads` sets
+    torch's threads for the whole process. `exact` computes as the trainer does
     (`inference.exact_rows`).
     """
 
@@ -85,7 +85,7 @@ class TransformersEngine:
         self._staged: _Staged | None = None
         self._exact = exact
         self._kv = ExactRows(self.policy.model) if exact else BatchKv(self.policy.model)
-        self._prefixes = PrefixCache(max_cache_bytes // 2)
+        self._prefixes = PrefixCache(max_cache_bytes // 4)
         self._rows: list[Slot] = []
         self._waiting = WaitingCalls()
         self._decode = Decoder(self.policy.tokenizer)

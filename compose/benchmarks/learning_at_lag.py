@@ -27,6 +27,8 @@ from schemas.errors import Refused
 LOSSES = ("clip_higher", "decoupled_ppo", "m2po", "gspo", "cispo")
 STEP_SIZES = ("scheduled", "ess")
 LAGS = (1, 4, 8, 16)
+BESIDE = 0.06
+"""How far apart ways are drawn, where the next lag is 1 away."""
 
 
 def learn_at_lag(
@@ -147,22 +149,37 @@ def table(cells: Sequence[Cell]) -> Table:
 
 
 def draw(recipe: str, cells: Sequence[Cell], path: Path) -> None:
-    """Median success by lag, a line for each way; a PNG, or an SVG where the path says so."""
+    """Success by lag, a line for each way through the medians, a small point for each seed.
+
+    A colour for a loss, dashes for `ess`; ways stand side by side within a lag, for many come to
+    the same. A PNG, or an SVG where the path says so.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, at = plt.subplots(figsize=(7, 4))
-    for loss, step_size in dict.fromkeys((c.way.loss, c.way.step_size) for c in cells):
+    figure, at = plt.subplots(figsize=(8, 4.5))
+    ways = list(dict.fromkeys((c.way.loss, c.way.step_size) for c in cells))
+    lags = sorted({c.way.lag for c in cells})
+    losses = list(dict.fromkeys(loss for loss, _ in ways))
+    for number, (loss, step_size) in enumerate(ways):
         own = [c for c in cells if (c.way.loss, c.way.step_size) == (loss, step_size)]
-        dashes = "--" if step_size == "ess" else "-"
-        at.plot([c.way.lag for c in own], [c.success for c in own], dashes, marker="o",
-                label=f"{loss}, {step_size}")  # fmt: skip
+        beside = BESIDE * (number - (len(ways) - 1) / 2)
+        places = [lags.index(c.way.lag) + beside for c in own]
+        colour, dashes = f"C{losses.index(loss)}", "--" if step_size == "ess" else "-"
+        at.plot(places, [c.success for c in own], dashes, color=colour, marker="o", markersize=5,
+                linewidth=1, label=f"{loss}, {step_size}")  # fmt: skip
+        seeds = [(x, run.after) for x, c in zip(places, own, strict=True) for run in c.runs]
+        at.plot(*zip(*seeds, strict=True), ".", color=colour, markersize=4, alpha=0.5)
     at.axhline(GOOD, color="grey", linestyle=":", linewidth=1)
     at.set(xlabel="lag in versions", ylabel="held-out success", ylim=(-0.05, 1.05), title=recipe)
-    at.legend(fontsize=7)
-    at.grid(alpha=0.3)
+    at.set_xticks(range(len(lags)), [str(lag) for lag in lags])
+    at.legend(fontsize=7, loc="lower left", ncols=2)
+    at.grid(alpha=0.3, axis="y")
     figure.tight_layout()
-    figure.savefig(path, format="svg" if path.suffix == ".svg" else "png", dpi=120)
+    kind = "svg" if path.suffix == ".svg" else "png"
+    undated = {"Date": None} if kind == "svg" else None
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": recipe}):
+        figure.savefig(path, format=kind, dpi=120, metadata=undated)
     plt.close(figure)

@@ -1,6 +1,7 @@
 """Every loss at every lag is the same recipe otherwise; what came of it is told as it was."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from compose.benchmarks.lag_runs import Cell, Kept, Way, made_by
 from compose.benchmarks.learning_at_lag import (
     LOSSES,
     at_lag,
+    draw,
     lags_of,
     learn_at_lag,
     losses_of,
@@ -156,3 +158,16 @@ def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(
         learn_at_lag("lake-any-start", [1], memory=True, json=told)
 
     assert told.read_text() == text
+
+
+def test_a_picture_says_every_way_and_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
+    ways = ways_of([1, 16], ["gspo", "cispo"])
+    cells = [Cell(way, (run_of(0.5, 1.0), run_of(0.75, 1.0))) for way in ways]
+    pictures = [tmp_path / "once.svg", tmp_path / "again.svg"]
+
+    for picture in pictures:
+        draw("tiny", cells, picture)
+
+    once, again = (picture.read_text() for picture in pictures)
+    assert once == again
+    assert {f"{way.loss}, {way.step_size}" for way in ways} <= set(re.findall(r">([^<]+)<", once))

@@ -8,9 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+from schemas.errors import Unfit
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,10 +71,14 @@ def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """What a function of a module returns or raises, called in a process of its own.
 
     The memory of all that it loads goes with that process. A Ctrl-C is for us alone: the call comes
-    to its end first.
+    to its end first. Raises Unfit where the process was killed.
     """
-    with ProcessPoolExecutor(1, get_context("spawn"), _ours) as executor:
-        return executor.submit(function, *args, **kwargs).result()
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn"), _ours) as executor:
+            return executor.submit(function, *args, **kwargs).result()
+    except BrokenProcessPool as error:
+        msg = f"the process that was to {function.__name__!r} was killed; was there memory for it?"
+        raise Unfit(msg) from error
 
 
 def _ours() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compose.processes import apart, end, holds_within, memory_bytes, module, spawn, started
-from schemas.errors import Refused
+from schemas.errors import Refused, Unfit
 from schemas.topics import checked
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +82,8 @@ def test_apart_returns_and_raises_what_the_function_does_in_another_process() ->
     assert apart(dict, both=2) == {"both": 2}
     with pytest.raises(Refused, match="no such name"):
         apart(checked, "no such name")
+    with pytest.raises(Unfit, match="'abort' was killed"):
+        apart(os.abort)
 
 
 CALLER = """

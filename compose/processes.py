@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from schemas.errors import Unfit
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,20 +73,42 @@ def die_with_parent() -> None:
 def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """What a function of a module returns or raises, called in a process of its own.
 
-    The memory of all that it loads goes with that process. A Ctrl-C is for us alone: the call comes
-    to its end first. Raises Unfit where the process was killed.
+    The memory of all that it loads goes with that process, which ends with the call, also where
+    this is interrupted: a Ctrl-C is for us alone. Raises Unfit where the process was killed.
     """
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    call = partial(function, *args, **kwargs)
+    process = context.Process(target=_tell, args=(sender, call), daemon=True)
+    resource_tracker.ensure_running()  # or else starting it would undo what follows
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is born deaf
     try:
-        with ProcessPoolExecutor(1, get_context("spawn"), _ours) as executor:
-            return executor.submit(function, *args, **kwargs).result()
-    except BrokenProcessPool as error:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+    sender.close()
+    try:
+        found, error = receiver.recv()
+    except EOFError as gone:
         msg = f"the process that was to {function.__name__!r} was killed; was there memory for it?"
-        raise Unfit(msg) from error
+        raise Unfit(msg) from gone
+    finally:
+        receiver.close()
+        process.kill()
+        process.join()
+    if error is not None:
+        raise error
+    return cast("R", found)
 
 
-def _ours() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _tell(sender: "Connection[tuple[object, Exception | None], None]", call: partial[R]) -> None:
     die_with_parent()
+    try:
+        told: tuple[object, Exception | None] = call(), None
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        told = None, error
+    sender.send(told)
 
 
 def end(running: Collection[ChildProcess], grace_s: float) -> None:

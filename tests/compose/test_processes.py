@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from compose.processes import apart, end, holds_within, memory_bytes, module, spawn, started
+from compose.processes import (
+    ChildProcess,
+    apart,
+    end,
+    holds_within,
+    memory_bytes,
+    module,
+    spawn,
+    started,
+)
 from schemas.errors import Refused, Unfit
 from schemas.topics import checked
 
@@ -100,15 +109,32 @@ if __name__ == "__main__":
 """
 
 
-def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
-    script, told = tmp_path / "caller.py", tmp_path / "pid"
+def caller_of(folder: Path) -> tuple[ChildProcess, Path, Path]:
+    """A process that waits for what it called apart, its log, and where that tells its pid."""
+    script, told, log = folder / "caller.py", folder / "pid", folder / "log"
     script.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    caller = spawn(
-        [sys.executable, str(script), str(told)], tmp_path / "log", environment=environment
-    )
+    return spawn([sys.executable, str(script), str(told)], log, environment=environment), log, told
+
+
+def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
+    caller, _, told = caller_of(tmp_path)
     assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
     child = int(told.read_text())
+
     os.kill(caller.pid, signal.SIGKILL)
+
     caller.wait(20)
     assert holds_within(lambda: started(child) is None, 20)
+
+
+def test_a_ctrl_c_ends_what_is_apart_and_is_heard_by_its_caller_alone(tmp_path: Path) -> None:
+    caller, log, told = caller_of(tmp_path)
+    assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
+    child = int(told.read_text())
+
+    os.killpg(caller.pid, signal.SIGINT)
+
+    assert caller.wait(20) != 0
+    assert started(child) is None
+    assert log.read_text().count("KeyboardInterrupt") == 1

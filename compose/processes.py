@@ -79,7 +79,7 @@ def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     call = partial(function, *args, **kwargs)
-    process = context.Process(target=_tell, args=(sender, call), daemon=True)
+    process = context.Process(target=_tell, args=(sender, call))
     resource_tracker.ensure_running()  # or else starting it would undo what follows
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is born deaf
     try:

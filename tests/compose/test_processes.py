@@ -109,18 +109,18 @@ if __name__ == "__main__":
 """
 
 
-def caller_of(folder: Path) -> tuple[ChildProcess, Path, Path]:
-    """A process that waits for what it called apart, its log, and where that tells its pid."""
+def caller_of(folder: Path) -> tuple[ChildProcess, Path, int]:
+    """A process that waits for what it called apart, its log, and the pid of that."""
     script, told, log = folder / "caller.py", folder / "pid", folder / "log"
     script.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return spawn([sys.executable, str(script), str(told)], log, environment=environment), log, told
+    caller = spawn([sys.executable, str(script), str(told)], log, environment=environment)
+    assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
+    return caller, log, int(told.read_text())
 
 
 def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
-    caller, _, told = caller_of(tmp_path)
-    assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
-    child = int(told.read_text())
+    caller, _, child = caller_of(tmp_path)
 
     os.kill(caller.pid, signal.SIGKILL)
 
@@ -129,9 +129,7 @@ def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
 
 
 def test_a_ctrl_c_ends_what_is_apart_and_is_heard_by_its_caller_alone(tmp_path: Path) -> None:
-    caller, log, told = caller_of(tmp_path)
-    assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
-    child = int(told.read_text())
+    caller, log, child = caller_of(tmp_path)
 
     os.killpg(caller.pid, signal.SIGINT)
 

@@ -10,6 +10,7 @@ from producers.publisher import Publisher
 from schemas.codec import Codec
 from schemas.errors import NoSuchPartition, TooLarge, Unavailable, WireError, WorkFailed
 from schemas.headers import hot_headers
+from schemas.message_code import maker
 from schemas.messages import (
     CallFailed,
     EnvironmentStep,
@@ -17,7 +18,6 @@ from schemas.messages import (
     Event,
     ModelAnswered,
     ModelCall,
-    maker,
 )
 from schemas.topics import Topics
 

@@ -26,7 +26,8 @@ from sandbox.environment import AnyEnvironment, Observation, make_plain
 from sandbox.foreign import foreign
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
-from schemas.messages import EnvironmentStep, EnvironmentStepped, maker
+from schemas.message_code import maker
+from schemas.messages import EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
 """From an environment's name and its config as JSON."""

@@ -6,6 +6,7 @@ plain code is asked for the same, and its words count.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
 from importlib.resources import files
 
 from schemas.avro_code import PASS, Types
@@ -43,8 +44,12 @@ def source(records: Iterable[type], made_from: str) -> str:
     entries = [entry.format(name=name) for entry in (READ, WRITE) for name in names]
     head = (files("schemas") / "avro_primitives.pyx").read_text()
     tables = [
-        f"{table} = {{{', '.join(f'messages.{name}: {verb}_{name}' for name in names)}}}"
-        for table, verb in (("READERS", "read"), ("WRITERS", "write"))
+        f"{table} = {{{', '.join(f'messages.{name}: {verb}_{name}' for name in of)}}}"
+        for table, verb, of in (
+            ("READERS", "read", names),
+            ("WRITERS", "write", names),
+            ("MAKERS", "make", functions.records),
+        )
     ]
     made = f"MADE_FROM = {made_from!r}\n"
     return "\n".join([head, *functions.texts.values(), *entries, *tables, made])
@@ -56,6 +61,7 @@ class _CythonFunctions(Types):
     def __init__(self) -> None:
         super().__init__()
         self.texts: dict[str, str] = {}
+        self.records: list[str] = []
 
     def of(self, avro: Avro) -> str:
         """The name that the functions of a type share."""
@@ -77,15 +83,23 @@ class _CythonFunctions(Types):
         if name in self.texts:
             return name
         self.texts[name] = ""
-        fields = [(field["name"], self.of(field["type"])) for field in avro["fields"]]
+        self.records.append(name)
+        values = [(field["name"], self.of(field["type"])) for field in avro["fields"]]
         # So it goes round the lock of a frozen dataclass.
-        get = [f"PyObject_GenericSetAttr(m, {field!r}, get_{of}(s))" for field, of in fields]
+        get = [f"fill(m, {name}_{field}, get_{of}(s))" for field, of in values]
+        put = [f"put_{of}(out, held(x, {name}_{field}))" for field, of in values]
+        empty = f"m = PyType_GenericAlloc(<PyTypeObject*>Class{name}, 0)"
         check = [f"if Checked{name}:", "    m.__post_init__()"]
+        self.texts[f"make_{name}"] = _maker(cls, empty, check)
         return self.add(
             name,
-            [f"m = PyType_GenericAlloc(<PyTypeObject*>Class{name}, 0)", *get, *check, "return m"],
-            [f"put_{of}(out, x.{field})" for field, of in fields],
+            [empty, *get, *check, "return m"],
+            [f"if type(x) is not Class{name}: wrong()", *put],
             f"cdef object Class{name} = messages.{name}",
+            *(
+                f"cdef Py_ssize_t {name}_{field} = place(messages.{name}, {field!r})"
+                for field, _ in values
+            ),
             f"cdef bint Checked{name} = hasattr(messages.{name}, '__post_init__')",
         )
 
@@ -174,6 +188,23 @@ class _CythonFunctions(Types):
             [f"cdef Py_ssize_t n = get_index(s, {len(names)})", *get, "wrong()"],
             [*put, "wrong()"],
         )
+
+
+def _maker(cls: type, empty: str, check: list[str]) -> str:
+    """A function that makes a message of its fields, called as its class is."""
+    name = cls.__name__
+    parameters, lines = [], [empty]
+    for field in fields(cls):
+        of, default = f"messages.{name}.__dataclass_fields__[{field.name!r}]", ""
+        if field.default is not MISSING:
+            default = f"={of}.default"
+        elif field.default_factory is not MISSING:
+            default = "=MISSING"
+            lines.append(f"if {field.name} is MISSING: {field.name} = {of}.default_factory()")
+        parameters.append(f"object {field.name}{default}")
+        lines.append(f"fill(m, {name}_{field.name}, {field.name})")
+    head = f"def make_{name}({', '.join(parameters)}):"
+    return "\n    ".join([head, *lines, *check, "return m"]) + "\n"
 
 
 OTHERS: Mapping[str, Callable[[_CythonFunctions, Avro], str]] = {

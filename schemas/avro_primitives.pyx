@@ -3,20 +3,53 @@
 # each record follow. Whatever goes wrong raises; who calls then asks the plain code, for its words.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.object cimport PyTypeObject
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_Check, PyUnicode_DecodeUTF8
 from libc.math cimport isinf
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
+from dataclasses import MISSING
+from types import MemberDescriptorType as MemberDescriptor
+
 from schemas import messages
 
 cdef extern from "Python.h":
     object PyType_GenericAlloc(PyTypeObject*, Py_ssize_t)
-    int PyObject_GenericSetAttr(object, object, object) except -1
     long long PyLong_AsLongLong(object) except? -1
     bint PyUnicode_IS_COMPACT_ASCII(object)
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef* d_member
+
+cdef extern from "structmember.h":
+    const int T_OBJECT_EX
+    ctypedef struct PyMemberDef:
+        int type
+        Py_ssize_t offset
+
+
+cdef Py_ssize_t place(object record, str field):
+    # Where in its messages a field lies: to look it up by name takes longer than all else.
+    slot = record.__dict__.get(field)
+    if type(slot) is not MemberDescriptor or (<PyMemberDescrObject*>slot).d_member.type != T_OBJECT_EX:
+        raise ImportError(f"{record.__name__}.{field} is no slot: the plain code serves any class")
+    return (<PyMemberDescrObject*>slot).d_member.offset
+
+
+cdef inline int fill(object m, Py_ssize_t at, object value) except -1:
+    # Of a message that was just made, in which nothing lies yet.
+    Py_INCREF(value)
+    (<PyObject**>(<char*><void*>m + at))[0] = <PyObject*>value
+    return 0
+
+
+cdef inline object held(object m, Py_ssize_t at):
+    cdef PyObject* value = (<PyObject**>(<char*><void*>m + at))[0]
+    if value == NULL:
+        wrong()
+    return <object>value
 
 
 cdef struct Source:

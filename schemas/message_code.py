@@ -1,4 +1,4 @@
-"""The code that reads and writes our messages: compiled where it was built, plain elsewhere.
+"""The code that reads, writes and makes our messages: compiled where it was built, plain elsewhere.
 
 Both do the same, and a test holds them to it; plain code has the last word on what is refused.
 """
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from hashlib import sha256
 from importlib import import_module
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+from schemas import messages
 from schemas.avro_code import Read, Readers, Write, Writers
 from schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
 
@@ -17,16 +18,20 @@ COMPILED = "avro_compiled"
 SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx")
 """What it is made from, besides the schemas."""
 
+P = ParamSpec("P")
+M = TypeVar("M")
+
 _READERS, _WRITERS = Readers(class_of), Writers(class_of)
 
 
 class MessageCode(NamedTuple):
-    """What reads and what writes each type of messages."""
+    """What reads, what writes and what makes each type of messages."""
 
     form: str
     """"compiled" or "plain"."""
     reader: Callable[[type], Read]
     writer: Callable[[type], Write]
+    maker: Callable[[type], Callable[..., Any]]
 
 
 @cache
@@ -40,7 +45,7 @@ def _plain_writer(record: type) -> Write:
     return _WRITERS.of(schema_of(record))
 
 
-PLAIN = MessageCode("plain", _plain_reader, _plain_writer)
+PLAIN = MessageCode("plain", _plain_reader, _plain_writer, messages.maker)
 
 
 @cache
@@ -60,7 +65,21 @@ def message_code() -> MessageCode:
         return PLAIN
     if made_from() != compiled.MADE_FROM:
         return PLAIN
-    return MessageCode("compiled", compiled.READERS.__getitem__, compiled.WRITERS.__getitem__)
+    readers, writers, makers = compiled.READERS, compiled.WRITERS, compiled.MAKERS
+    return MessageCode(
+        "compiled",
+        readers.__getitem__,
+        writers.__getitem__,
+        lambda record: makers.get(record) or messages.maker(record),
+    )
+
+
+def maker(record: Callable[P, M]) -> Callable[P, M]:
+    """The same as a frozen dataclass, in less of its time: for where thousands are made.
+
+    In a tenth where it is a record and its code is compiled, else in a third.
+    """
+    return message_code().maker(cast(type, record))
 
 
 def made_from() -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schemas import messages
 from schemas.avro_schemas import NAMESPACE
 from schemas.errors import LengthsDisagree
+from schemas.message_code import PLAIN, MessageCode, message_code
 from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
 from tests.support.avro_messages import (
     FEW,
@@ -248,8 +249,13 @@ def test_packed_arrays_are_little_endian_and_their_views_read_only() -> None:
     assert not ids_of(pack_ids([1])).flags.writeable
 
 
+FORMS = tuple(dict.fromkeys((PLAIN, message_code())))
+EACH_FORM = pytest.mark.parametrize("code", FORMS, ids=lambda code: code.form)
+
+
+@EACH_FORM
 @EACH_RECORD
-def test_what_a_maker_makes_is_what_the_class_makes(record: type) -> None:
+def test_what_a_maker_makes_is_what_the_class_makes(record: type, code: MessageCode) -> None:
     given = example(record)
     values = [getattr(given, field.name) for field in dataclasses.fields(record)]
     needed = [
@@ -257,22 +263,46 @@ def test_what_a_maker_makes_is_what_the_class_makes(record: type) -> None:
         for value, field in zip(values, dataclasses.fields(record), strict=True)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
-    make = messages.maker(record)
+    named = {
+        field.name: value for field, value in zip(dataclasses.fields(record), values, strict=True)
+    }
+    make = code.maker(record)
 
     made = make(*values)
 
     assert type(made) is record
-    assert made == given
+    assert made == given == make(**named)
     assert make(*needed) == record(*needed)
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(record)[0].name, None)
 
 
-def test_a_maker_checks_what_the_class_checks() -> None:
+@EACH_FORM
+def test_a_maker_checks_what_the_class_checks(code: MessageCode) -> None:
+    make = code.maker(messages.ModelAnswered)
     answer = example(messages.ModelAnswered)
     wrong = {**dataclasses.asdict(answer), "token_ids": b"12345"}
 
     with pytest.raises(LengthsDisagree):
-        messages.maker(messages.ModelAnswered)(**wrong)
-    with pytest.raises(TypeError, match="missing"):
-        messages.maker(messages.ModelAnswered)()  # type: ignore[call-arg]
+        make(**wrong)
+    with pytest.raises(TypeError, match="argument"):
+        make()
+    with pytest.raises(TypeError, match="argument"):
+        make(**dataclasses.asdict(answer), unknown=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unknown:
+    """A frozen dataclass of which there is no schema."""
+
+    text: str
+    items: list[int] = dataclasses.field(default_factory=list)
+
+
+@EACH_FORM
+def test_what_is_no_record_has_a_maker_too(code: MessageCode) -> None:
+    make = code.maker(Unknown)
+    one, other = make("a"), make("a")
+
+    assert one == other == Unknown("a")
+    assert one.items is not other.items

@@ -39,6 +39,7 @@ from consumers.agents.wishes import (
 )
 from schemas.errors import ProgramFailed
 from schemas.ids import call_seed
+from schemas.message_code import maker
 from schemas.messages import (
     NO_POSITION,
     CallFailed,
@@ -46,7 +47,6 @@ from schemas.messages import (
     ModelAnswered,
     RolloutRequest,
     StepTaken,
-    maker,
 )
 from schemas.packed_rows import PackedRows
 

@@ -7,7 +7,8 @@ from consumers.agents.fold.bodies import environment_of
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.wishes import CallModel, Reset, Step
 from schemas.ids import call_seed, command_id
-from schemas.messages import EnvironmentStep, ModelCall, maker
+from schemas.message_code import maker
+from schemas.messages import EnvironmentStep, ModelCall
 
 Command = ModelCall | EnvironmentStep
 

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
 from functools import cache
-from operator import attrgetter
 from sys import getsizeof
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -32,26 +31,26 @@ class AnswerCache(Generic[V]):
         self.most_bytes = most_bytes
         self.overtaken_bytes = overtaken_bytes
         self.size_bytes = 0
-        self._latest: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
-        self._overtaken: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
-        self._overtaken_size = 0
+        self._kept: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
         self._last_of: dict[Hashable, Hashable] = {}
+        self._overtaken: OrderedDict[Hashable, None] = OrderedDict()
+        """Keys of what is kept and is not the last any more, in the order in which that came."""
+        self._overtaken_size = 0
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._latest) + len(self._overtaken)
+        return len(self._kept)
 
     def get(self, key: Hashable) -> V | None:
         # Most often there is nothing, and whoever keeps something now need not be waited for.
-        if key not in self._latest and key not in self._overtaken:
+        if key not in self._kept:
             return None
         with self._lock:
-            for table in (self._latest, self._overtaken):
-                if key in table:
-                    table.move_to_end(key)
-                    value, _, _ = table[key]
-                    return value
-            return None
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+            return kept[0]
 
     def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:
         """Keep a value in place of the one that was there.
@@ -60,49 +59,41 @@ class AnswerCache(Generic[V]):
         """
         size_bytes = size_of(value)
         with self._lock:
-            if key in self._latest or key in self._overtaken:
+            if key in self._kept:
                 self._forget(key)
-            if of is not None:
-                self._overtake(of)
+            before = None if of is None else self._last_of.pop(of, None)
+            if before is not None:
+                self._overtake(before)
             if size_bytes > self.most_bytes:
                 return
-            self._latest[key] = value, size_bytes, of
+            self._kept[key] = value, size_bytes, of
             self.size_bytes += size_bytes
             if of is not None:
                 self._last_of[of] = key
             while self.size_bytes > self.most_bytes:
-                self._forget(next(iter(self._overtaken or self._latest)))
+                self._forget(next(iter(self._overtaken or self._kept)))
 
     def drop(self, key: Hashable) -> None:
         with self._lock:
             self._forget(key)
 
-    def _overtake(self, of: Hashable) -> None:
-        key = self._last_of.pop(of, None)
-        if key is None:
-            return
-        self._overtaken[key] = kept = self._latest[key]  # in both for a moment, never in neither
-        del self._latest[key]
-        _, size_bytes, _ = kept
-        self._overtaken_size += size_bytes
+    def _overtake(self, key: Hashable) -> None:
+        self._overtaken[key] = None
+        self._overtaken_size += self._kept[key][1]
         while self._overtaken_size > self.overtaken_bytes:
-            _, (_, size_bytes, _) = self._overtaken.popitem(last=False)
-            self._overtaken_size -= size_bytes
-            self.size_bytes -= size_bytes
+            self._forget(next(iter(self._overtaken)))
 
     def _forget(self, key: Hashable) -> None:
-        kept = self._latest.pop(key, None)
-        overtaken = None if kept else self._overtaken.pop(key, None)
-        if kept:
-            _, size_bytes, of = kept
-            if of is not None:
-                del self._last_of[of]
-        elif overtaken:
-            _, size_bytes, _ = overtaken
-            self._overtaken_size -= size_bytes
-        else:
+        kept = self._kept.pop(key, None)
+        if kept is None:
             return
+        _, size_bytes, of = kept
         self.size_bytes -= size_bytes
+        if key in self._overtaken:
+            del self._overtaken[key]
+            self._overtaken_size -= size_bytes
+        elif of is not None:
+            del self._last_of[of]
 
 
 def size_of(value: object) -> int:
@@ -113,15 +104,13 @@ def size_of(value: object) -> int:
 
 @cache
 def _weigher(kind: type) -> Callable[[Any], int]:
-    """What weighs a message by its texts and bytes, of which it has several; else the value."""
+    """What weighs a message by its texts and bytes; any other value as a whole."""
     if not is_dataclass(kind):
         return lambda value: ENTRY_BYTES + getsizeof(value)
-    names = {of: [field.name for field in fields(kind) if field.type is of] for of in (str, bytes)}
-    held_of, texts = attrgetter(*names[str], *names[bytes]), len(names[str])
-    apart = ENTRY_BYTES + getsizeof("") * (texts - 1) + getsizeof(b"") * len(names[bytes])
-
-    def weigh(message: Any) -> int:
-        held = held_of(message)  # texts as one: a character may take four bytes
-        return apart + getsizeof("".join(held[:texts])) + sum(map(len, held[texts:]))
-
+    texts = [f"size(m.{each.name})" for each in fields(kind) if each.type is str]
+    packed = [f"len(m.{each.name})" for each in fields(kind) if each.type is bytes]
+    fixed = ENTRY_BYTES + getsizeof(b"") * len(packed)
+    # Written out, for every answer is weighed; a character of a text may take four bytes.
+    weigh: Callable[[Any], int]
+    weigh = eval(f"lambda m: {' + '.join([str(fixed), *texts, *packed])}", {"size": str.__sizeof__})
     return weigh

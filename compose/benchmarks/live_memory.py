@@ -66,9 +66,9 @@ def payload_bytes(rollout: Rollout) -> int:
     size = 0
     for conversation in rollout.attempt.conversations:
         texts += [message.content for message in conversation.messages]
+        size += len(conversation.ids)
         for answer in conversation.answers:
-            packed = (answer.ids, answer.logprobs, answer.versions())
-            size += sum(map(len, packed))
+            size += len(answer.logprobs) + len(answer.versions())
     texts += [step.info for step in rollout.attempt.steps_taken()]
     return size + sum(len(text.encode()) for text in texts)
 

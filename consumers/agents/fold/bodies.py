@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from consumers.agents.fold.conversation import Conversation
-from consumers.agents.wishes import CallModel, Reset
+from consumers.agents.wishes import CallModel, Reset, Step
 from schemas.messages import Message, Sampling
 from schemas.messages import Task as WireTask
 
@@ -21,7 +21,11 @@ def environment_of(wish: Reset, task: WireTask) -> tuple[str, str, int]:
 
 def digest_of(*parts: object) -> bytes:
     """Names what is said by these parts, 16 bytes."""
-    return blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
+    return _digest("\0".join(map(str, parts)))
+
+
+def _digest(spelt_out: str) -> bytes:
+    return blake2b(spelt_out.encode(), digest_size=16).digest()
 
 
 def call_digest(
@@ -33,9 +37,14 @@ def call_digest(
 ) -> bytes:
     """Of a call as it stands: where it goes on from, what is new in it, `how` it is sampled."""
     said = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
-    place = (policy_id, sequence.index, sequence.length, how, wish.tools or "", said)
-    begun = () if sequence.answers or not sequence.begun else (sequence.begun.hex(),)
-    return digest_of("call", *place, *begun)
+    where = f"{policy_id}\0{sequence.index}\0{sequence.length}"
+    begun = "" if sequence.answers or not sequence.begun else f"\0{sequence.packed().hex()}"
+    return _digest(f"call\0{where}\0{how}\0{wish.tools or ''}\0{said}{begun}")
+
+
+def step_digest(wish: Step, applied: int) -> bytes:
+    """Of a step, so many actions after its session was opened."""
+    return _digest(f"step\0{wish.session}\0{applied}\0{wish.action}")
 
 
 def spelt(how: Sampling) -> str:

@@ -12,10 +12,10 @@ MISS_EVERY = 16
 
 
 class AnswerTokens(NamedTuple):
-    """What an answer added to its sequence, packed."""
+    """What an answer added to its sequence beside the ids, packed."""
 
-    ids: bytes
-    """Those that its prompt was given, then those that were sampled."""
+    read: int
+    """How many its prompt was given; those that were sampled came behind them."""
     logprobs: bytes
     version: bytes
     """The one of all its tokens; where they differ, of each."""
@@ -25,7 +25,7 @@ class AnswerTokens(NamedTuple):
         versions = answer.versions
         same = versions == versions[:4] * (len(versions) // 4)
         version = versions[:4] if same else versions
-        return cls(answer.added_ids + answer.token_ids, answer.logprobs, version)
+        return cls(len(answer.added_ids) // 4, answer.logprobs, version)
 
     def versions(self) -> bytes:
         """Of each sampled token."""
@@ -37,8 +37,8 @@ class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
     __slots__ = (
-        "answers", "begun", "busy", "hash", "index", "last", "length", "messages", "misses",
-        "policy_id", "recorded", "samplings", "tools", "untrainable",
+        "answers", "begun", "busy", "hash", "ids", "index", "last", "length", "messages",
+        "misses", "policy_id", "recorded", "samplings", "tools", "untrainable",
     )  # fmt: skip
 
     def __init__(
@@ -55,9 +55,11 @@ class Conversation:
         """Where some of what it began with was sampled: which, how probable it was, and by what."""
         self.samplings: list[Sampling] = list(recorded.samplings) if recorded else []
         """How each answer was asked for."""
-        self.begun = begun
+        self.begun = len(begun) // 4
         """Tokens that were there before the first answer; they stand for the first messages."""
-        self.length = len(begun) // 4
+        self.ids = bytearray(begun)
+        """Of all its tokens, packed."""
+        self.length = self.begun
         self.hash = prefix_hash(begun)
         """Of all its tokens: a long one is named at every turn, and not gone through for that."""
         self.busy = False
@@ -95,14 +97,16 @@ class Conversation:
         self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling
     ) -> None:
         """Extend it by what was new in a call and by what the model answered."""
-        tokens = AnswerTokens.of(answer)
-        self.messages += (*new, reply)
-        self.answers.append(tokens)
+        self.messages += new
+        self.messages.append(reply)
+        self.answers.append(AnswerTokens.of(answer))
         self.last = answer
         self.untrainable = self.untrainable or bool(answer.untrainable)
         self.samplings.append(sampling)
-        self.length += len(tokens.ids) // 4
-        self.hash.update(tokens.ids)
+        added = answer.added_ids + answer.token_ids
+        self.ids += added
+        self.length += len(added) // 4
+        self.hash.update(added)
 
     def held(self) -> bool:
         """Whether its server may be expected to hold it."""
@@ -111,8 +115,8 @@ class Conversation:
         return self.length >= LONG_PREFIX and answered > 0 and seldom
 
     def packed(self) -> bytes:
-        """All token ids; put together anew, for the answers hold them already."""
-        return b"".join([self.begun, *[answer.ids for answer in self.answers]])
+        """All token ids, as they are now."""
+        return bytes(self.ids)
 
 
 def conversation_for(

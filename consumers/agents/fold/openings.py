@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from consumers.agents.fold.bodies import call_digest, digest_of, environment_of, spelt
+from consumers.agents.fold.bodies import call_digest, digest_of, environment_of, spelt, step_digest
 from consumers.agents.fold.checks import check_call, check_messages, check_reset, check_step
 from consumers.agents.fold.conversation import conversation_for, counted_after
 from consumers.agents.fold.outstanding import Outstanding
@@ -84,6 +84,6 @@ def _open_step(attempt: "Attempt", wish: Step, now_ms: int) -> Outstanding:
     if session is None:
         msg = f"Step into session {wish.session!r} before its Reset was answered"
         raise ProgramFailed("rubbish", msg)
-    digest = digest_of("step", wish.session, session.applied, wish.action)
+    digest = step_digest(wish, session.applied)
     timeout_s = attempt.request.limits.step_timeout_s
     return Outstanding(wish, attempt.next_position, digest, now_ms, timeout_s)

@@ -140,31 +140,34 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
 def _columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
     """Ids, mask, log-probabilities, versions and policies of all of it."""
     begun = _begun_columns(conversation, policy_index)
-    ids, mask, logprobs, versions, policy = ([column] for column in begun)
+    mask, logprobs, versions, policy = ([column] for column in begun)
     for answer in conversation.answers:
-        sampled = len(answer.logprobs) // 4
-        added = len(answer.ids) // 4 - sampled
-        ids.append(answer.ids)
-        mask += [b"\0" * added, b"\1" * sampled]
+        added, sampled = answer.read, len(answer.logprobs) // 4
+        mask += [bytes(added), b"\1" * sampled]
         logprobs += [bytes(4 * added), answer.logprobs]
         versions += [b"\xff" * (4 * added), answer.versions()]
         policy += [b"\xff" * added, bytes([policy_index]) * sampled]
-    return tuple(b"".join(column) for column in (ids, mask, logprobs, versions, policy))
+    columns = (b"".join(column) for column in (mask, logprobs, versions, policy))
+    return conversation.packed(), *columns
 
 
 def _unsampled(ids: bytes) -> tuple[bytes, ...]:
     """The same columns of tokens that nobody sampled."""
-    count = len(ids) // 4
-    return ids, bytes(count), bytes(4 * count), b"\xff" * (4 * count), b"\xff" * count
+    return ids, *_unsampled_columns(len(ids) // 4)
+
+
+def _unsampled_columns(count: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Without the ids."""
+    return bytes(count), bytes(4 * count), b"\xff" * (4 * count), b"\xff" * count
 
 
 def _begun_columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
-    """Ids, mask, log-probabilities, versions and policies of what it began with."""
+    """Mask, log-probabilities, versions and policies of what it began with."""
     recorded = conversation.recorded
     if recorded is None:
-        return _unsampled(conversation.begun)
+        return _unsampled_columns(conversation.begun)
     policy = bytes(policy_index if sampled else 255 for sampled in recorded.mask)
-    return conversation.begun, recorded.mask, recorded.logprobs, recorded.versions, policy
+    return recorded.mask, recorded.logprobs, recorded.versions, policy
 
 
 def _drawn(sampling: Sampling) -> tuple[float, float, int]:

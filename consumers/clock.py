@@ -5,6 +5,7 @@ Order never depends on it: a wrong clock ends a wait early or late, and what it 
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 Clock = Callable[[], float]
 
@@ -15,9 +16,8 @@ SLEW = 0.25
 a wait lasts four fifths of what it may."""
 
 
-def ticking() -> float:
-    """Seconds that nobody can set; where the system tells, also while it was suspended."""
-    return time.clock_gettime(TICKING)
+ticking: Clock = partial(time.clock_gettime, TICKING)
+"""Seconds that nobody can set; where the system tells, also while it was suspended."""
 
 
 def steady_wall(wall: Clock = time.time, monotonic: Clock = ticking) -> Clock:

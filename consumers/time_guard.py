@@ -25,14 +25,14 @@ class Bar:
     """A guard around another that lets no code run while there is a reason: it kills workers."""
 
     def __init__(self, guard: AbstractContextManager[object]) -> None:
-        self._guard = guard
+        self._enter, self._leave = guard.__enter__, guard.__exit__
         self.reason = ""
         """Whoever enters while this is not empty gets ProgramFailed(`killed_worker`)."""
 
     def __enter__(self) -> None:
         if self.reason:
             raise ProgramFailed("killed_worker", self.reason)
-        self._guard.__enter__()
+        self._enter()
 
     def __exit__(
         self,
@@ -40,7 +40,7 @@ class Bar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._guard.__exit__(kind, error, traceback)
+        self._leave(kind, error, traceback)
 
 
 class Guard:

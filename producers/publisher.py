@@ -58,9 +58,8 @@ class Publisher(ABC):
         its limit is lower by now. What that sends instead stands for the record. Without it
         `poll` raises DeliveryFailed.
         """
-        limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
-        if value is not None and len(value) > limit:
-            raise TooLarge(topic, len(value), limit)
+        if value is not None and len(value) > VALUE_LIMIT_BYTES:
+            _check_size(topic, len(value))
         if cause is not None:
             cause.sent += 1
         self._put(Outgoing(topic, key, value, partition, headers, cause, refused))
@@ -84,6 +83,13 @@ class Publisher(ABC):
     @abstractmethod
     def waiting(self) -> int:
         """Records handed over and not acked."""
+
+
+def _check_size(topic: str, size_bytes: int) -> None:
+    """Letters hold records whole, so they may be larger than any; raises TooLarge."""
+    limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
+    if size_bytes > limit:
+        raise TooLarge(topic, size_bytes, limit)
 
 
 def flush_all(publisher: Publisher, timeout_s: float, what: str, then: str) -> None:

@@ -35,7 +35,7 @@ make_stepped = maker(EnvironmentStepped)
 RESET = "reset"
 """Beside a session, the key of the answer that opened it; alone, that of its last one."""
 SHORT_CHARS = 512
-"""Text of an answer that takes less than its open environment; it is not weighed for a cache."""
+"""Text that takes less than an open environment; it is not weighed for a cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +48,8 @@ class _OpenEnvironment:
     """Whether it must stay on the thread that opened it."""
     applied: int = 0
     over: bool = False
-    last_action: bytes = b""
-    """The digest of the action that was applied last."""
+    last_action: str | bytes = b""
+    """What was applied last; of a long action its digest."""
     opened_by: bytes | None = None
     """The command id of the reset; None after a rebuild."""
     last: EnvironmentStepped | None = None
@@ -101,6 +101,10 @@ class Sessions:
             held = self._held(step)
             if held:
                 held.partition, held.used_at = partition, now
+
+    async def finish(self, step: EnvironmentStep) -> None:
+        """Close the session of a step that ended its episode: nothing more will be asked of it."""
+        await self._forget(step.rollout_id, (step.session,))
 
     async def drop(self, partition: int) -> int:
         """Close all sessions of a partition that now belongs to another worker; return how many."""
@@ -176,7 +180,7 @@ class Sessions:
     async def _step(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         again = session is not None and step.index == session.applied - 1
-        if session and again and _digest(step.action) == session.last_action:
+        if session and again and _short(step.action) == session.last_action:
             answer = session.last or self._kept.get(session)
             if answer is not None:
                 return answer
@@ -315,13 +319,13 @@ async def _advance(
         answer = _answer(step, seen, index=session.applied + 1)
     session.applied = answer.index
     session.over = answer.terminated or answer.truncated
-    session.last_action = _digest(action)
+    session.last_action = _short(action)
     return answer
 
 
-def _digest(action: str) -> bytes:
-    """Of an action, which may be long; it never leaves this process."""
-    return blake2b(action.encode(), digest_size=16).digest()
+def _short(action: str) -> str | bytes:
+    """What tells an action from others; it never leaves this process."""
+    return action if len(action) <= SHORT_CHARS else blake2b(action.encode()).digest()
 
 
 def _answer(step: EnvironmentStep, seen: Observation, *, index: int) -> EnvironmentStepped:

@@ -3,6 +3,7 @@
 Nothing that the fold reads is in a header.
 """
 
+from binascii import hexlify
 from datetime import UTC, datetime
 from hashlib import blake2b
 from traceback import format_tb
@@ -19,7 +20,7 @@ REPLAYED_FROM = "dlq_replayed_from"
 
 def hot_headers(ce_type: str, ce_id: bytes) -> Headers:
     """The least that a CloudEvents reader needs: id and type; the rest is the topic's."""
-    return [("ce_id", ce_id.hex().encode()), ("ce_type", ce_type.encode())]
+    return [("ce_id", hexlify(ce_id)), ("ce_type", ce_type.encode())]
 
 
 def full_headers(ce_type: str, ce_id: str, source: str, key: str, trace_key: str) -> Headers:

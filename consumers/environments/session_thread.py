@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from queue import SimpleQueue
 
 from consumers.log.protocols import Record
@@ -167,7 +166,7 @@ class SessionThread:
             return CallFailed("raised", str(error), False)
         timed = timed_answer(answer, work, self.began)
         if answer.terminated or answer.truncated:
-            at_once(self.sessions.handle(replace(step, kind="close")))
+            at_once(self.sessions.finish(step))
         return timed
 
     def busy_s(self, now: float) -> float:

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -207,7 +207,7 @@ class WaitingSession:
             return CallFailed("raised", str(error), False)
         timed = timed_answer(answer, work, self.began, self._in_line_s)
         if answer.terminated or answer.truncated:
-            await self.sessions.handle(replace(step, kind="close"))
+            await self.sessions.finish(step)
         return timed
 
     def _overdue(self, work: Work) -> None:

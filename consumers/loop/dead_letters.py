@@ -132,8 +132,6 @@ class Passed:
 
     def check(self, record: Record) -> None:
         """Raise Skipped for a record that is passed over."""
-        if not self.skips and not self.places:
-            return
         for skip in self.skips.get((record.topic, record.partition), ()):
             if skip.first <= record.offset <= skip.last:
                 msg = f"skipped by {skip.by or 'somebody'}: {skip.reason}"

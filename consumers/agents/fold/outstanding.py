@@ -1,6 +1,7 @@
 """One wish whose answer has not been counted yet: which answer fits it, and until when."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from consumers.agents.fold.conversation import Conversation
 from consumers.agents.wishes import CallModel, Wish
@@ -55,6 +56,7 @@ class Outstanding:
         self.deadline_written = False
 
 
+@lru_cache(maxsize=1024)
 def whole_ms(timeout_s: float) -> int:
     """A timeout as the clock of the log counts; what is no number of seconds never passes."""
     ms = timeout_s * 1000

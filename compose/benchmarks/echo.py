@@ -21,7 +21,8 @@ from schemas.codec import Codec, LocalRegistry
 from schemas.messages import EnvironmentStep, Event, ModelCall
 from schemas.topics import Topics, wanted
 
-KINDS = ("echo", "avro")
+KINDS = ("echo", "avro", "again")
+"""The last is the first once more, on topics in which nobody left what was on its way."""
 VARIANTS = 32
 """Prepared rollouts, so that batches compress no better than real ones."""
 HEAD = 3

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -116,6 +117,12 @@ class Measurement:
     @property
     def rate(self) -> float:
         return self.count / self.seconds
+
+
+def together(first: Measurement, second: Measurement) -> Measurement:
+    """Two stretches as one."""
+    cpu_s = Counter(first.cpu_s) + Counter(second.cpu_s)
+    return Measurement(first.seconds + second.seconds, first.count + second.count, dict(cpu_s))
 
 
 def measure(

@@ -34,7 +34,7 @@ class AnswerCache(Generic[V]):
         self._kept: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
         self._last_of: dict[Hashable, Hashable] = {}
         self._overtaken: OrderedDict[Hashable, None] = OrderedDict()
-        """Keys of what is kept and is not the last any more, in the order in which that came."""
+        """Keys of what is kept and is not the last any more; those go first, in this order."""
         self._overtaken_size = 0
         self._lock = Lock()
 
@@ -50,6 +50,8 @@ class AnswerCache(Generic[V]):
             if kept is None:
                 return None
             self._kept.move_to_end(key)
+            if key in self._overtaken:
+                self._overtaken.move_to_end(key)
             return kept[0]
 
     def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:

@@ -55,7 +55,7 @@ def message_of(datum: Any, avro: Avro) -> Any:
         return message_of(inner, name)
     kind, avro = _kind(avro)
     if kind == "record":
-        make = messages.maker(class_of(avro["name"]))
+        make = messages.plain_maker(class_of(avro["name"]))
         return make(*(message_of(datum[field["name"]], field["type"]) for field in avro["fields"]))
     if kind == "array":
         return tuple(message_of(item, avro["items"]) for item in datum)

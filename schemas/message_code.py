@@ -45,7 +45,7 @@ def _plain_writer(record: type) -> Write:
     return _WRITERS.of(schema_of(record))
 
 
-PLAIN = MessageCode("plain", _plain_reader, _plain_writer, messages.maker)
+PLAIN = MessageCode("plain", _plain_reader, _plain_writer, messages.plain_maker)
 
 
 @cache
@@ -70,7 +70,7 @@ def message_code() -> MessageCode:
         "compiled",
         readers.__getitem__,
         writers.__getitem__,
-        lambda record: makers.get(record) or messages.maker(record),
+        lambda record: makers.get(record) or messages.plain_maker(record),
     )
 
 

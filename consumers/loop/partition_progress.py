@@ -61,13 +61,10 @@ class PartitionProgress:
 
     def advance(self) -> int:
         """Move past everything finished, never past what is held; return how many records."""
-        taken, moved = self.taken, 0
-        for record in taken:
-            if not record.closed or record.sent != record.acked:  # `finished`, asked for each
-                break
+        moved = 0
+        while self.taken and self.taken[0].finished():
+            self.next_offset = self.taken.popleft().offset + 1
             moved += 1
-        for _ in range(moved):
-            self.next_offset = taken.popleft().offset + 1
         if self.next_offset < self.thinned_to:
             first = self.taken[0].offset if self.taken else self.thinned_to
             self.next_offset = max(self.next_offset, min(first, self.thinned_to))

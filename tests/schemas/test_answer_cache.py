@@ -58,6 +58,17 @@ def test_of_what_follows_one_another_the_last_stays_and_a_few_bytes_of_what_came
     assert kept.get(("another", 49)) is not None
 
 
+def test_of_what_was_overtaken_the_one_that_is_asked_for_stays_longer() -> None:
+    kept: AnswerCache[bytes] = AnswerCache(50_000, 2 * size_of(bytes(100)))
+    for number in range(3):
+        kept.keep(number, bytes(100), "a session")
+
+    kept.get(0)
+    kept.keep(3, bytes(100), "a session")
+
+    assert [kept.get(number) is not None for number in range(4)] == [True, False, True, True]
+
+
 def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -> None:
     kept: AnswerCache[bytes] = AnswerCache(1000)
     kept.keep("a", b"old")

@@ -37,8 +37,8 @@ class Conversation:
     """One token sequence that is only ever extended, and the same as messages."""
 
     __slots__ = (
-        "answers", "begun", "busy", "hash", "ids", "index", "last", "length", "messages",
-        "misses", "policy_id", "recorded", "samplings", "tools", "untrainable",
+        "answers", "begun", "busy", "hash", "ids", "index", "last", "messages", "misses",
+        "policy_id", "recorded", "samplings", "tools", "untrainable",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,6 @@ class Conversation:
         """Tokens that were there before the first answer; they stand for the first messages."""
         self.ids = bytearray(begun)
         """Of all its tokens, packed."""
-        self.length = self.begun
         self.hash = prefix_hash(begun)
         """Of all its tokens: a long one is named at every turn, and not gone through for that."""
         self.busy = False
@@ -70,6 +69,11 @@ class Conversation:
         that it began with."""
         self.untrainable = False
         """Whether some answer in it says that its tokens are not those that were sampled."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return len(self.ids) // 4
 
     def sampled(self) -> bool:
         """Whether a policy has said anything in it."""
@@ -105,7 +109,6 @@ class Conversation:
         self.samplings.append(sampling)
         added = answer.added_ids + answer.token_ids
         self.ids += added
-        self.length += len(added) // 4
         self.hash.update(added)
 
     def held(self) -> bool:

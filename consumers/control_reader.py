@@ -9,6 +9,12 @@ from schemas.errors import WireError
 from schemas.messages import Control
 from schemas.topics import Topics
 
+RETIRED = Control("unknown")
+"""What a record says that takes back what stood under its key: one without a value, or one that
+nobody can read, for compaction keeps nothing before either of them."""
+MOST_WORDS = 100
+"""Records of one poll: a word may be as large as the topic allows, a megabyte."""
+
 
 class ControlReader:
     """The words on `control`, in order; those that wait for the registry hold the others up."""
@@ -29,12 +35,15 @@ class ControlReader:
 
     def poll(self, timeout_s: float = 0.0) -> Iterator[tuple[Record, Control]]:
         """The words that have come."""
-        self._held.add(self._reader.poll(timeout_s))
+        if len(self._held) < MOST_WORDS:
+            self._held.add(self._reader.poll(timeout_s, MOST_WORDS))
         for record, word in self._held.ready():
             if isinstance(word, Control):
                 yield record, word
-            elif self._unreadable is not None:
+                continue
+            if self._unreadable is not None and record.value is not None:
                 self._unreadable(record, word)
+            yield record, RETIRED
 
     def caught_up(self) -> bool:
         return self._reader.caught_up() and not self._held

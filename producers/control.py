@@ -11,25 +11,41 @@ from schemas.topics import Topics
 FLUSH_S = 30.0
 
 
+def control_key(word: Control) -> str:
+    """The key of a word: in the compacted topic a later word with the same key replaces it."""
+    if word.kind == "cancel" and word.rollout_id:
+        return f"cancel/rollout/{word.rollout_id}"
+    if word.kind == "cancel":
+        return f"cancel/group/{word.group_id}"
+    if word.kind in ("pause", "resume"):
+        return f"pause/run/{word.run_id}" if word.run_id else "pause"
+    if word.kind == "drain":
+        return f"drain/{word.worker}"
+    if word.kind in ("adopting", "adopted"):
+        return f"adoption/{word.group_id}/{word.worker}"
+    return f"{word.kind}/{word.rollout_id}/{word.group_id}/{word.worker}"
+
+
 def write_control(
-    out: Publisher,
-    codec: Codec,
-    topics: Topics,
-    word: Control,
-    key: str | None = None,
-    source: str = "rollcall",
+    out: Publisher, codec: Codec, topics: Topics, word: Control, source: str = "rollcall"
 ) -> None:
     """Write one word, without waiting for its ack."""
-    about = key or word.kind
+    key = control_key(word)
+    about = word.rollout_id or word.group_id or word.worker or word.run_id or word.kind
     headers = full_headers("Control", f"{word.kind}/{about}", source, about, about)
     out.send(topics.control, key, codec.encode(topics.control, word), headers=headers)
 
 
-def send_control(
-    out: Publisher, codec: Codec, topics: Topics, word: Control, key: str | None = None
-) -> None:
+def retire_control(out: Publisher, topics: Topics, key: bytes) -> None:
+    """Take back what stands under a key of `control`, without waiting for the ack."""
+    about = key.decode(errors="replace")
+    headers = full_headers("Control", f"retired/{about}", "rollcall", about, about)
+    out.send(topics.control, key, None, headers=headers)
+
+
+def send_control(out: Publisher, codec: Codec, topics: Topics, word: Control) -> None:
     """Write one word and wait for its ack; raises DeliveryFailed."""
-    write_control(out, codec, topics, word, key)
+    write_control(out, codec, topics, word)
     if out.flush(FLUSH_S):
         msg = f"the {word.kind} was not acked within {FLUSH_S:g} s; it may still arrive"
         raise DeliveryFailed(msg)

@@ -602,6 +602,8 @@ class Control:
     """Of rollouts; of the two words on adoptions the policy."""
     worker: str = ""
     reason: str = ""
+    run_id: str = ""
+    """Of pause and resume: the one run that is meant; empty where all requests are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
 from compose.chaos.watch import Watch
 from compose.services.service_errors import ServicesError
 from compose.workers.supervisor import GRACE_S
+from producers.control import write_control
 from producers.publisher import flush_all
 from producers.submit import Submitter
 from sandbox.boxes.leases import Leases
@@ -263,8 +264,8 @@ class Conductor:
             self.submitter.publish(workload.request(seed, number, hosts=hosts, boxes=boxes))
             word = workload.cancel(seed, number)
             if word is not None:
-                topic, key = self.stage.cluster.topics.control, word.rollout_id or word.group_id
-                self.publisher.send(topic, key, self.stage.cluster.codec.encode(topic, word))
+                here = self.stage.cluster
+                write_control(self.publisher, here.codec, here.topics, word)
             self.published += 1
 
     def close(self) -> None:

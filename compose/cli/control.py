@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 Name = Annotated[str, typer.Argument(help="The id of a rollout or of a group.")]
+Run = Annotated[str, typer.Option(help="Only rollouts of this run.")]
 Worker = Annotated[str, typer.Argument(help="The worker's name, as `waiting` shows it.")]
 
 
@@ -26,9 +27,9 @@ def cancel(name: Name, reason: Reason = "") -> None:
     state = wait_reader().waiting()
     rollouts, members = {name} & state.rollouts(), state.members(name)
     if rollouts:
-        _send(Control("cancel", rollout_id=name, reason=reason), name)
+        _send(Control("cancel", rollout_id=name, reason=reason))
     if members:
-        _send(Control("cancel", group_id=name, reason=reason), name)
+        _send(Control("cancel", group_id=name, reason=reason))
     if rollouts or members:
         count = len(rollouts | members)
         what = f"{count} open rollouts of group" if members else "rollout"
@@ -39,34 +40,54 @@ def cancel(name: Name, reason: Reason = "") -> None:
         typer.echo(f"rollout {name} has ended already; nothing to cancel")
 
 
-def pause(reason: Reason = "") -> None:
-    """Have the agents start no more requests; what was started goes on.
+def pause(run: Run = "", reason: Reason = "") -> None:
+    """Have the agents start no more requests, or begin no more rollouts of one run.
+
+    What has begun goes on.
 
     Example: rollcall pause --reason "new weights are on their way"
     """
     from consumers.history.waiting import read_control
     from schemas.messages import Control
 
-    if read_control(cluster()).paused:
-        typer.echo("the agents are paused already")
+    if run in read_control(cluster()).paused_runs:
+        typer.echo(f"{_meant(run)} paused already")
         return
-    _send(Control("pause", reason=reason))
-    typer.echo("asked the agents to start no more requests; `rollcall resume` lets them go on")
+    _send(Control("pause", reason=reason, run_id=_checked(run)))
+    rest = f" --run {run}" if run else ""
+    what = f"begin no more rollouts of run {run}" if run else "start no more requests"
+    typer.echo(f"asked the agents to {what}; `rollcall resume{rest}` lets them go on")
 
 
-def resume(reason: Reason = "") -> None:
-    """Have the agents start requests again.
+def resume(run: Run = "", reason: Reason = "") -> None:
+    """Have the agents start requests again, or begin the rollouts of one run again.
 
     Example: rollcall resume
     """
     from consumers.history.waiting import read_control
     from schemas.messages import Control
 
-    if not read_control(cluster()).paused:
-        typer.echo("the agents are not paused")
+    if run not in read_control(cluster()).paused_runs:
+        typer.echo(f"{_meant(run)} not paused")
         return
-    _send(Control("resume", reason=reason))
-    typer.echo("asked the agents to start requests again")
+    _send(Control("resume", reason=reason, run_id=run))
+    what = f"begin rollouts of run {run}" if run else "start requests"
+    typer.echo(f"asked the agents to {what} again")
+
+
+def _meant(run: str) -> str:
+    return f"run {run} is" if run else "the agents are"
+
+
+def _checked(run: str) -> str:
+    """The run itself; raises Refused for what can be the name of none."""
+    from schemas.bounds import NAME_BYTES
+    from schemas.errors import Refused
+
+    if len(run.encode(errors="replace")) > NAME_BYTES:
+        msg = f"--run takes the name of a run, of at most {NAME_BYTES} bytes; `rollcall runs` lists"
+        raise Refused(msg)
+    return run
 
 
 def drain(worker: Worker, reason: Reason = "") -> None:
@@ -87,12 +108,12 @@ def drain(worker: Worker, reason: Reason = "") -> None:
             f"that name; {near}"
         )
         raise Refused(msg)
-    _send(Control("drain", worker=worker, reason=reason), worker)
+    _send(Control("drain", worker=worker, reason=reason))
     typer.echo(f"asked {worker} to finish what it has in hand and to leave")
 
 
-def _send(word: "Control", key: str | None = None) -> None:
+def _send(word: "Control") -> None:
     from producers.control import send_control
 
     here = cluster()
-    send_control(here.log.publisher(), here.codec, here.topics, word, key)
+    send_control(here.log.publisher(), here.codec, here.topics, word)

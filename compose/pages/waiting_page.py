@@ -30,6 +30,9 @@ def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
 def _headline(waiting: Waiting, now_ms: int) -> Text:
     paused = "agents are paused: no request is started until `rollcall resume`\n"
     text = Text(paused if waiting.control.paused else "", style="bold red")
+    for run_id in sorted(waiting.control.paused_runs - {""}):
+        what = f"run {run_id} is paused: none of its rollouts begins until "
+        text.append(f"{what}`rollcall resume --run {run_id}`\n", "bold red")
     rollouts = len({wait.rollout_id for wait in waiting.waits})
     words = [
         f"{count:,} {reason} (oldest {_ago(now_ms - since)})"
@@ -63,7 +66,7 @@ def _table(waiting: Waiting, now_ms: int) -> Table:
 
 def _asked_to_end(wait: Wait, control: ControlState) -> str:
     """A cancel that no agents worker has carried out yet."""
-    reason = control.rollouts.get(wait.rollout_id, control.groups.get(wait.group_id))
+    reason = control.reason_for(wait.rollout_id, wait.group_id)
     return "" if reason is None or wait.reason in REASONS_OF_ENDED else "(cancel was asked) "
 
 

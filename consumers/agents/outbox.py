@@ -16,6 +16,7 @@ from consumers.agents.fold.rollout import Effect
 from consumers.answers import event_of
 from consumers.bare_trajectory import barer, write_barer
 from consumers.send_later import SendLater
+from producers.control import retire_control
 from producers.publisher import Cause, Publisher
 from schemas.bounds import check_sampling
 from schemas.codec import Codec
@@ -92,6 +93,10 @@ class Outbox:
                     raise  # of which too little is left to leave anything out
                 log.warning("rollout_broken", rollout_id=effect.rollout_id, error=raised(error))
                 self._write_bare_end(effect, error, partition, cause)
+
+    def retire_word(self, key: bytes) -> None:
+        """Take back a word on `control` that has had its effect; no record waits for that."""
+        retire_control(self.commands, self.topics, key)
 
     def retry(self) -> None:
         """Try again what could not be encoded because registry or store was away."""

@@ -89,7 +89,7 @@ class OwnedJournal:
             self.cancel_if_asked(rollout)
         if self.caught_up:
             return not self.late.admit(rollout)
-        if self.late.inherited or quotas.limits(rollout.request.user):
+        if self.late.inherited or quotas.limits(rollout):
             if not silent:
                 self.late.defer(rollout)
             return True  # where the journal ends it is known whether it had begun
@@ -106,6 +106,8 @@ class OwnedJournal:
         """Carry out what a read event gives rise to; below the commit that was done before."""
         rollout = taken.rollout
         if taken.ended is not None and rollout is not None:
+            if not silent:
+                self._retire_cancels(rollout)
             if not self.caught_up:
                 self.late.note_begun(rollout, record.timestamp_ms)
             self.late.leave(rollout)
@@ -116,6 +118,11 @@ class OwnedJournal:
             effects = self._at_once(effects, rollout, record)
         effects = self.hands.pacing.now(effects, rollout)
         self.hands.outbox.carry_out(effects, record.partition, record)
+
+    def _retire_cancels(self, rollout: Rollout) -> None:
+        """Take back the words that asked for the end of a rollout that has ended."""
+        for key in self.hands.control.keys_of(rollout.request.rollout_id):
+            self.hands.outbox.retire_word(key)
 
     def _at_once(self, effects: Sequence[Effect], rollout: Rollout, record: Record) -> list[Effect]:
         """Keep commands back, and the record with them: their answers may be further on."""

@@ -3,11 +3,12 @@
 A quota delays a rollout's first command, never its start: what is accepted is in the journal. Of
 one user they begin in the order of their starts, while fewer run here than this worker's share of
 `running`, and fewer began here in this hour than its share of `per_hour`. A quota that is lowered
-stops nobody: those above it end in their own time.
+stops nobody: those above it end in their own time. A run that is paused is a line of its own, in
+which no rollout has its turn before the run is resumed.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from consumers.agents.begun_this_hour import BegunThisHour
 from consumers.agents.fold.rollout import Rollout
@@ -18,8 +19,16 @@ from consumers.quota_table import QuotaTable
 class RolloutQuotas:
     """Rollouts that run and rollouts that wait, by user."""
 
-    def __init__(self, table: QuotaTable, shares: Shares, hour: BegunThisHour) -> None:
+    def __init__(
+        self,
+        table: QuotaTable,
+        shares: Shares,
+        hour: BegunThisHour,
+        paused_runs: Set[str] = frozenset(),
+    ) -> None:
+        """`paused_runs` is looked at again and again: somebody else changes it."""
         self.table = table
+        self.paused_runs = paused_runs
         self.shares = shares
         self.hour = hour
         self.held: Counter[int] = Counter()
@@ -29,15 +38,26 @@ class RolloutQuotas:
         """By user, in order of their starts."""
         self._look_at: set[str] = set()
         """Users of whom one that waits may now begin."""
+        self._of_paused: dict[str, OrderedDict[Rollout, None]] = {}
+        """By run, in order of their starts."""
 
-    def limits(self, user: str) -> bool:
-        """Whether a user's rollouts may have to wait."""
-        quota = self.table.of(user)
-        return not self.table.known or bool(quota.running or quota.per_hour)
+    def limits(self, rollout: Rollout) -> bool:
+        """Whether a rollout may have to wait."""
+        quota = self.table.of(rollout.request.user)
+        limited = bool(quota.running or quota.per_hour)
+        return limited or not self.table.known or self._is_paused(rollout)
+
+    def _is_paused(self, rollout: Rollout) -> bool:
+        run_id = rollout.request.run_id
+        return bool(run_id) and run_id in self.paused_runs
 
     def admit(self, rollout: Rollout, *, ahead: bool = False) -> bool:
         """Let a rollout begin, or have it wait for its turn; `ahead` of all that wait already."""
         who = rollout.request.user
+        if self._is_paused(rollout):
+            self._of_paused.setdefault(rollout.request.run_id, OrderedDict())[rollout] = None
+            self.held[rollout.partition] += 1
+            return False
         if (who in self._waiting and not ahead) or not self._has_room(who):
             self._waiting.setdefault(who, OrderedDict())[rollout] = None
             self.held[rollout.partition] += 1
@@ -73,15 +93,18 @@ class RolloutQuotas:
             if not self._running[who]:
                 del self._running[who]
             self._look_at.add(who)
-        elif rollout in self._waiting.get(who, ()):
+        else:
             self._let_go(rollout)
 
     def _let_go(self, rollout: Rollout) -> None:
-        who = rollout.request.user
-        del self._waiting[who][rollout]
-        self.held[rollout.partition] -= 1
-        if not self._waiting[who]:
-            del self._waiting[who]
+        """Take a rollout out of the line that it waits in."""
+        lines = (self._waiting, rollout.request.user), (self._of_paused, rollout.request.run_id)
+        for line, name in lines:
+            if rollout in line.get(name, ()):
+                del line[name][rollout]
+                self.held[rollout.partition] -= 1
+                if not line[name]:
+                    del line[name]
 
     def changed(self, users: Iterable[str] | None = None) -> None:
         """The quotas of these users are others now; None: those of all, or this worker's share."""
@@ -89,10 +112,15 @@ class RolloutQuotas:
 
     def ready(self) -> Iterator[Rollout]:
         """Those whose turn has come, counted as running."""
+        for run_id in [run for run in self._of_paused if run not in self.paused_runs]:
+            for rollout in list(self._of_paused[run_id]):
+                self._let_go(rollout)
+                if self.admit(rollout):
+                    yield rollout
         while self._look_at:
             who = self._look_at.pop()
             while who in self._waiting and self._has_room(who):
                 rollout = next(iter(self._waiting[who]))
                 self._let_go(rollout)
-                self._begin(rollout)
-                yield rollout
+                if self.admit(rollout, ahead=True):
+                    yield rollout

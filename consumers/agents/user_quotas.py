@@ -1,10 +1,9 @@
 """All that one agents worker knows of what users may take: one table, and three limits by it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 from consumers.agents.begun_this_hour import BegunThisHour
 from consumers.agents.call_pacing import CallPacing
-from consumers.agents.control_state import HEAR_S
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.rollout import Rollout
 from consumers.agents.rollout_quotas import RolloutQuotas
@@ -17,6 +16,8 @@ from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.messages import Quota
 from schemas.topics import Topics
+
+HEAR_S = 10.0
 
 
 class UserQuotas:
@@ -31,6 +32,7 @@ class UserQuotas:
         unreadable: Callable[[Record, WireError], None],
         clock: Callable[[], float],
         wall: Clock,
+        paused_runs: Set[str],
     ) -> None:
         """`unreadable` is told about what is no quota."""
         self.table = QuotaTable(log_, codec, topics, default, clock=clock, unreadable=unreadable)
@@ -39,7 +41,7 @@ class UserQuotas:
             self.table.follow(0.1)
         self.shares = Shares()
         self.hour = BegunThisHour(log_, codec, topics.trajectories, wall)
-        self.rollouts = RolloutQuotas(self.table, self.shares, self.hour)
+        self.rollouts = RolloutQuotas(self.table, self.shares, self.hour, paused_runs)
         self.pacing = CallPacing(self.table, self.shares, wall)
         self._log = log_
         self._journals = topics.events

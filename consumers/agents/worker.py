@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from consumers.agents.control_state import ControlListener
+from consumers.agents.control_listener import ControlListener
 from consumers.agents.fold.journal import Journal
 from consumers.agents.fold.world import World
 from consumers.agents.late_commands import Hands, LateCommands
@@ -59,7 +59,7 @@ class Capacity:
 
 
 class Agents:
-    """The role of the agents group; reads `control` to its end while it is made."""
+    """The role of the agents group; starts nothing before it has read `control` to its end."""
 
     poll_s = 0.02
 
@@ -92,17 +92,23 @@ class Agents:
         self.counts: Counter[str] = Counter()
         bar = Bar(guard or nullcontext())
         self.world = World(programs, random.Random, bar)
-        self.listener = ControlListener(log_, codec, topics, letters, clock)
+        self.listener = ControlListener(log_, codec, topics, letters, clock, self.wall)
         self.control = self.listener.state
         self.owned: dict[int, OwnedJournal] = {}
         default, told = self.capacity.quota, self.listener.note_bad
-        self.quotas = quotas = UserQuotas(log_, codec, topics, default, told, clock, self.wall)
+        paused = self.control.paused_runs
+        self.quotas = quotas = UserQuotas(
+            log_, codec, topics, default, told, clock, self.wall, paused
+        )
         self.hands = Hands(outbox, quotas.rollouts, quotas.pacing, self.control, bar, self.counts)
         self.requests = RequestStarts(log_, topics, outbox, programs, self.owned)
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
         self._live = self._held = 0
         """In all partitions, as of the last tick: each of them asks for it."""
+        self._folded_unheard: set[int] = set()
+        """Journals read to their end before `control` was."""
+        self.listener.listen()
 
     def expects(self, topic: str) -> type:
         return RolloutRequest if topic == self.names.requests else Event
@@ -158,11 +164,16 @@ class Agents:
             self.requests.drop(progress.number)
         else:
             self.owned.pop(progress.number).let_go()
+            self._folded_unheard.discard(progress.number)
             self.quotas.drop(progress.number)
 
     def at_end(self, progress: PartitionProgress) -> None:
-        if progress.topic == self.names.events:
+        if progress.topic != self.names.events:
+            return
+        if self.control.known:
             self.owned[progress.number].catch_up()
+        else:
+            self._folded_unheard.add(progress.number)
 
     def commit_metadata(self, progress: PartitionProgress) -> str:
         if progress.topic == self.names.requests:
@@ -175,6 +186,8 @@ class Agents:
         Requests wait also while agents are paused; after a reset, until their journal tells which
         of them were started long ago.
         """
+        if not self.control.known:
+            return True
         owned = self.owned.get(progress.number)
         if progress.topic == self.names.events:
             return owned is not None and owned.looks_back()
@@ -240,7 +253,7 @@ class Agents:
         now = self.wall()
         self._look_back()
         self._let_begin()
-        if now >= self._control_due:
+        if now >= self._control_due or not self.control.known:
             self._control_due = now + CONTROL_EVERY_S
             self._listen()
         if now >= self._due:
@@ -279,8 +292,12 @@ class Agents:
             for owned in self.owned.values():
                 owned.cancel(ids, groups)
         self.quotas.follow()
+        if self.control.known and self._folded_unheard:
+            for number in self._folded_unheard:
+                self.owned[number].catch_up()
+            self._folded_unheard.clear()
         if CONTROL_OWNER in self.requests.partitions:
-            self.listener.bury_bad_words()
+            self.listener.tend(self.outbox.commands, self.names.group("agents"))
 
 
 def _recreated(topic: str, names: Topics) -> str:

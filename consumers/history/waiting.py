@@ -87,6 +87,7 @@ class Waiting:
         return {
             "at_ms": now_ms,
             "paused": self.control.paused,
+            "paused_runs": sorted(self.control.paused_runs - {""}),
             "totals": {reason: count for reason, count, _ in self.totals()},
             "remarks": self.remarks,
             "waits": [{**asdict(wait), "on": self.on(wait)} for wait in self.waits],
@@ -100,8 +101,9 @@ def read_control(history: History) -> ControlState:
         while not reader.caught_up():
             with uninterrupted():
                 words = list(reader.poll(POLL_S))
-            for _, word in words:
-                control.take(word)
+            for record, word in words:
+                control.take(word, record.key, record.timestamp_ms)
+    control.known = True
     return control
 
 

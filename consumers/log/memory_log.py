@@ -43,7 +43,11 @@ class MemoryLog:
         self.limits: dict[str, int] = defaultdict(lambda: LETTER_LIMIT_BYTES)
         self.groups: dict[str, MemoryGroup] = {}
         self.wall = wall
+        self.compacted: set[str] = set()
+        """Topics of which retention takes nothing: the last record of each key stays."""
         for topic in topics:
+            if topic.config.get("cleanup.policy") == "compact":
+                self.compacted.add(topic.name)
             self.create(topic.name, topic.partitions)
 
     def create(self, topic: str, partitions: int) -> None:
@@ -108,10 +112,26 @@ class MemoryLog:
         self._of(topic)[partition].records.append(None)
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Let retention pass an offset."""
+        """Let retention pass an offset; of a compacted topic it takes nothing."""
         held = self._of(topic)[partition]
+        if topic in self.compacted:
+            return
         del held.records[: offset - held.start]
         held.start = offset
+
+    def compact(self, topic: str, partition: int = 0, *, tombstones: bool = False) -> None:
+        """Clean a partition: of every key the last record stays, and nothing without a key.
+
+        With `tombstones`, what takes a key back goes too, as it does a day later.
+        """
+        held = self._of(topic)[partition]
+        last = {stored[0]: at for at, stored in enumerate(held.records) if stored is not None}
+        for at, stored in enumerate(held.records):
+            if stored is None:
+                continue
+            key, value, *_ = stored
+            if key is None or last[key] != at or (tombstones and value is None):
+                held.records[at] = None
 
     def read(self, topic: str, partition: int, offset: int, most: int) -> tuple[list[Record], int]:
         """Records from an offset on, and the position after them."""

@@ -279,9 +279,7 @@ class Models(WorkRole):
 
 def _turn(answers: Answers, policy_id: str, at_once: int) -> AdoptionTurn:
     def say(word: Control) -> None:
-        write_control(
-            answers.publisher, answers.codec, answers.topics, word, policy_id, answers.name
-        )
+        write_control(answers.publisher, answers.codec, answers.topics, word, answers.name)
 
     control = ControlReader(answers.log, answers.codec, answers.topics)
     turns = AdoptionTurns(at_once, int(1000 * LEASE_S))

@@ -29,6 +29,4 @@ class Cancels:
         """Have these end as cancelled, as soon as their owners hear of it."""
         for rollout_id in rollout_ids:
             word = Control("cancel", rollout_id=rollout_id, reason=reason)
-            write_control(
-                self.publisher, self.codec, self.topics, word, rollout_id, source=self.source
-            )
+            write_control(self.publisher, self.codec, self.topics, word, self.source)

@@ -21,6 +21,7 @@ from consumers.room import Room
 from consumers.scoring_host import ScoringHosts
 from consumers.waiting_scorers import WaitingScorers
 from inference.engine import Engine
+from producers.control import write_control
 from sandbox.environment import AnyEnvironment
 from sandbox.host import ScoringHost
 from sandbox.scorers import ScorerSpec, score
@@ -235,7 +236,7 @@ class Rig:
         self.enter(Event.decision(request.rollout_id, 1, writer, body))
 
     def order(self, kind: str, **fields: str) -> None:
-        self.write(self.topics.control, fields.get("rollout_id", ""), Control(kind, **fields))
+        write_control(self.pen, self.codec, self.topics, Control(kind, **fields))
 
     # What is there
 

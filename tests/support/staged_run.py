@@ -164,7 +164,8 @@ class Stage:
     def cancelled(self) -> list[str]:
         """Rollouts whose end was asked for, in order."""
         records = self.log.all(self.topics.control)
-        return [self.codec.decode(record.value, Control).rollout_id for record in records]
+        words = [record.value for record in records if record.value is not None]
+        return [self.codec.decode(word, Control).rollout_id for word in words]
 
     def steps(self) -> list[TrainStep]:
         records = self.log.all(self.topics.train_steps)

@@ -140,7 +140,8 @@ class World:
         return list(train(ahead, self.codec, ahead.learner(ahead.run.config)))
 
     def read(self, topic: str, kind: type) -> list[Any]:
-        return [self.codec.decode(record.value, kind) for record in self.log.all(topic)]
+        values = [record.value for record in self.log.all(topic) if record.value is not None]
+        return [self.codec.decode(value, kind) for value in values]
 
     def steps(self) -> list[TrainStep]:
         return self.read(self.topics.train_steps, TrainStep)

@@ -174,7 +174,8 @@ class UnevenRun:
             loop.stop(1.0)
 
     def read(self, topic: str, kind: type) -> list[Any]:
-        return [self.codec.decode(record.value, kind) for record in self.log.all(topic)]
+        values = [record.value for record in self.log.all(topic) if record.value is not None]
+        return [self.codec.decode(value, kind) for value in values]
 
     def steps(self) -> list[TrainStep]:
         return self.read(self.topics.train_steps, TrainStep)

@@ -179,10 +179,11 @@ def test_the_last_records_are_had_also_where_retention_has_passed_some_of_them(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(4):
-        cluster.log.append("t.control", f"{number}".encode(), b"")
-    cluster.log.delete_before("t.control", 0, 2)
+        cluster.log.append("t.train.steps", f"{number}".encode(), b"", 0)
+    cluster.log.delete_before("t.train.steps", 0, 2)
 
-    assert [line["key"] for line in lines(cluster, capsys, last=3)] == ["2", "3"]
+    found = lines(cluster, capsys, "train.steps", last=3)
+    assert [line["key"] for line in found] == ["2", "3"]
 
 
 def test_without_follow_it_ends_where_the_topic_did_and_with_it_it_waits_for_more(

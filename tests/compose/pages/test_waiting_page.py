@@ -10,6 +10,7 @@ from consumers.agents.control_state import ControlState
 from consumers.history.open_work import Place
 from consumers.history.waiting import Waiting
 from consumers.history.waits import Wait
+from schemas.messages import Control
 
 NOW_MS = 1_700_000_000_000
 STEPS = Place("t.environments", "t.env.steps", 2)
@@ -60,13 +61,18 @@ def test_a_page_has_totals_by_reason_then_a_row_for_each(
 def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ControlState({"r1": "enough"}, {"other": "too"}, paused=True)
+    words = ControlState()
+    words.take(Control("cancel", rollout_id="r1", reason="enough"))
+    words.take(Control("cancel", group_id="other", reason="too"))
+    words.take(Control("pause"))
+    words.take(Control("pause", run_id="mine"))
 
     show(waiting(CALL, WHOLE, words=words, remarks=["a gap"]))
 
     said = capsys.readouterr().out
     assert "note: a gap" in said
     assert "agents are paused" in said
+    assert "run mine is paused: none of its rollouts begins until `rollcall resume --run" in said
     assert said.count("(cancel was asked)") == 1
 
 

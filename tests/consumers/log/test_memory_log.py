@@ -146,19 +146,37 @@ def test_what_retention_took_is_never_skipped_in_silence(log: MemoryLog) -> None
 
 def test_retention_past_the_commit_stops_the_worker_with_its_name() -> None:
     rig = Rig()
+    topic = rig.topics.steps
     for _ in range(4):
-        rig.order("pause")
-    rig.log.group("g").committed["t.control", 0] = 1, ""
-    rig.log.delete_before("t.control", 0, 3)
+        rig.write(topic, "k", Control("pause"))
+    rig.log.group("g").committed[topic, 0] = 1, ""
+    rig.log.delete_before(topic, 0, 3)
 
-    stopped = rig.loop(InHand("t.control"), rig.log.publisher(), "g")
+    stopped = rig.loop(InHand(topic), rig.log.publisher(), "g")
     with pytest.raises(JournalGone, match=r"begins at 3, .* 1 "):
         stopped.turn(0.0)
     stopped.source.kill()  # type: ignore[attr-defined]
-    told = InHand("t.control")
+    told = InHand(topic)
     rig.loop(told, rig.log.publisher(), "g", accept_truncation=True).turn(0.0)
 
     assert told.seen == [(0, 3)]
+
+
+def test_of_a_compacted_topic_retention_takes_nothing_and_cleaning_all_but_the_last_of_a_key() -> (
+    None
+):
+    rig = Rig()
+    topic = rig.topics.control
+    for key, value in [(b"a", b"1"), (b"b", b"2"), (None, b"3"), (b"a", b"4"), (b"b", None)]:
+        rig.log.append(topic, key, value)
+
+    rig.log.delete_before(topic, 0, 4)
+    assert len(rig.log.all(topic)) == 5
+    rig.log.compact(topic)
+    assert [(r.offset, r.value) for r in rig.log.all(topic)] == [(3, b"4"), (4, None)]
+    rig.log.compact(topic, tombstones=True)
+    assert [r.offset for r in rig.log.all(topic)] == [3]
+    assert rig.log.bounds(topic) == {0: (0, 5)}
 
 
 def test_acks_may_be_withheld(log: MemoryLog) -> None:

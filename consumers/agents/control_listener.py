@@ -1,0 +1,132 @@
+"""Hearing `control` as an agents worker does: whole before it starts anything, then as it comes."""
+
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from consumers.agents.control_state import MOST_WORDS, ControlState
+from consumers.control_reader import ControlReader
+from consumers.log.protocols import Log, Record
+from consumers.loop.dead_letters import DeadLetters
+from producers.control import control_key, retire_control, write_control
+from producers.publisher import Publisher
+from schemas.codec import Codec
+from schemas.errors import WireError
+from schemas.messages import Control
+from schemas.topics import DAY_MS, Topics
+
+POLLS = 10
+"""Of one turn, while what was said before is still being heard."""
+POLL_S = 0.02
+SAY_EVERY_S = 10.0
+BAD_WORDS = 1000
+"""Records that nobody can read, kept until it is known who is to bury them."""
+BAD_BYTES = 32 << 20
+"""So much they may take; what is let go is read again by the worker that comes next."""
+KEPT_MS = 7 * DAY_MS
+"""A cancel holds so long for requests that come after it, and longer while older ones wait."""
+RETIRE_EVERY_S = 600.0
+MOST_RETIRED = 5000
+"""Of one pass."""
+
+log = structlog.get_logger()
+
+
+class ControlListener:
+    """Reads `control` for one worker; while its state is not known, nothing may be started."""
+
+    def __init__(
+        self,
+        log_: Log,
+        codec: Codec,
+        topics: Topics,
+        letters: DeadLetters,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.state = ControlState()
+        self.letters = letters
+        self._log, self._codec, self._topics = log_, codec, topics
+        self._clock, self._wall = clock, wall
+        self._reader = ControlReader(log_, codec, topics, unreadable=self.note_bad)
+        self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
+        self._keyless: dict[bytes, Control] = {}
+        """Words that stand under no key of their own: the next compaction may drop them."""
+        self._say_due = clock() + SAY_EVERY_S
+        self._retire_due = 0.0
+
+    def listen(self) -> tuple[set[str], set[str]]:
+        """Take the words that have come; the rollouts and groups that they cancel.
+
+        An empty group names nobody: most rollouts are of none.
+        """
+        ids, groups = self._take()
+        for _ in range(0 if self.state.known else POLLS):
+            self.state.known = self._reader.caught_up()
+            if self.state.known:
+                break
+            more = self._take(POLL_S)
+            ids, groups = ids | more[0], groups | more[1]
+        self._say_what_is_waited_for()
+        groups.discard("")
+        return ids, groups
+
+    def _take(self, timeout_s: float = 0.0) -> tuple[set[str], set[str]]:
+        ids, groups = set[str](), set[str]()
+        for record, word in self._reader.poll(timeout_s):
+            self.state.take(word, record.key, record.timestamp_ms)
+            if not (self.state.known or record.key) and len(self._keyless) < MOST_WORDS:
+                self._keyless[control_key(word).encode(errors="replace")] = word
+            if word.kind == "cancel":
+                (ids if word.rollout_id else groups).add(word.rollout_id or word.group_id)
+        return ids, groups
+
+    def _say_what_is_waited_for(self) -> None:
+        if not self.state.known and self._clock() >= self._say_due:
+            self._say_due = self._clock() + SAY_EVERY_S
+            held = len(self.state.words)
+            why = "no request is started before all of it is read"
+            log.warning("control_not_read_yet", topic=self._topics.control, words=held, why=why)
+
+    def note_bad(self, record: Record, error: WireError) -> None:
+        """Keep what somebody will bury, of whatever topic every worker reads."""
+        self._bad_words.append((record, error))
+        while sum(len(bad.value or b"") for bad, _ in self._bad_words) > BAD_BYTES:
+            self._bad_words.popleft()
+
+    def tend(self, publisher: Publisher, group: str) -> None:
+        """Do what one worker does for all: bury what nobody can read, retire what has had its time.
+
+        Raises Unavailable.
+        """
+        if self._bad_words:
+            self.letters.bury_once(self._bad_words)
+            self._bad_words.clear()
+        if not self.state.known:
+            return
+        self._say_again(publisher)
+        if self._clock() >= self._retire_due:
+            self._retire_due = self._clock() + RETIRE_EVERY_S
+            self._retire_old(publisher, group)
+
+    def _say_again(self, publisher: Publisher) -> None:
+        """Give words of an earlier release, which had no keys, the keys that keep them."""
+        for key, word in self._keyless.items():
+            if key in self.state.words and word.kind != "resume":
+                write_control(publisher, self._codec, self._topics, word)
+        self._keyless.clear()
+
+    def _retire_old(self, publisher: Publisher, group: str) -> None:
+        """Retire words from before a time, once all requests from before it have been taken."""
+        before_ms = int(self._wall() * 1000) - KEPT_MS
+        old = [key for key, _ in self.state.older_than(before_ms)][:MOST_RETIRED]
+        if not old:
+            return
+        topic = self._topics.requests
+        taken = self._log.committed(group, topic)
+        firsts = self._log.offsets_for_times([topic], before_ms)
+        starts = self._log.bounds(topic)
+        if all(at <= taken.get(n, starts[n][0]) for (_, n), at in firsts.items()):
+            for key in old:
+                retire_control(publisher, self._topics, key)

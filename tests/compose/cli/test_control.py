@@ -1,0 +1,35 @@
+"""`rollcall pause` and `resume`: what is said is what the agents read."""
+
+import pytest
+
+from consumers.history.waiting import read_control
+from schemas.errors import Refused
+from tests.support.command_line import call
+from tests.support.memory_cluster import MemoryCluster
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+def test_all_requests_and_one_run_are_paused_and_resumed_apart(
+    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(cluster, "pause", "--run", "mine", "--reason", "a look at it")
+    assert read_control(cluster).paused_runs == {"mine"}
+    call(cluster, "pause")
+    call(cluster, "resume", "--run", "mine")
+    assert read_control(cluster).paused_runs == {""}
+    call(cluster, "resume", "--run", "mine")
+    call(cluster, "resume")
+
+    assert read_control(cluster).paused_runs == set()
+    said = capsys.readouterr().out
+    assert "`rollcall resume --run mine` lets them go on" in said
+    assert "run mine is not paused" in said
+
+
+def test_a_run_whose_name_is_too_long_is_refused(cluster: MemoryCluster) -> None:
+    with pytest.raises(Refused, match="--run takes the name of a run"):
+        call(cluster, "pause", "--run", "x" * 600)

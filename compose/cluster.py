@@ -1,9 +1,10 @@
 """The cluster a command works on: one that is named in the settings, or that of `rollcall up`."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from compose import store_identity
 from compose.settings import Settings
 from schemas.errors import Refused
 from schemas.topics import Topics, wanted
@@ -45,17 +46,21 @@ class Cluster:
     def codec(self) -> "Codec":
         from schemas.codec import Codec
 
-        return Codec(self.registry, objects=self.objects)
+        return Codec(self.registry, objects=self.objects or store_identity.NoStore(self))
 
     @cached_property
     def objects(self) -> "ObjectStore | None":
-        """Where heavy records lie; None where nothing says where all workers would find them."""
+        """Where heavy records lie; None where nothing says where all workers would find them.
+
+        It raises StoresDiffer where it turns out that the cluster's lie in another.
+        """
         from schemas.objects import ObjectStore
 
         url, above_bytes = self.settings.objects.url, self.settings.objects.above_bytes
         if not url and _on_this_machine(self.bootstrap_servers):
             url = str(self.settings.state() / "services" / "objects")
-        return ObjectStore(url, above_bytes=above_bytes) if url else None
+        identify = partial(store_identity.identify, self)
+        return ObjectStore(url, above_bytes=above_bytes, identify=identify) if url else None
 
     @cached_property
     def log(self) -> "KafkaLog":

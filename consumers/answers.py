@@ -1,6 +1,7 @@
 """How groups that carry out commands answer: into the journal partition that the command names."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from consumers.clock import Clock, LogClock, steady_wall
@@ -8,7 +9,7 @@ from consumers.log.protocols import Log, Record
 from consumers.send_later import SendLater
 from producers.publisher import Publisher
 from schemas.codec import Codec
-from schemas.errors import NoSuchPartition, TooLarge, Unavailable, WireError, WorkFailed
+from schemas.errors import NoSuchPartition, ObjectLost, TooLarge, Unavailable, WireError, WorkFailed
 from schemas.headers import hot_headers
 from schemas.message_code import maker
 from schemas.messages import (
@@ -24,6 +25,8 @@ from schemas.topics import Topics
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 make_event = maker(Event)
+UNANSWERED = ("close", "abort")
+"""Kinds of commands that nobody waits for."""
 
 
 class Answers:
@@ -96,6 +99,18 @@ class Answers:
         except WireError as error:  # a text of foreign code that is not Unicode, for one
             self._write(command, CallFailed("raised", str(error), False), cause)
         cause.closed = True
+
+    def lost(self, record: Record, error: WireError) -> None:
+        """Answer a command whose object is lost: it is known from its light record alone.
+
+        It may be tried again: its sender still has what was lost.
+        """
+        command = error.light if isinstance(error, ObjectLost) else None
+        if not isinstance(command, ModelCall | EnvironmentStep) or command.kind in UNANSWERED:
+            return
+        with suppress(NoSuchPartition):
+            self.check(command)
+            self.give(command, CallFailed("object_lost", str(error), True), record)
 
     def _write(self, command: Command, body: Answer, cause: Record) -> None:
         event = event_of(command, body, self.name)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 from sandbox.boxes.box import Box, Driver, Spec, driver
 from sandbox.boxes.leased_box import open_leased
 from sandbox.boxes.leases import Leases
-from schemas.claims import Objects
-from schemas.errors import Unavailable, WorkFailed
+from schemas.claims import NO_STORE, Objects
+from schemas.errors import ObjectLost, WorkFailed
 from schemas.messages import Claim
 
 T = TypeVar("T")
@@ -64,8 +64,8 @@ class TrajectoryHost:
         """Raises ObjectLost, and Unavailable."""
         objects = self.hosts.objects
         if objects is None:
-            msg = f"object {claim.uri} is nowhere: there is no object store; set objects.url"
-            raise Unavailable(msg)
+            msg = f"object {claim.uri} is nowhere: {NO_STORE}"
+            raise ObjectLost(msg)
         return await asyncio.to_thread(objects.get, claim)
 
     async def open_box(self, spec: Spec) -> Box:

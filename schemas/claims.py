@@ -30,6 +30,9 @@ ABOVE_BYTES = 262_144
 """Values above this go into the store."""
 
 
+NO_STORE = "no store of objects is set here; set ROLLCALL_OBJECTS__URL"
+
+
 class Objects(Protocol):
     """A content-addressed store."""
 

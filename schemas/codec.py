@@ -28,18 +28,19 @@ from schemas.avro_schemas import (
     schema_of,
     schema_text,
 )
-from schemas.claims import Objects, OnlyRead, claim_of, claimed, lightened
+from schemas.claims import NO_STORE, Objects, OnlyRead, claim_of, claimed, lightened
 from schemas.errors import (
     BadBytes,
     BadMagic,
     LengthsDisagree,
-    Unavailable,
+    ObjectLost,
     UnknownSchema,
     WrongSchema,
 )
 from schemas.fastavro_values import NOT_WRITABLE, message_of
 from schemas.message_code import MessageCode, message_code, writers_around
 from schemas.messages import Claim
+from schemas.store_calls import told
 
 M = TypeVar("M")
 
@@ -145,8 +146,16 @@ class Codec:
             return value
         if lightened(message, claim_of(b"")) is None:
             return value
-        claim = self._ask_put(lambda: objects.put(value))
+        claim = self._ask_put(lambda: self._put(objects, value))
         return self._encoded(topic, lightened(message, claim))
+
+    def _put(self, objects: Objects, value: bytes) -> Claim:
+        with told("the object store takes nothing"):
+            return objects.put(value)
+
+    def _get(self, objects: Objects, claim: Claim) -> bytes:
+        with told("the object store is not to be read"):
+            return objects.get(claim)
 
     def writing_whole(self) -> "Codec":
         """A codec that reads the same and writes every value whole: for whoever compares."""
@@ -187,7 +196,13 @@ class Codec:
         """
         message = self._decoded(value, expected)
         claim = claimed(message)
-        return message if claim is None else self._fetched(cast(bytes, value), claim, expected)
+        if claim is None:
+            return message
+        try:
+            return self._fetched(cast(bytes, value), claim, expected)
+        except ObjectLost as error:
+            error.light = message
+            raise
 
     def _decoded(self, value: bytes | None, expected: type[M]) -> M:
         if value is None:
@@ -204,12 +219,9 @@ class Codec:
     def _fetched(self, light: bytes, claim: Claim, expected: type[M]) -> M:
         objects = self.objects
         if objects is None:
-            msg = (
-                f"a {expected.__name__} lies in a store of objects, and none is known here; set "
-                "ROLLCALL_OBJECTS__URL"
-            )
-            raise Unavailable(msg)
-        message = self._decoded(self._ask_get(lambda: objects.get(claim)), expected)
+            msg = f"a {expected.__name__} claims object {claim.sha256[:80]!r}: {NO_STORE}"
+            raise ObjectLost(msg)
+        message = self._decoded(self._ask_get(lambda: self._get(objects, claim)), expected)
         if claimed(message) is not None:
             msg = f"object {claim.uri} holds a {expected.__name__} that claims another object"
             raise BadBytes(msg)

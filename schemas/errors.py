@@ -15,8 +15,8 @@ RollcallError
   + Unavailable      a service is away                      -> wait, say so once, try again
       + WeightsMissing
   + Unfit            this process must not go on            -> exit before the commit
-      + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, RegistryEmptied,
-        DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
+      + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
+        RegistryEmptied, DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
         CanaryOff, EngineDied
 """
 
@@ -67,6 +67,9 @@ class LengthsDisagree(WireError):
 
 class ObjectLost(WireError):
     """An object that a record claims and that is gone, or is not what was claimed."""
+
+    light: object = None
+    """The light record that claims it, where the codec read one."""
 
 
 class Skipped(WireError):
@@ -173,6 +176,10 @@ class TopicRecreated(Unfit):
 
 class TopicsDiffer(Unfit):
     """Topics or schemas are missing, or are not what the manifest says."""
+
+
+class StoresDiffer(Unfit):
+    """The object store of this process is not the one that the cluster's heavy records lie in."""
 
 
 class RegistryEmptied(Unfit):

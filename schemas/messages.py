@@ -617,6 +617,14 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """Which store a cluster's heavy records lie in: the first record of a name counts."""
+
+    store: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """What became of one box, or of whoever waits for one; written by environments workers."""
 

@@ -59,6 +59,10 @@ class Topics:
         return f"{self.prefix}quotas"
 
     @cached_property
+    def stores(self) -> str:
+        return f"{self.prefix}stores"
+
+    @cached_property
     def instances(self) -> str:
         return f"{self.prefix}instances"
 

@@ -1,6 +1,5 @@
 """Files of weights on any fsspec file system, and what is said where it is away."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,13 +8,9 @@ from typing import BinaryIO
 
 import fsspec
 
-from schemas.errors import Unavailable, WeightsMissing
+from schemas.errors import WeightsMissing
+from schemas.store_calls import told
 from schemas.whole_files import stream_durably
-
-STORE_ERRORS = (OSError, ValueError, ImportError)
-"""What file systems raise when they are away, or when there is none of that name."""
-FOREIGN_ERRORS = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
-"""What libraries of stores raise besides, where they are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,39 +21,28 @@ class StoredFile:
     size_bytes: int
 
 
-def store_errors() -> tuple[type[Exception], ...]:
-    """All that says of a store that it is away."""
-    loaded = ((sys.modules.get(module), name) for module, name in FOREIGN_ERRORS)
-    return (*STORE_ERRORS, *(getattr(module, name) for module, name in loaded if module))
-
-
 def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable[[], str]) -> str:
     """Write a file that comes in pieces, under the name that it is told in the end; its URI.
 
     On a local disk it is durable when this returns. Raises Unavailable.
     """
-    try:
+    with told(f"weights cannot be written to {directory_uri!r}"):
         files, directory = fsspec.core.url_to_fs(directory_uri)
         final = stream_durably(files, directory.rstrip("/"), pieces, name)
-    except store_errors() as error:
-        msg = f"weights cannot be written to {directory_uri!r}: {error}"
-        raise Unavailable(msg) from error
     return str(files.unstrip_protocol(final))
 
 
 @contextmanager
 def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
     """A file to read from, and how many bytes it has. Raises WeightsMissing, Unavailable."""
-    try:
-        files, path = fsspec.core.url_to_fs(uri)
-        with files.open(path, "rb") as stream:
-            yield stream, int(files.size(path))
-    except FileNotFoundError as error:
-        msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
-        raise WeightsMissing(msg) from error
-    except store_errors() as error:
-        msg = f"weights at {uri!r} cannot be read now: {error}"
-        raise Unavailable(msg) from error
+    with told(f"weights at {uri!r} cannot be read now"):
+        try:
+            files, path = fsspec.core.url_to_fs(uri)
+            with files.open(path, "rb") as stream:
+                yield stream, int(files.size(path))
+        except FileNotFoundError as error:
+            msg = f"no weights at {uri!r}; wrong directory, not copied here yet, or deleted already"
+            raise WeightsMissing(msg) from error
 
 
 def content(uri: str) -> bytes:
@@ -69,7 +53,7 @@ def content(uri: str) -> bytes:
 
 def listed(directory_uri: str) -> list[StoredFile]:
     """The files of a folder, none where it is not there. Raises Unavailable."""
-    with _told(f"weights in {directory_uri!r} cannot be listed now"):
+    with told(f"weights in {directory_uri!r} cannot be listed now"):
         files, directory = fsspec.core.url_to_fs(directory_uri)
         files.invalidate_cache()  # others write there too
         try:
@@ -84,7 +68,7 @@ def listed(directory_uri: str) -> list[StoredFile]:
 
 def remove(directory_uri: str, name: str) -> None:
     """Remove a file of a folder; what is gone already is none to mind. Raises Unavailable."""
-    with _told(f"weights in {directory_uri!r} cannot be removed now"):
+    with told(f"weights in {directory_uri!r} cannot be removed now"):
         files, directory = fsspec.core.url_to_fs(directory_uri)
         try:
             files.rm_file(f"{directory.rstrip('/')}/{name}")
@@ -100,13 +84,3 @@ def local_path(uri: str) -> Path | None:
     if protocol not in LocalFileSystem.protocol:
         return None
     return Path(LocalFileSystem._strip_protocol(uri))
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Let a store that is away be Unavailable, with what was to be done."""
-    try:
-        yield
-    except store_errors() as error:
-        msg = f"{what}: {error}"
-        raise Unavailable(msg) from error

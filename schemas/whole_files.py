@@ -94,7 +94,7 @@ def stream_durably(
         path = f"{folder}/{name()}"
         files.mv(temporary, path)
     except BaseException:
-        with suppress(OSError):  # it is away, or never was
+        with suppress(Exception):  # it is away, or never was: what came first is what is raised
             files.rm(temporary)
         raise
     if local:

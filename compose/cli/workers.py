@@ -175,6 +175,7 @@ def archive(
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """What a worker process needs, once broker, registry and topics are there."""
     from compose.services.embedded import taken_down
+    from compose.store_identity import check_store
     from compose.workers.build import Workshop
     from compose.workers.readiness import check_readable, patiently, wait_until_fit
     from compose.workers.shutdown import Drained, Stop
@@ -185,6 +186,7 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     set_up(role, worker)
     wait_until_fit(here)
     patiently(lambda: check_readable(here))
+    patiently(lambda: check_store(here))
     control = patiently(lambda: ControlReader(here.log, here.codec, here.topics, from_end=True))
     shop = Workshop(here.log, here.codec, here.topics, here.settings)
     down = taken_down(here.settings.state(), here.bootstrap_servers)

@@ -32,8 +32,15 @@ from consumers.loop.partition_progress import PartitionProgress
 from consumers.quota_table import UNLIMITED
 from consumers.time_guard import Bar, Guard
 from schemas.codec import Codec
-from schemas.errors import KilledWorkers, TopicRecreated, WireError
-from schemas.messages import Event, Quota, RolloutRequest
+from schemas.errors import KilledWorkers, ObjectLost, TopicRecreated, WireError
+from schemas.messages import (
+    CallFailed,
+    EnvironmentStepped,
+    Event,
+    ModelAnswered,
+    Quota,
+    RolloutRequest,
+)
 from schemas.topics import Topics
 
 DUE_EVERY_S = 0.5
@@ -239,6 +246,15 @@ class Agents:
         """Where a request was, the journal says that it was refused."""
         if record.topic == self.names.requests:
             self.requests.refuse_unread(record, error)
+        elif isinstance(error, ObjectLost) and isinstance(error.light, Event):
+            self._fail_lost(error.light, record, error)
+
+    def _fail_lost(self, event: Event, record: Record, error: ObjectLost) -> None:
+        """Have a command done again of which the answer is lost: its light record names it."""
+        if isinstance(event.body, ModelAnswered | EnvironmentStepped):
+            failed = CallFailed("object_lost", str(error), True)
+            again = replace(event, written_by=self.name, body=failed)
+            self.hands.outbox.write(again, record.partition, record)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         """Refuse a request that kills; an event counts, but its rollout's program runs no more."""

@@ -21,7 +21,7 @@ from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
 from sandbox.host import Host
 from schemas.answer_cache import AnswerCache
-from schemas.errors import KilledWorkers, NoSuchPartition
+from schemas.errors import KilledWorkers, NoSuchPartition, WireError
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
@@ -99,6 +99,9 @@ class Environments(WorkRole):
             else:
                 works.append(Work(record, step, self._lock))
         self.homes.hand_out(works)
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        self.answers.lost(record, error)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind != "close":

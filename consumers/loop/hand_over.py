@@ -16,7 +16,6 @@ from consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
 from schemas.codec import Codec
 from schemas.errors import (
     KilledWorkers,
-    ObjectLost,
     Unavailable,
     UnknownSchema,
     WireError,
@@ -189,7 +188,7 @@ class HandOver:
                 partition=record.partition,
                 offset=record.offset,
                 error=str(error),
-                remedy="bring schema or object back, upgrade this worker, or, with all workers of "
+                remedy="bring the schema back, upgrade this worker, or, with all workers of "
                 "the group stopped, `rollcall dlq skip "
                 f"{self.letters.group} {record.topic} {place}`",
             )
@@ -251,5 +250,8 @@ class Trial:
 
 
 def another_may_read(error: WireError) -> bool:
-    """Whether the bytes may be good: only their schema, or object, is one not to be had here."""
-    return isinstance(error, UnknownSchema | ObjectLost) and not isinstance(error, WrongSchema)
+    """Whether the bytes may be good: only their schema is one not to be had here.
+
+    An object that is lost is lost for all: they share one store (`stores` tells which).
+    """
+    return isinstance(error, UnknownSchema) and not isinstance(error, WrongSchema)

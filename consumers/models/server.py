@@ -28,7 +28,7 @@ from consumers.models.versions import Versions
 from inference.engine import Engine
 from producers.control import write_control
 from schemas.answer_cache import AnswerCache
-from schemas.errors import KilledWorkers, NoSuchPartition, WorkFailed
+from schemas.errors import KilledWorkers, NoSuchPartition, WireError, WorkFailed
 from schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
@@ -96,6 +96,9 @@ class Models(WorkRole):
                 if call.kind == "abort":
                     self._abort(call)
                 record.closed = True
+
+    def unreadable(self, record: Record, error: WireError) -> None:
+        self.answers.lost(record, error)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         if message.kind == "sample":

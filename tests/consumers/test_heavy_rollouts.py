@@ -9,10 +9,20 @@ from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task,
 from consumers.audit.audit import audit
 from inference.scripted import ScriptedEngine
 from sandbox.environment import Observation
+from schemas.claims import LIGHT, claim_of
 from schemas.codec import Codec
-from schemas.messages import Event, ScoredTrajectory
-from tests.support.avro_messages import Shelf
+from schemas.messages import (
+    CallFailed,
+    EnvironmentStep,
+    Event,
+    ModelAnswered,
+    ModelCall,
+    RolloutRequest,
+    ScoredTrajectory,
+)
+from tests.support.avro_messages import Shelf, example
 from tests.support.journals import request
+from tests.support.memory_cluster import SAID
 from tests.support.rig import Rig, source_of
 
 LONG = "a long observation " * 20_000
@@ -202,25 +212,91 @@ def test_while_the_store_takes_nothing_everybody_waits_and_nobody_dies(
     assert report.ok, report.breaches
 
 
-def test_an_entry_of_the_journal_whose_object_is_lost_holds_it_until_that_is_back(
-    rig: Heavy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def letters(rig: Rig) -> list[tuple[bytes, bytes]]:
+    """Source topic and error of each dead letter."""
+    headers = [dict(letter.headers or []) for letter in rig.log.all(rig.topics.dead_letters)]
+    return [(each["dlq_topic"], each["dlq_error"]) for each in headers]
+
+
+def failures(rig: Rig) -> list[str]:
+    """The codes of failed commands in the journal; no object is read for it."""
+    values = [record.value for record in rig.log.all(rig.topics.events)]
+    bodies = [rig.codec.pick(value, Event, "body")[0] for value in values]
+    return [body.code for body in bodies if isinstance(body, CallFailed)]
+
+
+def test_an_answer_whose_object_is_lost_is_buried_and_its_command_done_again(rig: Heavy) -> None:
     ask(rig)
     agents, *others = rig.loops
     rig.settle(agents)
     rig.settle(*others)
-    lost = dict(rig.shelf.held)
 
     rig.shelf.held.clear()
-    for _ in range(3):
-        rig.commit(agents)
-    assert "journal_held" in capsys.readouterr().out
-    assert rig.log.bounds(rig.topics.dead_letters)[0] == (0, 0)
+    rig.commit(agents)
+    for _ in range(4):
+        rig.clock.pass_by(10.0)
+        rig.run()
 
-    rig.shelf.held |= lost
+    assert letters(rig) == [(rig.topics.events.encode(), b"ObjectLost")]
+    (trajectory,) = rig.trajectories()
+    assert (trajectory.status, trajectory.failures) == ("finished", 1)
+    assert failures(rig) == ["object_lost"]
+    assert rig.audited().ok
+
+
+def test_a_command_whose_object_is_lost_fails_by_name_and_is_sent_again(rig: Heavy) -> None:
+    agents, models, environments, _ = rig.loops
+    ask(rig)
+    while not rig.log.all(rig.topics.calls("p")):
+        for loop in (agents, environments):
+            loop.turn(0.0)
+    rig.shelf.held.clear()
+
+    for loop in (models, agents):
+        loop.turn(0.0)
+    for _ in range(4):
+        rig.clock.pass_by(10.0)
+        rig.run()
+
+    assert (rig.topics.calls("p").encode(), b"ObjectLost") in letters(rig)
+    assert {t.status for t in rig.trajectories()} == {"finished"}
+    assert set(failures(rig)) == {"object_lost"}
+
+
+FOREIGN = claim_of(b"an object in a store of somebody else")
+
+
+def forged(rig: Heavy, topic: str) -> None:
+    """Write a light record, of a rollout that nobody asked for, with a claim that leads nowhere."""
+    asked = LIGHT[RolloutRequest](request("forged", READS), FOREIGN)
+    answer = LIGHT[ModelAnswered](SAID, FOREIGN)
+    messages = {
+        rig.topics.requests: asked,
+        rig.topics.events: Event("forged", 1, 0, 1, b"id", b"digest", "a stranger", answer),
+        rig.topics.calls("p"): LIGHT[ModelCall](example(ModelCall, kind="sample"), FOREIGN),
+        rig.topics.steps: LIGHT[EnvironmentStep](example(EnvironmentStep), FOREIGN),
+    }
+    value = Codec(rig.registry).encode(topic, messages[topic])
+    rig.log.append(topic, b"forged", value, 0)
+
+
+@pytest.mark.parametrize("name", ["requests", "events", "calls", "steps"])
+def test_a_claim_that_leads_nowhere_ends_its_own_record_and_nothing_else(
+    rig: Heavy, name: str
+) -> None:
+    topic = rig.topics.calls("p") if name == "calls" else getattr(rig.topics, name)
+    forged(rig, topic)
+    for number in range(3):
+        ask(rig, f"victim{number}")
+
+    rig.run()
     rig.clock.pass_by(1.1)
     rig.run()
-    assert [t.status for t in rig.trajectories()] == ["finished"]
+
+    assert letters(rig) == [(topic.encode(), b"ObjectLost")]
+    ended = {t.rollout_id: t.status for t in rig.trajectories()}
+    assert {ended.pop(f"victim{number}") for number in range(3)} == {"finished"}
+    assert ended == ({"forged": "refused"} if name == "requests" else {})
 
 
 def test_a_request_whose_object_is_lost_is_refused_by_name(rig: Heavy) -> None:

@@ -205,13 +205,15 @@ def test_a_store_that_takes_nothing_may_be_read(codec: Codec, shelf: Shelf) -> N
     assert codec.decode(value, ModelCall) == HEAVY["ModelCall"]
 
 
-def test_without_a_store_values_are_whole_and_light_ones_wait_for_one(codec: Codec) -> None:
+def test_without_a_store_values_are_whole_and_light_ones_are_lost_by_name(codec: Codec) -> None:
     value = codec.encode(TOPIC, HEAVY["ModelCall"])
     bare = Codec(codec.registry)
 
     assert bare.decode(bare.encode(TOPIC, HEAVY["ModelCall"]), ModelCall) == HEAVY["ModelCall"]
-    with pytest.raises(Unavailable, match="ROLLCALL_OBJECTS__URL"):
+    with pytest.raises(ObjectLost, match="ROLLCALL_OBJECTS__URL") as lost:
         bare.decode(value, ModelCall)
+    assert isinstance(lost.value.light, ModelCall)
+    assert lost.value.light.command_id == HEAVY["ModelCall"].command_id
 
 
 def test_an_object_that_claims_another_is_refused(codec: Codec, shelf: Shelf) -> None:

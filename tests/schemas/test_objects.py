@@ -1,12 +1,13 @@
 """The store of objects on a disk: whole or not there, away or lost."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from schemas.claims import claim_of
-from schemas.errors import ObjectLost, Refused, Unavailable
+from schemas.errors import ObjectLost, Refused, Unavailable, WireError
 from schemas.messages import Claim
 from schemas.objects import MARK, ObjectStore
 
@@ -75,6 +76,43 @@ def test_an_object_that_was_removed_is_lost_but_that_of_another_store_is_away(
 def test_a_claim_that_names_no_digest_leads_nowhere(store: ObjectStore, name: str) -> None:
     with pytest.raises(ObjectLost, match="names no object"):
         store.get(Claim(name, name, 1))
+
+
+def test_what_is_no_file_is_lost_and_not_read(store: ObjectStore, tmp_path: Path) -> None:
+    claim = store.put(VALUE)
+    path = file_of(tmp_path, claim)
+
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ObjectLost, match="is a directory, not a file"):
+        store.get(claim)
+    path.rmdir()
+    os.mkfifo(path)  # to open it would wait for ever
+    with pytest.raises(ObjectLost, match="not a file"):
+        store.get(claim)
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_bytes(VALUE)
+    with pytest.raises(ObjectLost, match=claim.sha256):
+        store.get(claim)
+
+
+def test_the_size_is_asked_before_an_object_is_read(store: ObjectStore, tmp_path: Path) -> None:
+    claim = store.put(VALUE)
+    with file_of(tmp_path, claim).open("wb") as file:
+        file.truncate(3 << 30)  # a sparse file: reading it would take three GiB of memory
+
+    for size_bytes in (len(VALUE), 3 << 30, -1, 0):
+        with pytest.raises(ObjectLost, match=r"has 3,221,225,472 bytes, but .* at most"):
+            store.get(replace(claim, size_bytes=size_bytes))
+
+
+def test_a_value_above_the_most_is_never_put(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path), most_bytes=len(VALUE))
+
+    assert store.get(store.put(VALUE)) == VALUE
+    with pytest.raises(WireError, match="above the most"):
+        store.put(VALUE + b"x")
 
 
 def test_a_store_that_takes_nothing_is_away(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ NAMED = {
     TOPICS.train_steps: messages.TrainStep,
     TOPICS.control: messages.Control,
     TOPICS.quotas: messages.Quota,
+    TOPICS.stores: messages.StoreIdentity,
     TOPICS.instances: messages.Instance,
     TOPICS.dead_letters: None,
 }
@@ -56,7 +57,7 @@ def test_a_given_partition_count_is_that_of_every_topic_that_has_several() -> No
 
     assert {name for name, count in given_12.items() if count == 1} == alone
     given_alone = {TOPICS.versions, TOPICS.train_steps, TOPICS.control, TOPICS.quotas}
-    assert alone == {*given_alone, TOPICS.instances}
+    assert alone == {*given_alone, TOPICS.stores, TOPICS.instances}
     assert set(given_12.values()) == {1, 12}
 
 

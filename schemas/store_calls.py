@@ -1,0 +1,27 @@
+"""Calls into libraries of stores: whatever one of them raises, the store is away.
+
+Behind an fsspec URL lie libraries that nobody can list: botocore, aiohttp, paramiko, google.auth,
+and what they lean on. None of their exceptions says that a record or a worker is at fault, so all
+of them become Unavailable, which is waited for. Every call of a store of ours stands under `told`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from schemas.errors import RollcallError, Unavailable
+from schemas.foreign_text import raised
+
+
+@contextmanager
+def told(trouble: str) -> Iterator[None]:
+    """Raise Unavailable, which begins with `trouble`, for whatever the body's libraries raise.
+
+    Errors of our own tree pass: they were told already, or are about what was read.
+    """
+    try:
+        yield
+    except RollcallError:
+        raise
+    except Exception as error:  # a store is foreign code over a network: it may raise anything
+        msg = f"{trouble}: {raised(error)}"
+        raise Unavailable(msg) from error

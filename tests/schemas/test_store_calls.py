@@ -1,0 +1,142 @@
+"""Every call of a store, and whatever its library raises there: it is away, and nothing else."""
+
+import http.client
+import json
+import ssl
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import botocore.exceptions
+import pytest
+
+from schemas import weights_store
+from schemas.errors import ObjectLost, RollcallError, Unavailable, WeightsMissing
+from schemas.objects import ObjectStore
+from schemas.store_calls import told
+from tests.support.faulty_files import Faults, faulty_files
+from tests.support.s3_store import s3_server
+
+VALUE = b"heavy" * 1000
+
+
+class OfNobodysTree(Exception):
+    """As some library has it that nobody has heard of."""
+
+
+class SaysNothing(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+ERRORS: list[Exception] = [
+    OSError("no route"), PermissionError("denied"), TimeoutError("late"), IsADirectoryError("dir"),
+    ConnectionResetError("reset"), ssl.SSLError("wrong version"), EOFError("end"),
+    ValueError("no JSON"), KeyError("ETag"), IndexError("none"), AttributeError("no session"),
+    TypeError("none"), RuntimeError("Session is closed"), NotImplementedError("not here"),
+    MemoryError("no room"), RecursionError("deep"), StopIteration("over"), AssertionError("odd"),
+    ArithmeticError("odd"), BufferError("odd"), struct.error("short"), zlib.error("torn"),
+    json.JSONDecodeError("no JSON", "", 0), UnicodeDecodeError("utf-8", b"", 0, 1, "bad"),
+    http.client.IncompleteRead(b"half"), http.client.BadStatusLine("?"),
+    aiohttp.ClientError("gone"), aiohttp.ServerDisconnectedError("gone"),
+    botocore.exceptions.EndpointConnectionError(endpoint_url="http://s3/"),
+    botocore.exceptions.NoCredentialsError(),
+    botocore.exceptions.ClientError({"Error": {"Code": "503"}}, "GetObject"),
+    botocore.exceptions.ParamValidationError(report="bucket"),
+    OfNobodysTree("odd"), SaysNothing(),
+]  # fmt: skip
+
+
+def objects() -> ObjectStore:
+    return ObjectStore("faulty://objects")
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "put": lambda: objects().put(VALUE),
+    "get": lambda: objects().get(KEPT.claim),
+    "kept": lambda: list(objects().kept()),
+    "remove": lambda: [objects().remove(each) for each in KEPT.objects],
+    "bear": lambda: objects().bear("another"),
+    "bears": lambda: objects().bears("identity"),
+    "put weights": lambda: weights_store.put("faulty://weights", [VALUE], lambda: "w"),
+    "read weights": lambda: weights_store.content("faulty://weights/v1"),
+    "list weights": lambda: weights_store.listed("faulty://weights"),
+    "remove weights": lambda: weights_store.remove("faulty://weights", "v1"),
+}
+
+
+class Kept:
+    """What lies in the stores before each call."""
+
+    claim: Any
+    objects: Any
+
+    def fill(self) -> None:
+        store = objects()
+        self.claim = store.put(VALUE)
+        store.bear("identity")
+        self.objects = list(store.kept())
+        weights_store.put("faulty://weights", [VALUE], lambda: "v1")
+
+
+KEPT = Kept()
+
+
+@pytest.fixture
+def faults() -> Faults:
+    faults = faulty_files()
+    KEPT.fill()
+    faults.calls = 0
+    return faults
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_whatever_a_store_raises_at_whatever_call_it_is_away(name: str, faults: Faults) -> None:
+    CALLS[name]()
+    calls = faults.calls
+    assert calls > 0
+
+    for error in ERRORS:
+        for at in range(1, calls + 1):
+            KEPT.fill()
+            faults.calls, faults.at, faults.error = 0, at, error
+            with pytest.raises(Unavailable) as raised:
+                CALLS[name]()
+            assert type(raised.value) is Unavailable, (error, at)
+            faults.at = None
+    KEPT.fill()
+    CALLS[name]()  # and when it is back all is as before
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_file_that_is_gone_at_any_call_is_away_or_missing(name: str, faults: Faults) -> None:
+    CALLS[name]()
+    calls = faults.calls
+
+    for at in range(1, calls + 1):
+        KEPT.fill()
+        faults.calls, faults.at, faults.error = 0, at, FileNotFoundError("gone")
+        with suppress(Unavailable, WeightsMissing, ObjectLost):
+            CALLS[name]()
+        faults.at = None
+
+
+def test_errors_of_our_own_and_interrupts_are_not_told_anew() -> None:
+    for error in (RollcallError("ours"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as raised, told("the store is away"):
+            raise error
+        assert raised.value is error
+
+
+def test_a_bucket_whose_server_has_ended_is_away() -> None:
+    store = ObjectStore("s3://bucket/objects")
+    with s3_server() as server:
+        claim = store.put(VALUE)
+        assert store.get(claim) == VALUE
+        server.stop()
+        for call in (lambda: store.get(claim), lambda: store.put(VALUE), lambda: [*store.kept()]):
+            with pytest.raises(Unavailable):
+                call()

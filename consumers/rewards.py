@@ -1,5 +1,7 @@
 """The rewards group of one scoring id: a trajectory in, the same with rewards out.
 
+It scores the trajectories whose request names its scoring id or names none, and passes over others.
+
 A scorer that raises, or does not come back, gives no reward and the reason; the record is written
 all the same, so nobody downstream waits for it.
 """
@@ -75,6 +77,10 @@ class Rewards(WorkRole):
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
+            if not asks(trajectory, self.scoring_id):
+                self.counts["of_other_scorings"] += 1
+                record.closed = True
+                continue
             self._begin(record, trajectory)
             self._write_judged()
             if self._full():
@@ -208,3 +214,8 @@ class Rewards(WorkRole):
             cause=cause,
             refused=refused,
         )
+
+
+def asks(trajectory: Trajectory, scoring_id: str) -> bool:
+    """Return whether a scoring has to score a trajectory; one without a request names none."""
+    return trajectory.request is None or trajectory.request.asks_scoring(scoring_id)

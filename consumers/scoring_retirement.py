@@ -1,9 +1,9 @@
 """A scoring that nobody runs any more: the commits of its group say so.
 
-Whoever reads `trajectories` under a scoring id owes every trajectory a score. `rollcall scorings
-retire` writes `retired;TIME;REASON` beside each commit of the group, offsets unchanged, so the word
-lies where the debt does. A worker that is started again for that scoring goes on where it was left
-and writes its own word over it, also one of an earlier release: to it the word is none.
+A scoring owes a score to each trajectory whose request names it. `rollcall scorings retire` writes
+`retired;TIME;REASON` into the metadata of each commit of its group and leaves the offsets as they
+are. A worker that is started again for that scoring goes on at these offsets, and its own metadata
+replace the mark; a worker of an earlier release takes the mark for no metadata.
 """
 
 from collections.abc import Collection

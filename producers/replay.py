@@ -47,6 +47,7 @@ def replayed(request: RolloutRequest, name: str) -> RolloutRequest:
         run_id=f"{MARK}{name}",
         group_id=replayed_id(request.group_id, name) if request.group_id else "",
         sampling_seed=request.seed_key,
+        scorings=(),
     )
 
 

@@ -118,6 +118,8 @@ def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRe
             fields[key] = orjson.dumps(value).decode()
         elif key in BY_POLICY:
             fields[key] = _by_policy(key, value)
+        elif key == "scorings":
+            fields[key] = _texts(key, value)
         else:
             fields[key] = _checked("", RolloutRequest, key, value)
     request = dataclasses.replace(defaults, **fields)
@@ -158,6 +160,13 @@ def _by_policy(key: str, value: Any) -> dict[str, int]:
         msg = f"{key} must be an object of versions by policy, found {value!r:.80}"
         raise Refused(msg)
     return value
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        msg = f"{key} must be a list of texts, found {value!r:.80}"
+        raise Refused(msg)
+    return tuple(value)
 
 
 def _checked(place: str, kind: type, name: str, value: Any) -> Any:

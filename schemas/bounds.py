@@ -5,6 +5,7 @@ this: what was once started goes on by the rules that it was started under.
 """
 
 import math
+import re
 from functools import cache
 from operator import attrgetter
 
@@ -54,6 +55,10 @@ NAMES = (
 )
 TEXTS = ("agent_config", "task.environment_config", "task.prompt", "task.system")
 FIELDS = {name: attrgetter(name) for name in (*COUNTS, *TIMES_S, *OPTIONAL_S, *NAMES, *TEXTS)}
+SCORING_ID = re.compile(r"[A-Za-z0-9_.+-]{1,200}", re.ASCII)
+"""A scoring's id is a part of its consumer group's name."""
+MOST_SCORINGS = 16
+"""Scorings that one request may ask for."""
 SLOWEST_CALLS_PER_S = 0.001
 """One call in a quarter of an hour; whoever is to make none is told so in other ways."""
 SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (0, INT32)}
@@ -89,6 +94,17 @@ def check_request(request: RolloutRequest) -> None:
         _check_versions(*request.versions_for(policy_id))
     _check_number("sampling.max_tokens", request.sampling.max_tokens, 1, INT32)
     check_sampling(request.sampling)
+    _check_number("the number of scorings", len(request.scorings), 0, MOST_SCORINGS)
+    for scoring_id in request.scorings:
+        checked_scoring(scoring_id)
+
+
+def checked_scoring(scoring_id: str) -> str:
+    """Return the scoring id itself; raise Refused where it cannot be part of a group's name."""
+    if not isinstance(scoring_id, str) or not SCORING_ID.fullmatch(scoring_id):
+        msg = f"scoring id {shown(scoring_id, most=80)} must be 1-200 of A-Z a-z 0-9 _ . + -"
+        raise Refused(msg)
+    return scoring_id
 
 
 def _check_versions(least: int, pinned: int) -> None:

@@ -126,6 +126,12 @@ class RolloutRequest:
     policy_version: int = -1
     min_policy_versions: dict[str, int] = field(default_factory=dict)
     policy_versions: dict[str, int] = field(default_factory=dict)
+    scorings: tuple[str, ...] = ()
+    """The scorings that owe it a score; where it names none, one score by any will do."""
+
+    def asks_scoring(self, scoring_id: str) -> bool:
+        """Return whether a scoring has to score its trajectory: it is named, or none is."""
+        return not self.scorings or scoring_id in self.scorings
 
     @property
     def seed_key(self) -> str:

@@ -1,4 +1,4 @@
-"""`rollcall scorings`: who owes a score of every trajectory."""
+"""`rollcall scorings`: list the scorings, and retire one."""
 
 from typing import Annotated
 

@@ -53,6 +53,8 @@ class LiveEvaluation:
         version = _served(cluster, policy_id, version)
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"eval-{policy_id}-{stamp}-{new_rollout_id()[:6]}"
+        asked = (self.scoring_id,) if self.scoring_id else ()
+        tasks = [replace(task, scorings=asked) for task in tasks]
         requests = list(members(tasks, n=self.n, run_id=run_id, version=version, seed=self.seed))
         for request in requests:
             checks.check(request)

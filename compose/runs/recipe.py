@@ -217,6 +217,10 @@ class Recipe(StrictTable):
             lora["adapter_alone"] = True
         return {"seed": seed, **lora, **self.learner}
 
+    def scorings(self) -> tuple[str, ...]:
+        """The scorings that its rollouts ask for, one for each policy's scorers."""
+        return tuple(dict.fromkeys(part.scoring_id for part in self.parts()))
+
     def template(self, run_id: str, policy_id: str) -> RolloutRequest:
         """What all training requests of a run share."""
         task = self.task
@@ -239,6 +243,7 @@ class Recipe(StrictTable):
                 stop=tuple(self.sampling.stop),
             ),
             limits=Limits(**self.limits.model_dump()),
+            scorings=self.scorings(),
         )
 
     def _agent_config(self, policy_id: str) -> dict[str, Any]:

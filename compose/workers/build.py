@@ -16,6 +16,7 @@ from consumers.loop.loop import Loop
 from consumers.loop.role import Role
 from consumers.time_guard import Guard
 from producers.publisher import Publisher
+from schemas.bounds import checked_scoring
 from schemas.codec import Codec
 from schemas.messages import Control, Event, ScoredTrajectory, Trajectory
 from schemas.topics import Topics
@@ -177,8 +178,11 @@ class Workshop:
         *,
         accept: bool = False,
     ) -> Loop:
+        from consumers.scoring_begin import begin_scoring
+
         publisher = self.log.publisher(bulk=True)
         role = self.scoring(name, publisher, scorers, scoring_id)
+        begin_scoring(self.log, self.codec, self.topics, role.scoring_id)
         letters = self._letters(publisher, "rewards", role.scoring_id)
         return self._loop(role, [publisher], letters, accept=accept)
 
@@ -195,7 +199,7 @@ class Workshop:
         from sandbox.scorers import score
 
         settings = self.settings.rewards
-        scoring_id = scoring_id or settings.scoring_id
+        scoring_id = checked_scoring(scoring_id or settings.scoring_id)
         threads = self.settings.models.threads if self.watched else None
         specs = [scorer_spec(text, threads) for text in scorers or settings.scorers]
         self.codec.prepare(self.topics.scored, ScoredTrajectory)

@@ -14,6 +14,7 @@ from consumers.history.rescoring import Rescoring, RewardSink, rescore
 from consumers.history.selection import Selection
 from consumers.log.protocols import Record
 from producers.publisher import flush_all
+from schemas.bounds import checked_scoring
 from schemas.errors import Refused
 from schemas.messages import ScoredTrajectory
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 FLUSH_S = 60.0
 POLL_EVERY = 500
 """Trajectories between two looks at the acks."""
-SCORING_ID = re.compile(r"[A-Za-z0-9_.+-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,7 @@ class Rescorer:
 
     def rescore(self, cluster: "Cluster", selection: Selection) -> Rescoring:
         """Judge a range anew and compare; raises Refused before anything is written."""
-        scoring_id = self.scoring_id or _default_id(self.scorers)
-        if not SCORING_ID.fullmatch(scoring_id):
-            msg = f"scoring id {scoring_id!r} must be 1-100 of A-Z a-z 0-9 _ . + -"
-            raise Refused(msg)
+        scoring_id = checked_scoring(self.scoring_id or _default_id(self.scorers))
         if self.parquet and self.dry_run:
             msg = "--dry-run writes nothing, so it goes without --parquet"
             raise Refused(msg)

@@ -29,7 +29,7 @@ class Case:
     report: Report
     drained: bool
     scorings: Sequence[str] | None = None
-    """Those that owe a score of every trajectory; None is whoever has come past any."""
+    """The scorings that owe every trajectory a score; None for those that the requests name."""
     buried: set[tuple[str, int, int]] = field(default_factory=set)
     """Records of which there is a dead letter."""
     skips: list[Skip] = field(default_factory=list)

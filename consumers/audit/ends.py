@@ -31,6 +31,8 @@ class Ends:
     older: Words
     """Digest of what a worker of the first release writes of it."""
     marks: Words
+    asked: Words
+    """Which of `named` each request asks for."""
 
     def __init__(self, codec: Codec, topics: Topics) -> None:
         self.codec = codec
@@ -38,16 +40,31 @@ class Ends:
         self.bare: dict[int, frozenset[int]] = {}
         """By place, digests of what may stand for a trajectory that is too large."""
         self._adopted: set[int] = set()
-        self._columns = tuple(array("Q") for _ in range(7))
+        self.named: list[tuple[str, ...]] = [()]
+        """The sets of scorings that requests name, each once."""
+        self._named_at: dict[tuple[str, ...], int] = {(): 0}
+        self._columns = tuple(array("Q") for _ in range(8))
 
     def note(
-        self, trajectory: Trajectory | None, at: int, owner: int, applied: int, mark: int
+        self,
+        trajectory: Trajectory | None,
+        at: int,
+        owner: int,
+        applied: int,
+        mark: int,
+        scorings: tuple[str, ...] = (),
     ) -> None:
-        """A rollout ends at a place; the trajectory is None where its program was not run."""
+        """A rollout ends at a place; the trajectory is None where its program was not run.
+
+        `scorings` are those that its request names.
+        """
         body = size = older = 0
         if trajectory is not None:
             body, size, older = self._digests(trajectory, at)
-        row = at, owner, body, applied, size, older, mark
+        asked = self._named_at.setdefault(scorings, len(self.named))
+        if asked == len(self.named):
+            self.named.append(scorings)
+        row = at, owner, body, applied, size, older, mark, asked
         for column, word in zip(self._columns, row, strict=True):
             column.append(word)
 
@@ -55,7 +72,7 @@ class Ends:
         """Sort what is joined."""
         ordered = iter(sort_together(*self._columns))
         self.places, self.owners, self.bodies, self.applied = (next(ordered) for _ in range(4))
-        self.sizes, self.older, self.marks = ordered
+        self.sizes, self.older, self.marks, self.asked = ordered
 
     def adopt(self, row: int, trajectory: Trajectory) -> None:
         """Nothing was folded here: whatever follows must be the same as what was written."""
@@ -95,7 +112,9 @@ def of_first_release(trajectory: Trajectory) -> Trajectory:
     """Without what a worker of the first release does not know and so leaves out."""
     request, sequences = trajectory.request, trajectory.sequences
     if request is not None and (request.policy_version != -1 or _names_others(request)):
-        request = replace(request, policy_version=-1, min_policy_versions={}, policy_versions={})
+        request = replace(
+            request, policy_version=-1, min_policy_versions={}, policy_versions={}, scorings=()
+        )
     if any(each.samplings for each in sequences or ()):
         sequences = sequences and tuple(replace(each, samplings=()) for each in sequences)
     if (request, sequences, None) == (trajectory.request, trajectory.sequences, trajectory.timers):
@@ -104,5 +123,5 @@ def of_first_release(trajectory: Trajectory) -> Trajectory:
 
 
 def _names_others(request: RolloutRequest) -> bool:
-    """Whether a request says anything of versions of other policies than its own."""
-    return bool(request.min_policy_versions or request.policy_versions)
+    """Whether a request names versions of other policies than its own, or scorings."""
+    return bool(request.min_policy_versions or request.policy_versions or request.scorings)

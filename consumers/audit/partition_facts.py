@@ -31,7 +31,6 @@ from schemas.messages import (
     RolloutFinished,
     RolloutRefused,
     RolloutStarted,
-    Trajectory,
 )
 from schemas.topics import Topics
 
@@ -194,7 +193,7 @@ class PartitionFacts:
         at = REFUSED if refused else body.request_offset % REFUSED  # a stranger's may be negative
         facts.starts.note(owner, place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
-            self._note_end(taken.ended, event.rollout_id, 0, offset, at_ms)
+            self._note_end(taken, event.rollout_id, 0, offset, at_ms)
             return
         life = OpenRollout(facts.runnable(body), self.law.open[event.rollout_id])
         self.open[event.rollout_id] = life
@@ -250,8 +249,7 @@ class PartitionFacts:
             self._finished(life, event.body, taken.rollout)
         applied = counting.turns + counting.steps
         facts.report.checked["I4"] += applied
-        trajectory = taken.ended if life.run_again else None
-        self._note_end(trajectory, event.rollout_id, applied, offset, at_ms)
+        self._note_end(taken, event.rollout_id, applied, offset, at_ms, known=life.run_again)
         if life.limited:
             owner = word_of(event.rollout_id.encode())
             facts.quotas.ended(life.limited, owner, life.heard_ms, at_ms)
@@ -267,13 +265,23 @@ class PartitionFacts:
             self._excuse(rollout)
 
     def _note_end(
-        self, trajectory: Trajectory | None, rollout_id: str, applied: int, offset: int, at_ms: int
+        self,
+        taken: Taken,
+        rollout_id: str,
+        applied: int,
+        offset: int,
+        at_ms: int,
+        *,
+        known: bool = True,
     ) -> None:
-        facts = self.facts
+        """Note what a terminal event implies; where its program was not run, no trajectory."""
+        facts, ended = self.facts, taken.ended
+        named = ended.request.scorings if ended and ended.request else ()
         facts.report.ended += 1
         mark = OPTIONAL if at_ms < facts.horizons.trajectories else 0
         owner = word_of(rollout_id.encode())
-        facts.ends.note(trajectory, place(self.partition, offset), owner, applied, mark)
+        at = place(self.partition, offset)
+        facts.ends.note(ended if known else None, at, owner, applied, mark, named)
 
     def close(self) -> None:
         """See what the open rollouts wait for."""

@@ -1,6 +1,6 @@
 """Trajectories and scored records against the terminal events of the journal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from consumers.agents.fork import recorded_answers
 from consumers.audit.case import Case
 from consumers.audit.columns import find, find_one, place, place_of, split, word_of
 from consumers.audit.ends import OPTIONAL
+from consumers.audit.owed_scores import OwedScores
 from consumers.audit.report import Breach
 from consumers.audit.train_steps import Lineage
 from consumers.log.protocols import Record
-from consumers.scoring_retirement import retired
 from schemas.codec import PREFIX as WIRE
 from schemas.messages import ScoredTrajectory, Trajectory
 
@@ -222,25 +222,7 @@ class Outcomes:
     def finish(self) -> None:
         """Ends without a trajectory, trajectories without a score."""
         self._missing_trajectories()
-        for scoring_id in self._scorings():
-            self._missing_scores(scoring_id)
-
-    def _scorings(self) -> Iterable[str]:
-        """The scorings that owe a score of every trajectory."""
-        if self.case.scorings is not None:
-            return self.case.scorings
-        groups = self.case.topics.group("rewards", "")
-        owing = []
-        for group, commits in self.case.window.commits.items():
-            if not group.startswith(groups):
-                continue
-            scoring_id = group.removeprefix(groups)
-            word = retired(commits.values())
-            if word is None:
-                owing.append(scoring_id)
-            else:
-                self.case.report.retired[scoring_id] = word
-        return owing
+        OwedScores(self.case, self._first, self._written, self._scores).check()
 
     def _missing_trajectories(self) -> None:
         ends = self.case.journal.ends
@@ -251,26 +233,6 @@ class Outcomes:
                 self.case.report.add(
                     Breach("I8", text, self.case.topics.events, *split(cause), "lost")
                 )
-
-    def _missing_scores(self, scoring_id: str) -> None:
-        """What a group of scorers has come past, it has scored."""
-        topic, report = self.case.topics.trajectories, self.case.report
-        group = self.case.topics.group("rewards", scoring_id)
-        scores = self._scores.get(scoring_id, np.zeros(len(self._written), bool))
-        for row in np.flatnonzero(self._written):
-            here = topic, *split(int(self._first[row]))
-            done = self.case.finished(group, *here)
-            report.checked["I6"] += done
-            if scores[row]:
-                continue
-            if done:
-                text = f"{group} has committed past this trajectory, but has not scored it"
-                report.add(Breach("I6", text, *here, "lost"))
-            elif self.case.drained:
-                text = f"this trajectory has no scored record of {scoring_id!r}"
-                report.add(Breach("I8", text, *here, "lost"))
-            else:
-                report.pending += 1
 
 
 def _answers(mask: bytes) -> int:

@@ -119,6 +119,7 @@ def fork_request(
         parent_position=position,
         policy_version=-1,
         policy_versions={},
+        scorings=(),
     )
 
 

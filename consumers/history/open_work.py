@@ -52,6 +52,9 @@ class ScoringPosition:
     commits: Mapping[int, int] = field(default_factory=dict)
     above: Mapping[int, Collection[int]] = field(default_factory=dict)
     """Finished offsets above the commit."""
+    live: bool = False
+    """Whether its group has members."""
+    retired: bool = False
 
     def finished(self, partition: int, offset: int) -> bool:
         """Whether it is done with a trajectory at this place."""
@@ -78,6 +81,8 @@ class EndedRollout:
     partition: int
     ended_ms: int
     offsets: list[int] = field(default_factory=list)
+    scorings: tuple[str, ...] = ()
+    """Those that its request names."""
 
 
 @dataclass(eq=False)
@@ -177,7 +182,8 @@ class OpenWork:
             request = trajectory.request
             group = (request.group_id, request.group_size) if request else ("", 1)
             place = trajectory.journal_partition, trajectory.ended_ms
-            self.ended[run] = EndedRollout(trajectory.rollout_id, *group, *place)
+            named = request.scorings if request else ()
+            self.ended[run] = EndedRollout(trajectory.rollout_id, *group, *place, scorings=named)
             self._not_before(trajectory.started_ms)
         return self.ended[run]
 

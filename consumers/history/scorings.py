@@ -1,7 +1,7 @@
-"""Who owes scores, and taking one off that list that nobody runs any more.
+"""List the scorings that owe scores, and retire one that no worker runs any more.
 
-Every group of scorers that was ever started owes a score of every trajectory; `verify --drained`
-and `waiting` hold it to that. What retires one is a word beside its commits
+A scoring owes a score to each trajectory whose request names it; `verify --drained` and `waiting`
+hold it to that. What retires one is a word beside its commits
 (`consumers.scoring_retirement`).
 """
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 REASONS_OF_ENDED = ("reward", "group")
 """What rollouts wait for that have ended."""
+MOST_TRAJECTORIES = 20_000
+"""Trajectories that are looked at for a missing score; the newest of each partition."""
 NOBODY = "nobody"
 TRAINER = "the trainer"
 
@@ -187,7 +189,7 @@ class WaitReader:
             self.work.take_request(request, record.partition, record.offset, record.timestamp_ms)
 
     def _scorings(self) -> list[ScoringPosition]:
-        """Every scoring that has a group and owes scores; else the one of the settings."""
+        """Every scoring that has a group; else the one of the settings."""
         log, topic, prefix = (
             self.history.log,
             self.topics.trajectories,
@@ -204,19 +206,40 @@ class WaitReader:
             name: log.commits(self.topics.group("rewards", name), topic)
             for name in names or [self.scoring_id]
         }
-        owing = {name: held for name, held in known.items() if retired(held.values()) is None}
-        for name, held in (owing or known).items():
+        live = self._live(groups)
+        for name, held in known.items():
             above = {n: finished_above(parted(c.metadata)[0], c.offset) for n, c in held.items()}
-            scorings.append(ScoringPosition(name, {n: c.offset for n, c in held.items()}, above))
+            is_retired = retired(held.values()) is not None
+            offsets = {n: c.offset for n, c in held.items()}
+            scorings.append(
+                ScoringPosition(name, offsets, above, prefix + name in live, is_retired)
+            )
         return scorings
 
+    def _live(self, groups: Sequence[str]) -> set[str]:
+        """The groups that have members, as far as the broker says."""
+        try:
+            return {member.group for member in self.admin.members(list(groups))}
+        except Unavailable as error:
+            self.remarks.append(str(error))
+            return set()
+
     def _trajectories(self) -> None:
-        """From the first on that some scoring has not finished."""
-        topic = self.topics.trajectories
-        starts = {
-            tp: max(at, min(s.commits.get(tp[1], 0) for s in self.work.scorings))
-            for tp, at in self._starts(topic).items()
-        }
+        """From the first on that some scoring has not finished, as far as that is bounded."""
+        topic, scorings = self.topics.trajectories, self.work.scorings
+        owing = [scoring for scoring in scorings if not scoring.retired] or scorings
+        bounds = self.history.log.bounds(topic)
+        most = MOST_TRAJECTORIES // max(1, len(bounds))
+        starts, left_out = {}, 0
+        for number, (first, end) in bounds.items():
+            begin = max(first, min(scoring.commits.get(number, 0) for scoring in owing))
+            starts[topic, number] = max(begin, end - most)
+            left_out += starts[topic, number] - begin
+        if left_out:
+            self.remarks.append(
+                f"{left_out:,} older trajectories that some scoring has not come past are "
+                "left out; `rollcall scorings list` says which, `verify --drained` reads them all"
+            )
         for record, trajectory in self._read(topic, starts, Trajectory):
             self.work.take_trajectory(trajectory, record.partition, record.offset)
 

@@ -120,12 +120,18 @@ class _Waits:
         return _wait(request, reason, what, waits.opened_ms, deadline, sent or journal)
 
     def _rewards(self) -> Iterator[Wait]:
-        scorings = {scoring.scoring_id: scoring for scoring in self.work.scorings}
-        for scoring_id in {*scorings, *self.work.scored}:
-            scoring = scorings.get(scoring_id, ScoringPosition(scoring_id))
-            for run, ended in self.work.ended.items():
-                if not self._is_scored(scoring, run, ended):
-                    yield self._reward(scoring_id, ended)
+        """Scores that are owed: one by each scoring that the request names, else one by any."""
+        known = {each: ScoringPosition(each) for each in self.work.scored}
+        known |= {scoring.scoring_id: scoring for scoring in self.work.scorings}
+        likely = max(known.values(), key=_takes_unnamed, default=ScoringPosition(""))
+        for run, ended in self.work.ended.items():
+            scored = {s.scoring_id for s in known.values() if self._is_scored(s, run, ended)}
+            for name in ended.scorings:
+                scoring = known.get(name, ScoringPosition(name))
+                if name not in scored and not scoring.retired:
+                    yield self._reward(name, ended)
+            if known and not ended.scorings and not scored:
+                yield self._reward(likely.scoring_id, ended)
 
     def _is_scored(self, scoring: ScoringPosition, run: Run, ended: EndedRollout) -> bool:
         finished = any(scoring.finished(ended.partition, offset) for offset in ended.offsets)
@@ -155,6 +161,11 @@ class _Waits:
                 what = f"{len(members)} of {size} scored by {scoring_id!r}, missing {_some(others)}"
                 for rollout_id, at_ms in members.items():
                     yield Wait(rollout_id, group_id, "group", what, at_ms, None, None)
+
+
+def _takes_unnamed(scoring: ScoringPosition) -> tuple[bool, bool]:
+    """Rank the scorings that may score a rollout whose request names none."""
+    return scoring.live, not scoring.retired
 
 
 def _wait(

@@ -211,6 +211,7 @@ class Rig:
             timeout_s=timeout_s,
             grace_s=grace_s,
         )
+        options = {"scoring_id": "s", **options}
         role = Rewards(name, self.codec, self.topics, publisher, judge, waiting=waiting, **options)
         self._roles.append(role)
         make_loop = BesideARoom if threaded else Loop

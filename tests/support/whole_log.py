@@ -29,7 +29,7 @@ def found(report: Report) -> set[str]:
 class Whole(Rig):
     """Some rollouts that ran in peace, on one partition, and two training steps made of them."""
 
-    def __init__(self, rollouts: int = 4) -> None:
+    def __init__(self, rollouts: int = 4, scorings: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.loops = [
             self.agents(),
@@ -38,7 +38,8 @@ class Whole(Rig):
             self.rewards(),
         ]
         for number in range(rollouts):
-            self.ask(replace(crossing(number, f"g{number // 2}"), run_id="run", purpose="train"))
+            asked = crossing(number, f"g{number // 2}")
+            self.ask(replace(asked, run_id="run", purpose="train", scorings=scorings))
             self.settle(*self.loops)
             self.clock.pass_by(2.0)
         self.commit(*self.loops)

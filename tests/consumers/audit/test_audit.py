@@ -66,7 +66,10 @@ def test_any_journal_that_fold_and_dice_made_holds_every_invariant(seed: int) ->
             log.append(topic, effect.rollout_id.encode(), codec.encode(topic, effect), 0)
 
     report = audit(
-        SimpleNamespace(log=log, codec=codec, topics=topics), world_of(DICED), drained=True
+        SimpleNamespace(log=log, codec=codec, topics=topics),
+        world_of(DICED),
+        drained=True,
+        scorings=(),
     )
 
     assert found(report) == set()
@@ -132,7 +135,7 @@ def test_an_answer_that_nobody_asked_for_and_nothing_followed_breaks_i2() -> Non
     rig.log.hole(rig.topics.events, 0)
     hole = rig.log.topics[rig.topics.events][0].end - 1
     rig.settle(*loops)
-    assert audited(rig).ok
+    assert audited(rig, scorings=()).ok
 
     said = rig.events(ModelAnswered)[0]
     stray = replace(said, position=77, body_digest=b"another")
@@ -140,7 +143,7 @@ def test_an_answer_that_nobody_asked_for_and_nothing_followed_breaks_i2() -> Non
     at_ms = int(rig.clock() * 1000)
     rig.log.topics[rig.topics.events][0].records[hole] = (b"r0", value, at_ms, None)
 
-    report = audited(rig)
+    report = audited(rig, scorings=())
 
     assert [(b.invariant, b.offset) for b in report.breaches] == [("I2", hole)]
 
@@ -397,13 +400,29 @@ def test_a_trajectory_without_an_end_breaks_i8(whole: Whole) -> None:
     assert (found(report), report.doubled) == ({"I8"}, 1)
 
 
-def test_a_trajectory_that_is_not_scored_when_all_is_drained_breaks_i8(whole: Whole) -> None:
+def test_a_trajectory_that_is_not_scored_when_all_is_drained_breaks_i8() -> None:
+    whole = Whole(4, scorings=("s", "other"))
     whole.commit_by_hand("t.rewards.other", whole.topics.trajectories, 0)
 
     report = audited(whole)
 
     assert (found(report), len(report.breaches)) == ({"I8"}, 4)
     assert audited(whole, drained=False).pending == 4
+
+
+def test_a_trajectory_that_names_no_scoring_and_has_no_score_breaks_i8_when_all_is_drained() -> (
+    None
+):
+    rig = Rig()
+    loops = [rig.agents(), rig.models(ScriptedEngine("p", walk)), rig.environments()]
+    rig.ask(crossing(0))
+    rig.settle(*loops)
+    rig.commit(*loops)
+
+    report = audited(rig)
+
+    assert [b.text for b in report.breaches] == ["no scoring has scored this trajectory"]
+    assert audited(rig, drained=False).pending == 1
 
 
 # I9

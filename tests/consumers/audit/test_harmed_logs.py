@@ -463,13 +463,18 @@ def test_a_rollout_whose_agents_were_away_all_night_is_not_yet_lost() -> None:
 # Scorings
 
 
-def test_a_scoring_that_nobody_expects_owes_nothing(whole: Whole) -> None:
+def test_a_scoring_that_no_request_names_owes_no_score_when_it_was_tried_once(whole: Whole) -> None:
     tried_once(whole)
 
-    report = audited(whole, scorings=["s"])
+    assert audited(whole).ok
+
+
+def test_a_scoring_that_is_named_owes_scores_unless_only_others_are_expected() -> None:
+    whole = Whole(4, scorings=("s", "tried"))
+    tried_once(whole)
 
     assert found(audited(whole)) == {"I8"}
-    assert report.ok
+    assert audited(whole, scorings=["s"]).ok
 
 
 def tried_once(whole: Whole) -> None:
@@ -484,9 +489,8 @@ def test_a_scoring_that_is_expected_and_never_ran_owes_every_score(whole: Whole)
     assert len(report.breaches) == 4
 
 
-def test_a_scoring_that_was_retired_owes_nothing_until_somebody_goes_on_with_it(
-    whole: Whole,
-) -> None:
+def test_a_scoring_that_was_retired_owes_nothing_until_somebody_goes_on_with_it() -> None:
+    whole = Whole(4, scorings=("s", "tried"))
     tried_once(whole)
     group, topic = whole.log.group("t.rewards.tried"), whole.topics.trajectories
     group.committed[topic, 0] = 0, retired_word("2026-05-01", "a try")

@@ -1,6 +1,7 @@
 """Scorings: who owes scores, and what it takes to owe none."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ def cluster() -> MemoryCluster:
     made = MemoryCluster()
     made.hire(lambda call: "left")
     for number in range(3):
-        made.ask(RolloutRequest(f"r{number}", Task(CORRIDOR, seed=number), policy_id=POLICY))
+        asked = RolloutRequest(f"r{number}", Task(CORRIDOR, seed=number), policy_id=POLICY)
+        made.ask(replace(asked, scorings=("default", "other")))
     made.finish()
     for worker in made.log.crew:
         worker.stop()

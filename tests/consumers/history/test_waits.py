@@ -285,13 +285,37 @@ def test_an_ended_rollout_waits_for_its_reward_until_it_is_scored(known: str) ->
     assert waits_of(after) == []
 
 
-def test_each_scoring_is_waited_for_by_itself() -> None:
+def test_each_scoring_that_a_request_names_is_waited_for_by_itself() -> None:
     hand = Hand()
-    trajectory = ended(hand, request("r", "single_turn"))
+    trajectory = ended(hand, request("r", "single_turn", scorings=("fast", "slow")))
     waits = work_of(hand, ScoringPosition("fast", {PARTITION: 9}), ScoringPosition("slow"))
     waits.take_trajectory(trajectory, PARTITION, 4)
 
     assert only(waits).what == "scoring 'slow'"
+
+
+def test_a_request_that_names_no_scoring_waits_for_the_one_that_is_live_until_any_has_scored() -> (
+    None
+):
+    hand = Hand()
+    trajectory = ended(hand, request("r", "single_turn"))
+    tried, live = ScoringPosition("tried"), ScoringPosition("live", live=True)
+    before = work_of(hand, tried, live)
+    after = work_of(hand, tried, replace(live, commits={PARTITION: 9}))
+    for waits in (before, after):
+        waits.take_trajectory(trajectory, PARTITION, 4)
+
+    assert only(before).what == "scoring 'live'"
+    assert waits_of(after) == []
+
+
+def test_a_scoring_that_is_retired_is_not_waited_for() -> None:
+    hand = Hand()
+    trajectory = ended(hand, request("r", "single_turn", scorings=("gone",)))
+    waits = work_of(hand, ScoringPosition("gone", retired=True))
+    waits.take_trajectory(trajectory, PARTITION, 4)
+
+    assert waits_of(waits) == []
 
 
 def test_an_end_whose_trajectory_is_not_out_waits_for_an_agents_worker() -> None:

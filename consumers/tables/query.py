@@ -6,9 +6,11 @@ by scoring id in `totals`; `turns` are the turns of these; `scores` has one row 
 and scoring id. Nothing but the given directories is read, and nothing at all is written.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ import orjson
 import pyarrow as pa
 
 from consumers.tables.parquet import SCHEMAS
+from consumers.tables.table_files import SCHEME, TableFiles
 from schemas.errors import Refused
 
+EXPLAIN = re.compile(r"\s*explain\b(\s*analyze\b)?(\s*\([^()]*\))?", re.ASCII | re.IGNORECASE)
+"""What makes a statement an EXPLAIN; what is left of one is the statement that it explains."""
 FETCHED = 1000
 """Rows at a time."""
 READ = ("hive_partitioning", "union_by_name", "filename", "file_row_number")
@@ -87,6 +92,7 @@ def open_tables(directories: Sequence[Path]) -> Iterator["Tables"]:
             raise Refused(msg)
     connection = duckdb.connect()
     try:
+        connection.register_filesystem(TableFiles(directories))
         yield Tables(connection, [directory.absolute() for directory in directories])
     finally:
         connection.close()
@@ -100,8 +106,9 @@ class Tables:
         for setting in (
             "errors_as_json = true",
             "temp_directory = ''",
-            f"allowed_directories = {_sql_list(f'{path}/' for path in directories)}",
+            f"allowed_directories = ['{SCHEME}://']",
             "enable_external_access = false",
+            "disabled_filesystems = 'LocalFileSystem'",
             "lock_configuration = true",
         ):
             connection.execute(f"set {setting}")
@@ -113,8 +120,11 @@ class Tables:
     def _as_written(self, name: str, directories: Sequence[Path]) -> None:
         """Every record of one table; a table of which there is no file is empty."""
         view = f"{name}_as_written"
-        files = [f"{path}/{name}/day=*/*.parquet" for path in directories]
-        files = [glob for glob in files if any(Path("/").glob(glob.removeprefix("/")))]
+        files = [
+            f"{SCHEME}://{escape(str(path))}/{name}/day=*/*.parquet"
+            for path in directories
+            if any((path / name).glob("day=*/*.parquet"))
+        ]
         if not files:
             added = [("filename", pa.string()), ("file_row_number", pa.int64())]
             added += [("day", pa.date32())]
@@ -131,14 +141,19 @@ class Tables:
             if len(statements) != 1:
                 msg = f"one query at a time, not {len(statements)}"
                 raise Refused(msg)
-            if statements[0].type not in (
-                duckdb.StatementType.SELECT,
-                duckdb.StatementType.EXPLAIN,
-            ):
-                msg = f"{statements[0].type.name} is no query; the tables are only read: SELECT"
-                raise Refused(msg)
+            self._require_select(statements[0], sql)
             result = self._connection.execute(statements[0])
         return QueryResult([column[0] for column in result.description], self._fetched(result, sql))
+
+    def _require_select(self, statement: Any, sql: str) -> None:
+        """Raise Refused for what is no SELECT nor its EXPLAIN: ANALYZE carries out the others."""
+        kind = statement.type
+        if kind == duckdb.StatementType.EXPLAIN:
+            inner = self._connection.extract_statements(EXPLAIN.sub("", sql, count=1))
+            kind = inner[0].type if len(inner) == 1 else kind
+        if kind != duckdb.StatementType.SELECT:
+            msg = f"{kind.name} is no query; the tables are only read: SELECT"
+            raise Refused(msg)
 
     def _fetched(self, result: Any, sql: str) -> Iterator[tuple[Any, ...]]:
         while True:

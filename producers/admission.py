@@ -13,6 +13,9 @@ from schemas.errors import Refused
 from schemas.ids import digest, draw_of, group_id, parted_id, request_id
 from schemas.messages import RolloutRequest, Task
 
+MOST_MEMBERS = 4096
+"""Of a group whose size only its requests tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRule:
@@ -131,30 +134,57 @@ def task_of_seed(shared: Task, tasks: Sequence[Task], seed: int) -> Task:
 
 @dataclass
 class Published:
-    """The fold of a run's own requests from one draw on: what need not be published again."""
+    """The fold of a run's own requests from one draw on: what need not be published again.
+
+    A request is one of a draw's if its id is: anybody may write the name of a group.
+    """
 
     run_id: str
     first: int = 0
+    group_size: int = 0
+    """The most members that a draw can have; 0 where only its requests tell."""
     ids: set[str] = field(default_factory=set)
     highest_draw: int = -1
     drawn: dict[int, RolloutRequest] = field(default_factory=dict)
     """Of each draw that was met a request: it says what the draw is, whoever has drawn it."""
     continued: list[tuple[int, str]] = field(default_factory=list)
     """Draws and ids of requests that go on with another one."""
+    _met: set[int] = field(default_factory=set)
 
     def take(self, request: RolloutRequest) -> int:
         """Note one record of `rollout.requests`; returns its draw, -1 where it has none."""
         ours = request.run_id == self.run_id and request.purpose == "train"
         draw = draw_of(self.run_id, request.group_id) if ours else -1
-        goes_on = parted_id(request.rollout_id)[1] > 0
-        if draw >= 0 and not goes_on:
+        base, generation = parted_id(request.rollout_id)
+        if draw < 0 or base not in self._members(draw, request.group_size):
+            return -1
+        goes_on = generation > 0
+        if not goes_on:
             self.drawn.setdefault(draw, request)
         if draw >= self.first:
             self.ids.add(request.rollout_id)
             self.highest_draw = max(self.highest_draw, draw)
-        if draw >= 0 and goes_on:
+            self._met.add(draw)
+        if goes_on:
             self.continued.append((draw, request.rollout_id))
         return draw
+
+    def _members(self, draw: int, claimed: int) -> set[str]:
+        size = self.group_size or min(claimed, MOST_MEMBERS)
+        return {request_id(self.run_id, draw, member) for member in range(size)}
+
+    def empty_seats(self) -> int:
+        """Seats that draws which were met leave empty, as their groups are smaller."""
+        sizes = (each.group_size for draw, each in self.drawn.items() if draw >= self.first)
+        return sum(self.group_size - size for size in sizes if 1 <= size < self.group_size)
+
+    def keep_below(self, most: int) -> int:
+        """Count no draw from `most` on as published; returns how many that were met are let go."""
+        beyond = {draw for draw in self._met if draw >= most}
+        self._met -= beyond
+        self.drawn = {draw: each for draw, each in self.drawn.items() if draw < most}
+        self.highest_draw = max(self._met, default=-1)
+        return len(beyond)
 
     def unfinished(
         self, group: Callable[[int], Iterable[RolloutRequest]]

@@ -21,6 +21,9 @@ from trainer.checkpoint import Checkpoint
 from trainer.consumption import Consumption
 from trainer.curation import Buffer
 
+FARTHEST = 10_000
+"""So many draws may be missing below one that is met first: its partition is read sooner."""
+
 log = structlog.get_logger()
 
 
@@ -83,6 +86,8 @@ class Intake:
             return
         draw = draw_of(self.run.run_id, request.group_id)
         if draw < self.accounts.low or request.run_id != self.run.run_id:
+            return
+        if draw >= self.accounts.next_draw + FARTHEST:
             return
         known, size = draw < self.accounts.next_draw, request.group_size
         if known and size >= self.curriculum.group_size:

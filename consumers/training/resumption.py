@@ -112,11 +112,13 @@ class RunLog:
         book = held.book if held else Book()
         asked_from = self.begin(self.topics.requests, book.asked if book else ())
         read_from = self.begin(self.topics.requests) if curriculum.curators else asked_from
-        requests = self._requests(read_from, book.next_draw if book else 0)
+        size = curriculum.group_size
+        requests = self._requests(read_from, book.next_draw if book else 0, size)
         if held and book is None:
-            accounts = self._without_book(requests, held.consumed, curriculum.group_size)
+            accounts = self._without_book(requests, held.consumed, size)
         else:
-            accounts = Accounts(self.run.run_id, curriculum.group_size, book)
+            accounts = Accounts(self.run.run_id, size, book)
+            self._leave_out_made_up(requests.published, accounts, held)
         curriculum.knows(requests.published.drawn)
         self._tell(curriculum, accounts)
         version = held.version if held else -1
@@ -169,8 +171,45 @@ class RunLog:
         bounds = sorted(self.log.bounds(topic).items())
         return tuple(Consumed(topic, number, end, (), topic_id) for number, (_, end) in bounds)
 
-    def _requests(self, marks: Iterable[Consumed], first_draw: int) -> RunRequests:
-        requests = RunRequests(Published(self.run.run_id, first_draw))
+    def _leave_out_made_up(
+        self, published: Published, accounts: Accounts, held: Checkpoint | None
+    ) -> None:
+        """Count no more draws as published than admission can have granted.
+
+        It grants while fewer than so many are running, and what is not running any more has been
+        scored by now: anybody can work out the ids of draws to come, and ask for them.
+        """
+        size, rule = accounts.group_size, self.run.rule
+        room = rule.max_running + (rule.batch if self.run.barrier else 0)
+        if not size or (published.highest_draw + 1) * size <= accounts.ended() + room:
+            return
+        came = self._came(held.consumed if held else ())
+        most = (accounts.ended() + published.empty_seats() + came + room) // size
+        beyond = published.keep_below(most)
+        if beyond:
+            log.warning("draws_made_up", draws=beyond, published=published.highest_draw + 1)
+
+    def _came(self, consumed: Iterable[Consumed]) -> int:
+        """How many of the run's rollouts have been scored, or may have, and were not consumed."""
+        marks = self.begin(self.topics.scored, consumed)
+        above = {mark.partition: set(mark.above) for mark in consumed}
+        came, unread = set[str](), 0
+        for record in read_all(self.log, [self.topics.scored], _starts(marks)):
+            if record.offset in above.get(record.partition, ()):
+                continue
+            scored = decoded(self.codec, record, ScoredTrajectory)
+            request = scored.trajectory.request if scored else None
+            unread += request is None
+            if scored and request and self._is_of_run(scored, request):
+                came.add(scored.trajectory.rollout_id)
+        return len(came) + unread
+
+    def _is_of_run(self, scored: ScoredTrajectory, request: RolloutRequest) -> bool:
+        ours = request.run_id == self.run.run_id and request.purpose == "train"
+        return ours and scored.scoring_id == self.run.scoring_id
+
+    def _requests(self, marks: Iterable[Consumed], first_draw: int, size: int) -> RunRequests:
+        requests = RunRequests(Published(self.run.run_id, first_draw, size))
         for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)
             if request is not None:

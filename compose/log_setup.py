@@ -3,9 +3,12 @@
 import logging
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
+
+from compose.tracebacks import hide_in_tracebacks
+from schemas.hidden import without_secrets
 
 
 def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
@@ -14,16 +17,33 @@ def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
     """
     out = out or sys.stderr
     logging.basicConfig(level=logging.WARNING, stream=out)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Hiding(logging.BASIC_FORMAT))
+    hide_in_tracebacks()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             *(_for_people() if out.isatty() else _for_machines()),
+            _hidden,
         ],
         logger_factory=structlog.PrintLoggerFactory(out),
     )
     structlog.contextvars.bind_contextvars(role=role, worker=worker, pid=os.getpid())
+
+
+class _Hiding(logging.Formatter):
+    """Lines of libraries, which may quote a URL that they were given."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
+
+
+def _hidden(logger: object, name: str, line: Any) -> str:
+    """A line of ours as it leaves; its fields may be words of a library."""
+    del logger, name
+    return without_secrets(str(line))
 
 
 def _for_people() -> list[structlog.typing.Processor]:

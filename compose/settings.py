@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -25,6 +25,8 @@ from sandbox.boxes.box import AUTO
 from sandbox.boxes.driver_name import DriverName
 from schemas import names
 from schemas.errors import Refused
+from schemas.foreign_text import shown
+from schemas.hidden import NAMES, hide, hide_in, hide_in_url
 from schemas.messages import Quota
 
 PREFIX = "ROLLCALL_"
@@ -190,6 +192,17 @@ class Settings(BaseSettings):
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
+    @model_validator(mode="after")
+    def _hide_secrets(self) -> "Settings":
+        """Know what is secret before anything can be said of it."""
+        hide_in(self.kafka.client)
+        hide_in(self.registry.client)
+        urls = self.registry.url, self.objects.url, self.models.openai.base_url
+        for url in (*urls, self.kafka.bootstrap_servers):
+            hide_in_url(url)
+        hide(os.environ.get(self.models.openai.api_key_env, ""))
+        return self
+
     def state(self) -> Path:
         return self.state_dir.expanduser().absolute()
 
@@ -252,4 +265,8 @@ def _complaint(error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
         return str(unknown_key(Settings, "setting", place))
-    return f"setting {'.'.join(place)}: {error['msg']}, found {error['input']!r}"
+    told = f"setting {'.'.join(place)}: {error['msg']}"
+    # What clients are given holds passwords, under names that are theirs.
+    name = ".".join(place).partition(".client")[1:]
+    secret = name[0] and (not name[1] or NAMES.search(name[1]))
+    return told if secret else f"{told}, found {shown(error['input'])}"

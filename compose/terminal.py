@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.hidden import without_secrets
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,7 +32,7 @@ def emit_json(result: object, *, one_line: bool = False) -> None:
 
     options = orjson.OPT_NON_STR_KEYS | (0 if one_line else orjson.OPT_INDENT_2)
     with quiet_pipes():
-        print(orjson.dumps(result, option=options).decode())
+        print(without_secrets(orjson.dumps(result, option=options).decode()))
 
 
 @contextmanager
@@ -54,7 +56,8 @@ def page() -> Iterator["Console"]:
     with terminal.capture() as written:
         yield terminal
     with quiet_pipes():
-        print("\n".join(line.rstrip() for line in written.get().splitlines()))
+        shown = without_secrets(written.get())
+        print("\n".join(line.rstrip() for line in shown.splitlines()))
 
 
 def called() -> str:

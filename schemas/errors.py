@@ -21,10 +21,14 @@ RollcallError
 """
 
 from schemas.foreign_text import REASON_CHARS, plain
+from schemas.hidden import without_secrets
 
 
 class RollcallError(Exception):
-    """The root of the tree; the text is for people."""
+    """The root of the tree; the text is for people, and no secret stands in it."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*(without_secrets(w) if isinstance(w, str) else w for w in words))
 
 
 class Refused(RollcallError):

@@ -22,6 +22,7 @@ from schemas.errors import (
     Unfit,
     UnknownSchema,
 )
+from schemas.hidden import hide_in, hide_in_url
 
 T = TypeVar("T")
 NOT_FOUND = 404
@@ -48,6 +49,8 @@ class HttpRegistry:
 
     def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
         self.url = url
+        hide_in_url(url)
+        hide_in(settings or {})
         try:
             given = {k: float(v) if k in NUMBERS else v for k, v in (settings or {}).items()}
             self._client = SchemaRegistryClient({"url": url, **PATIENCE, **given})

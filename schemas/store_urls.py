@@ -3,10 +3,15 @@
 import fsspec
 
 from schemas.errors import Refused
+from schemas.hidden import hide_in_url
 
 
 def require_openable(setting: str, url: str) -> None:
-    """Raise Refused for a kind of URL that nothing here can open: no waiting would ever help."""
+    """Raise Refused for a kind of URL that nothing here can open: no waiting would ever help.
+
+    Its secrets are shown nowhere from then on.
+    """
+    hide_in_url(url)
     try:
         fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
     except (ValueError, ImportError) as error:

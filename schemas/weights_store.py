@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 
 from schemas.errors import WeightsMissing
+from schemas.hidden import hide_in_url
 from schemas.store_calls import told
 from schemas.whole_files import stream_durably
 
@@ -27,7 +28,7 @@ def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable
     On a local disk it is durable when this returns. Raises Unavailable.
     """
     with told(f"weights cannot be written to {directory_uri!r}"):
-        files, directory = fsspec.core.url_to_fs(directory_uri)
+        files, directory = _files(directory_uri)
         final = stream_durably(files, directory.rstrip("/"), pieces, name)
     return str(files.unstrip_protocol(final))
 
@@ -37,7 +38,7 @@ def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
     """A file to read from, and how many bytes it has. Raises WeightsMissing, Unavailable."""
     with told(f"weights at {uri!r} cannot be read now"):
         try:
-            files, path = fsspec.core.url_to_fs(uri)
+            files, path = _files(uri)
             with files.open(path, "rb") as stream:
                 yield stream, int(files.size(path))
         except FileNotFoundError as error:
@@ -54,7 +55,7 @@ def content(uri: str) -> bytes:
 def listed(directory_uri: str) -> list[StoredFile]:
     """The files of a folder, none where it is not there. Raises Unavailable."""
     with told(f"weights in {directory_uri!r} cannot be listed now"):
-        files, directory = fsspec.core.url_to_fs(directory_uri)
+        files, directory = _files(directory_uri)
         files.invalidate_cache()  # others write there too
         try:
             found = files.ls(directory, detail=True)
@@ -69,11 +70,18 @@ def listed(directory_uri: str) -> list[StoredFile]:
 def remove(directory_uri: str, name: str) -> None:
     """Remove a file of a folder; what is gone already is none to mind. Raises Unavailable."""
     with told(f"weights in {directory_uri!r} cannot be removed now"):
-        files, directory = fsspec.core.url_to_fs(directory_uri)
+        files, directory = _files(directory_uri)
         try:
             files.rm_file(f"{directory.rstrip('/')}/{name}")
         except FileNotFoundError:
             return
+
+
+def _files(uri: str) -> tuple[Any, str]:
+    """The file system of a URI and the path there."""
+    hide_in_url(uri)
+    files, path = fsspec.core.url_to_fs(uri)
+    return files, str(path)
 
 
 def local_path(uri: str) -> Path | None:

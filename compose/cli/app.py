@@ -48,6 +48,7 @@ from compose.cli.verify import verify
 from compose.cli.waiting import waiting
 from compose.cli.weights import weights
 from compose.extras import EXTRAS, not_installed
+from compose.tracebacks import hide_in_tracebacks
 from schemas.interrupts import tell_apart
 
 Command = Callable[..., None]
@@ -227,6 +228,7 @@ def main() -> NoReturn:
     """
     sys.path.append(os.getcwd())
     tell_apart()
+    hide_in_tracebacks()
     sys.exit(_guarded(_checked))
 
 

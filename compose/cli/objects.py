@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from schemas.hidden import without_secrets
 
 if TYPE_CHECKING:
     from schemas.objects import ObjectStore, StoredObject
@@ -27,7 +28,7 @@ def list_objects() -> None:
     here, store = cluster(), _store()
     objects = list(store.kept())
     ages = [each.age_s / DAY_S for each in objects]
-    typer.echo(f"{len(objects):,} objects, {_megabytes(objects)} in {store.url}")
+    typer.echo(f"{len(objects):,} objects, {_megabytes(objects)} in {without_secrets(store.url)}")
     if ages:
         typer.echo(f"from {min(ages):.1f} to {max(ages):.1f} days old")
     try:

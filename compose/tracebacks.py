@@ -1,0 +1,28 @@
+"""Tracebacks of what nobody catches, without the secrets of settings."""
+
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+from schemas.hidden import without_secrets
+
+
+def hide_in_tracebacks() -> None:
+    """Let what nobody catches, in any thread, be told without the secrets of settings."""
+    sys.excepthook = _tell
+    threading.excepthook = _tell_of_thread
+
+
+def _tell(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    sys.stderr.write(without_secrets("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _tell_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is SystemExit:
+        return
+    name = args.thread.name if args.thread else "a thread"
+    sys.stderr.write(f"Exception in {name}:\n")
+    _tell(args.exc_type, args.exc_value, args.exc_traceback)

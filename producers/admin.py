@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from producers.client_errors import quiet
+from producers.error_codes import Verdict, verdict_on
 from schemas.errors import Refused, Unavailable
 from schemas.topics import WantedTopic
 
@@ -208,7 +209,8 @@ class Admin:
             try:
                 return ask()
             except KafkaException as error:
-                if time.monotonic() > until:
+                fatal = verdict_on(error.args[0]) is Verdict.FATAL
+                if fatal or time.monotonic() > until:
                     msg = f"{what} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error
             # What the client knows of a topic that has grown, or of leaders after a restart of the

@@ -13,7 +13,7 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
-      + WeightsMissing
+      + WeightsMissing, MemberMoved
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
         RegistryEmptied, DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
@@ -160,6 +160,10 @@ class Unavailable(RollcallError):
 
 class WeightsMissing(Unavailable):
     """A weights file that is not there: not copied yet, or deleted already."""
+
+
+class MemberMoved(Unavailable):
+    """A group that refuses a member: its membership has ended, and it has to join again."""
 
 
 class Unfit(RollcallError):

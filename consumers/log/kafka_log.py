@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    OFFSET_END,
     OFFSET_INVALID,
     Consumer,
     KafkaError,
@@ -24,8 +25,9 @@ from confluent_kafka import TopicPartition as Tp
 from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 from producers.admin import Admin
 from producers.client_errors import quiet
+from producers.error_codes import Verdict, verdict_on
 from producers.kafka_publisher import KafkaPublisher
-from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit
+from schemas.errors import MemberMoved, Refused, TopicsDiffer, Unavailable, Unfit
 
 COMMON = {
     "enable.auto.commit": False,
@@ -52,40 +54,11 @@ ALONE = {
     # Every worker has such readers, of topics on which hardly anything is ever said.
     "fetch.wait.max.ms": 500,
 }
-NORMAL_REFUSALS = {
-    KafkaError.STALE_MEMBER_EPOCH,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError._NO_OFFSET,
-}
-ENDING = {
-    KafkaError._FATAL,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError._AUTO_OFFSET_RESET,
-}
-PASSING = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._WAIT_COORD,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-}
-"""What a broker that starts, or a topic that was just made or grown, answers for a moment;
-librdkafka does not call these retriable."""
 CALL_S = 10.0
 PLACE_S = 45.0
 """How long a new assignment may wait for a broker; a minute without a poll ends the membership."""
+MEMBER_S = 10.0
+"""How long a member's epoch may stay old: some heartbeats. After that the membership has ended."""
 GOODBYE_S = 2.0
 """How long a broker has to answer a member that leaves before it counts as gone."""
 GIVE_BACK_POLL_S = 0.02
@@ -151,7 +124,7 @@ class _Polling:
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             return
         where = f"{message.topic()} {message.partition()}" if message.topic() else "as a member"
-        if error.fatal() or error.code() in ENDING:
+        if verdict_on(error) in (Verdict.FATAL, Verdict.ABSENT):
             msg = f"reading {where} failed: {error.str()}"
             raise Unfit(msg)
         log.warning("poll_error", topic=where, error=error.str())
@@ -191,6 +164,8 @@ class KafkaSource(_Polling):
         self._fresh: set[TopicPartition] = set()
         """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
         self._to_pause: set[TopicPartition] = set()
+        self._unplaced: dict[TopicPartition, float] = {}
+        """Assigned, but the group did not say where to begin; until when they are borne."""
         self._ended: list[tuple[str, int, int]] = []
         self.refused = 0
         self._consumer.subscribe(
@@ -218,6 +193,7 @@ class KafkaSource(_Polling):
                 self._error(message)
         if self._to_pause - self._fresh:
             self.pause(self._to_pause)
+        self._check_unplaced()
         return records
 
     def ended(self) -> list[tuple[str, int, int]]:
@@ -248,8 +224,12 @@ class KafkaSource(_Polling):
                 self._refusal(failed)
 
     def _refusal(self, error: KafkaError) -> None:
+        """Count a commit that was not taken; the next poll ends the process where none will be."""
         self.refused += 1
-        if error.code() not in NORMAL_REFUSALS:
+        verdict = verdict_on(error)
+        if verdict is Verdict.FATAL:
+            self._fatal.append(error)
+        elif verdict is not Verdict.PASSING:
             log.warning("commit_refused", error=error.str())
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -291,7 +271,11 @@ class KafkaSource(_Polling):
             return
         consumer.resume(partitions)
         until = time.monotonic() + PLACE_S
-        held = retried(lambda: consumer.committed(partitions, timeout=CALL_S), PLACE_S)
+        try:
+            held = _offsets_of(consumer, partitions, PLACE_S)
+        except MemberMoved as moved:
+            self._leave_unplaced(consumer, partitions, moved)
+            return
         starts = []
         # Not asked of the consumer: it does not know a partition that was added since it began.
         bounds = retried(
@@ -306,6 +290,23 @@ class KafkaSource(_Polling):
             self._owned.add((tp.topic, tp.partition))
             self._fresh.add((tp.topic, tp.partition))
         consumer.incremental_assign(starts)
+
+    def _leave_unplaced(self, consumer: Consumer, partitions: list[Tp], moved: MemberMoved) -> None:
+        """Take an assignment of a membership that has ended, and read nothing of it.
+
+        Only when this callback has returned is the client told that the partitions are lost.
+        """
+        log.warning("assignment_not_placed", partitions=len(partitions), error=str(moved))
+        until = time.monotonic() + PLACE_S
+        self._unplaced |= {(tp.topic, tp.partition): until for tp in partitions}
+        consumer.incremental_assign([Tp(tp.topic, tp.partition, OFFSET_END) for tp in partitions])
+
+    def _check_unplaced(self) -> None:
+        """Raise Unavailable where a group neither tells where to begin nor takes back."""
+        if self._unplaced and time.monotonic() > min(self._unplaced.values()):
+            topic, number = min(self._unplaced)
+            msg = f"the group tells nothing of {topic} {number}, and does not take it back either"
+            raise Unavailable(msg)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[Tp]) -> None:
         self._listener.revoked(self._ours(partitions))
@@ -325,6 +326,8 @@ class KafkaSource(_Polling):
         self._owned -= leaving
         self._fresh -= leaving
         self._to_pause -= leaving
+        for tp in leaving:
+            self._unplaced.pop(tp, None)
         self._batches.left |= leaving
         consumer.resume(partitions)
         consumer.incremental_unassign(partitions)
@@ -335,35 +338,52 @@ def _offsets(commits: Sequence[Commit]) -> list[Tp]:
 
 
 def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
-    """Ask again while the broker is away; the last error counts after the timeout.
+    """Ask again while the broker is away, or the membership changes, until the timeout.
 
-    Raises Unavailable or Unfit.
+    Raises Unavailable, MemberMoved or Unfit.
     """
-    until = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
         try:
             return call()
         except (KafkaException, Unavailable) as error:
-            if time.monotonic() > until or _is_refusal(error):
-                _give_up(error, timeout_s)
+            _check_patience(error, time.monotonic() - began, timeout_s)
         time.sleep(RETRY_S)
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Whether no wait will mend it."""
-    said = error.args[0]
-    return isinstance(said, KafkaError) and not said.retriable() and said.code() not in PASSING
-
-
-def _give_up(error: Exception, after_s: float) -> NoReturn:
+def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None:
+    """Raise what an error means where it is not to be waited for any longer."""
     if isinstance(error, Unavailable):
-        raise error
-    said = error.args[0].str()
-    if _is_refusal(error):
-        msg = f"the broker refuses: {said}"
+        if waited_s > timeout_s:
+            raise error
+        return
+    said = error.args[0]
+    verdict = verdict_on(said)
+    if verdict is Verdict.FATAL:
+        msg = f"the broker refuses: {said.str()}"
         raise Unfit(msg) from error
-    msg = f"the broker has not answered for {after_s:g} s: {said}"
-    raise Unavailable(msg) from error
+    if verdict is Verdict.PASSING and waited_s > min(MEMBER_S, timeout_s):
+        msg = f"the group has refused this member for {waited_s:.0f} s: {said.str()}"
+        raise MemberMoved(msg) from error
+    if waited_s > timeout_s:
+        msg = f"the broker has not answered for {timeout_s:g} s: {said.str()}"
+        raise Unavailable(msg) from error
+
+
+def _offsets_of(looker: Consumer, partitions: list[Tp], timeout_s: float) -> list[Tp]:
+    """What a group has committed; an error on one partition is an error, not the lack of a commit.
+
+    Raises Unavailable, MemberMoved or Unfit.
+    """
+
+    def ask() -> list[Tp]:
+        committed: list[Tp] = looker.committed(partitions, timeout=CALL_S)
+        for tp in committed:
+            if tp.error is not None:
+                raise KafkaException(tp.error)
+        return committed
+
+    return retried(ask, timeout_s)
 
 
 class KafkaReader(_Polling):
@@ -475,7 +495,7 @@ class KafkaLog:
         looker = self._looker(group)
         try:
             # The first question about a group that nobody knows yet is answered NOT_COORDINATOR.
-            committed = retried(lambda: looker.committed(partitions, timeout=CALL_S), CALL_S)
+            committed = _offsets_of(looker, partitions, CALL_S)
         except (Unfit, Unavailable) as error:
             msg = f"the offsets of group {group!r} are not to be had: {error}"
             raise Unavailable(msg) from error

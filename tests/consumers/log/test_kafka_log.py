@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Tp
 
 from consumers.log import kafka_log
 from consumers.log.kafka_log import Batches, KafkaSource, retried
 from consumers.log.protocols import Commit, Held, TopicPartition
+from producers.error_codes import VERDICTS, Verdict
 from schemas.errors import Unavailable, Unfit
 
 
@@ -241,3 +242,124 @@ def test_a_member_whose_broker_has_gone_leaves_without_a_last_commit(
     source.close()
 
     assert source.refused == 1
+
+
+CODES = sorted(getattr(KafkaError, name) for name in VERDICTS.keys() - {"NO_ERROR"})
+
+
+class Answered(Given):
+    """A client whose first question about offsets is answered with an error, in one of two ways."""
+
+    code = 0
+    of_partition = False
+    always = False
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.asked = 0
+
+    def committed(self, partitions: list[Any], timeout: float) -> list[Any]:
+        self.asked += 1
+        if self.asked > 1 and not self.always:
+            return [Tp(tp.topic, tp.partition, 70) for tp in partitions]
+        error = KafkaError(self.code)
+        if not self.of_partition:
+            raise KafkaException(error)
+        return [WithError(tp.topic, tp.partition, error) for tp in partitions]
+
+
+class WithError:
+    """A partition of an answer, with an error and no offset."""
+
+    offset, metadata = -1001, ""
+
+    def __init__(self, topic: str, partition: int, error: KafkaError) -> None:
+        self.topic, self.partition, self.error = topic, partition, error
+
+
+class Bounds:
+    def bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, 100))
+
+
+class Place:
+    def assigned(self, held: Held) -> int:
+        return held.log_start if held.committed is None else held.committed
+
+
+@pytest.mark.parametrize("of_partition", [False, True])
+@pytest.mark.parametrize("code", CODES)
+def test_an_answer_of_any_code_is_waited_out_or_fatal_and_never_read_as_no_commit(
+    monkeypatch: pytest.MonkeyPatch, code: int, of_partition: bool
+) -> None:
+    answered = type("_", (Answered,), {"code": code, "of_partition": of_partition})
+    monkeypatch.setattr(kafka_log, "Consumer", answered)
+    monkeypatch.setattr(kafka_log, "RETRY_S", 0.0)
+    admin: Any = Bounds()
+    client: Any = KafkaSource({}, admin, "g", ["t"], Place())._consumer  # type: ignore[arg-type]
+    assign = lambda: client.callbacks["on_assign"](client, [Tp("t", 0)])  # noqa: E731
+
+    if VERDICTS[KafkaError(code).name()] is Verdict.FATAL:
+        with pytest.raises(Unfit, match="the broker refuses"):
+            assign()
+        return
+    assign()
+
+    assert [tp.offset for tp in client.starts] == [70]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_commit_that_no_wait_lets_through_ends_the_process_and_every_other_is_counted(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    class Refuses(Given):
+        def commit(self, offsets: list[Any], asynchronous: bool) -> None:
+            raise KafkaException(KafkaError(code))
+
+        def poll(self, timeout_s: float) -> None:
+            return None
+
+    monkeypatch.setattr(kafka_log, "Consumer", Refuses)
+    admin: Any = Bounds()
+    source = KafkaSource({}, admin, "g", ["t"], Place())  # type: ignore[arg-type]
+
+    source.commit([Commit("t", 0, 5, "")])
+
+    assert source.refused == 1
+    if VERDICTS[KafkaError(code).name()] is Verdict.FATAL:
+        with pytest.raises(Unfit, match="cannot go on"):
+            source.poll(0.0)
+    else:
+        assert source.poll(0.0) == []
+
+
+def test_an_assignment_of_a_membership_that_has_ended_is_borne_until_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a group that refuses this member for good
+    always = {"code": KafkaError.UNKNOWN_MEMBER_ID, "always": True}
+    monkeypatch.setattr(kafka_log, "Consumer", type("_", (Answered,), {**always, "poll": _nothing}))
+    monkeypatch.setattr(kafka_log, "MEMBER_S", 0.0)
+    monkeypatch.setattr(kafka_log, "RETRY_S", 0.0)
+    admin: Any = Bounds()
+    source: Any = KafkaSource({}, admin, "g", ["t"], listener := Told())  # type: ignore[arg-type]
+    client = source._consumer
+    client.incremental_unassign = lambda partitions: client.starts.clear()
+
+    client.callbacks["on_assign"](client, [Tp("t", 0)])
+
+    # Then nothing is read of it, and the client may tell that it is lost
+    assert [tp.offset for tp in client.starts] == [OFFSET_END]
+    assert source.poll(0.0) == []
+    client.callbacks["on_revoke"](client, [Tp("t", 0)])
+    assert (client.starts, listener.partitions) == ([], [])
+
+    # And where nobody says so, the process ends
+    monkeypatch.setattr(kafka_log, "PLACE_S", -1.0)
+    client.callbacks["on_assign"](client, [Tp("t", 0)])
+    with pytest.raises(Unavailable, match="tells nothing of t 0"):
+        source.poll(0.0)
+
+
+def _nothing(client: Any, timeout_s: float) -> None:
+    """Give no message."""

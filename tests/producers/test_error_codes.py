@@ -1,0 +1,31 @@
+"""Every error code has one verdict, whoever is answered with it."""
+
+import pytest
+from confluent_kafka import KafkaError
+
+from producers.error_codes import VERDICTS, Verdict, verdict_on
+
+CODES = {
+    name: getattr(KafkaError, name)
+    for name in dir(KafkaError)
+    if isinstance(getattr(KafkaError, name), int) and name.strip("_").isupper()
+}
+
+
+def test_the_table_knows_every_code_of_the_client() -> None:
+    assert len(CODES) > 150
+    assert set(CODES) - set(VERDICTS) == set()
+    assert {KafkaError(code).name() for code in CODES.values()} == set(CODES)
+
+
+def test_a_fatal_error_is_fatal_whatever_its_code() -> None:
+    error = KafkaError(KafkaError.STALE_MEMBER_EPOCH, "fenced", True)
+
+    assert verdict_on(error) is Verdict.FATAL
+
+
+@pytest.mark.parametrize("retriable", [True, False])
+def test_a_code_of_a_later_release_is_judged_by_the_client(retriable: bool) -> None:
+    error = KafkaError(9999, "new", False, retriable)
+
+    assert verdict_on(error) is (Verdict.WAITED if retriable else Verdict.FATAL)

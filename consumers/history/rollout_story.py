@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from consumers.history.counting import Counting, Start
 from consumers.history.history import History
+from consumers.history.rollout_search import journal_under, read_scored
 from consumers.log.protocols import Record
-from consumers.log.reading import read_all
 from consumers.loop.dead_letters import passed_in_journal
-from schemas.as_json import text_of
 from schemas.codec import Codec
-from schemas.errors import Refused, WireError
+from schemas.errors import WireError
 from schemas.messages import (
     REPEATED,
     AttemptStarted,
@@ -153,47 +152,36 @@ def _entry(record: Record, codec: Codec, counting: Counting) -> Entry:
 
 
 def journal_of(history: History, rollout_id: str) -> list[Record]:
-    """The records under a rollout's key, by partition in log order; they may lie in any.
+    """The records under a rollout's key that count, by partition in log order.
 
     Raises Refused where there are none, Unavailable.
     """
-    topics, key = history.topics, rollout_id.encode(errors="surrogateescape")
-    own, others = _under_key(history, topics.events, key)
-    if own:
-        return passed_in_journal(history.log, topics).counted(own)
-    if _under_key(history, topics.requests, key)[0]:
-        msg = f"rollout {rollout_id!r} is requested, but not started; is an agents worker running?"
-        raise Refused(msg)
-    near = next((text_of(other) for other in sorted(others) if other.startswith(key)), None)
-    hint = f"; did you mean {near!r}?" if near else ""
-    msg = f"no rollout {rollout_id!r} among the {len(others):,} in {topics.events}{hint}"
-    raise Refused(msg)
-
-
-def _under_key(history: History, topic: str, key: bytes) -> tuple[list[Record], set[bytes]]:
-    """A topic's records of one key, and the keys of all others."""
-    own, others = [], set()
-    for record in read_all(history.log, [topic]):
-        if record.key == key:
-            own.append(record)
-        elif record.key is not None:
-            others.add(record.key)
-    return own, others
+    own = journal_under(history, rollout_id)
+    return passed_in_journal(history.log, history.topics).counted(own)
 
 
 def scores_of(history: History, story: Story) -> list[ScoredTrajectory]:
     """What scorers made of a rollout that has ended, the first of each scoring id.
 
-    Nothing of one that is open. Raises Unavailable.
+    Nothing of one that is open. A score that was written long after all that the rollout asked for,
+    as `rescore` does, may be left out. Raises Unavailable.
     """
-    if story.end is None:
+    end = story.end
+    if end is None:
         return []
-    group = story.request.group_id if story.request else ""
-    key = (group or story.rollout_id).encode()
+    request = story.request
+    asked = set(request.scorings) if request else set[str]()
     scores: dict[str, ScoredTrajectory] = {}
-    for record in _under_key(history, history.topics.scored, key)[0]:
+
+    def take(record: Record) -> None:
         with suppress(WireError):
             scored = history.codec.decode(record.value, ScoredTrajectory)
             if story.is_of(scored.trajectory):
                 scores.setdefault(scored.scoring_id, scored)
+
+    def done() -> bool:
+        return bool(scores) and asked <= scores.keys()
+
+    key = (request and request.group_id) or story.rollout_id
+    read_scored(history, key, end.at_ms, take, done)
     return list(scores.values())

@@ -19,6 +19,7 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
+    murmur2,
 )
 from confluent_kafka import TopicPartition as Tp
 
@@ -549,6 +550,11 @@ class KafkaLog:
     def partitions(self, topic: str) -> int:
         self._check([topic])
         return self._counts[topic]
+
+    def partition_of(self, topic: str, key: bytes) -> int:
+        """Return the partition that `partitioner=murmur2_random` of our producers gives a key."""
+        number: int = murmur2(key, self.partitions(topic))
+        return number
 
     def topic_id(self, topic: str) -> str:
         self._check([topic])

@@ -103,9 +103,13 @@ class MemoryLog:
     ) -> tuple[int, int]:
         """Write one record; return its partition and offset."""
         held = self._of(topic)
-        number = zlib.crc32(key or b"") % len(held) if partition is None else partition
+        number = self.partition_of(topic, key or b"") if partition is None else partition
         held[number].records.append((key, value, int(self.wall() * 1000), headers))
         return number, held[number].end - 1
+
+    def partition_of(self, topic: str, key: bytes) -> int:
+        """Return the partition of a record with this key that names none."""
+        return zlib.crc32(key) % len(self._of(topic))
 
     def hole(self, topic: str, partition: int) -> None:
         """Let one offset be taken by something that no reader is given."""

@@ -172,6 +172,10 @@ class Log(Protocol):
         """Raises TopicsDiffer for a topic that is not there."""
         ...
 
+    def partition_of(self, topic: str, key: bytes) -> int:
+        """Return the partition that our producers choose for a key; others may choose another."""
+        ...
+
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         """Of every partition the offset it begins at now and the one it ends before."""
         ...

@@ -11,6 +11,8 @@ from consumers.log.protocols import Log, Reader, Record, TopicPartition
 POLL_S = 0.2
 MOST = 500
 """Records of one poll."""
+MANY = 5_000
+"""Records of one poll where only a few of them are looked into."""
 
 
 def read_all(
@@ -49,6 +51,14 @@ def spans(
     return starts, ends
 
 
+def read_partition(log: Log, topic: str, partition: int, start: int = 0) -> Iterator[Record]:
+    """Read one partition from `start`, or from where it begins now, to where it ends now."""
+    low, end = log.bounds(topic)[partition]
+    tp = topic, partition
+    polled = read_between(log, {tp: max(low, start)}, {tp: end}, lambda: MANY)
+    return chain.from_iterable(polled)
+
+
 def read_between(
     log: Log,
     starts: Mapping[TopicPartition, int],
@@ -59,7 +69,9 @@ def read_between(
     left = {tp for tp, at in starts.items() if at < ends[tp]}
     if not left:
         return
-    with closing(log.reader(sorted({tp[0] for tp in left}), starts)) as reader:
+    topics = sorted({topic for topic, _ in left})
+    at_end = {(topic, n): end for topic in topics for n, (_, end) in log.bounds(topic).items()}
+    with closing(log.reader(topics, at_end | dict(starts))) as reader:
         for polled in polls(reader, most):
             records = []
             for record in polled:

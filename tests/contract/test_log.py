@@ -557,6 +557,16 @@ class TestLog:
         assert len({record.partition for record in member.records}) == 1
         assert member.values() == numbered(20)
 
+    def test_the_partition_of_a_key_is_told_without_writing(self) -> None:
+        topic = self.topic(3)
+        publisher = self.log.publisher()
+        for number in range(20):
+            publisher.send(topic, f"k{number}", b"v")
+        assert publisher.flush(DEADLINE_S) == 0
+
+        for record in read_all(self.log, [topic]):
+            assert record.partition == self.log.partition_of(topic, record.key)
+
     def test_acks_are_counted_when_the_publisher_polls(self) -> None:
         topic, publisher = self.topic(), self.log.publisher()
         cause = Record("t", 0, 0, None, None, 0)

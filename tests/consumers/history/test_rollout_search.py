@@ -1,0 +1,125 @@
+"""The records of one rollout are found wherever they lie, and few others are read for it."""
+
+from dataclasses import replace
+
+import pytest
+
+from consumers.history.rollout_search import FURTHER
+from consumers.history.rollout_story import scores_of, stories_of
+from consumers.log.memory_log import MemoryReader
+from consumers.log.protocols import Record
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Task
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
+
+
+def request(rollout_id: str, group_id: str = "") -> RolloutRequest:
+    return RolloutRequest(rollout_id, Task(CORRIDOR, seed=1), policy_id=POLICY, group_id=group_id)
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    cluster = MemoryCluster()
+    cluster.hire(lambda call: "left")
+    return cluster
+
+
+def elsewhere(cluster: MemoryCluster, rollout_id: str) -> int:
+    """A partition that the partitioner does not choose for a rollout."""
+    likely = cluster.log.partition_of(cluster.topics.requests, rollout_id.encode())
+    return (likely + 1) % cluster.log.partitions(cluster.topics.requests)
+
+
+def found(cluster: MemoryCluster, rollout_id: str) -> list[tuple[int, int]]:
+    """The partition and the number of scores of each rollout of an id."""
+    same_id = stories_of(cluster, rollout_id)
+    return [(story.partition, len(scores_of(cluster, story))) for story in same_id]
+
+
+def test_a_rollout_is_found_in_whatever_partition_its_producer_put_it(
+    cluster: MemoryCluster,
+) -> None:
+    number = elsewhere(cluster, "r")
+    cluster.ask(request("r"), number)
+    cluster.ask(request("other"))
+    cluster.finish()
+
+    assert found(cluster, "r") == [(number, 1)]
+
+
+def test_a_rollout_is_found_whose_request_has_another_key(cluster: MemoryCluster) -> None:
+    value = cluster.codec.encode(cluster.topics.requests, request("r"))
+    cluster.log.append(cluster.topics.requests, b"another key", value, 1)
+    cluster.finish()
+
+    assert found(cluster, "r") == [(1, 1)]
+
+
+def test_a_rollout_is_found_whose_request_is_past_retention(cluster: MemoryCluster) -> None:
+    cluster.ask(request("r"), 2)
+    cluster.finish()
+    cluster.log.delete_before(cluster.topics.requests, 2, 1)
+
+    assert found(cluster, "r") == [(2, 1)]
+
+
+def test_an_id_that_was_used_again_tells_both_rollouts(cluster: MemoryCluster) -> None:
+    for _ in range(2):
+        cluster.ask(request("r"))
+        cluster.finish()
+
+    assert len(stories_of(cluster, "r")) == 2
+
+
+def test_scores_of_a_group_are_found_and_those_of_its_other_members_are_not(
+    cluster: MemoryCluster,
+) -> None:
+    for name in ("a", "b"):
+        cluster.ask(replace(request(name, "g"), group_size=2))
+    cluster.finish()
+
+    [story] = stories_of(cluster, "b")
+    assert [score.trajectory.rollout_id for score in scores_of(cluster, story)] == ["b"]
+
+
+def test_what_is_not_there_is_refused_with_what_was_probably_meant(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.ask(request("run/7/1"))
+    cluster.finish()
+
+    with pytest.raises(Refused, match=r"no rollout 'run/7' among .*did you mean 'run/7/1'"):
+        stories_of(cluster, "run/7")
+
+
+def test_a_request_that_no_worker_has_started_is_told_from_an_unknown_one() -> None:
+    cluster = MemoryCluster()
+    cluster.ask(request("r"))
+
+    with pytest.raises(Refused, match="is requested, but not started"):
+        stories_of(cluster, "r")
+
+
+def test_reading_ends_soon_after_the_rollout_has(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.ask(request("r"))
+    cluster.finish()
+    [story] = stories_of(cluster, "r")
+    junk = 3 * FURTHER
+    for topic in (cluster.topics.events, cluster.topics.scored):
+        for _ in range(junk):
+            cluster.log.append(topic, b"another", b"junk", story.partition)
+    delivered: list[Record] = []
+    poll = MemoryReader.poll
+
+    def counted(self: MemoryReader, timeout_s: float, most: int = 500) -> list[Record]:
+        records = poll(self, timeout_s, most)
+        delivered.extend(records)
+        return records
+
+    monkeypatch.setattr(MemoryReader, "poll", counted)
+    cluster.log.crew = ()
+
+    assert found(cluster, "r") == [(story.partition, 1)]
+    assert len(delivered) < junk

@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import fsspec
+import structlog
 
 from schemas.claims import ABOVE_BYTES, checked, claim_of
 from schemas.errors import ObjectLost, WireError
 from schemas.messages import Claim
+from schemas.private_folders import is_open, make_private
 from schemas.store_calls import told
-from schemas.store_urls import require_openable
+from schemas.store_urls import local_path, require_openable
 from schemas.whole_files import put_durably
 
 MARK = "rollcall-objects"
@@ -26,6 +29,8 @@ lies one of the same name for each cluster that the store belongs to, with a dot
 """
 MOST_BYTES = 1 << 29
 """Of one object; a worker that reads a larger one would die of memory."""
+log = structlog.get_logger()
+
 HEX = set("0123456789abcdef")
 
 
@@ -76,6 +81,7 @@ class ObjectStore:
         with told(f"the object store at {self.url!r} takes nothing"):
             files, root = self._files()
             if not self._marked:
+                self._make_private(root)
                 put_durably(files, f"{root}/{MARK}", b"")
                 self._marked = True
             # Also where it is there: its age counts from the last time that somebody claimed it.
@@ -126,7 +132,16 @@ class ObjectStore:
         """Let it be the store of that cluster as well. Raises Unavailable."""
         with told(f"the object store at {self.url!r} takes nothing"):
             files, root = self._files()
+            self._make_private(root)
             put_durably(files, f"{root}/{MARK}.{identity}", b"")
+
+    def _make_private(self, root: str) -> None:
+        """Make a folder on a disk for its owner alone; one that was there may be shared."""
+        if local_path(self.url) is not None:
+            make_private(Path(root))
+            if is_open(Path(root)):
+                remedy = f"chmod 700 {root}, unless workers of other users share it"
+                log.warning("objects_open_to_others", directory=root, remedy=remedy)
 
     def _ask_identity(self, *, write: bool) -> None:
         if self._identify is not None and not self._identity:

@@ -1,5 +1,7 @@
 """URLs of stores: whether this installation can open them."""
 
+from pathlib import Path
+
 import fsspec
 
 from schemas.errors import Refused
@@ -20,3 +22,13 @@ def require_openable(setting: str, url: str) -> None:
             "install what it needs"
         )
         raise Refused(msg) from error
+
+
+def local_path(uri: str) -> Path | None:
+    """Where a file or a folder lies on this machine; None for one of another file system."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    protocol = fsspec.utils.get_protocol(uri)
+    if protocol not in LocalFileSystem.protocol:
+        return None
+    return Path(LocalFileSystem._strip_protocol(uri))

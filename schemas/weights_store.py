@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec
@@ -82,13 +81,3 @@ def _files(uri: str) -> tuple[Any, str]:
     hide_in_url(uri)
     files, path = fsspec.core.url_to_fs(uri)
     return files, str(path)
-
-
-def local_path(uri: str) -> Path | None:
-    """Where a file or a folder lies on this machine; None for one of another file system."""
-    from fsspec.implementations.local import LocalFileSystem
-
-    protocol = fsspec.utils.get_protocol(uri)
-    if protocol not in LocalFileSystem.protocol:
-        return None
-    return Path(LocalFileSystem._strip_protocol(uri))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import Refused
+from schemas.private_folders import make_private
 
 
 def refuse_used(directory: Path, option: str) -> None:
@@ -58,7 +59,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Replace a file so that readers see what it held or what it holds now, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with appearing(path) as hidden:
         hidden.write_bytes(data.encode() if isinstance(data, str) else data)
 

@@ -7,9 +7,16 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from compose.cluster import Cluster
     from compose.settings import Settings
 
+OURS = {
+    "services", "services.lock", "services.down", "runs", "served", "tasks", "archive", "leases",
+    "agent-processes", "policies", "logs",
+}  # fmt: skip
+"""What lies in a state directory; one that holds more may be somebody's home."""
 CLUSTER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
 """That of the command at hand: handed over, or made when it is first asked for."""
 
@@ -18,7 +25,27 @@ def settings() -> "Settings":
     """Command line over ROLLCALL_… variables over rollcall.toml; raises Refused."""
     from compose.settings import load_settings
 
-    return load_settings()
+    found = load_settings()
+    _keep_private(found.state())
+    return found
+
+
+def _keep_private(state: "Path") -> None:
+    """Let nobody else into what earlier releases, or another umask, have left open."""
+    import typer
+
+    from schemas.private_folders import tighten
+
+    ours = [state / name for name in OURS]
+    if state.is_dir() and {path.name.partition(".wiped-")[0] for path in state.iterdir()} <= OURS:
+        ours.append(state)
+    for directory in ours:
+        try:
+            if tighten(directory):
+                typer.echo(f"rollcall: {directory} was open to other users; now 0700", err=True)
+        except OSError as error:
+            msg = f"rollcall: {directory} is open to other users ({error.strerror})"
+            typer.echo(f"{msg}; have its owner `chmod 700` it", err=True)
 
 
 def cluster() -> "Cluster":

@@ -4,10 +4,9 @@ import fcntl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from compose.runs import run_folder
 from compose.runs.run_folder import RunFolder
+from compose.state_files import read_state
 from consumers.heldout import HeldOut
 from consumers.history.run_curve import RunCurve, held_out_of, steps_of_runs
 from schemas.messages import TrainStep
@@ -79,7 +78,7 @@ def _entry(
 def _summary(folder: RunFolder) -> dict[str, Any]:
     """What was written when the run had come to its end; empty before."""
     path = folder.root / run_folder.SUMMARY_FILE
-    summary: dict[str, Any] = orjson.loads(path.read_bytes()) if path.exists() else {}
+    summary: dict[str, Any] = read_state(path, dict[str, Any]) or {}
     own: dict[str, Any] = summary.get("policies", {}).get(folder.part, {})
     return summary | own
 

@@ -4,19 +4,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
 from compose.runs.recipe import Recipe, other_policy_id, parse_recipe
 from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from compose.runs.starting_policy import lay_policy, require_policy
+from compose.state_files import read_state
 from compose.teacher_scorer import check_teachers
 from producers.admission import AdmissionRule, Draws
 from producers.curators.curator import Curator
 from producers.curators.curators import curators_of
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
+from schemas.private_folders import PRIVATE, make_private
 from schemas.weights import elements_in
 from schemas.whole_files import write_whole
 
@@ -36,6 +38,17 @@ SUMMARY_FILE = "summary.json"
 TASKS, TASKS_FILE = "tasks", "tasks.json"
 POLICIES = "policies"
 """The folder of those policies of a run that do not admit."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunRun:
+    """What is on record of a run that has begun."""
+
+    run_id: str
+    policy_id: str
+    seed: int
+    starts: list[tuple[str, int, int]]
+    """Topic, partition and end of each when it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,10 @@ class RunFolder:
         if not self.recipe.task.tasks:
             return ()
         template = self.recipe.template(self.run_id, self.admitting_id)
-        known = orjson.loads((self.root / TASKS_FILE).read_bytes())
+        known = read_state(self.root / TASKS_FILE, dict[str, str])
+        if known is None:
+            msg = f"{self.root / TASKS_FILE} is gone, which says what its tasks were; bring it back"
+            raise Refused(msg)
         return tasks_in(self.root / TASKS, template.task, known)
 
     def draws(self) -> Draws:
@@ -208,7 +224,8 @@ def create(
         require_policy(part.recipe.policy)
     suite = suite_of(recipe, tasks)
     digests = digests_of(suite) if suite else {}
-    folder.directory.mkdir(parents=True)
+    make_private(folder.directory.parent)
+    folder.directory.mkdir(PRIVATE)
     (folder.directory / RECIPE_FILE).write_text(text)
     if suite:
         (folder.directory / TASKS).symlink_to(suite)
@@ -292,12 +309,8 @@ def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
     """Note where every topic ends now: nothing of the run lies before. Makes the run resumable."""
     names = [cluster.topics.requests, cluster.topics.scored]
     starts = cluster.admin.ends({name: cluster.log.partitions(name) for name in names})
-    body: dict[str, Any] = {
-        "run_id": folder.run_id,
-        "policy_id": folder.policy_id,
-        "seed": folder.seed,
-        "starts": [[topic, partition, at] for (topic, partition), at in sorted(starts.items())],
-    }
+    places = [(topic, partition, at) for (topic, partition), at in sorted(starts.items())]
+    body = BegunRun(folder.run_id, folder.policy_id, folder.seed, places)
     write_whole(folder.directory / RUN_FILE, orjson.dumps(body, option=orjson.OPT_INDENT_2))
     return load(folder.directory)
 
@@ -308,15 +321,18 @@ def load(directory: Path) -> RunFolder:
         others = {each.part: each for each in load(directory.parent.parent).others()}
         if directory.name in others:
             return others[directory.name]
+    begun = read_state(directory / RUN_FILE, BegunRun)
     try:
-        body = orjson.loads((directory / RUN_FILE).read_bytes())
         text = (directory / RECIPE_FILE).read_text()
-    except (OSError, orjson.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         msg = f"{directory} is no run's folder: {error}"
         raise Refused(msg) from error
-    starts = {(topic, partition): at for topic, partition, at in body["starts"]}
+    if begun is None:
+        msg = f"{directory} is no run's folder: it has no {RUN_FILE}"
+        raise Refused(msg)
+    starts = {(topic, partition): at for topic, partition, at in begun.starts}
     recipe = parse_recipe(text, str(directory / RECIPE_FILE))
-    return RunFolder(directory, body["run_id"], body["policy_id"], body["seed"], starts, recipe)
+    return RunFolder(directory, begun.run_id, begun.policy_id, begun.seed, starts, recipe)
 
 
 def all_of(state: Path) -> list[RunFolder]:

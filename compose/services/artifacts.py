@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compose.services.service_errors import ServicesError
+from schemas.private_folders import make_private
 from schemas.whole_files import write_whole
 
 LOCKS = Path(__file__).parent / "locks"
@@ -197,7 +198,7 @@ def exclusive(lock_file: Path) -> Iterator[None]:
     Raises ServicesError.
     """
     try:
-        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(lock_file.parent)
         handle = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         msg = (

@@ -20,6 +20,7 @@ from compose.services.ports import is_free, kept_or_free
 from compose.services.schema_registry import SchemaRegistry
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
 from compose.services.service_process import Service, ServiceProcess, on_record
+from schemas.private_folders import make_private
 
 STATE_BYTES = 1 << 30
 READY_DEADLINE_S = 60.0
@@ -241,7 +242,7 @@ def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised
             # It was dying when we looked: then it is started as if it had been dead.
         else:
             return _Raised(plan, is_new=False)
-    service.home.mkdir(parents=True, exist_ok=True)
+    make_private(service.home)
     require_space(service.home, STATE_BYTES, shutil.disk_usage(service.home).free)
     command = service.prepare()
     since = log.stat().st_size if log.exists() else 0

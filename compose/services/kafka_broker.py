@@ -18,6 +18,7 @@ from pathlib import Path
 from compose.services.aot_cache import AotCache
 from compose.services.artifacts import LOCKS, fetch, locate_java, read_lock
 from compose.services.service_errors import ServicesError, cannot_run, last_lines
+from schemas.private_folders import make_private
 from schemas.whole_files import write_whole
 
 _FIXED = """\
@@ -103,7 +104,7 @@ class KafkaBroker:
         the command that runs the broker.
         """
         jars = fetch(LOCKS / "kafka.lock", self.cache_dir)
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_private(self.home)
         settings = properties(self.port, self.controller_port, self.extra)
         lines = (f"{key}={value}\n" for key, value in settings.items())
         write_whole(self.home / "server.properties", "".join(lines))

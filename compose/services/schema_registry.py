@@ -15,6 +15,7 @@ from pathlib import Path
 from compose.services.aot_cache import AotCache
 from compose.services.artifacts import LOCKS, exclusive, fetch, locate_java, mark, read_lock
 from compose.services.service_errors import ServicesError
+from schemas.private_folders import make_private
 from schemas.whole_files import appearing, write_whole
 
 JAR = "quarkus-run.jar"
@@ -86,7 +87,7 @@ class SchemaRegistry:
         return the command that runs it.
         """
         app = unpack(LOCKS / "registry.lock", self.cache_dir)
-        (self.home / "tmp").mkdir(parents=True, exist_ok=True)
+        make_private(self.home / "tmp")
         flags = ["-Xmx128m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         settings = {
             "java.io.tmpdir": "tmp",

@@ -11,10 +11,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from compose.processes import holds_within, started
 from compose.services.aot_cache import AotCache
 from compose.services.service_errors import ServicesError
+from compose.state_files import read_state
+from schemas.errors import Refused
 from schemas.whole_files import write_whole
+
+log = structlog.get_logger()
 
 GRACE_S = 20.0
 RECORD = "process.json"
@@ -66,8 +72,12 @@ class ServiceProcess:
 
 
 def on_record(home: Path) -> ServiceProcess | None:
-    """The last process of the service that lives in a folder; None where there was none."""
+    """The last process of the service that lives in a folder; None where there was none.
+
+    What is no such record is none: it is said, and the next start writes another.
+    """
     try:
-        return ServiceProcess(**json.loads((home / RECORD).read_text()))
-    except FileNotFoundError:
+        return read_state(home / RECORD, ServiceProcess)
+    except Refused as error:
+        log.warning("record_of_process_unreadable", error=str(error))
         return None

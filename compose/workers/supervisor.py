@@ -14,6 +14,7 @@ import structlog
 
 from compose.processes import ChildProcess, end, module, spawn
 from schemas.errors import Unfit
+from schemas.private_folders import make_private
 
 GRACE_S = 25.0
 RESTART_S = 1.0
@@ -59,7 +60,7 @@ class Supervisor:
 
     def start(self, name: str, *arguments: str) -> None:
         """Start one worker under a name of its own."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        make_private(self.logs)
         child = Child(name, ["worker", *arguments, "--name", name], self.logs / f"{name}.log")
         self.children[name] = child
         self._spawn(child)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from consumers.training.training_run import TrainingRun
 from schemas.errors import DiskFull
-from schemas.weights_store import local_path
+from schemas.store_urls import local_path
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.learner_state import LearnerState

@@ -17,7 +17,8 @@ import structlog
 from consumers.training.disk_room import sizes_of
 from consumers.training.training_run import TrainingRun
 from schemas.errors import Unavailable
-from schemas.weights_store import local_path, remove
+from schemas.store_urls import local_path
+from schemas.weights_store import remove
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.config import LearnerConfig

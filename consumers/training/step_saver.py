@@ -29,7 +29,7 @@ from schemas.errors import Unavailable
 from schemas.headers import full_headers
 from schemas.messages import Consumed
 from schemas.published_weights import Published
-from schemas.weights_store import local_path
+from schemas.store_urls import local_path
 from trainer import checkpoint as checkpoints
 from trainer.arithmetic import FLOAT32
 from trainer.checkpoint import Checkpoint

@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from schemas.errors import WorkFailed
+from schemas.private_folders import make_private
 
 TAG_CHARS = 8
 MOST_BYTES = 1024
@@ -148,7 +149,7 @@ class Leases:
         try:
             opened = os.open(path, how, 0o644)
         except FileNotFoundError:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_private(self.directory)
             opened = os.open(path, how, 0o644)
         try:
             os.pwrite(opened, line.encode()[:MOST_BYTES], 0)

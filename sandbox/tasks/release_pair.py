@@ -27,6 +27,7 @@ from sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
 from sandbox.tasks.statement import statement
 from sandbox.tasks.suite_runs import RELEASE_TESTS, SuiteBox, passing, passing_twice
 from schemas.errors import Refused
+from schemas.private_folders import make_private
 from schemas.whole_files import appearing, refuse_used
 
 TEST_FOLDERS = ("tests", "test")
@@ -89,7 +90,7 @@ async def build_pair(
         mend, keep = await discovered(releases, directory, box, say)
         write_words(releases, directory, mend, keep, box.image)
         read_task(directory)
-        into.mkdir(parents=True, exist_ok=True)
+        make_private(into)
         with appearing(into / pair.title) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
     return read_task(into / pair.title)

@@ -31,6 +31,7 @@ from sandbox.tasks.suite_runs import PYTEST
 from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
+from schemas.private_folders import make_private
 from schemas.whole_files import appearing
 
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
@@ -59,7 +60,7 @@ def import_rows(
     lines: Sequence[bytes], into: Path, repositories: Path | None
 ) -> Iterator[ImportedRow]:
     """Each row as it is done; what is refused leaves nothing, and the next one comes."""
-    into.mkdir(parents=True, exist_ok=True)
+    make_private(into)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -19,7 +19,8 @@ from random import Random
 import torch
 
 from compose.processes import die_with_parent
-from schemas.weights_store import local_path, remove
+from schemas.store_urls import local_path
+from schemas.weights_store import remove
 from tests.support.scored_trajectories import some_samples
 from trainer import checkpoint as checkpoints
 from trainer import weights_files

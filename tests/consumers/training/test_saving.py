@@ -24,8 +24,8 @@ from producers.admission import AdmissionRule
 from schemas import whole_files
 from schemas.errors import DiskFull, Refused, Unavailable
 from schemas.messages import PolicyVersion
+from schemas.store_urls import local_path
 from schemas.weights import RawTensor
-from schemas.weights_store import local_path
 from tests.support.later_executor import LaterExecutor
 from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiny_run import RECIPE, World

@@ -1,0 +1,49 @@
+"""Files of a state directory as they are read: whole and of their form, or refused in one line.
+
+A disk that filled up, a power cut or an editor may have left an empty file, a half one, or another.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.errors import Refused
+
+T = TypeVar("T")
+
+MOST_BYTES = 16 << 20
+"""A file of ours is far below that."""
+
+
+def read_state(path: Path, form: type[T] | Any) -> T | None:
+    """What a file of JSON says, as a value of this form; None where there is no file.
+
+    Raises Refused, naming file and fault.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise Refused(msg) from error
+    try:
+        if len(data) > MOST_BYTES:
+            msg = f"it has more than {MOST_BYTES:,} bytes"
+            raise ValueError(msg)
+        found: T = TypeAdapter(form).validate_json(data)
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} is not as it was written ({_fault(error)}); bring it back, or remove it"
+        raise Refused(msg) from error
+    return found
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong, in a few words."""
+    if not isinstance(error, ValidationError):
+        return str(error).partition("\n")[0][:200]
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])

@@ -1,0 +1,98 @@
+"""State, objects and tasks are their owner's alone, whatever the umask was or is."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.cli import connection
+from compose.settings import Settings
+from sandbox.tasks.swe import import_rows
+from schemas.objects import ObjectStore
+from schemas.private_folders import make_private, tighten
+from schemas.whole_files import write_whole
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "objects": lambda place: ObjectStore(str(place)).put(b"x"),
+    "state": lambda place: write_whole(place / "run.json", "{}"),
+    "tasks": lambda place: list(import_rows([], place, None)),
+}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077, 0o277])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.parametrize("what", ["objects", "state", "tasks"])
+def test_what_is_made_is_private_whatever_the_umask(what: str, umask: int, tmp_path: Path) -> None:
+    place = tmp_path / "above" / what
+
+    MAKERS[what](place)
+
+    assert mode(place) == mode(place.parent) == 0o700
+
+
+def test_a_folder_that_is_there_is_left_and_one_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    (tmp_path / "file").touch()
+
+    make_private(shared / "mine")
+
+    assert mode(shared) == 0o2770
+    assert mode(shared / "mine") == 0o700
+    with pytest.raises(OSError, match="file"):
+        make_private(tmp_path / "file")
+
+
+def test_a_shared_store_of_objects_is_said_and_not_taken_from_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+
+    ObjectStore(str(tmp_path)).put(b"x")
+
+    assert mode(tmp_path) == 0o755
+    assert "objects_open_to_others" in capsys.readouterr().out
+
+
+def test_a_state_directory_of_an_earlier_release_is_tightened_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("services", "runs", "services.wiped-1"):
+        (tmp_path / ".rollcall" / name).mkdir(parents=True)
+    for path in [tmp_path / ".rollcall", *(tmp_path / ".rollcall").iterdir()]:
+        path.chmod(0o755)
+
+    connection.settings()
+    connection.settings()
+
+    assert mode(tmp_path / ".rollcall") == mode(tmp_path / ".rollcall" / "runs") == 0o700
+    said = capsys.readouterr().err
+    assert said.count("was open to other users; now 0700") == 3
+
+
+def test_a_folder_that_holds_more_than_state_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compose.settings.load_settings", lambda: Settings(state_dir=tmp_path))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "thesis").mkdir()
+    tmp_path.chmod(0o755)
+
+    connection.settings()
+
+    assert mode(tmp_path) == 0o755
+    assert mode(tmp_path / "runs") == 0o700
+    assert not tighten(tmp_path / "nowhere")

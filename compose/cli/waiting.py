@@ -56,13 +56,18 @@ def _chosen(rollout: str, group: str) -> "Waiting":
     from dataclasses import replace
 
     from consumers.history.known_names import require_known
+    from consumers.history.rollout_search import has_key
 
     state = wait_reader(group).waiting()
     waits = [wait for wait in state.waits if not rollout or wait.rollout_id == rollout]
     waits = [wait for wait in waits if not group or wait.group_id == group]
     remarks = list(state.remarks)
     if not waits:
-        for name in filter(None, (rollout, group)):
-            require_known(cluster(), name)
+        here = cluster()
+        for name, topic in ((rollout, here.topics.requests), (group, here.topics.scored)):
+            if not name:
+                continue
+            if not has_key(here, topic, name):
+                require_known(here, name)  # reads the whole journal
             remarks.append(f"{name} has ended, and its rewards are there")
     return replace(state, waits=waits, remarks=remarks)

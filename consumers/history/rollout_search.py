@@ -52,6 +52,13 @@ def journal_under(history: History, rollout_id: str) -> list[Record]:
     return own
 
 
+def has_key(history: History, topic: str, key: str) -> bool:
+    """Return whether the partition that the partitioner chooses for a key has a record under it."""
+    raw = key_of(key)
+    records = read_partition(history.log, topic, history.log.partition_of(topic, raw))
+    return any(record.key == raw for record in records)
+
+
 def _not_found(rollout_id: str, *, requested: bool, others: set[bytes], topic: str) -> Refused:
     if requested:
         msg = f"rollout {rollout_id!r} is requested, but not started; is an agents worker running?"

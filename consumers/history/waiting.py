@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 REASONS_OF_ENDED = ("reward", "group")
 """What rollouts wait for that have ended."""
-MOST_TRAJECTORIES = 20_000
+MOST_TRAJECTORIES = 10_000
 """Trajectories that are looked at for a missing score; the newest of each partition."""
 NOBODY = "nobody"
 TRAINER = "the trainer"

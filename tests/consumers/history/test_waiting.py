@@ -1,0 +1,77 @@
+"""How much of the log is read to say who waits for a score."""
+
+from random import Random
+
+import pytest
+
+from consumers.agents.fold.world import World
+from consumers.agents.programs import program_of
+from consumers.history import waiting
+from consumers.history.waiting import Waiting, WaitReader
+from consumers.log.protocols import Commit
+from schemas.errors import Refused
+from schemas.messages import RolloutRequest, Task
+from tests.support.command_line import call
+from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
+
+
+def hired(*requests: RolloutRequest) -> MemoryCluster:
+    """A cluster on which these rollouts ran and were scored; its workers have left."""
+    cluster = MemoryCluster()
+    cluster.hire(lambda call: "left")
+    for request in requests:
+        cluster.ask(request, 0)
+    cluster.finish()
+    for worker in cluster.log.crew:
+        worker.stop()
+    cluster.log.crew = ()
+    return cluster
+
+
+def request(rollout_id: str, *scorings: str, group_id: str = "") -> RolloutRequest:
+    task = Task(CORRIDOR, seed=1)
+    return RolloutRequest(rollout_id, task, policy_id=POLICY, scorings=scorings, group_id=group_id)
+
+
+def look(cluster: MemoryCluster) -> Waiting:
+    world = World(program_of, Random)
+    return WaitReader(cluster, cluster.admin, world, "default").waiting()
+
+
+def test_a_scoring_that_nobody_runs_any_more_makes_only_those_wait_that_name_it() -> None:
+    cluster = hired(request("a"), request("b", "default"), request("c", "default", "tried"))
+    cluster.log.commit_for("t.rewards.tried", [Commit("t.trajectories", 0, 0, "")])
+
+    waits = look(cluster).waits
+
+    assert [(wait.rollout_id, wait.what) for wait in waits] == [("c", "scoring 'tried'")]
+
+
+def test_a_scoring_far_behind_bounds_what_is_read_and_the_rest_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = hired(*(request(f"r{number}", "default", "tried") for number in range(5)))
+    cluster.log.commit_for("t.rewards.tried", [Commit("t.trajectories", 0, 0, "")])
+    monkeypatch.setattr(waiting, "MOST_TRAJECTORIES", 2 * 3)
+
+    found = look(cluster)
+
+    newest = cluster.trajectories()[-2:]
+    assert {wait.rollout_id for wait in found.waits} == {each.rollout_id for each in newest}
+    assert found.remarks[0].startswith("3 older trajectories that some scoring has not come past")
+
+
+def test_an_ended_rollout_and_an_ended_group_are_told_from_unknown_ones(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    cluster = hired(request("r", group_id="g"))
+
+    call(cluster, "waiting", "--rollout", "r")
+    call(cluster, "waiting", "--group", "g")
+
+    out = capfd.readouterr().out
+    assert "r has ended, and its rewards are there" in out
+    assert "g has ended, and its rewards are there" in out
+    with pytest.raises(Refused, match="no rollout and no group 'nothing'"):
+        call(cluster, "waiting", "--rollout", "nothing")

@@ -131,6 +131,11 @@ class Environments(WorkRole):
             self.boxes.tick()
         self.homes.watch()
 
+    def cannot_begin(self, partition: int) -> int:
+        """Openings that stand in line for a slot, of all partitions."""
+        del partition
+        return self.waiting.slots.waiting
+
     def in_flight(self) -> int:
         return self.homes.unfinished()
 

@@ -133,8 +133,14 @@ class WorkRole:
             progress.advance()  # what is finished is not in hand, though no commit has said so yet
         if len(progress.taken) > SPAN_RECORDS // share:
             progress.thin()
-        in_hand, behind = len(progress.taken), progress.thinned
+        in_hand = len(progress.taken) - self.cannot_begin(progress.number)
+        behind = progress.thinned + len(progress.taken)
         return in_hand > SPAN_RECORDS // share or behind > SPAN_THINNED // share
+
+    def cannot_begin(self, partition: int) -> int:
+        """Records in hand that wait for what others do not need: they hold up none of these."""
+        del partition
+        return 0
 
     def in_flight(self) -> int:
         return 0

@@ -21,6 +21,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
+from consumers.models.early_calls import EarlyCalls, too_far
 from consumers.models.held_prefixes import HeldPrefixes
 from consumers.models.load import BUSY, Load
 from consumers.models.pinned_engines import Pinned
@@ -62,7 +63,7 @@ class Models(WorkRole):
         self.prefixes = HeldPrefixes()
         self.load = Load(self.wall, capacity)
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
-        self._early: list[tuple[Record, ModelCall]] = []
+        self._early = EarlyCalls()
         self.turn = _turn(answers, engine.policy_id, adopt_at_once) if adopt_at_once else None
         self.versions = Versions(
             engine,
@@ -134,9 +135,17 @@ class Models(WorkRole):
             self.answers.give(call, body, record)
             return
         if engine is None:
-            self._early.append((record, call))
+            self._wait_for_version(record, call)
         else:
             self._hand_over(record, call, engine)
+
+    def _wait_for_version(self, record: Record, call: ModelCall) -> None:
+        newest = max(self.versions.newest(), self.engine.version)
+        body = too_far(call, newest) if self.versions.current else None
+        leaving = (record, call, body) if body else self._early.add(record, call, newest)
+        if leaving is not None:
+            self.counts["refused"] += 1
+            self.answers.give(leaving[1], leaving[2], leaving[0])
 
     def _hand_over(self, record: Record, call: ModelCall, engine: Engine) -> None:
         """Give a call to an engine with the tokens that it names, if they are held here."""
@@ -207,9 +216,7 @@ class Models(WorkRole):
                 for record in records:
                     record.closed = True
         self.load.abort(gone)
-        for record, early in self._early:
-            record.closed = record.closed or gone(early)
-        self._early = [(record, early) for record, early in self._early if not record.closed]
+        self._early.abort(gone)
 
     def dropped(self, progress: PartitionProgress) -> None:
         """Calls of a lost partition run on: their answers are as good as anybody's."""
@@ -223,10 +230,8 @@ class Models(WorkRole):
             self.pinned.tidy()
             if not self.versions.current or self.engine.version < 0:
                 self._say_if_waiting()
-            if self._early:
-                early, self._early = self._early, []
-                for record, call in early:
-                    self._take_call(record, call, self.answers.now_ms())
+            for record, call in self._early.drain():
+                self._take_call(record, call, self.answers.now_ms())
         if self._in_hand:
             self._expire(self.answers.now_ms())
         if self.engine.busy():
@@ -267,9 +272,14 @@ class Models(WorkRole):
         self.counts["answered"] += 1
 
     def full(self, progress: PartitionProgress) -> bool:
-        in_hand = len(self._in_hand) + len(self._early) + len(self.load)
-        over = in_hand > (self.most_in_hand // 2 if progress.paused else self.most_in_hand)
+        """What cannot begin, or is turned away a moment later, does not count against others."""
+        most = self.most_in_hand // 2 if progress.paused else self.most_in_hand
+        begun = len(self._in_hand) if self.versions.current else len(self._early)
+        over = max(begun, len(self.load)) > most or self._early.full()
         return over or super().full(progress)
+
+    def cannot_begin(self, partition: int) -> int:
+        return self._early.of(partition)
 
     def in_flight(self) -> int:
         return len(self._in_hand) + len(self.load)

@@ -12,6 +12,7 @@ import pytest
 from consumers.environments.session_thread import Work
 from consumers.environments.session_times import SessionTimes
 from consumers.log.protocols import Record
+from consumers.loop.hand_over import POLL_RECORDS
 from consumers.loop.loop import Loop
 from consumers.room import Room
 from sandbox.environment import Kind, Observation
@@ -681,6 +682,25 @@ def test_an_environment_that_waits_is_found_by_its_name_and_given_its_host(
     assert answers(rig)["plain", 0, 0].text == "0:"
     assert answers(rig)["absent", 0, 0].code == "unknown_environment"
     assert answers(rig)["config", 0, 0].code == "bad_config"
+
+
+def test_openings_that_stand_in_line_for_a_slot_hold_up_no_other_environment(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are more of them than of records that a partition has in hand."""
+    monkeypatch.setattr("consumers.loop.role.SPAN_RECORDS", 20)
+    from tests.support.patient_environment import Nowhere
+
+    loop = rig.environments(hosts=lambda place: Nowhere(), slots={"patience": 1})
+    patient = {"environment": "tests.support.patient_environment:Patient"}
+    plain = {"environment": "tests.support.counting_environment:Counting"}
+    for number in range(POLL_RECORDS + 100):
+        send(rig, replace(step_of(f"in line {number}"), **patient))
+    send(rig, replace(step_of("plain"), **plain))
+
+    until(loop, lambda: ("plain", 0, 0) in answers(rig))
+
+    assert role_of(loop).waiting.slots.waiting == POLL_RECORDS + 99
 
 
 def test_a_module_that_hangs_when_it_is_imported_holds_up_nobody_else(

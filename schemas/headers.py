@@ -4,6 +4,7 @@ Nothing that the fold reads is in a header.
 """
 
 from binascii import hexlify
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from traceback import format_tb
@@ -11,9 +12,13 @@ from traceback import format_tb
 from schemas.ids import digest
 
 Headers = list[tuple[str, bytes]]
+UNREADABLE: Sequence[tuple[str, bytes]] = (("headers_unreadable", b"a header name is not UTF-8"),)
+"""What stands for the headers of a record whose client cannot tell them, one and all."""
 MESSAGE_BYTES = 1024
 DLQ_PREFIX = "dlq_"
-"""What burying adds begins so, and replaying takes it off again."""
+"""The prefix of what burying adds; replaying takes it off again."""
+GIVEN_PREFIX = "given_"
+"""Before a name with that prefix that a record came with: it is kept, and no reader obeys it."""
 REPLAYED_FROM = "dlq_replayed_from"
 """Which dead letter a record was before an operator sent it again."""
 
@@ -43,6 +48,24 @@ def traceparent(trace_key: str) -> bytes:
     return f"00-{trace}-{span}-01".encode()
 
 
+def as_given(original: Headers | None) -> Headers:
+    """The headers of a record that is buried, its own words under names that mean nothing to us."""
+    return [
+        (f"{GIVEN_PREFIX}{name}" if reserved(name) else name, value)
+        for name, value in original or []
+    ]
+
+
+def reserved(name: str) -> bool:
+    """Whether only who buries, or orders something on `dead.letters`, may write this header."""
+    return name.strip().casefold().startswith(DLQ_PREFIX)
+
+
+def texts(headers: Headers | None) -> dict[str, str]:
+    """Headers as texts by name, where one comes more than once the last of them."""
+    return {name: (value or b"").decode("utf-8", "replace") for name, value in headers or []}
+
+
 def dead_letter_headers(
     original: Headers | None,
     topic: str,
@@ -52,7 +75,7 @@ def dead_letter_headers(
     group: str,
     error: Exception,
 ) -> Headers:
-    """The original headers, plus where, who and why."""
+    """The original headers, the reserved ones renamed, plus where, who and why."""
     stack = "".join(format_tb(error.__traceback__))
     added = {
         "dlq_topic": topic,
@@ -66,4 +89,4 @@ def dead_letter_headers(
         "dlq_attempt": 1,
         "dlq_first_failed_at": datetime.now(UTC).isoformat(),
     }
-    return [*(original or []), *((name, str(value).encode()) for name, value in added.items())]
+    return [*as_given(original), *((name, str(value).encode()) for name, value in added.items())]

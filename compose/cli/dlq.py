@@ -10,7 +10,7 @@ from compose.cli.option_sets import takes
 
 if TYPE_CHECKING:
     from consumers.history.dead_letter_index import DeadLetter, LetterChoice
-    from consumers.loop.dead_letters import Skip
+    from consumers.loop.letter_records import Skip
 
 RECORDS_NAMED = 5
 """Records that a dry run names one by one."""
@@ -120,7 +120,7 @@ def replay(
     if not yes:
         _rehearse("send", plan.letters)
     else:
-        too_large = replay_letters(index, plan.letters, rate)
+        too_large = replay_letters(index, plan.letters, rate, by=_signature())
         _echo_refused(too_large)
         refused += len(too_large)
         typer.echo(f"{_counted(len(plan.letters) - len(too_large))} replayed")
@@ -146,7 +146,7 @@ def drop(choice: "LetterChoice", yes: Yes = False) -> None:
     if not yes:
         _rehearse("drop", letters)
         return
-    drop_letters(index, letters)
+    drop_letters(index, letters, by=_signature())
     typer.echo(f"{_counted(len(letters))} dropped; their bytes stay until retention takes them")
 
 

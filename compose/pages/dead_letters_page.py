@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from compose.terminal import one_line
-from consumers.history.dead_letter_index import MARKS, DeadLetter, DeadLetterIndex
+from consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
 from consumers.history.times import iso
+from consumers.loop.letter_records import MARKS
 
 WHY_CHARS = 160
 

@@ -12,10 +12,11 @@ from consumers.agents.programs import program_digest
 from consumers.agents.recent_requests import Asked, First
 from consumers.agents.wishes import Program
 from consumers.log.protocols import Log, Record
+from consumers.loop.dead_letters import Passed
+from consumers.loop.letter_records import resent_from
 from schemas.bounds import check_names, check_request, fitting
 from schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
 from schemas.foreign_text import plain, raised
-from schemas.headers import REPLAYED_FROM
 from schemas.messages import REPEATED, Event, RolloutRefused, RolloutRequest, RolloutStarted
 from schemas.topics import Topics
 
@@ -37,11 +38,13 @@ class RequestStarts:
         outbox: Outbox,
         programs: Callable[[str], Program],
         journals: Mapping[int, OwnedJournal],
+        passed: Passed,
     ) -> None:
         self.log = log_
         self.topics = topics
         self.outbox = outbox
         self.programs = programs
+        self.passed = passed
         self.journals = journals
         """Those of this worker, by partition."""
         self.partitions: dict[int, int] = {}
@@ -128,8 +131,14 @@ class RequestStarts:
             others = (asked.first(named) for asked in self._asked.values() if asked.known)
             first = min((own, *filter(None, others)))
             first = None if first == own else first
-        replayed = first is not None and any(k == REPLAYED_FROM for k, _ in record.headers or ())
-        return None if replayed else first
+        return None if first is not None and self._sent_again(record) else first
+
+    def _sent_again(self, record: Record) -> bool:
+        """Whether an operator had it sent; the record itself only claims so."""
+        if resent_from(record) is None:
+            return False
+        self.passed.refresh()
+        return self.passed.sent_again(record)
 
     def _repeated(self, record: Record, span: int, rollout_id: str, first: First) -> None:
         """Refuse what was asked for before.

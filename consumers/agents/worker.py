@@ -108,7 +108,7 @@ class Agents:
             log_, codec, topics, default, told, clock, self.wall, paused
         )
         self.hands = Hands(outbox, quotas.rollouts, quotas.pacing, self.control, bar, self.counts)
-        self.requests = RequestStarts(log_, topics, outbox, programs, self.owned)
+        self.requests = RequestStarts(log_, topics, outbox, programs, self.owned, letters.passed)
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
         self._live = self._held = 0

@@ -26,7 +26,8 @@ from consumers.history.history import History
 from consumers.history.local_programs import runs_as_recorded
 from consumers.history.quotas import read_quotas
 from consumers.log.protocols import Log, Record
-from consumers.loop.dead_letters import origin_of, passed_in_journal, skip_of
+from consumers.loop.dead_letters import passed_in_journal
+from consumers.loop.letter_records import Letter, Resend, Skip, letter_record
 from consumers.loop.loop import GC_THRESHOLDS
 from consumers.quota_table import UNLIMITED
 from schemas.codec import Codec
@@ -139,12 +140,13 @@ class Audit:
     def _letters(self, records: Sequence[Record]) -> None:
         self.report.dead_letters += len(records)
         for record in records:
-            origin = origin_of(record.headers)
-            if origin is not None:
-                self.case.buried.add(origin)
-            skip = skip_of(record.headers)
-            if skip is not None:
-                self.case.skips.append(skip)
+            said = letter_record(record)
+            if isinstance(said, Letter):
+                self.case.buried.add(said.origin)
+            elif isinstance(said, Skip):
+                self.case.skips.append(said)
+            elif isinstance(said, Resend):
+                self.case.resends[said.letter] = said.sha256
 
     def stage_ended(self, stage: Sequence[str]) -> None:
         """The topics of a stage have been read to their ends."""

@@ -9,8 +9,8 @@ from consumers.audit.journal_facts import JournalFacts
 from consumers.audit.report import Breach, Report
 from consumers.audit.window import Window
 from consumers.log.protocols import Record, TopicPartition
-from consumers.loop.dead_letters import Skip
 from consumers.loop.finished_offsets import finished_above
+from consumers.loop.letter_records import At, Skip
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.topics import Topics
@@ -34,6 +34,8 @@ class Case:
     """Records of which there is a dead letter."""
     skips: list[Skip] = field(default_factory=list)
     """Ranges that somebody told a group to pass over."""
+    resends: dict[At, str] = field(default_factory=dict)
+    """Letters whose content somebody had run once more, and its digest."""
     _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:

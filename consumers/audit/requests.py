@@ -7,7 +7,7 @@ from consumers.audit.case import Case
 from consumers.audit.columns import word_of
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
-from schemas.headers import REPLAYED_FROM
+from consumers.loop.letter_records import is_resent, resent_from
 
 
 class Requests:
@@ -16,6 +16,7 @@ class Requests:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._next_start: dict[int, int] = {}
+        self._claimed: list[tuple[Record, Breach]] = []
         self._second = case.journal.starts.second
 
     def take(self, records: Sequence[Record]) -> None:
@@ -42,15 +43,18 @@ class Requests:
         Workers know a repeated request by its key; under another one it may be a stranger's.
         """
         second = self._second[record.partition, record.offset]
-        replayed = any(name == REPLAYED_FROM for name, _ in record.headers or ())
-        if replayed or not record.key or word_of(record.key) != second.owner:
+        if not record.key or word_of(record.key) != second.owner:
             return
         text = (
             f"rollout {record.key.decode(errors='replace')} is started a second time here, asked "
             f"for at {record.partition}@{record.offset}; the first start is at "
             f"{second.before[0]}@{second.before[1]}"
         )
-        self.case.report.add(Breach("I1", text, self.case.topics.events, *second.here, "doubled"))
+        breach = Breach("I1", text, self.case.topics.events, *second.here, "doubled")
+        if resent_from(record) is None:
+            self.case.report.add(breach)
+        else:  # whether an operator sent it is known when the dead letters have been read
+            self._claimed.append((record, breach))
 
     def _not_started(self, record: Record, last: int) -> None:
         if record.offset < self.case.window.first_request.get(record.partition, 0):
@@ -76,7 +80,10 @@ class Requests:
             self.case.report.add(Breach("I1", text, self.case.topics.requests, partition, offset))
 
     def finish(self) -> None:
-        """Starts of requests that did not come."""
+        """Starts of requests that did not come, and of those that nobody had sent again."""
+        for record, breach in self._claimed:
+            if not is_resent(record, self.case.resends):
+                self.case.report.add(breach)
         for number, partition in self.case.journal.partitions.items():
             for offset in partition.requests[self._next_start.get(number, 0) :]:
                 self._without_request(number, offset)

@@ -15,18 +15,12 @@ from consumers.history.history import History
 from consumers.history.times import time_ms
 from consumers.log.protocols import Record
 from consumers.log.reading import read_all
-from consumers.loop.dead_letters import Skip, origin_of, skip_of
-from schemas.as_json import text_of
+from consumers.loop.letter_records import At, Letter, Mark, Origin, Skip, letter_record
+from schemas.bounded import whole_number
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
 
 PLACE = re.compile(r"(\d+)@(\d+)(?:-(\d+))?", re.ASCII)
-MARKS = {"dlq_replayed": "replayed", "dlq_dropped": "dropped"}
-
-Origin = tuple[str, int, int]
-"""Topic, partition and offset of the record that nobody could read."""
-At = tuple[int, int]
-"""Partition and offset on `dead.letters`."""
 
 
 @dataclass(slots=True)
@@ -95,11 +89,12 @@ def choice_of(
 def offset_range(text: str) -> tuple[int, int, int]:
     """Partition, first and last offset of a place; raises Refused for what is none."""
     match = PLACE.fullmatch(text)
-    if match is None:
-        msg = f"{text!r} is no place; give PARTITION@OFFSET or PARTITION@FIRST-LAST, such as 0@12"
-        raise Refused(msg)
-    first = int(match[2])
-    return int(match[1]), first, int(match[3] or first)
+    named = (match[1], match[2], match[3] or match[2]) if match else ()
+    match [whole_number(number) for number in named]:
+        case [int(partition), int(first), int(last)]:
+            return partition, first, last
+    msg = f"{text!r} is no place; give PARTITION@OFFSET or PARTITION@FIRST-LAST, such as 0@12"
+    raise Refused(msg)
 
 
 class DeadLetterIndex:
@@ -114,20 +109,22 @@ class DeadLetterIndex:
         self.letters: dict[Origin, DeadLetter] = {}
         self.at: dict[At, DeadLetter] = {}
         self.foreign = 0
-        """Records that are no letters of ours."""
+        """Records that are neither letters nor orders of ours."""
         self.skips: list[Skip] = []
-        marks: list[tuple[str, At]] = []
+        marks: list[Mark] = []
         for record in self.records():
-            mark, skip = mark_of(record), skip_of(record.headers)
-            if mark is not None:
-                marks.append(mark)
-            elif skip is not None:
-                self.skips.append(skip)
-            else:
-                self._add(record)
-        for state, at in marks:
-            if at in self.at:
-                self.at[at].state = state
+            said = letter_record(record)
+            if isinstance(said, Mark):
+                marks.append(said)
+            elif isinstance(said, Skip):
+                self.skips.append(said)
+            elif isinstance(said, Letter):
+                self._add(record, said)
+            elif said is None:
+                self.foreign += 1
+        for mark in marks:
+            if mark.letter in self.at:
+                self.at[mark.letter].state = mark.state
 
     def records(self) -> Iterator[Record]:
         """All of the topic, values too."""
@@ -156,21 +153,15 @@ class DeadLetterIndex:
             raise unknown("dead letter", place, places) if places else none
         return letter, record
 
-    def _add(self, record: Record) -> None:
-        origin = origin_of(record.headers)
-        if origin is None:
-            self.foreign += 1
-            return
-        values = {name: text_of(value) or "" for name, value in record.headers or []}
-        at, group = (record.partition, record.offset), values.get("dlq_group", "")
+    def _add(self, record: Record, said: Letter) -> None:
+        at, origin = (record.partition, record.offset), said.origin
         letter = self.letters.get(origin)
         if letter is None:
-            error, message = values.get("dlq_error", ""), values.get("dlq_message", "")
-            cut = "dlq_cut" in values
-            letter = DeadLetter(at, origin, record.timestamp_ms, error, message, [], cut=cut)
+            why = said.error, said.message
+            letter = DeadLetter(at, origin, record.timestamp_ms, *why, [], cut=said.cut)
             self.letters[origin] = letter
         letter.copies.append(at)
-        letter.groups += [group] if group not in letter.groups else []
+        letter.groups += [said.group] if said.group not in letter.groups else []
         self.at[at] = letter
 
     def chosen(self, choice: LetterChoice) -> list[DeadLetter]:
@@ -187,12 +178,3 @@ class DeadLetterIndex:
             raise unknown("error", choice.error, errors)
         letters = [x for x in self.letters.values() if choice.takes(x, prefix, since_ms)]
         return sorted(letters, key=lambda letter: (letter.buried_ms, letter.at))
-
-
-def mark_of(record: Record) -> tuple[str, At] | None:
-    """What a mark says about which letter; None for a letter."""
-    for name, value in record.headers or []:
-        match = PLACE.fullmatch(text_of(value) or "") if name in MARKS else None
-        if match is not None:
-            return MARKS[name], (int(match[1]), int(match[2]))
-    return None

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 
 from consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
 from consumers.history.rate_limit import Pace
+from consumers.log.protocols import Record
+from consumers.loop.letter_records import Mark, Resend, content_digest
 from producers.publisher import Publisher, flush_all
 from schemas.errors import RollcallError, TooLarge
-from schemas.headers import DLQ_PREFIX, REPLAYED_FROM, Headers
+from schemas.headers import GIVEN_PREFIX, REPLAYED_FROM, Headers, reserved
 
 FLUSH_S = 30.0
 AT_ONCE = 100
@@ -53,58 +55,87 @@ def plan_replay(index: DeadLetterIndex, chosen: Sequence[DeadLetter], *, again: 
 
 
 def replay_letters(
-    index: DeadLetterIndex, letters: Sequence[DeadLetter], rate: float
+    index: DeadLetterIndex, letters: Sequence[DeadLetter], rate: float, *, by: str = ""
 ) -> list[tuple[DeadLetter, str]]:
     """Send and mark, a few at a time; return those that their topic would refuse, and why.
 
     At most `rate` a second; 0 is no limit. Raises DeliveryFailed.
     """
-    out, refused = index.history.log.publisher(), []
+    sending = _Sending(index, by)
     by_place = {letter.at: letter for letter in letters}
-    pace, sent = Pace(rate), []
+    pace, most = Pace(rate), 1 if rate else AT_ONCE
+    batch: list[tuple[DeadLetter, Record]] = []
     for record in index.at_places(by_place):
-        letter = by_place[record.partition, record.offset]
-        pace.wait()
+        batch.append((by_place[record.partition, record.offset], record))
+        if len(batch) >= most:
+            pace.wait()
+            sending.send(batch)
+            batch = []
+    sending.send(batch)
+    return sending.refused
+
+
+class _Sending:
+    """Sends letters, first the leave for each to be taken as new, at last what became of it."""
+
+    def __init__(self, index: DeadLetterIndex, by: str) -> None:
+        self.index = index
+        self.by = by
+        self.out = index.history.log.publisher()
+        self.refused: list[tuple[DeadLetter, str]] = []
+
+    def send(self, batch: Sequence[tuple[DeadLetter, Record]]) -> None:
+        """Have a few letters sent, and wait for their acks; raises DeliveryFailed."""
+        for letter, record in batch:
+            digest = content_digest(*letter.origin[:2], record.key, record.value)
+            _order(self.index, self.out, letter, Resend(letter.at, digest, self.by).headers())
+        _flush(self.out)
+        sent = [letter for letter, record in batch if self._sent(letter, record)]
+        _mark(self.index, self.out, "replayed", sent, self.by)
+
+    def _sent(self, letter: DeadLetter, record: Record) -> bool:
         topic, partition, _ = letter.origin
-        headers = replayed_headers(record.headers or [], f"{index.topic} {letter.place()}")
+        headers = replayed_headers(record.headers or [], f"{self.index.topic} {letter.place()}")
         try:
-            out.send(topic, record.key, record.value, partition=partition, headers=headers)
+            self.out.send(topic, record.key, record.value, partition=partition, headers=headers)
         except TooLarge as error:
-            refused.append((letter, f"be replayed: {error}"))
-            continue
-        sent.append((letter, record.key))
-        if len(sent) >= AT_ONCE or rate:
-            _mark(index, out, "dlq_replayed", sent)
-            sent = []
-    _mark(index, out, "dlq_replayed", sent)
-    return refused
+            self.refused.append((letter, f"be replayed: {error}"))
+            return False
+        return True
 
 
 def replayed_headers(headers: Headers, from_: str) -> Headers:
-    """The headers as they were before the record was buried, and where it was sent from."""
-    kept = [(name, value) for name, value in headers if not name.startswith(DLQ_PREFIX)]
+    """The headers that the record was buried with, and where it was sent from.
+
+    Reserved ones, also those that the record came with, are left out.
+    """
+    kept = [(n, value) for n, value in headers if not reserved(n.removeprefix(GIVEN_PREFIX))]
     return [*kept, (REPLAYED_FROM, from_.encode())]
 
 
-def drop_letters(index: DeadLetterIndex, letters: Sequence[DeadLetter]) -> None:
+def drop_letters(index: DeadLetterIndex, letters: Sequence[DeadLetter], *, by: str = "") -> None:
     """Mark letters as dropped; their bytes go when retention takes them.
 
     Raises DeliveryFailed.
     """
-    keyless = [(letter, None) for letter in letters]
-    _mark(index, index.history.log.publisher(), "dlq_dropped", keyless)
+    _mark(index, index.history.log.publisher(), "dropped", letters, by)
 
 
 def _mark(
-    index: DeadLetterIndex,
-    out: Publisher,
-    mark: str,
-    letters: Sequence[tuple[DeadLetter, bytes | None]],
+    index: DeadLetterIndex, out: Publisher, state: str, letters: Sequence[DeadLetter], by: str
 ) -> None:
     """Once what was sent is acked, say of each letter what became of it; raises DeliveryFailed."""
-    flush_all(out, FLUSH_S, "records", "they may still arrive")
-    at = datetime.now(UTC).isoformat().encode()
-    for letter, key in letters:
-        headers = [(mark, letter.place().encode()), ("dlq_marked_at", at)]
-        out.send(index.topic, key, None, partition=letter.at[0], headers=headers)
+    _flush(out)
+    at = datetime.now(UTC).isoformat()
+    for letter in letters:
+        _order(index, out, letter, Mark(state, letter.at, at, by).headers())
+    _flush(out)
+
+
+def _order(index: DeadLetterIndex, out: Publisher, letter: DeadLetter, headers: Headers) -> None:
+    """Write to the partition of the letter, behind it."""
+    out.send(index.topic, None, None, partition=letter.at[0], headers=headers)
+
+
+def _flush(out: Publisher) -> None:
     flush_all(out, FLUSH_S, "records", "they may still arrive")

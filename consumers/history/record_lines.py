@@ -9,12 +9,12 @@ from consumers.history.history import History
 from consumers.history.times import iso
 from consumers.log.protocols import Reader, Record
 from consumers.log.reading import from_now_on, to_the_end
+from consumers.loop.letter_records import buried_topic
 from schemas.as_json import plain, text_of
 from schemas.errors import Refused, WireError
 from schemas.names import unknown
 from schemas.topics import Topics
 
-BURIED_FROM = "dlq_topic"
 BY_TIME = attrgetter("timestamp_ms", "partition", "offset")
 
 Decode = Callable[[Record], dict[str, Any]]
@@ -102,8 +102,8 @@ def decoder(history: History, topic: str) -> Decode:
 
 
 def _buried_kind(topics: Topics, record: Record) -> type | None:
-    sources = [value for name, value in record.headers or [] if name == BURIED_FROM and value]
+    source = buried_topic(record)
     try:
-        return topics.record_of(text_of(sources[-1]) or "") if sources else None
+        return topics.record_of(source) if source else None
     except Refused:
         return None

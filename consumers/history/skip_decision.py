@@ -12,7 +12,7 @@ from consumers.history.history import History, LiveHistory
 from consumers.history.record_lines import topic_named
 from consumers.log.protocols import Record
 from consumers.log.reading import read_between
-from consumers.loop.dead_letters import Skip
+from consumers.loop.letter_records import Skip
 from producers.publisher import flush_all
 from schemas.errors import Refused, WireError
 from schemas.names import unknown

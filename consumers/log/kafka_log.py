@@ -7,7 +7,7 @@ first, and its start is given with the assignment, never by a seek (librdkafka #
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import structlog
@@ -29,6 +29,7 @@ from producers.client_errors import quiet
 from producers.error_codes import Verdict, verdict_on
 from producers.kafka_publisher import KafkaPublisher
 from schemas.errors import MemberMoved, Refused, TopicsDiffer, Unavailable, Unfit
+from schemas.headers import UNREADABLE, Headers
 
 COMMON = {
     "enable.auto.commit": False,
@@ -131,6 +132,26 @@ class _Polling:
         log.warning("poll_error", topic=where, error=error.str())
 
 
+def _headers(message: Message) -> Headers | None:
+    """The headers of a message; those in UNREADABLE where the client cannot tell them.
+
+    It raises for a name that is no UTF-8. Asked again it would return what crashes the process when
+    it is looked at, so it is asked once.
+    """
+    try:
+        headers: Headers | None = message.headers()
+    except (SystemError, ValueError) as error:
+        log.warning(
+            "headers_unreadable",
+            topic=message.topic(),
+            partition=message.partition(),
+            offset=message.offset(),
+            error=str(error.__cause__ or error),
+        )
+        return list(UNREADABLE)
+    return headers
+
+
 def _record(message: Message, tp: TopicPartition) -> Record:
     return Record(
         *tp,
@@ -138,7 +159,7 @@ def _record(message: Message, tp: TopicPartition) -> Record:
         message.key(),
         message.value(),
         message.timestamp()[1],
-        message.headers,
+        partial(_headers, message),
     )
 
 

@@ -9,17 +9,28 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from consumers.log.memory_publisher import MemoryPublisher
 from consumers.log.memory_source import MemoryGroup, MemorySource
 from consumers.log.protocols import Commit, Listener, Record, TopicPartition
 from producers.publisher import LETTER_LIMIT_BYTES, Publisher
 from schemas.errors import NoTopic, Refused, TooLarge, TopicsDiffer, Unfit, WorkFailed
-from schemas.headers import Headers
+from schemas.headers import UNREADABLE, Headers
 from schemas.topics import WantedTopic
 
-Stored = tuple[bytes | None, bytes | None, int, Headers | None] | None
+RawHeaders = Sequence[tuple[str | bytes, bytes]]
+"""Headers as anybody may write them: a name as bytes need not be UTF-8."""
+Stored = tuple[bytes | None, bytes | None, int, RawHeaders | None] | None
 """Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
+
+
+def _readable(headers: RawHeaders) -> Headers:
+    """Headers as a client tells them: all or none, as Kafka's does."""
+    try:
+        return [(n.decode() if isinstance(n, bytes) else n, value) for n, value in headers]
+    except UnicodeDecodeError:
+        return list(UNREADABLE)
 
 
 class _PartitionRecords:
@@ -99,7 +110,7 @@ class MemoryLog:
         key: bytes | None,
         value: bytes | None,
         partition: int | None = None,
-        headers: Headers | None = None,
+        headers: RawHeaders | None = None,
     ) -> tuple[int, int]:
         """Write one record; return its partition and offset."""
         held = self._of(topic)
@@ -146,7 +157,8 @@ class MemoryLog:
             stored = held.records[at - held.start]
             if stored is not None:
                 key, value, timestamp_ms, headers = stored
-                records.append(Record(topic, partition, at, key, value, timestamp_ms, headers))
+                told = None if headers is None else partial(_readable, headers)
+                records.append(Record(topic, partition, at, key, value, timestamp_ms, told))
             at += 1
         return records, at
 

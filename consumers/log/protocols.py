@@ -53,8 +53,10 @@ class Record:
 
     @property
     def headers(self) -> Headers | None:
-        """Read only when somebody asks: they cost more than the rest of a record."""
-        return self._headers() if callable(self._headers) else self._headers
+        """Read only when somebody asks, and once: they cost more than the rest of a record."""
+        if callable(self._headers):
+            self._headers = self._headers()
+        return self._headers
 
     def finished(self) -> bool:
         return self.closed and self.sent == self.acked

@@ -6,7 +6,6 @@ to pass over: a range that somebody skipped, and of the topics that everybody re
 readers, of whom one has come to know a schema since, would tell two histories.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ import structlog
 
 from consumers.log.protocols import Log, Record, TopicPartition
 from consumers.log.reading import read_all
+from consumers.loop.letter_records import At, Letter, Resend, Skip, is_resent, letter_record
 from producers.publisher import Publisher
 from schemas.errors import Skipped, StormOfDeadLetters, Unavailable, WireError
-from schemas.headers import Headers, dead_letter_headers
+from schemas.headers import Headers, as_given, dead_letter_headers
 from schemas.topics import Topics
 
 STORM_IN_A_ROW = 50
@@ -33,57 +33,9 @@ LETTER_BYTES = 1_990_000
 What was buried may be larger than that: its own topic counts what it is compressed to."""
 KEY_BYTES = 65_536
 """As much is kept of a key, and of the headers that a record came with."""
-SKIP = "dlq_skip"
-"""The header of a mark that says what is skipped: `TOPIC PARTITION@FIRST-LAST`."""
-RANGE = re.compile(r"(\S+) (\d+)@(\d+)-(\d+)", re.ASCII)
-
+HEADER_BYTES = 10
+"""A header takes so much beside its name and value at most; one may have neither."""
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """A range of one partition that a group was told to pass over."""
-
-    group: str
-    topic: str
-    partition: int
-    first: int
-    last: int
-    reason: str
-    by: str = ""
-
-    def headers(self) -> Headers:
-        """The mark on `dead.letters`."""
-        told = {
-            SKIP: f"{self.topic} {self.partition}@{self.first}-{self.last}",
-            "dlq_group": self.group,
-            "dlq_reason": self.reason,
-            "dlq_by": self.by,
-        }
-        return [(name, value.encode(errors="replace")) for name, value in told.items()]
-
-
-def skip_of(headers: Headers | None) -> Skip | None:
-    """What a mark says; None for every other record."""
-    told = _texts(headers)
-    found = RANGE.fullmatch(told.get(SKIP, ""))
-    if found is None:
-        return None
-    group, reason, by = (told.get(f"dlq_{name}", "") for name in ("group", "reason", "by"))
-    return Skip(group, found[1], int(found[2]), int(found[3]), int(found[4]), reason, by)
-
-
-def origin_of(headers: Headers | None) -> tuple[str, int, int] | None:
-    """The record that a letter is a copy of; None for what is no letter of ours."""
-    told = _texts(headers)
-    try:
-        return told["dlq_topic"], int(told["dlq_partition"]), int(told["dlq_offset"])
-    except (KeyError, ValueError):
-        return None
-
-
-def _texts(headers: Headers | None) -> dict[str, str]:
-    return {name: value.decode("utf-8", "replace") for name, value in headers or [] if value}
 
 
 @dataclass(slots=True)
@@ -96,6 +48,8 @@ class Passed:
     skips: dict[TopicPartition, list[Skip]] = field(default_factory=dict)
     places: set[tuple[str, int, int]] = field(default_factory=set)
     """Records of the topics that everybody reads, of which there is a letter by this group."""
+    resends: dict[At, str] = field(default_factory=dict)
+    """The letters whose content is to run once more, and its digest; for every group."""
     _read: dict[int, int] = field(default_factory=dict)
     _events: str = ""
     _of_everybody: tuple[str, ...] = ()
@@ -114,21 +68,22 @@ class Passed:
         starts = {(topic, n): max(low, self._read.get(n, 0)) for n, (low, _) in bounds.items()}
         for record in read_all(self.log, [topic], starts):
             self._read[record.partition] = record.offset + 1
-            self._take(record.headers)
+            self._take(record)
         for number, (_, end) in bounds.items():
             self._read[number] = max(end, self._read.get(number, 0))
 
-    def _take(self, headers: Headers | None) -> None:
-        told = _texts(headers)
-        if told.get("dlq_group") != self.group:
-            return
-        skip = skip_of(headers)
-        if skip is not None:
-            self.skips.setdefault((skip.topic, skip.partition), []).append(skip)
-        else:
-            origin = origin_of(headers)
-            if origin is not None and origin[0] in self._of_everybody:
-                self.places.add(origin)
+    def _take(self, record: Record) -> None:
+        said = letter_record(record)
+        if isinstance(said, Resend):
+            self.resends[said.letter] = said.sha256
+        elif isinstance(said, Skip) and said.group == self.group:
+            self.skips.setdefault((said.topic, said.partition), []).append(said)
+        elif isinstance(said, Letter) and said.group == self.group:
+            self.places |= {said.origin} if said.origin[0] in self._of_everybody else set()
+
+    def sent_again(self, record: Record) -> bool:
+        """Whether somebody ordered that this record of a letter be taken as new."""
+        return is_resent(record, self.resends)
 
     def check(self, record: Record) -> None:
         """Raise Skipped for a record that is passed over."""
@@ -269,7 +224,7 @@ def fitted(record: Record, added: Headers) -> tuple[bytes | None, bytes | None, 
 
     Headers say of what was cut how much there was and its SHA-256.
     """
-    given = record.headers or []
+    given = as_given(record.headers)
     cut: Headers = []
     if _size(given) > KEY_BYTES:
         whole = b"".join(name.encode() + (value or b"") for name, value in given)
@@ -297,4 +252,4 @@ def _cut(what: str, whole: bytes) -> Headers:
 
 
 def _size(headers: Iterable[tuple[str, bytes]]) -> int:
-    return sum(len(name) + len(value or b"") for name, value in headers)
+    return sum(HEADER_BYTES + len(name.encode()) + len(value or b"") for name, value in headers)

@@ -4,7 +4,8 @@ import pytest
 
 from consumers.history.dead_letter_replay import NotReplayed
 from consumers.log.memory_source import MemorySource
-from consumers.loop.dead_letters import Passed, Skip
+from consumers.loop.dead_letters import Passed
+from consumers.loop.letter_records import Skip
 from schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.journals import request

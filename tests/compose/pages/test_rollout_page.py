@@ -9,7 +9,6 @@ import pytest
 from compose.pages.rollout_page import reward_lines, titles
 from consumers.history.rollout_story import Story, latest, stories_of
 from schemas.errors import Refused
-from schemas.headers import REPLAYED_FROM, Headers
 from schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -26,6 +25,7 @@ from schemas.packed import pack_logprobs
 from tests.support.command_line import call
 from tests.support.journals import entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster
+from tests.support.resent import send_again
 from tests.support.scored_trajectories import scored
 
 REQUEST = RolloutRequest("r", Task(CORRIDOR, seed=7, prompt="Find the door."), policy_id=POLICY)
@@ -178,9 +178,8 @@ def test_an_id_that_was_used_again_tells_both_rollouts_each_with_its_reward(
         asked = cluster.codec.encode(
             cluster.topics.requests, replace(REQUEST, limits=Limits(max_turns=turns))
         )
-        sent_again: Headers = [(REPLAYED_FROM, b"an operator may")]
-        key = REQUEST.rollout_id.encode()
-        cluster.log.append(cluster.topics.requests, key, asked, headers=sent_again)
+        topics, key = cluster.topics, REQUEST.rollout_id.encode()
+        send_again(cluster.log, topics.dead_letters, topics.requests, key, asked)
         cluster.finish()
 
     shown = page(cluster, capsys)

@@ -19,6 +19,7 @@ from schemas.messages import Task as WireTask
 from tests.support.hand_answers import answer, ask, calls, killed
 from tests.support.journals import request, said
 from tests.support.programs import ASKS
+from tests.support.resent import send_again
 from tests.support.rig import Rig, role_of
 
 
@@ -170,11 +171,26 @@ def test_a_dead_letter_that_is_sent_again_is_no_repetition(rig: Rig) -> None:
     rig.settle(loop)
 
     value = rig.codec.encode(rig.topics.requests, request("r", ASKS))
-    headers = [("dlq_replayed_from", b"t.dead.letters 0@0")]
-    rig.log.append(rig.topics.requests, b"r", value, 0, headers)
+    send_again(rig.log, rig.topics.dead_letters, rig.topics.requests, b"r", value)
     rig.settle(loop)
 
     assert [c.rollout_id for c in calls(rig)] == ["r"]
+
+
+def test_a_request_that_only_says_that_it_was_sent_again_is_a_repetition(rig: Rig) -> None:
+    loop = rig.agents()
+    ask(rig, "r")
+    value = rig.codec.encode(rig.topics.requests, request("r", ASKS))
+    send_again(rig.log, rig.topics.dead_letters, rig.topics.requests, b"other", value)
+    claimed = rig.log.all(rig.topics.requests)[-1].headers
+    rig.settle(loop)
+    rig.log.append(rig.topics.requests, b"r", value, 0, claimed)
+    rig.log.append(
+        rig.topics.requests, b"r", value, 0, [("dlq_replayed_from", b"0@" + b"9" * 5000)]
+    )
+    rig.settle(loop)
+
+    assert [e.body.code for e in rig.events(RolloutRefused)][-2:] == ["repeated", "repeated"]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -14,7 +14,7 @@ from consumers.agents.worker import Agents
 from consumers.answers import Answers
 from consumers.audit.report import Report
 from consumers.log.protocols import Held, Record
-from consumers.loop.dead_letters import Skip
+from consumers.loop.letter_records import Skip
 from consumers.loop.partition_progress import PartitionProgress
 from inference.scripted import ScriptedEngine
 from schemas.errors import TooLarge, WireError
@@ -29,6 +29,7 @@ from schemas.messages import (
 from tests.support.journals import request
 from tests.support.lake import crossing, walk
 from tests.support.programs import ASKS
+from tests.support.resent import send_again
 from tests.support.rig import Rig, role_of, source_of
 from tests.support.whole_log import audited
 
@@ -315,13 +316,25 @@ def test_one_rollout_that_runs_in_two_partitions() -> None:
 def test_a_request_that_an_operator_sent_again_or_that_a_stranger_keyed_is_none_of_these() -> None:
     rig = Lived(make=RunsAgain)
     value = rig.codec.encode(REQUESTS, request("r", ASKS))
-    replayed = [("dlq_replayed_from", b"0@0")]
-    for key, headers in ((b"r", []), (b"r", replayed), (b"another key", [])):
-        rig.log.append(REQUESTS, key, value, 0, headers)
-        rig.work()
+    rig.log.append(REQUESTS, b"r", value, 0)
+    rig.work()
+    send_again(rig.log, rig.topics.dead_letters, REQUESTS, b"r", value)
+    rig.work()
+    rig.log.append(REQUESTS, b"another key", value, 0)
+    rig.work()
 
     assert len(rig.trajectories()) == 3
     assert audited(rig).ok
+
+
+def test_a_second_start_is_not_excused_by_what_its_own_request_claims() -> None:
+    rig = Lived(make=RunsAgain)
+    value = rig.codec.encode(REQUESTS, request("r", ASKS))
+    for headers in ([], [("dlq_replayed_from", b"t.dead.letters 0@0")]):
+        rig.log.append(REQUESTS, b"r", value, 0, headers)
+        rig.work()
+
+    assert [b.kind for b in audited(rig).breaches] == ["doubled"]
 
 
 def harm_scored(rig: Rig) -> Place:

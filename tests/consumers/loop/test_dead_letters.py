@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from consumers.audit.audit import audit
-from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed, Skip
+from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed
+from consumers.loop.letter_records import Skip
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from schemas.avro_schemas import schema_text

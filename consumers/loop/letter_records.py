@@ -1,0 +1,193 @@
+"""The records of `dead.letters`: letters and orders. Every reader of that topic reads them here.
+
+A letter names the record that it is a copy of, in `dlq_topic`, which every letter has. An order has
+no such header: its header names are those of its kind, each once, and nothing else. So a letter is
+never an order, whatever headers its record came with. Only who may write to `dead.letters` orders
+anything, and each order says by whom it was given.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from consumers.log.protocols import Record
+from schemas.bounded import whole_number
+from schemas.headers import REPLAYED_FROM, Headers, texts
+
+RANGE = re.compile(r"(\S+) (\d+)@(\d+)-(\d+)", re.ASCII)
+PLACE = re.compile(r"(\d+)@(\d+)", re.ASCII)
+LETTER = "dlq_topic"
+"""The header that every letter has, and no order."""
+SKIP = "dlq_skip"
+"""The header of an order that says what is skipped: `TOPIC PARTITION@FIRST-LAST`."""
+RESEND = "dlq_resend"
+"""The header of an order to run once more what lies in a letter: its place."""
+MARKS = {"dlq_replayed": "replayed", "dlq_dropped": "dropped"}
+
+Origin = tuple[str, int, int]
+"""Topic, partition and offset of the record that nobody could read."""
+At = tuple[int, int]
+"""Partition and offset on `dead.letters`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What a letter says of the record that it is a copy of."""
+
+    origin: Origin
+    group: str
+    error: str
+    message: str
+    cut: bool
+    """Whether it holds only a part of what was buried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A range of one partition that a group was told to pass over."""
+
+    group: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    reason: str
+    by: str = ""
+
+    def headers(self) -> Headers:
+        """The order on `dead.letters`."""
+        told = {
+            SKIP: f"{self.topic} {self.partition}@{self.first}-{self.last}",
+            "dlq_group": self.group,
+            "dlq_reason": self.reason,
+            "dlq_by": self.by,
+        }
+        return _written(told)
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Leave for the content of one letter to be taken as new, though it was asked for before."""
+
+    letter: At
+    sha256: str
+    """Of the record that is sent again, by `content_digest`."""
+    by: str
+
+    def headers(self) -> Headers:
+        """The order on `dead.letters`."""
+        place = f"{self.letter[0]}@{self.letter[1]}"
+        return _written({RESEND: place, "dlq_sha256": self.sha256, "dlq_by": self.by})
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was done with a letter."""
+
+    state: str
+    """One of the values of MARKS."""
+    letter: At
+    marked_at: str
+    by: str
+
+    def headers(self) -> Headers:
+        """The mark on `dead.letters`."""
+        name = next(name for name, state in MARKS.items() if state == self.state)
+        place = f"{self.letter[0]}@{self.letter[1]}"
+        return _written({name: place, "dlq_marked_at": self.marked_at, "dlq_by": self.by})
+
+
+FORMS: Mapping[frozenset[str], str] = {
+    frozenset({SKIP, "dlq_group", "dlq_reason", "dlq_by"}): SKIP,
+    frozenset({RESEND, "dlq_sha256", "dlq_by"}): RESEND,
+    **{frozenset({mark, "dlq_marked_at", "dlq_by"}): mark for mark in MARKS},
+    # Written by releases before this one, which did not say by whom.
+    **{frozenset({mark, "dlq_marked_at"}): mark for mark in MARKS},
+}
+"""The header names of each order, and the one that says which order it is."""
+
+
+def letter_record(record: Record) -> Letter | Skip | Resend | Mark | None:
+    """What a record of `dead.letters` says; None where it says nothing that we understand."""
+    headers = record.headers or []
+    told = texts(headers)
+    if LETTER in told:
+        return _letter(told)
+    kind = FORMS.get(frozenset(told)) if len(told) == len(headers) else None
+    if kind is None or record.value is not None:
+        return None
+    return _skip(told) if kind == SKIP else _of_letter(kind, told)
+
+
+def buried_topic(record: Record) -> str | None:
+    """The topic that a letter's record lay on; None for what is no letter."""
+    return texts(record.headers).get(LETTER)
+
+
+def _letter(told: Mapping[str, str]) -> Letter | None:
+    partition, offset = (whole_number(told.get(f"dlq_{x}", "")) for x in ("partition", "offset"))
+    if partition is None or offset is None:
+        return None
+    group, error, message = (told.get(f"dlq_{x}", "") for x in ("group", "error", "message"))
+    return Letter((told[LETTER], partition, offset), group, error, message, "dlq_cut" in told)
+
+
+def _skip(told: Mapping[str, str]) -> Skip | None:
+    found = RANGE.fullmatch(told[SKIP])
+    numbers = [whole_number(text) for text in found.groups()[1:]] if found else [None]
+    partition, first, last = numbers if len(numbers) == 3 else (None, None, None)
+    if found is None or partition is None or first is None or last is None:
+        return None
+    return Skip(
+        told["dlq_group"], found[1], partition, first, last, told["dlq_reason"], told["dlq_by"]
+    )
+
+
+def _of_letter(kind: str, told: Mapping[str, str]) -> Resend | Mark | None:
+    at, by = place_in(told[kind]), told.get("dlq_by", "")
+    if at is None:
+        return None
+    if kind == RESEND:
+        return Resend(at, told["dlq_sha256"], by)
+    return Mark(MARKS[kind], at, told["dlq_marked_at"], by)
+
+
+def place_in(text: str) -> At | None:
+    """The partition and offset that a text names; None where it is no place."""
+    found = PLACE.fullmatch(text)
+    numbers = [whole_number(number) for number in found.groups()] if found else []
+    match numbers:
+        case [int(partition), int(offset)]:
+            return partition, offset
+    return None
+
+
+def content_digest(topic: str, partition: int, key: bytes | None, value: bytes | None) -> str:
+    """The digest of what is sent again, and of where to."""
+    parts = [topic.encode(), b"%d" % partition, key, value]
+    sizes = b"".join(b"%d " % (-1 if part is None else len(part)) for part in parts)
+    return sha256(sizes + b"".join(part or b"" for part in parts)).hexdigest()
+
+
+def resent_from(record: Record) -> At | None:
+    """The letter that a record says it was; a claim, for who wrote the record wrote this too."""
+    named = [value for name, value in record.headers or [] if name == REPLAYED_FROM]
+    if len(named) != 1:
+        return None
+    return place_in((named[0] or b"").decode("utf-8", "replace").rpartition(" ")[2])
+
+
+def is_resent(record: Record, resends: Mapping[At, str]) -> bool:
+    """Whether somebody who may order it had this very record sent again.
+
+    `resends` has what each ordered letter holds, by `content_digest`.
+    """
+    at = resent_from(record)
+    return at is not None and resends.get(at) == content_digest(
+        record.topic, record.partition, record.key, record.value
+    )
+
+
+def _written(told: Mapping[str, str]) -> Headers:
+    return [(name, value.encode(errors="replace")) for name, value in told.items()]

@@ -1,0 +1,56 @@
+"""Anybody may write header names that are no text; a client tells them, or that it cannot."""
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from consumers.log.kafka_log import KafkaReader
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Record
+from schemas.headers import UNREADABLE
+from tests.support.raw_headers import produce_raw
+
+RAW = [
+    [(b"ok", b"1"), (b"h\xff\xfe", b"v"), (b"last", b"2")],
+    [(b"\xff", b"")],
+    [(b"dlq_skip", b"1"), (b"\xed\xa0\x80", b"a lone surrogate")],
+    [("é".encode(), b"\xff")],
+    [(b"", b"")],
+]
+TOLD = [list(UNREADABLE)] * 3 + [[("é", b"\xff")], [("", b"")]]
+
+
+@pytest.fixture
+def servers() -> Iterator[str]:
+    """A broker that lives in librdkafka."""
+    mock = Producer({"test.mock.num.brokers": 1, "log_level": 0, "bootstrap.servers": "mock"})
+    yield ",".join(f"{b.host}:{b.port}" for b in mock.list_topics(timeout=10).brokers.values())
+    mock.flush(1)
+
+
+def read_twice(records: list[Record]) -> list[object]:
+    """The headers of each, asked for more than once: a client may not survive the second time."""
+    return [[record.headers for _ in range(3)][-1] for record in records]
+
+
+def test_names_that_are_not_utf8_are_told_as_such_by_kafkas_client(servers: str) -> None:
+    for headers in RAW:
+        produce_raw(servers, "t", headers)
+    reader = KafkaReader({"bootstrap.servers": servers}, {("t", 0): (0, len(RAW))}, {})
+    records: list[Record] = []
+    while not reader.caught_up():
+        records += reader.poll(10)
+
+    assert read_twice(records) == TOLD
+    assert [record.value for record in records] == [b"v"] * len(RAW)
+    reader.close()
+
+
+def test_the_log_in_memory_tells_the_same() -> None:
+    log = MemoryLog()
+    log.create("t", 1)
+    for headers in RAW:
+        log.append("t", b"k", b"v", 0, headers)
+
+    assert read_twice(log.all("t")) == TOLD

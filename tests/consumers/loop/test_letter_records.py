@@ -1,0 +1,173 @@
+"""A letter is never an order, whatever headers its record came with; who may not order does not."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.history.dead_letter_index import DeadLetterIndex
+from consumers.history.dead_letter_replay import replay_letters, replayed_headers
+from consumers.log.protocols import Record
+from consumers.loop.dead_letters import LETTER_BYTES, DeadLetters, Passed
+from consumers.loop.letter_records import FORMS, Letter, Mark, Resend, Skip, letter_record
+from inference.scripted import ScriptedEngine
+from schemas.errors import BadBytes
+from schemas.headers import UNREADABLE, dead_letter_headers
+from tests.support.avro_messages import FEW
+from tests.support.hand_answers import ask
+from tests.support.rig import Rig
+from tests.support.whole_log import audited
+
+OURS = [
+    *sorted({name for form in FORMS for name in form}),
+    "dlq_topic", "dlq_partition", "dlq_offset", "dlq_group", "dlq_cut", "dlq_replayed_from",
+    "DLQ_SKIP", " dlq_skip", "given_dlq_skip", "ce_id", "traceparent",
+]  # fmt: skip
+VALUES = [
+    b"t.rollout.events 0@0-999999", b"t.rollout.requests 0@0-999999", b"0@0", b"0@" + b"9" * 5000,
+    b"t.agents", b"", b"-1", b"\xff", b"t.rollout.events 0@" + b"9" * 5000 + b"-1",
+]  # fmt: skip
+ORDERS = [
+    Skip("t.agents", "t.rollout.events", 0, 3, 9, "why", "ann"),
+    Resend((1, 2), "ab" * 32, "ann"),
+    Mark("replayed", (0, 7), "2026-01-01", "ann"),
+    Mark("dropped", (0, 7), "2026-01-01", "ann"),
+]
+foreign = st.lists(st.tuples(st.sampled_from(OURS), st.sampled_from(VALUES)), max_size=8)
+origins = st.tuples(st.just("t.rollout.requests"), st.integers(0, 9), st.integers(0, 2**40))
+
+
+def on_letters(headers: Any, value: bytes | None = None) -> Record:
+    return Record("t.dead.letters", 0, 0, None, value, 0, headers)
+
+
+@given(foreign, origins, st.sampled_from([None, b"x"]))
+def test_what_is_buried_is_a_letter_of_its_own_record_whatever_headers_that_came_with(
+    headers: list[tuple[str, bytes]], origin: tuple[str, int, int], value: bytes | None
+) -> None:
+    written = dead_letter_headers(headers, *origin, 5, "t.agents", BadBytes("short"))
+    said = letter_record(on_letters(written, value))
+
+    assert said == Letter(origin, "t.agents", "BadBytes", "short", cut=False)
+
+    # And after it was sent again and buried once more
+    again = replayed_headers(written, "t.dead.letters 0@0")
+    written = dead_letter_headers(again, "t.control", 1, 2, 5, "t.models.p", BadBytes("long"))
+    said = letter_record(on_letters(written, value))
+    assert said == Letter(("t.control", 1, 2), "t.models.p", "BadBytes", "long", cut=False)
+
+
+@given(foreign, origins)
+def test_a_letter_of_an_older_release_that_copied_such_headers_is_no_order_either(
+    headers: list[tuple[str, bytes]], origin: tuple[str, int, int]
+) -> None:
+    ours = dead_letter_headers(None, *origin, 5, "t.agents", BadBytes("short"))
+
+    said = letter_record(on_letters([*headers, *ours]))
+
+    assert isinstance(said, Letter)
+    assert (said.origin, said.group) == (origin, "t.agents")
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_an_order_is_read_as_it_was_written_and_says_by_whom(order: Any) -> None:
+    assert letter_record(on_letters(order.headers())) == order
+    assert order.by == "ann"
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_what_is_an_order_but_for_one_header_more_or_a_value_is_none(order: Any) -> None:
+    headers = order.headers()
+
+    assert letter_record(on_letters(headers, b"")) is None
+    assert letter_record(on_letters([*headers, ("x", b"")])) is None
+    assert letter_record(on_letters([*headers, headers[0]])) is None
+    assert letter_record(on_letters([*headers, ("dlq_topic", b"t")])) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(OURS), st.binary(max_size=30)), max_size=6) | foreign)
+def test_a_record_that_anybody_wrote_among_the_letters_raises_nothing(
+    headers: list[tuple[str, bytes]],
+) -> None:
+    said = letter_record(on_letters(headers))
+
+    assert said is None or max(getattr(said, "origin", (0, 0, 0))[1:]) < 2**63
+
+
+@given(st.lists(foreign, min_size=1, max_size=4))
+@FEW
+def test_a_producer_of_requests_commands_nobody(junk: list[list[tuple[str, bytes]]]) -> None:
+    # Given open rollouts of others, and junk among the requests with whatever headers
+    rig = Rig()
+    for name in ("v0", "v1"):
+        ask(rig, name)
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    rig.settle(agents)
+    for headers in junk:
+        rig.log.append(rig.topics.requests, b"evil", b"junk", 0, headers)
+    rig.settle(agents)
+    rig.commit(agents)
+    agents.source.kill()  # type: ignore[attr-defined]
+
+    # When another worker takes over, and others ask
+    ask(rig, "v2")
+    heir = rig.agents("a2")
+    rig.settle(heir, models)
+    rig.commit(heir, models)
+
+    # Then theirs are finished, each piece of junk is on the list, and nothing was ordered
+    ends = {t.rollout_id: t.status for t in rig.trajectories()}
+    assert [ends[name] for name in ("v0", "v1", "v2")] == ["finished"] * 3
+    index = DeadLetterIndex(rig)  # type: ignore[arg-type]
+    assert [letter.state for letter in index.letters.values()] == [""] * len(junk)
+    assert not index.skips
+    passed = Passed(rig.log, rig.topics, "t.agents")
+    passed.refresh()
+    assert not passed.skips
+    assert not passed.resends
+    assert audited(rig, scorings=()).ok
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"\xff\xfe", b"v")],
+        [(b"dlq_group", b"t.agents"), (b"\xff", b"v")],
+        [("", b"")] * 300_000,
+        [("h", None)],
+        [("dlq_topic", b"x" * 70_000)],
+    ],
+    ids=["no-text", "ours-and-no-text", "many-empty-ones", "null", "large"],
+)
+def test_nothing_in_its_headers_keeps_a_record_from_its_burial_and_replay(
+    rig: Rig, headers: Any
+) -> None:
+    loop = rig.agents()
+    rig.log.append(rig.topics.requests, b"k", b"junk", 0, headers)
+    rig.log.append(rig.topics.dead_letters, b"k", b"junk", 0, headers)
+    ask(rig, "after")
+
+    rig.settle(loop, rig.models(ScriptedEngine("p", lambda call: "yes")))
+
+    index = DeadLetterIndex(rig)  # type: ignore[arg-type]
+    (letter,) = index.letters.values()
+    _, record = index.letter_at(letter.place())
+    told = record.headers or []
+    assert sum(10 + len(name.encode()) + len(value or b"") for name, value in told) < LETTER_BYTES
+    assert (UNREADABLE[0] in told) == isinstance(headers[0][0], bytes)
+    assert replay_letters(index, [letter], 0, by="ann") == []
+    assert DeadLetterIndex(rig).letters[letter.origin].state == "replayed"  # type: ignore[arg-type]
+    rig.settle(loop)
+    assert audited(rig, scorings=()).ok
+
+
+def test_a_letter_says_by_whom_it_was_dropped_or_sent_again(rig: Rig) -> None:
+    letters = DeadLetters(rig.pen, rig.topics, "t.agents", lambda: 0.0, rig.log)
+    letters.bury(Record(rig.topics.requests, 0, 0, b"k", b"v", 0), BadBytes("short"))
+    index = DeadLetterIndex(rig)  # type: ignore[arg-type]
+
+    replay_letters(index, list(index.letters.values()), 0, by="ann")
+
+    said = [letter_record(record) for record in rig.log.all(rig.topics.dead_letters)]
+    assert [getattr(order, "by", None) for order in said] == [None, "ann", "ann"]

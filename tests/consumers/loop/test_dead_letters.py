@@ -116,7 +116,7 @@ def test_a_group_that_a_storm_stops_is_led_past_it_and_every_request_is_accounte
     assert asked_for(rig)["before"] == asked_for(rig)["after"] == "finished"
     assert {b.request_offset for b in refused if isinstance(b, RolloutRefused)} == set(range(1, 61))
     assert set(letters(rig, rig.topics.requests)) == set(range(1, 61))
-    report = audit(rig, drained=True)
+    report = audit(rig, drained=True, scorings=())
     assert report.ok, report.breaches
 
 
@@ -234,7 +234,7 @@ def test_an_event_whose_schema_is_denied_holds_its_partition_until_it_is_known(
     rig.knows()
     rig.settle(heir, rig.models_)
     assert asked_for(rig) == {"r": "finished"}
-    assert audit(rig, drained=True).ok
+    assert audit(rig, drained=True, scorings=()).ok
 
 
 def test_what_was_folded_once_is_waited_for_after_a_takeover_too() -> None:
@@ -290,7 +290,7 @@ def test_an_entry_of_the_journal_that_is_skipped_counts_for_no_reader() -> None:
     (trajectory,) = rig.trajectories()
     assert (trajectory.status, trajectory.failures) == ("finished", 1)
     assert letters(rig, rig.topics.events) == [offset]
-    report = audit(rig, drained=True)
+    report = audit(rig, drained=True, scorings=())
     assert report.ok, report.breaches
 
 

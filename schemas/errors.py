@@ -17,7 +17,7 @@ RollcallError
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
         RegistryEmptied, DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
-        CanaryOff, EngineDied
+        CanaryOff, EngineDied, RunTaken
 """
 
 from schemas.foreign_text import REASON_CHARS, plain
@@ -208,6 +208,10 @@ class CanaryOff(Unfit):
 
 class EngineDied(Unfit):
     """A model engine whose own processes do not start, or are gone."""
+
+
+class RunTaken(Unfit):
+    """Another trainer of the same run came first in the log, and goes on."""
 
 
 class DiskFull(Unfit):

@@ -596,6 +596,10 @@ class TrainStep:
     machine: dict[str, str] = field(default_factory=dict)
     packed: TrajectoryRefs | None = None
     """Where `trajectories` would not fit the record; `trajectory_refs.refs_of` reads either."""
+    writer: str = ""
+    """The trainer that took the step, one life of it; empty in records of earlier releases."""
+    predecessor: str = ""
+    """The last step of the run that its writer knew of, by `trainer.step_chain.step_id`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from schemas.messages import TrainStep, Trajectory, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.branches import descent
 from trainer.foreign import RECORDED, SHARED
+from trainer.step_chain import StepChain
 
 TRAIN = "train"
 
@@ -46,6 +47,7 @@ class _RecordedStep:
 @dataclass
 class _RunSteps:
     steps: dict[int, _RecordedStep] = field(default_factory=dict)
+    chain: StepChain = field(default_factory=StepChain)
 
     def living(self) -> Iterable[_RecordedStep]:
         """The steps that the newest version descends from; others were abandoned in a restart."""
@@ -81,6 +83,15 @@ class Lineage:
         report = self.case.report
         report.checked["I7"] += 1
         run = self.runs.setdefault((step.policy_id, step.run_id), _RunSteps())
+        head = run.chain.head
+        if not run.chain.take(step) and step.writer:
+            text = (
+                f"step {step.step} of run {step.run_id!r} is a fork of the chain: {step.writer} "
+                f"went on from {step.predecessor or 'the beginning'!r}, but {head!r} came first; "
+                "two trainers of the run at once, of whom this one counts for nobody"
+            )
+            self.case.breach("I7", record, text)
+            return
         self._check_number(record, step)
         named = refs_of(step)
         digest = word_of(repr((step.parent, named)).encode())

@@ -4,6 +4,7 @@ A trainer that came back may have taken steps again from an older checkpoint; wh
 version descends from is the run, the rest is counted as abandoned.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from schemas.errors import Refused, WireError
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
 from schemas.names import unknown
 from trainer.branches import descent
+from trainer.step_chain import StepChain
 
 SERIES: Mapping[str, str] = {
     "reward": "reward_mean",
@@ -146,12 +148,14 @@ def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
     Those of the other policies of a run go by their own names, which begin with the run's.
     """
     steps: dict[str, list[tuple[TrainStep, int]]] = {}
+    chains: dict[str, StepChain] = defaultdict(StepChain)
     for record in read_all(history.log, [history.topics.train_steps]):
         with suppress(WireError):
             step = history.codec.decode(record.value, TrainStep)
             other = step.policy_id.startswith(f"{step.run_id}-")
             name = step.policy_id if other else step.run_id
-            steps.setdefault(name, []).append((step, record.timestamp_ms))
+            if chains[name].take(step):
+                steps.setdefault(name, []).append((step, record.timestamp_ms))
     return steps
 
 

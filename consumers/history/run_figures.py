@@ -1,6 +1,6 @@
 """What a person watches while a run goes on: a fold of its records; no worker is asked."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -10,6 +10,7 @@ from consumers.heldout import HeldOut
 from consumers.history.history import History
 from consumers.history.phase_quantiles import PhaseTimes
 from schemas.messages import ScoredTrajectory, TrainStep
+from trainer.step_chain import StepChain
 
 WINDOW_S = 10.0
 
@@ -59,6 +60,8 @@ class RunFigures:
     """By version the model calls of the run when its held-out evaluation was complete."""
     last_rollout_id: str = ""
     phases: PhaseTimes = field(default_factory=PhaseTimes)
+    chains: dict[str, StepChain] = field(default_factory=lambda: defaultdict(StepChain))
+    """By policy."""
     _known: set[tuple[str, int]] = field(default_factory=set)
 
     def take_scored(self, scored: ScoredTrajectory, appended_ms: int, now: float) -> None:
@@ -91,7 +94,11 @@ class RunFigures:
     def take_step(self, step: TrainStep) -> None:
         """Note one optimiser step; a step written twice is counted once."""
         ours = step.run_id == self.run_id and self.policy_id in ("", step.policy_id)
-        if ours and step.version not in {s.version for s in self.steps[-8:]}:
+        if (
+            ours
+            and self.chains[step.policy_id].take(step)
+            and step.version not in {s.version for s in self.steps[-8:]}
+        ):
             self.steps.append(step)
 
     def held_out(self) -> list[tuple[int, float, int]]:

@@ -15,6 +15,7 @@ from trainer.config import LearnerConfig
 from trainer.foreign_samples import Retell, judge_any
 from trainer.publication import Publishing
 from trainer.samples import Curation, Sample
+from trainer.step_chain import StepChain
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
 RecordPlace = tuple[str, int, int]
@@ -50,11 +51,15 @@ class TrainedRun:
 
 
 def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:
-    """The run's steps in the order of the log, those of abandoned branches too."""
+    """The run's steps in the order of the log, those of abandoned branches too.
+
+    What a second trainer wrote at the same time and does not count is none of them.
+    """
+    chain = StepChain()
     for record in read_all(history.log, [history.topics.train_steps]):
         if record.key == run.policy_id.encode():
             step = history.codec.decode(record.value, TrainStep)
-            if step.run_id == run.run_id:
+            if step.run_id == run.run_id and chain.take(step):
                 yield step
 
 

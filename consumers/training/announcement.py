@@ -1,6 +1,6 @@
 """The records that announce a step: its version of the policy, and what it was made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from consumers.training.training_run import TrainingRun
@@ -28,15 +28,24 @@ class StepRecords:
     step: TrainStep | None
     """None where the weights are those that a run begins with."""
 
-    def encoded(self, codec: Codec, topics: Topics, weights: Published) -> dict[str, bytes]:
-        """The records by the names that a checkpoint holds them under; raises Unavailable."""
+    def encoded(
+        self,
+        codec: Codec,
+        topics: Topics,
+        weights: Published,
+        stamp: Callable[[TrainStep], TrainStep],
+    ) -> dict[str, bytes]:
+        """The records by the names that a checkpoint holds them under; raises Unavailable.
+
+        `stamp` puts the step behind the one before.
+        """
         digest = weights.weights_digest
         version = replace(
             self.version, weights_digest=digest, full=weights.full, deltas=weights.deltas
         )
         records = {"version": codec.encode(topics.versions, version)}
         if self.step is not None:
-            step = replace(self.step, weights_digest=digest)
+            step = stamp(replace(self.step, weights_digest=digest))
             records["step"] = codec.encode(topics.train_steps, step)
         return records
 

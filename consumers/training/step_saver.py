@@ -1,4 +1,4 @@
-"""What was learnt, saved and announced: weights, checkpoint, version, step, in this order.
+"""What was learnt, saved and announced: weights, checkpoint, step, version, in this order.
 
 The checkpoint is saved before anything is announced, and it holds the records that announce it, so
 a crash in between loses neither. A version number is never used twice.
@@ -20,6 +20,7 @@ import structlog
 
 from consumers.training.announcement import StepRecords
 from consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
+from consumers.training.fence import Fence
 from consumers.training.intake import Intake
 from consumers.training.mending import Mending
 from consumers.training.resumption import NewestOnLog
@@ -77,11 +78,14 @@ class StepSaver:
     retention: Retention
     executor: Executor
     """Of one thread, or of none."""
+    fence: Fence
     parent: int = -1
     pending: Mapping[str, bytes] = field(default_factory=dict)
     """The records that announce the newest checkpoint."""
     stalled_s: float = 0.0
     """How long training has stood still for saving since somebody set it to 0."""
+    _written: int = -1
+    """The version of the step that was written last."""
     _needed_bytes: int = 0
     """What the next version takes on the disk."""
     _unsaved: deque[_Unsaved] = field(default_factory=deque)
@@ -101,6 +105,7 @@ class StepSaver:
         if held is not None:
             self._begin_again(held, seen)
             return
+        self.fence.begin(None)
         self.learner.version = checkpoints.next_version(self.highest)
         self.trained((), {}, -1)
         self.save_trained(wait=True)
@@ -110,16 +115,17 @@ class StepSaver:
         return checkpoints.next_version(self.highest, self.learner.version)
 
     def _begin_again(self, held: Checkpoint, seen: NewestOnLog) -> None:
-        """Announce what was not announced."""
+        """Announce what was not announced; raises RunTaken where the run is another's by now."""
+        self.fence.begin(held)
         self.parent, self.pending = held.parent, held.pending
         mended = self._mend_weights()
         # Compaction leaves the newest record alone: a foreign one would be all that servers find.
         foreign = seen.last_run_id != self.run.run_id
+        if seen.highest_step_record < held.version and "step" in held.pending:
+            self._publish_step(held.pending["step"], held.version)
         if seen.highest_version < held.version or foreign or mended:
             record = self.pending["version"]
             self._publish(self.topics.versions, record, "PolicyVersion", held.version)
-        if seen.highest_step_record < held.version and "step" in held.pending:
-            self._publish(self.topics.train_steps, held.pending["step"], "TrainStep", held.version)
         self.publisher.flush(FLUSH_S)
         self.highest = max(self.highest, held.version)
         self.retention.require_bound(held.state)
@@ -225,10 +231,11 @@ class StepSaver:
         )
 
     def _save_and_announce(self, unsaved: _Unsaved) -> None:
-        """1. weights  2. checkpoint, with the records to come  3. version  4. step.
+        """1. weights  2. checkpoint, with the records to come  3. step  4. version.
 
-        Where it is announced early, 2 comes last.
+        Where it is announced early, 2 comes last. Raises RunTaken.
         """
+        self.fence.follow()
         try:
             with unsaved.snapshot.reading() as state:
                 self._save_state(unsaved, state)
@@ -249,7 +256,7 @@ class StepSaver:
         self.retention.require_bound(state)
         self._needed_bytes = needed_bytes(state, self.run)
         weights = self.publication.write(unsaved.version, state.weights)
-        pending = unsaved.records.encoded(self.intake.codec, self.topics, weights)
+        pending = unsaved.records.encoded(self.intake.codec, self.topics, weights, self.fence.stamp)
         published = self._published_file(weights)
         save = partial(self._save, unsaved.checkpoint, state, pending, published)
         announce = partial(self._announce, unsaved.version, pending)
@@ -257,10 +264,20 @@ class StepSaver:
             do()
 
     def _announce(self, version: int, pending: Mapping[str, bytes]) -> None:
-        self._publish(self.topics.versions, pending["version"], "PolicyVersion", version)
         if "step" in pending:
-            self._publish(self.topics.train_steps, pending["step"], "TrainStep", version)
+            self._publish_step(pending["step"], version)
+        self._publish(self.topics.versions, pending["version"], "PolicyVersion", version)
         self.publisher.flush(FLUSH_S)
+
+    def _publish_step(self, value: bytes, version: int) -> None:
+        """Write a step, once, and read it back: nothing of it is announced unless it counts."""
+        if self._written != version:
+            self._publish(self.topics.train_steps, value, "TrainStep", version)
+            self._written = version
+        if missing := self.publisher.flush(FLUSH_S):
+            msg = f"{missing:,} records before version {version} are not acked yet"
+            raise Unavailable(msg)
+        self.fence.settle(value)
 
     def save_again(self) -> None:
         """Write the newest checkpoint once more, with what was consumed since."""

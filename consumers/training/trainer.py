@@ -23,6 +23,7 @@ from consumers.training.batch_training import BatchTraining
 from consumers.training.cancels import REDUNDANT, Cancels
 from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
+from consumers.training.fence import Fence
 from consumers.training.group_admission import GroupAdmission
 from consumers.training.other_policies import OtherPolicies
 from consumers.training.restored_intake import IntakeMaker
@@ -157,6 +158,7 @@ class Trainer:
             asked_from,
             Retention(self.run, self.config, self.in_use),
             self.executor if later else InlineExecutor(),
+            Fence(self.log, self.codec, self.topics, self.run, self.name),
         )
         self.admission = GroupAdmission(
             self.run, self.config, self.learner, self.accounts, self.curriculum, self.evaluations,
@@ -209,6 +211,7 @@ class Trainer:
             return 0
 
     def _turn(self) -> int:
+        self.saver.fence.follow()
         self.saver.save_trained(wait=self.admission.stopped())
         self._look_for_weights()
         self.others.follow()

@@ -1,0 +1,143 @@
+"""One trainer of a run at a time, fenced by the log: a lock on a file reaches one host only.
+
+Every step names the step before it and its writer (`trainer.step_chain`). A trainer writes a step,
+reads it back, and announces its version only if the step counts. Whoever finds a step of another
+trainer in the log leaves: that one goes on.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from secrets import token_hex
+from threading import Lock
+from time import monotonic
+
+from consumers.decode_in_order import decoded
+from consumers.log.protocols import Log, Reader
+from consumers.training.training_run import TrainingRun
+from schemas.codec import Codec
+from schemas.errors import RunTaken, Unavailable
+from schemas.messages import TrainStep
+from schemas.topics import Topics
+from trainer.checkpoint import Checkpoint
+from trainer.step_chain import StepChain, step_id, writer_of
+
+READ_BACK_S = 30.0
+POLL_S = 0.02
+ELSEWHERE = "elsewhere"
+"""The file of a run's folder that names trainers which went on while this one left."""
+
+
+@dataclass(eq=False)
+class Fence:
+    """Follows the steps of one run, for both threads of its trainer."""
+
+    log: Log
+    codec: Codec
+    topics: Topics
+    run: TrainingRun
+    name: str
+    clock: Callable[[], float] = monotonic
+    chain: StepChain = field(default_factory=StepChain)
+    writer: str = ""
+    _ours: set[str] = field(default_factory=set)
+    _lock: Lock = field(default_factory=Lock)
+    _reader: Reader | None = None
+    _taken: str = ""
+    """Why this trainer leaves; it never goes on."""
+
+    def begin(self, held: Checkpoint | None) -> None:
+        """Read the steps so far; raises Unavailable, and RunTaken where the run is elsewhere."""
+        self.writer = f"{self.name}-{token_hex(4)}"
+        topic = self.topics.train_steps
+        bounds = self.log.bounds(topic)
+        starts = {
+            (topic, number): max(low, self.run.starts.get((topic, number), low))
+            for number, (low, _) in bounds.items()
+        }
+        self._reader = reader = self.log.reader([topic], starts)
+        while not reader.caught_up():
+            self._read(POLL_S)
+        if held is not None:
+            self._require_ours(held)
+
+    def _require_ours(self, held: Checkpoint) -> None:
+        """The checkpoint is a step that counts, and nobody has gone on where this folder was."""
+        step = None
+        if "step" in held.pending:
+            step = self.codec.decode(held.pending["step"], TrainStep)
+            self._ours.add(step_id(step))
+        there = self.chain.counted.get(held.version)
+        if step is not None and (step_id(step) in self.chain.lost or there not in _same(step)):
+            remedy = "move it away to go on from the one before, or take the other one's folder"
+            self._leave(f"checkpoint v{held.version:08d} of this folder is not that step; {remedy}")
+        marks = self.run.directory / ELSEWHERE
+        gone = marks.read_text().split("\n") if marks.exists() else []
+        taken = [name for name in self.chain.after(held.version) if writer_of(name) in gone]
+        if taken:
+            remedy = f"remove {ELSEWHERE} of this folder to go on from version {held.version}"
+            self._leave(f"step {taken[-1]} is not in this folder, which was left then; {remedy}")
+
+    def stamp(self, step: TrainStep) -> TrainStep:
+        """The step as this trainer writes it: behind the last one that counts."""
+        stamped = replace(step, writer=self.writer, predecessor=self.chain.head)
+        self._ours.add(step_id(stamped))
+        return stamped
+
+    def follow(self) -> None:
+        """Read on; raises RunTaken where another trainer's step counts, Unavailable."""
+        with self._lock:
+            self._read(0.0)
+            if self._taken:
+                self._leave(self._taken)
+
+    def settle(self, value: bytes) -> None:
+        """Wait until a step that was written is read back; raises RunTaken, Unavailable."""
+        step = self.codec.decode(value, TrainStep)
+        until = self.clock() + READ_BACK_S
+        with self._lock:
+            while not self._taken and self.chain.counted.get(step.version) != step_id(step):
+                if step_id(step) in self.chain.lost:
+                    self._leave(f"{self.chain.head} came before our {step_id(step)}")
+                if self.clock() > until:
+                    msg = f"step {step.step} was not read back within {READ_BACK_S:g} s"
+                    raise Unavailable(msg)
+                self._read(POLL_S)
+            if self._taken:
+                self._leave(self._taken)
+
+    def _read(self, timeout_s: float) -> None:
+        if self._reader is None:
+            return
+        following = bool(self._ours) or self._reader.caught_up()
+        for record in self._reader.poll(timeout_s):
+            if record.key != self.run.policy_id.encode():
+                continue
+            step = decoded(self.codec, record, TrainStep)
+            if step is None or step.run_id != self.run.run_id:
+                continue
+            counts, name = self.chain.take(step), step_id(step)
+            if counts and following and step.writer and name not in self._ours:
+                self._note(step.writer)
+                place = f"{record.partition}@{record.offset}"
+                self._taken = f"step {step.step} at {place} is by {step.writer}"
+
+    def _note(self, writer: str) -> None:
+        with (Path(self.run.directory) / ELSEWHERE).open("a") as marks:
+            marks.write(f"{writer}\n")
+
+    def _leave(self, why: str) -> None:
+        self._taken = why
+        msg = f"another trainer of run {self.run.run_id!r} came first: {why}"
+        raise RunTaken(msg)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            with closing(self._reader):
+                self._reader = None
+
+
+def _same(step: TrainStep) -> tuple[str | None, ...]:
+    """What the log may hold in the place of a step: nothing yet, or the step itself."""
+    return (None, step_id(step))

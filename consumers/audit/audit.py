@@ -110,7 +110,7 @@ class Audit:
             topics.requests, topics.steps, topics.trajectories, topics.scored, topics.dead_letters,
         )  # fmt: skip
         rest = [name for name in there if name.startswith(topics.calls("")) or name in last]
-        return [[topics.events], [topics.train_steps], rest]
+        return [[topics.events], [topics.train_steps], [topics.versions], rest]
 
     def take(self, records: Sequence[Record]) -> None:
         """Take records of the stage at hand, in order within each partition."""
@@ -126,6 +126,8 @@ class Audit:
             self.journal.take(records)
         elif topic == self.topics.train_steps:
             self.lineage.take(records)
+        elif topic == self.topics.versions:
+            self.lineage.versions(records)
         elif topic == self.topics.requests:
             self.requests.take(records)
         elif topic == self.topics.trajectories:

@@ -87,3 +87,22 @@ class Requests:
         for number, partition in self.case.journal.partitions.items():
             for offset in partition.requests[self._next_start.get(number, 0) :]:
                 self._without_request(number, offset)
+        if not self.case.window.until_ms:
+            for (_, number), low in self.case.window.log_starts.items():
+                self._taken_by_retention(number, low)
+
+    def _taken_by_retention(self, number: int, low: int) -> None:
+        """A request that retention took must have been started before."""
+        topics, window = self.case.topics, self.case.window
+        known = self.case.commit(topics.group("agents"), topics.requests, number)
+        partition = self.case.journal.partitions.get(number)
+        if partition is not None and partition.law.last is not None:
+            known = max(known, partition.law.last + 1)
+        elif (topics.events, number) in window.starts and not known:
+            return  # its starts may lie before what is read
+        if low > known:
+            text = (
+                f"requests {known}..{low - 1} of this partition were taken by retention before "
+                "anybody had started them"
+            )
+            self.case.report.add(Breach("I1", text, topics.requests, number, known, "lost"))

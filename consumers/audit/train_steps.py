@@ -19,7 +19,7 @@ from consumers.audit.columns import (
 )
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
-from schemas.messages import TrainStep, Trajectory, TrajectoryRef
+from schemas.messages import PolicyVersion, TrainStep, Trajectory, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.branches import descent
 from trainer.foreign import RECORDED, SHARED
@@ -40,6 +40,9 @@ class _RecordedStep:
     offset: int
     digest: int
     refs: slice
+    step: int
+    weights: str
+    """The digest of its weights; empty where it was not written down."""
     replayed: int
     """So many of the references name what steps before have used: it was trained on again."""
 
@@ -113,8 +116,45 @@ class Lineage:
         lent = sum(int(step.metrics.get(how, 0)) for how in (RECORDED, SHARED))
         self._lent[place(*here)] = lent
         run.steps[step.version] = _RecordedStep(
-            step.version, step.parent, first, *here, digest, refs, replayed
+            step.version,
+            step.parent,
+            first,
+            *here,
+            digest,
+            refs,
+            step.step,
+            step.weights_digest,
+            replayed,
         )
+
+    def versions(self, records: Sequence[Record]) -> None:
+        """Take announced versions; all steps are read."""
+        for record in records:
+            version = self.case.decoded(record, PolicyVersion) if record.value is not None else None
+            if version is not None and version.step > 0:
+                self.case.report.checked["I7"] += 1
+                self._version(record, version)
+
+    def _version(self, record: Record, version: PolicyVersion) -> None:
+        """An announced version is what its step made."""
+        topic, window = self.case.topics.train_steps, self.case.window
+        run = self.runs.get((version.policy_id, version.run_id), _RunSteps())
+        made, what = run.steps.get(version.version), f"version {version.version} of policy"
+        if made is None:
+            if record.timestamp_ms >= window.horizon_ms.get(topic, 0):
+                text = (
+                    f"{what} {version.policy_id!r} is announced, but step {version.step} of run "
+                    f"{version.run_id!r}, which made it, has no record"
+                )
+                self.case.breach("I7", record, text, "lost")
+            return
+        said = version.step, version.parent, version.weights_digest
+        if said != (made.step, made.parent, made.weights or version.weights_digest):
+            text = (
+                f"{what} {version.policy_id!r} is announced as step {said[0]} from version "
+                f"{said[1]}, and is not what its step at {made.partition}@{made.offset} made"
+            )
+            self.case.breach("I7", record, text)
 
     def _refer(self, record: Record, refs: Sequence[TrajectoryRef]) -> slice:
         """Note what a step was made of, to be met by the records themselves."""

@@ -34,6 +34,8 @@ class Window:
     """Later records are not judged; 0 is no limit."""
     commits: Mapping[str, Mapping[TopicPartition, Commit]] = field(default_factory=dict)
     """By group, read before `ends`: so what lies below must have had its effects."""
+    log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Where the partitions of the requests begin now: retention has taken what lay before."""
 
 
 class Horizons:
@@ -67,8 +69,12 @@ class AuditedStretch:
         commits = self._commits(names, past=bool(until_ms))
         order = sorted(names, key=self._depth, reverse=True)
         ends: dict[TopicPartition, int] = {}
+        log_starts: dict[TopicPartition, int] = {}
         for topic in order:
-            ends |= {(topic, number): end for number, (_, end) in log.bounds(topic).items()}
+            for number, (low, end) in log.bounds(topic).items():
+                ends[topic, number] = end
+                if topic == topics.requests:
+                    log_starts[topic, number] = low
         if until_ms:
             for topic in (topics.requests, topics.events):
                 ends |= log.offsets_for_times([topic], until_ms)
@@ -77,15 +83,15 @@ class AuditedStretch:
         self.ends = ends
         cut = {tp: at for tp, at in self.starts.items() if at > 0}
         horizon, first_request = self._horizon(cut, since_ms)
-        self.window = Window(ends, cut, horizon, first_request, until_ms, commits)
-        judged = [topic for topic in names if topic not in (topics.versions, topics.control)]
+        self.window = Window(ends, cut, horizon, first_request, until_ms, commits, log_starts)
+        judged = [topic for topic in names if topic != topics.control]
         self.total = sum(at - self.starts[tp] for tp, at in ends.items() if tp[0] in judged)
 
     def _depth(self, topic: str) -> int:
         """How far down the stream a topic lies."""
         known = self.topics
         below = (known.events, known.requests)
-        above = (known.trajectories, known.scored, known.train_steps)
+        above = (known.trajectories, known.scored, known.train_steps, known.versions)
         if topic in below:
             return -1 - below.index(topic)
         return 1 + above.index(topic) if topic in above else 0

@@ -119,7 +119,7 @@ class Trainer:
         # Whoever saved the checkpoint may not have been heard when it ended what was running.
         cut_off = self.accounts.unended() if self.config.cuts_off else []
         self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
-        highest = announced.highest_version
+        highest = max(announced.highest_version, announced.highest_step_record)
         newest = max(highest, held.version if held else -1)
         weights_files.clear_unannounced(self.run.weights, newest)
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()

@@ -5,6 +5,10 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 
+class Died(BaseException):
+    """Where a test lets a process die: no error that a store, or anything, may wait for."""
+
+
 class LaterFuture(Future[Any]):
     """Its work is done at the latest when its result is asked for."""
 
@@ -17,7 +21,7 @@ class LaterFuture(Future[Any]):
         if not self.done():
             try:
                 self.set_result(self.work())
-            except Exception as error:
+            except (Exception, Died) as error:
                 self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> Any:

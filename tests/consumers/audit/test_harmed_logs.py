@@ -26,11 +26,13 @@ from schemas.messages import (
     Event,
     ModelAnswered,
     ModelCall,
+    PolicyVersion,
     RolloutStarted,
     Sampling,
     ScoredTrajectory,
     TrainStep,
     TrajectoryRef,
+    WeightsFile,
 )
 from tests.support import programs
 from tests.support.journals import request
@@ -321,6 +323,87 @@ def test_a_reference_to_a_place_that_no_topic_has_breaks_i7(
     whole.write(whole.topics.train_steps, "p", TrainStep("p", "run", 3, 3, 2, (ref,), {}))
 
     assert places(audited(whole)) == [("I7", "t.train.steps", 2)]
+
+
+# Versions that are announced
+
+
+def announce(whole: Whole, version: int, step: int, parent: int, run: str = "run") -> None:
+    file = WeightsFile("", "", 0, "", -1)
+    record = PolicyVersion("p", version, parent, run, step, "d", file, b"\0" * 4, b"")
+    whole.write(whole.topics.versions, "p", record)
+
+
+def test_an_announced_version_that_its_step_made_breaks_nothing(whole: Whole) -> None:
+    announce(whole, 0, 0, -1)
+    announce(whole, 1, 1, 0)
+    announce(whole, 2, 2, 1)
+
+    assert audited(whole).ok
+
+
+def test_an_announced_version_without_its_step_breaks_i7(whole: Whole) -> None:
+    announce(whole, 3, 3, 2)
+    announce(whole, 2, 2, 1, run="other")
+
+    report = audited(whole, drained=False)
+
+    assert places(report) == [("I7", "t.policy.versions", 0), ("I7", "t.policy.versions", 1)]
+    assert "step 3 of run 'run', which made it, has no record" in report.breaches[0].text
+    assert report.lost == 2
+
+
+def test_an_announced_version_that_is_not_what_its_step_made_breaks_i7(whole: Whole) -> None:
+    whole.train(3, parent=2, weights_digest="e")
+    announce(whole, 2, 2, 0)
+    announce(whole, 3, 3, 2)
+
+    assert places(audited(whole)) == [
+        ("I7", "t.policy.versions", 0),
+        ("I7", "t.policy.versions", 1),
+    ]
+
+
+# What retention took
+
+
+def test_requests_that_retention_took_before_they_were_started_break_i1(whole: Whole) -> None:
+    for number in range(3):
+        whole.ask(crossing(10 + number, "g9"))
+    whole.log.delete_before(whole.topics.requests, 0, 7)
+
+    for drained in (True, False):
+        report = audited(whole, drained=drained)
+        assert places(report) == [("I1", "t.rollout.requests", 4)]
+        assert "requests 4..6 of this partition were taken by retention" in report.breaches[0].text
+
+
+def test_requests_that_retention_took_after_they_were_started_break_nothing(whole: Whole) -> None:
+    whole.log.delete_before(whole.topics.requests, 0, 4)
+
+    assert audited(whole).ok
+
+
+def test_requests_that_nobody_ever_read_and_retention_took_break_i1() -> None:
+    whole = Whole(0)
+    for number in range(3):
+        whole.ask(crossing(number, "g"))
+    whole.log.delete_before(whole.topics.requests, 0, 3)
+
+    assert places(audited(whole)) == [("I1", "t.rollout.requests", 0)]
+
+
+def test_trajectories_that_nobody_scored_break_i8_also_where_no_scoring_ever_began(
+    whole: Whole,
+) -> None:
+    for offset in range(4):
+        whole.lose(whole.topics.scored, offset)
+    whole.log.topics[whole.topics.train_steps][0].records.clear()
+    del whole.log.groups["t.rewards.s"]
+
+    report = audited(whole)
+
+    assert places(report) == [("I8", "t.trajectories", offset) for offset in range(4)]
 
 
 # Foreign records

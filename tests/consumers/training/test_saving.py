@@ -26,7 +26,7 @@ from schemas.errors import DiskFull, Refused, Unavailable
 from schemas.messages import PolicyVersion
 from schemas.store_urls import local_path
 from schemas.weights import RawTensor
-from tests.support.later_executor import LaterExecutor
+from tests.support.later_executor import Died, LaterExecutor
 from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiny_run import RECIPE, World
 from trainer import checkpoint as checkpoints
@@ -39,10 +39,6 @@ from trainer.shards import digests_of, parts_of
 LATER = replace(CONFIG, save="async")
 EARLY = replace(LATER, announce="early")
 Usage = namedtuple("Usage", "total used free")
-
-
-class Died(Exception):
-    """Where a test lets a trainer die."""
 
 
 def announced(stage: Stage) -> list[int]:

@@ -96,7 +96,9 @@ class HandOver:
             self.role.handle(self._handing(waiting, self.clock() + TURN_S))
         elif self.role.in_flight():
             suspect.suspicion.lasts(self.clock())  # others wait for this one
-        elif self.trial.accuse(suspect):
+        elif suspect.suspicion.is_in_control(suspect.held[0].offset, self.clock()):
+            self.trial.wait(suspect)
+        elif self.trial.accuse(suspect, self.clock()):
             self.role.handle(self._handing([suspect], self.clock() + TURN_S))
             self.cut = suspect.topic, suspect.number
 
@@ -165,7 +167,7 @@ class HandOver:
         if record.offset >= progress.floor:
             progress.handed = record.offset
             if progress.suspicion.level > FREE:
-                progress.suspicion.went_well(self.clock())
+                progress.suspicion.handed(record.offset, self.clock())
 
     def _wait_for_registry(self, progress: PartitionProgress, error: Unavailable) -> None:
         progress.away = True
@@ -195,6 +197,8 @@ class HandOver:
 
     def _condemn(self, record: Record, message: Any) -> None:
         verdict = self._verdict(record)
+        for progress in self.partitions.values():
+            progress.suspicion.is_explained(self.clock())
         if not self.role.fatal(record, message, verdict):
             self.letters.bury(record, verdict)
 
@@ -227,25 +231,40 @@ class Trial:
         for progress in fresh:
             progress.handed = next(r.offset for r in progress.held if r.offset >= progress.floor)
         if self._accused is not None:
-            self._accused.suspicion.alone = None  # also if it is not through: it has had its time
+            self._accused.suspicion.acquit()  # also if it is not through: it has had its time
         if fresh or self._accused is not None:
             self._accused = None
             self.commits.now()
 
-    def accuse(self, progress: PartitionProgress) -> bool:
+    def accuse(self, progress: PartitionProgress, now: float) -> bool:
         """Let the commits say that the next record is in hand alone; False if they would not."""
         if self._accused is not None:
-            self._accused.suspicion.alone = None
+            self._accused.suspicion.acquit()
         self._accused = progress
-        progress.suspicion.alone = progress.handed = progress.held[0].offset
+        progress.handed = progress.held[0].offset
+        progress.suspicion.accuse(progress.handed, now)
         return self.commits.now()
 
-    def acquit(self) -> None:
-        """Who has nothing more in hand is not in danger; the next commit says so."""
+    def wait(self, progress: PartitionProgress) -> None:
+        """Let the commits say that a death would be nobody's: nothing is in hand."""
+        if not progress.suspicion.controls:
+            progress.suspicion.alone, progress.suspicion.controls = None, True
+            progress.handed = progress.held[0].offset
+            self.commits.now()
+
+    def acquit(self, now: float) -> None:
+        """Who has nothing more in hand, or lives on past the trial's time, is not in danger.
+
+        The next commit says so.
+        """
         accused = self._accused
-        if accused is None or accused.suspicion.alone is None or self.role.in_flight():
+        if accused is None or accused.suspicion.alone is None:
             return
-        accused.suspicion.alone = None
+        if self.role.in_flight():
+            if now < accused.suspicion.until:
+                return
+            accused.suspicion.lasts(now)
+        accused.suspicion.acquit()
         self.commits.hasten()
 
 

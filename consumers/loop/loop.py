@@ -89,7 +89,7 @@ class Loop:
             self._push()
         self._note_ends()
         self.role.tick()
-        self.hand_over.trial.acquit()
+        self.hand_over.trial.acquit(self.clock())
         self._count_acks()
         self.commits.in_time(handed)
         self._pause_and_resume()

@@ -72,7 +72,7 @@ class PartitionProgress:
             self.thinned = 0
         if not self.taken and not self.held and self.end > self.next_offset:
             self.next_offset = self.end
-        self.suspicion.moved(self.next_offset)
+        self.suspicion.moved(self.next_offset, self.end_at_assign)
         return moved
 
     def thin(self) -> None:

@@ -2,18 +2,24 @@
 
 A record may kill whoever takes it: a segmentation fault, memory, the watchdog. The next worker only
 finds the commit of the one before. Behind the role's own word that commit may carry a mark:
-`!r<level>` while records are in hand, `!c<level>` where the partition was left alone or in peace,
-then `,<offset>.<deaths>` for every suspect, `*` behind the one that is in hand alone.
+`!r<level>` while records are in hand, `!q<level>` while none is and one is about to be alone
+again, `!c<level>` where the partition was left alone or in peace, `^<round>` where trials were
+given up before, then `,<offset>.<deaths>` for every suspect, `*` behind the one that is alone.
 
 1. A partition that is taken over is *noted* until its commit has moved. To die before that raises
    the suspicion: first *few* records are in hand at once, after the next death one *alone*.
 2. Alone means that nothing else is in hand in the whole process, and that the commit says so before
    the record is handed over. Only such a death counts against a record; three condemn it.
-3. What went well for a while lowers the suspicion again.
+3. Others wait for a record that is alone, so it has a time for that. Work that takes longer goes on
+   beside others; a worker that dies then begins the next *round*, in which each has six times as
+   long. So a verdict comes after some deaths, however long the work is that lies around the record.
+4. Before a record that was alone at a death is handed over again, its worker lives for a while with
+   nothing in hand. One that dies meanwhile was killed by something else: no death counts any more.
+5. A suspicion ends where the commit has passed all that was in hand under it, and nobody died.
 
-So a worker that is killed from outside, however often, condemns a record only if it dies three
-times during the same one's moments alone. No mark is written in normal work, and whoever knows none
-reads a word with one as a word that others wrote, at worst.
+So a worker that is killed from outside condemns a record only if it dies three times in a row
+during that one's moments alone, and never in the longer moments without it. No mark is written in
+normal work, and whoever knows none reads a word with one as a word that others wrote, at worst.
 """
 
 import re
@@ -26,11 +32,19 @@ ALONE_RECORDS = 200
 """One by one; more than can lie between a commit and the record that killed under FEW."""
 QUIET_S = 60.0
 """So long without a death lowers a suspicion."""
+ALONE_S = 10.0
+"""How long a record may be alone in the first round."""
+LONGER = 6
+"""In each round so many times as long as in the one before."""
+MOST_ROUNDS = 7
+CONTROL = 2
+"""So many times as long a worker lives with nothing in hand before one is alone again."""
+LONGEST_CONTROL_S = 3600.0
 DEATHS = 3
 MOST_SUSPECTS = 8
 MARK = "!"
-MARK_BYTES = 4 + MOST_SUSPECTS * 24
-PATTERN = re.compile(r"([rc])([0-3])((?:,\d{1,19}\.\d\*?)*)")
+MARK_BYTES = 6 + MOST_SUSPECTS * 24
+PATTERN = re.compile(r"([rcq])([0-3])(?:\^([0-7]))?((?:,\d{1,19}\.\d\*?)*)", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -46,7 +60,20 @@ class Suspicion:
     """What was committed when the partition was taken over."""
     left: int = ALONE_RECORDS
     until: float = 0.0
-    """On the loop's clock, when this level is over at the latest."""
+    """On the loop's clock, when this level, or the trial of a record, is over at the latest."""
+    round: int = 0
+    """How often trials were given up for the time that they took."""
+    passed_at: int | None = None
+    """The commit that ends the level, where its time is over."""
+    controls: bool = False
+    """Whether its worker lives with nothing in hand just now."""
+    quiet_until: float = 0.0
+    """On the loop's clock, when a record may be alone that was so at a death."""
+
+    @property
+    def alone_s(self) -> float:
+        """How long a record may be alone."""
+        return float(ALONE_S * LONGER**self.round)
 
     def condemned(self, offset: int) -> bool:
         """Whether a record has killed too many to be handed over as it is."""
@@ -57,23 +84,59 @@ class Suspicion:
         self.began_at = next_offset
         self.deaths = {offset: n for offset, n in self.deaths.items() if offset >= start}
 
-    def moved(self, next_offset: int) -> None:
-        """Whoever comes so far was not stopped at the first step."""
+    def moved(self, next_offset: int, known_end: int) -> None:
+        """Whoever comes so far was not stopped at the first step.
+
+        What was in hand at a death lay below the end that its successor found.
+        """
         if self.level == NOTED and next_offset > self.began_at:
             self.level = FREE
+        passed = next_offset >= (known_end if self.passed_at is None else self.passed_at)
+        if self.level >= FEW and passed:
+            self.level, self.round, self.passed_at = FREE, 0, None
 
-    def went_well(self, now: float) -> None:
+    def handed(self, offset: int, now: float) -> None:
         """One more record was handed over and nobody died."""
         self.left -= 1
-        if self.level == ALONE:
-            self.lasts(now)
-        elif self.level == FEW and now >= self.until:
-            self.level = FREE
+        if self.level == ALONE and self.left <= 0:
+            self._go_on(now)
+        elif self.level == FEW and self.passed_at is None and now >= self.until:
+            self.passed_at = offset + 1
 
     def lasts(self, now: float) -> None:
-        """One after another has taken its time: go on with a few, others wait."""
-        if self.left <= 0 or now >= self.until:
-            self.level, self.until = FEW, now + QUIET_S
+        """Others wait for a trial: where its time is over, go on with a few, one round further."""
+        if now >= self.until:
+            self.round = min(self.round + 1, MOST_ROUNDS)
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        self.level, self.until, self.left = FEW, now + QUIET_S, ALONE_RECORDS
+        self.passed_at = None
+
+    def is_explained(self, now: float) -> None:
+        """The deaths so far have found their record: the others go on with a few."""
+        if self.level == ALONE:
+            self.round = 0
+            self._go_on(now)
+
+    def is_in_control(self, offset: int, now: float) -> bool:
+        """Whether a record that was alone at a death has to wait: its worker may die without it."""
+        if not 0 < self.deaths.get(offset, 0) < DEATHS:
+            return False
+        if not self.quiet_until:
+            self.quiet_until = now + min(CONTROL * self.alone_s, LONGEST_CONTROL_S)
+        return now < self.quiet_until
+
+    def acquit(self) -> None:
+        """The record that was alone has lived through its time: what died before was not its."""
+        if self.alone is not None and not self.condemned(self.alone):
+            self.deaths.pop(self.alone, None)
+        self.alone = None
+
+    def accuse(self, offset: int, now: float) -> None:
+        """From here on a record is alone in hand."""
+        self.alone, self.until, self.quiet_until = offset, now + self.alone_s, 0.0
+        self.controls = False
 
     def mark(self, next_offset: int, *, busy: bool) -> str:
         """What goes behind the word of a commit of `next_offset`; nothing in normal work."""
@@ -87,7 +150,9 @@ class Suspicion:
             f",{offset}.{min(n, 9)}{'*' if busy and offset == self.alone else ''}"
             for offset, n in worst_first[:MOST_SUSPECTS]
         )
-        return f"{MARK}{'r' if busy else 'c'}{self.level}{listed}"
+        rounds = f"^{self.round}" if self.round else ""
+        kind = "c" if not busy else "q" if self.controls else "r"
+        return f"{MARK}{kind}{self.level}{rounds}{listed}"
 
 
 def parted(metadata: str) -> tuple[str, str]:
@@ -101,10 +166,13 @@ def suspicion_of(mark: str, now: float) -> Suspicion:
     found = PATTERN.fullmatch(mark)
     if found is None:
         return Suspicion(until=now + QUIET_S)
-    died = found[1] == "r"
-    deaths = {}
-    for suspect in found[3].split(",")[1:]:
+    died, level, deaths = found[1] == "r", int(found[2]), {}
+    for suspect in found[4].split(",")[1:]:
         offset, _, count = suspect.partition(".")
-        deaths[int(offset)] = int(count.rstrip("*")) + (died and suspect.endswith("*"))
-    level = max(NOTED, min(int(found[2]) + died, ALONE))
-    return Suspicion(level, deaths, until=now + QUIET_S)
+        before = int(count.rstrip("*"))
+        if found[1] == "q" and before < DEATHS:
+            continue  # its worker died while it was not in hand
+        deaths[int(offset)] = before + (died and suspect.endswith("*"))
+    made = Suspicion(max(NOTED, min(level + died, ALONE)), deaths, round=int(found[3] or 0))
+    made.until = now + (made.alone_s if made.level == ALONE else QUIET_S)
+    return made
